@@ -230,15 +230,15 @@ async def open_council(
         prepared = await workspaces.prepare()
         parts = Dependencies(
             model=model,
-            gate=gate,
+            gateway=gate,
             workspaces=workspaces,
-            read=workspaces.read,
+            read_file=workspaces.read,
             log=bus,
             limits=limits or LimitSettings(patience=0),
             evidence=evidence or NO_AGENTS,
             llm=settings,
             run_code=run_code,
-            surveyor=RepoMapper(workspaces, limits or LimitSettings(patience=0)),
+            repo_mapper=RepoMapper(workspaces, limits or LimitSettings(patience=0)),
             python=python or RunnerSettings(),
         )
         yield CouncilHouse(server, bus, workspaces, prepared, parts)

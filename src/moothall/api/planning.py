@@ -110,7 +110,7 @@ def orchestration(request: pb.OrchestrateRequest) -> DeliberationRequest:
         plan_id=request.plan_id,
         origin="orchestrate",
     )
-    return council_params.fill(asked, options.custom_params, council_params.REQUEST)
+    return council_params.apply_params(asked, options.custom_params, council_params.REQUEST_PARAMS)
 
 
 def _story_of(story_id: str, case_id: str) -> str:

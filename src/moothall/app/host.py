@@ -152,18 +152,20 @@ async def _host(
             remote_agents = await stack.enter_async_context(open_remote_agents(settings.agents))
         parts = Dependencies(
             model=models[DEFAULT],
-            named={name: NamedModel(llm, models[name]) for name, llm in settings.models.items()},
+            named_models={
+                name: NamedModel(llm, models[name]) for name, llm in settings.models.items()
+            },
             remote_agents=remote_agents,
-            gate=ToolGateway(settings.guard, audit, bus.publish, rules),
+            gateway=ToolGateway(settings.guard, audit, bus.publish, rules),
             workspaces=NotifyingWorkspaces(hands.workspaces, rules.close_workspace),
-            read=hands.repositories.read,
+            read_file=hands.repositories.read,
             merge=hands.repositories.merge,
             log=bus,
             limits=settings.limits,
             evidence=settings.evidence,
             llm=settings.llm,
             run_code=hands.run_code,
-            surveyor=RepoMapper(hands.workspaces, settings.limits),
+            repo_mapper=RepoMapper(hands.workspaces, settings.limits),
             python=settings.runner,
             clean=functools.partial(scrub, known=secret_values(settings)),
         )

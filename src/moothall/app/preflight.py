@@ -19,7 +19,7 @@ from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable
-from moothall.orchestrator.planning import Defaults, plan
+from moothall.orchestrator.planning import Defaults, plan_deliberation
 
 if TYPE_CHECKING:
     from moothall.sandbox.probe import Layer
@@ -84,7 +84,7 @@ def check_request(settings: Settings, request: DeliberationRequest) -> None:
     """Raise `InvalidRequest` for what the deliberation service would refuse, whatever the
     repository.
     """
-    plan(request, LOCAL, defaults(settings), datetime.now(UTC))
+    plan_deliberation(request, LOCAL, defaults(settings), datetime.now(UTC))
 
 
 def defaults(settings: Settings) -> Defaults:

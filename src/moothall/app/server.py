@@ -238,7 +238,11 @@ async def _build(
         clean=functools.partial(scrub, known=secret_values(settings)),
     )
     deliberations = DeliberationService(
-        bus, repositories, defaults(settings), councils=council_registry, tell=briefed().tell
+        bus,
+        repositories,
+        defaults(settings),
+        councils=council_registry,
+        write_briefing=briefed().tell,
     )
     app = App(deliberations, bus, 0)
     if serving:

@@ -1,3 +1,3 @@
-"""Councils: deliberation protocols, the agent loop, prompts and reviews. An answer is selected by
-evidence.
+"""Councils: deliberation protocols, the agent loops, prompts and reviews; evidence selects an
+answer.
 """

@@ -1,9 +1,8 @@
-"""The one loop of agents: turn → gate → checks → repair, until the work is proven, finished, out of
-turns, or goes in circles.
+"""The agent loop: turn → tool gateway → checks → repair, until the work is proven, finished, out of
+turns, or stuck.
 
-A seat's turns are held and recorded, and what they changed is checked. About text there is nothing
-to do but to answer. A sub-agent's turns are part of one of its seat's: neither recorded nor
-checked.
+The turns of a seat are recorded, and their changes are checked. About text, the agent can only
+answer. The turns of a sub-agent are part of a turn of its seat: neither recorded nor checked.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from moothall.deliberation.attempt_state import (
     NoChanges,
     OutOfTurns,
     TurnReply,
-    malformed_replies,
+    malformed_replies_error,
 )
 from moothall.deliberation.code_blocks import BlockRunner
 from moothall.deliberation.conversation import Conversation, Ending
 from moothall.deliberation.event_writer import EventWriter
-from moothall.deliberation.examples import find_broken
-from moothall.deliberation.local_checks import CheckedWorkspace, WorkspaceState, stand
+from moothall.deliberation.examples import find_broken_examples
+from moothall.deliberation.local_checks import CheckedWorkspace, WorkspaceState, check_changes
 from moothall.deliberation.prompts.reply import Turn
 from moothall.deliberation.prompts.report import check_text, ignored_text, verdict_text
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, fence
 from moothall.deliberation.resource_usage import check_bounds, sum_usage
 from moothall.deliberation.turns import (
-    DOUBTED,
     FINISH,
-    NOT_GREEN,
+    FUNCTION_BREAKS_EXAMPLES,
+    FUNCTION_FAILS,
     TurnResult,
     TurnStep,
     digest_turn,
-    do,
-    is_again,
+    find_stuck_reason,
+    is_repeat,
     record_calls,
-    stuck,
+    run_turn,
 )
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -54,374 +53,437 @@ from moothall.domain.proposal import Operation
 from moothall.domain.tool import Action, ToolResult, ToolUsage
 from moothall.errors import BudgetExceeded, DeadlineExceeded
 
-_LOOKING = 2  # turns without a change after which a seat may also give up
-_COPIED = (
+_MIN_TURNS_BEFORE_FINISH = 2  # without a change; then a seat may also give up
+_EXAMPLE_COPIED_REPLY = (
     "That is the example from the instructions, and it was not run: it has nothing to do with "
     "this task. Read the task again, and "
     "reply with actions on the files that it is about."
 )
-_NO_TOOLS = "There are no tools here: reply with finish, which is the whole answer."
-_GO_ON = "This is not the end: look at the task once more, and go on from here."
-_AGAIN = "You did just that before, and nothing changed. Reply with actions that change something."
+_NO_TOOLS_REPLY = "There are no tools here: reply with finish, which is the whole answer."
+_CONTINUE_TEXT = "This is not the end: look at the task once more, and go on from here."
+_REPEATED_TEXT = (
+    "You did just that before, and nothing changed. Reply with actions that change something."
+)
 
 
 class AgentLoop:
-    """One agent. Its conversation and operations go on from the proposal into the revisions.
-    `facts`: where its turns are recorded, None of a sub-agent. `asked`: it may end with an answer
-    and no change. `example`: the actions of the worked example, which are no answer. `resumes`: the
-    recorded turn, as <phase>/<round>.<turn>, after which it goes on, however that one ended.
+    """One agent. Its conversation and operations continue from the proposal into revisions.
+
+    events: where its turns are recorded; None for sub-agents. may_answer: it may end with an answer
+    and no change. example: the actions of the worked example, which are not accepted as a reply.
+    resumed_step: the recorded turn (<phase>/<round>.<turn>) after which a fork continues, whatever
+    that turn's result.
     """
 
     def __init__(
         self,
-        talk: Conversation,
+        conversation: Conversation,
         limits: LimitSettings,
-        coding: BlockRunner | None = None,
+        block_runner: BlockRunner | None = None,
         *,
-        facts: EventWriter | None = None,
+        events: EventWriter | None = None,
         role: str = "",
-        asked: bool = False,
+        may_answer: bool = False,
         example: Sequence[Action] = (),
-        resumes: str = "",
+        resumed_step: str = "",
     ) -> None:
-        self.talk = talk
+        self.conversation = conversation
         self.operations: list[Operation] = []
         self.results: list[ToolResult] = []
-        self.used = ToolUsage()
-        self.unusable = ""
-        """The last reply that was no turn, without secrets."""
+        self.tool_usage = ToolUsage()
+        self.last_malformed = ""
+        """The last malformed reply, without secrets."""
         self._limits = limits
-        self._coding = coding
-        self._facts = facts
+        self._block_runner = block_runner
+        self._events = events
         self._role = role
-        self._asked = asked
+        self._may_answer = may_answer
         self._example = tuple(example)
-        self._resumes = resumes
+        self._resumed_step = resumed_step
         self._attempt = 1
 
     def checkpoint(self) -> Callable[[], None]:
-        """Return a function that forgets what comes from now on: it is done again."""
-        exchanges, operations = len(self.talk.exchanges), len(self.operations)
+        """Return a function that rolls back to the current state, to repeat the turns."""
+        exchanges, operations = len(self.conversation.exchanges), len(self.operations)
 
         def restore() -> None:
-            del self.talk.exchanges[exchanges:], self.operations[operations:]
+            del self.conversation.exchanges[exchanges:], self.operations[operations:]
 
         return restore
 
-    def begin(self, attempt: int) -> None:
-        """Begin an attempt, from 1: from the second on with fresh context, another seed, and a
-        little warmer.
+    def begin_attempt(self, attempt: int) -> None:
+        """Start an attempt, from 1: from the second on with a fresh context, another seed and a
+        higher temperature.
         """
         self._attempt = attempt
-        self.talk.begin(attempt)
+        self.conversation.begin_attempt(attempt)
 
-    async def answer(self, where: str, until: datetime) -> Draft:
-        """Return an answer in text to a round, <phase>/<round>; raises `MalformedReplies` and what
-        the model raises.
+    async def answer_text(self, round_name: str, deadline: datetime) -> Draft:
+        """Return a text answer to a round, <phase>/<round>. Raises `MalformedReplies` and the
+        errors of the model.
         """
-        course = AttemptState(where, until, begun=self._resume_after(where))
-        await self.run(course, range(1, course.begun + self._limits.malformed_replies + 2))
-        return Draft(course.summary)
-
-    async def work(
-        self, place: CheckedWorkspace, where: str, turns: range, start: Draft | None = None
-    ) -> Attempt:
-        """Change the workspace until the work is proven, finished, out of turns or going in
-        circles. `start` is what it holds already.
-
-        Raises `NoChanges`, `OutOfTurns`, `MalformedReplies`, `PatchRefused`, and what model, budget
-        and
-        workspace raise. Changes that are not green are returned too: the gates decide.
-        """
-        state = WorkspaceState(start.patch, green=start.green) if start else WorkspaceState()
-        course = AttemptState(
-            where, place.turn.context.deadline, place, state, begun=self._resume_after(where)
+        attempt = AttemptState(round_name, deadline, resumed_turn=self._resumed_turn(round_name))
+        await self.run_turns(
+            attempt, range(1, attempt.resumed_turn + self._limits.malformed_replies + 2)
         )
-        turn = await self.run(course, turns)
-        return Attempt(self._end(course, len(turns)), turn, course.circle, course.state.refused)
+        return Draft(attempt.summary)
 
-    def _resume_after(self, where: str) -> int:
-        """Return the number of the turn after which it goes on in a round, 0 for none."""
-        resumed, _, turn = self._resumes.rpartition(".")
-        return int(turn) if resumed == where else 0
+    async def run_attempt(
+        self, workspace: CheckedWorkspace, round_name: str, turns: range, start: Draft | None = None
+    ) -> Attempt:
+        """Change the workspace until the work is proven, finished, out of turns or stuck. `start`
+        is the draft that the workspace already holds.
 
-    async def run(self, course: AttemptState, turns: range) -> int:
-        """Take turns, and return the number of the last. Raises `MalformedReplies`, `NoChanges`,
-        and what model, budget, gate and workspace raise.
+        Raises `NoChanges`, `OutOfTurns`, `MalformedReplies`, `PatchRefused`, and errors of the
+        model, the budget and the workspace. Changes that fail checks are returned too: the
+        acceptance checks decide.
+        """
+        state = WorkspaceState(start.patch, passed=start.passed) if start else WorkspaceState()
+        attempt = AttemptState(
+            round_name,
+            workspace.turn_context.call_context.deadline,
+            workspace,
+            state,
+            resumed_turn=self._resumed_turn(round_name),
+        )
+        turn = await self.run_turns(attempt, turns)
+        return Attempt(
+            self._choose_draft(attempt, len(turns)),
+            turn,
+            attempt.stuck_reason,
+            attempt.state.refusal,
+        )
+
+    def _resumed_turn(self, round_name: str) -> int:
+        """Return the turn of a round after which a fork continues, 0 for none."""
+        resumed, _, turn = self._resumed_step.rpartition(".")
+        return int(turn) if resumed == round_name else 0
+
+    async def run_turns(self, attempt: AttemptState, turns: range) -> int:
+        """Run turns and return the number of the last. Raises `MalformedReplies`, `NoChanges`, and
+        errors of the model, the budget, the gateway and the workspace.
         """
         turn = turns.start
         for turn in turns:
-            at = course.at(turn)
-            if turn == course.begun:
-                course.stay()
-            async with self._hold(at):
-                await self._take(course, at, self._ending(course, turn, turns))
-            # A recorded turn that was gone on from was the end only of the run before.
-            if ((course.over and turn < course.begun) or turn == course.begun) and course.stay():
-                self.talk.tell(_GO_ON)
-            if course.over or course.circle:
+            turn_reply = attempt.turn_reply(turn)
+            if turn == attempt.resumed_turn:
+                attempt.reopen()
+            async with self._hold_turn(turn_reply):
+                await self._run_turn(
+                    attempt, turn_reply, self._allowed_ending(attempt, turn, turns)
+                )
+            # A fork continues after a recorded turn that may have ended the original run.
+            if (
+                (attempt.ended and turn < attempt.resumed_turn) or turn == attempt.resumed_turn
+            ) and attempt.reopen():
+                self.conversation.append_text(_CONTINUE_TEXT)
+            if attempt.ended or attempt.stuck_reason:
                 break
         return turn
 
     @asynccontextmanager
-    async def _hold(self, at: TurnReply) -> AsyncIterator[None]:
-        """One turn: it begins where the deliberation is not paused. A sub-agent's is within one
-        that is held.
+    async def _hold_turn(self, turn_reply: TurnReply) -> AsyncIterator[None]:
+        """Hold one turn; it starts when the deliberation is not paused. Sub-agents run within a
+        turn that is already held.
         """
-        if self._facts is None:
+        if self._events is None:
             yield
             return
-        about: dict[str, str | int] = {
-            "moothall.seat": self.talk.seat,
-            "moothall.phase": at.phase,
-            "moothall.round": int(at.round),
-            "moothall.turn": at.turn,
+        attributes: dict[str, str | int] = {
+            "moothall.seat": self.conversation.seat,
+            "moothall.phase": turn_reply.phase,
+            "moothall.round": int(turn_reply.round),
+            "moothall.turn": turn_reply.turn,
         }
-        async with self.talk.model.turn():
-            with telemetry.span("turn", about):
+        async with self.conversation.model.hold_turn():
+            with telemetry.span("turn", attributes):
                 yield
 
-    def _ending(self, course: AttemptState, turn: int, turns: range) -> Ending:
-        """Say whether a turn is the end: a sub-agent's last one is, and a seat that has something
-        to change looks round first.
+    def _allowed_ending(self, attempt: AttemptState, turn: int, turns: range) -> Ending:
+        """Return whether a turn may be the last: the last turn of a sub-agent must be, and a seat
+        that is to change something has to look around first.
         """
-        if self._facts is None and turn == turns[-1]:
+        if self._events is None and turn == turns[-1]:
             return "must"
-        may = (
-            self._asked
-            or course.place is None
-            or course.state.changed
-            or turn - turns.start >= _LOOKING
+        allowed = (
+            self._may_answer
+            or attempt.workspace is None
+            or attempt.state.changed
+            or turn - turns.start >= _MIN_TURNS_BEFORE_FINISH
         )
-        return "may" if may else "not"
+        return "may" if allowed else "not"
 
-    async def _take(self, course: AttemptState, at: TurnReply, ending: Ending) -> None:
-        """Ask, and do what the model replies."""
+    async def _run_turn(self, attempt: AttemptState, turn_reply: TurnReply, ending: Ending) -> None:
+        """Ask the model, and run its reply."""
         try:
-            said, text = await self.talk.ask(
-                at.step,
-                course.until,
+            turn, text = await self.conversation.ask(
+                turn_reply.step,
+                attempt.deadline,
                 ending=ending,
-                without=course.stale,
-                runs_python=self._coding is not None,
+                withheld_tools=attempt.withheld_tools,
+                can_run_python=self._block_runner is not None,
             )
         except (DeadlineExceeded, BudgetExceeded):
-            if not (course.state.changed or course.best):
+            if not (attempt.state.changed or attempt.best):
                 raise
-            course.over = True  # what there is may still win
+            attempt.ended = True  # the work so far may still win
             return
-        at = replace(at, text=text)
-        if isinstance(said, Turn) and any(action in self._example for action in said.actions):
-            said = _COPIED
-        if isinstance(said, Turn) and said.finish is None and course.place is None:
-            said = _NO_TOOLS
-        if isinstance(said, str):
-            await self._unusable(course, at, said)
-        elif said.finish is not None:
-            await self._finish(course, at, said.finish.strip(), said.thought)
-        elif course.place is not None:
-            await self._do(course, course.place, at, said)
+        turn_reply = replace(turn_reply, text=text)
+        if isinstance(turn, Turn) and any(action in self._example for action in turn.actions):
+            turn = _EXAMPLE_COPIED_REPLY
+        if isinstance(turn, Turn) and turn.finish is None and attempt.workspace is None:
+            turn = _NO_TOOLS_REPLY
+        if isinstance(turn, str):
+            await self._handle_malformed(attempt, turn_reply, turn)
+        elif turn.finish is not None:
+            await self._handle_finish(attempt, turn_reply, turn.finish.strip(), turn.thought)
+        elif attempt.workspace is not None:
+            await self._run_actions(attempt, attempt.workspace, turn_reply, turn)
 
-    async def _unusable(self, course: AttemptState, at: TurnReply, wrong: str) -> None:
-        """Say what was wrong with a reply that is no turn."""
-        course.malformed += 1
-        self.unusable = self.talk.model.clean(at.text)
-        course.steps.append(TurnStep(digest(at.text), course.tree, malformed=True))
-        course.circle = await self._record(course, at)
-        self.talk.add(at.text, wrong, "malformed")
-        if course.malformed > self._limits.malformed_replies:
-            if course.best is None:
-                problem = (
-                    f"{course.malformed} replies were no turn; the last: {wrong[:300].rstrip('.')}"
-                )
-                raise malformed_replies(
-                    problem, self.unusable, self._facts.d.task_id if self._facts else ""
-                )
-            course.over = True
-
-    async def _finish(
-        self, course: AttemptState, at: TurnReply, summary: str, thought: str
+    async def _handle_malformed(
+        self, attempt: AttemptState, turn_reply: TurnReply, problem: str
     ) -> None:
-        """End, or say why it is too early for that."""
-        course.summary, most = summary, self._limits.malformed_replies
-        too_early = course.why_not(answered=self._asked and bool(summary))
-        course.over = not too_early or (course.state.changed and course.refusals >= most)
-        if course.over:
-            await self._record(course, at, thought)
-            self.talk.add(at.text, "", "finished")
+        """Tell the model what was wrong with a malformed reply."""
+        attempt.malformed_count += 1
+        self.last_malformed = self.conversation.model.clean(turn_reply.text)
+        attempt.steps.append(
+            TurnStep(digest(turn_reply.text), attempt.change_digest, malformed=True)
+        )
+        attempt.stuck_reason = await self._publish_turn(attempt, turn_reply)
+        self.conversation.add(turn_reply.text, problem, "malformed")
+        if attempt.malformed_count > self._limits.malformed_replies:
+            if attempt.best is None:
+                problem = (
+                    f"{attempt.malformed_count} replies were no turn; "
+                    f"the last: {problem[:300].rstrip('.')}"
+                )
+                raise malformed_replies_error(
+                    problem,
+                    self.last_malformed,
+                    self._events.deliberation.task_id if self._events else "",
+                )
+            attempt.ended = True
+
+    async def _handle_finish(
+        self, attempt: AttemptState, turn_reply: TurnReply, summary: str, thought: str
+    ) -> None:
+        """End the attempt, or tell the model why it is not done."""
+        attempt.summary, max_refusals = summary, self._limits.malformed_replies
+        too_early = attempt.finish_refusal(answered=self._may_answer and bool(summary))
+        attempt.ended = not too_early or (
+            attempt.state.changed and attempt.refusals >= max_refusals
+        )
+        if attempt.ended:
+            await self._publish_turn(attempt, turn_reply, thought)
+            self.conversation.add(turn_reply.text, "", "finished")
             return
-        course.refusals += 1
-        course.steps.append(TurnStep(FINISH, course.tree))
-        course.circle = await self._record(course, at, thought)
-        self.talk.add(at.text, too_early, "finished too early")
-        if course.refusals > most:
+        attempt.refusals += 1
+        attempt.steps.append(TurnStep(FINISH, attempt.change_digest))
+        attempt.stuck_reason = await self._publish_turn(attempt, turn_reply, thought)
+        self.conversation.add(turn_reply.text, too_early, "finished too early")
+        if attempt.refusals > max_refusals:
             raise NoChanges(NOTHING_CHANGED)
 
-    async def _do(
-        self, course: AttemptState, place: CheckedWorkspace, at: TurnReply, said: Turn
+    async def _run_actions(
+        self, attempt: AttemptState, workspace: CheckedWorkspace, turn_reply: TurnReply, turn: Turn
     ) -> None:
-        """Do what the turn asks for, look at what it changed, and say what came of it."""
-        did = await do(
-            said,
-            self._coding,
-            replace(place.turn, step=at.step, caller=replace(place.turn.caller, turn=at.turn)),
+        """Run the actions of a turn, check the changes, and report the results to the model."""
+        result = await run_turn(
+            turn,
+            self._block_runner,
+            replace(
+                workspace.turn_context,
+                step=turn_reply.step,
+                caller=replace(workspace.turn_context.caller, turn=turn_reply.turn),
+            ),
         )
-        self.operations += did.operations
-        self.results += did.results
-        changed = await self._look(course, place, at, did, said.thought)
-        runs = course.state.runs if changed else {}
-        self.used += sum_usage(did.results, runs)
-        red = course.state.red if changed else frozenset[str]()
-        course.steps.append(TurnStep(digest_turn(said), course.tree, changed=changed, red=red))
-        course.circle = await self._record(course, at, said.thought, did=did, runs=runs)
-        if place.prepared is not None:
-            check_bounds(place.prepared.bounds, did.results, runs)
-        again = is_again(course.steps)
-        # Small models get stuck in such turns: what they repeat is not offered in the next.
-        course.stale = frozenset(action.tool for action in said.actions) if again else frozenset()
-        self.talk.add(
-            at.text,
-            self._report(course, place, did, changed=changed, again=again),
-            course.brief(did),
+        self.operations += result.operations
+        self.results += result.results
+        changed = await self._check_changes(attempt, workspace, turn_reply, result, turn.thought)
+        runs = attempt.state.runs if changed else {}
+        self.tool_usage += sum_usage(result.results, runs)
+        failing = attempt.state.failing if changed else frozenset[str]()
+        attempt.steps.append(
+            TurnStep(digest_turn(turn), attempt.change_digest, changed=changed, failing=failing)
+        )
+        attempt.stuck_reason = await self._publish_turn(
+            attempt, turn_reply, turn.thought, result=result, runs=runs
+        )
+        if workspace.prepared is not None:
+            check_bounds(workspace.prepared.bounds, result.results, runs)
+        repeated = is_repeat(attempt.steps)
+        # Small models get stuck in such turns, so the next turn withholds the repeated tools.
+        attempt.withheld_tools = (
+            frozenset(action.tool for action in turn.actions) if repeated else frozenset()
+        )
+        self.conversation.add(
+            turn_reply.text,
+            self._report_text(attempt, workspace, result, changed=changed, repeated=repeated),
+            attempt.describe_turn(result),
         )
 
-    async def _look(
+    async def _check_changes(
         self,
-        course: AttemptState,
-        place: CheckedWorkspace,
-        at: TurnReply,
-        did: TurnResult,
+        attempt: AttemptState,
+        workspace: CheckedWorkspace,
+        turn_reply: TurnReply,
+        result: TurnResult,
         thought: str,
     ) -> bool:
-        """Look at what a turn did, and return whether it changed anything. A sub-agent's changes
-        are its seat's to look at.
+        """Check what a turn changed; return True if it changed anything. The changes of sub-agents
+        are checked by their seat.
         """
-        if not did.may_have_changed:
+        if not result.may_have_changed:
             return False
-        if place.prepared is None:
-            course.changed = at.turn
+        if workspace.prepared is None:
+            attempt.last_change = turn_reply.turn
             return True
-        state, function, seconds = course.state, self.talk.function, self._limits.own_check_seconds
-        message = f"turn {at.round}.{at.turn}"
-        course.state, ran = await stand(
-            place, place.prepared, state, message, clean=self.talk.model.clean, seconds=seconds
+        state, function = attempt.state, self.conversation.function
+        max_seconds = self._limits.own_check_seconds
+        message = f"turn {turn_reply.round}.{turn_reply.turn}"
+        attempt.state, checks_ran = await check_changes(
+            workspace,
+            workspace.prepared,
+            state,
+            message,
+            clean=self.conversation.model.clean,
+            max_seconds=max_seconds,
         )
-        course.note_ignored(did, state.patch, course.state.patch)
-        if not ran:
+        attempt.record_ignored(result, state.patch, attempt.state.patch)
+        if not checks_ran:
             return False
-        state = course.state
-        # A function that is green is all that was asked for; with tools there may be more to do.
-        course.over = (
-            state.green
-            and (state.proven or (function is not None and not state.partly))
-            and not course.untold
+        state = attempt.state
+        # A seat that writes one function is done once that passes; with tools, there may be more.
+        attempt.ended = (
+            state.passed
+            and (state.proven or (function is not None and not state.partly_fixed))
+            and not attempt.unreported
         )
-        if course.over and function is not None:
-            wrong = await find_broken(function.examples, function.path, place.turn.context, seconds)
-            course.state = state = replace(state, doubts=tuple(call for call, _ in wrong))
-            course.over = not wrong
-        if state.changed and (course.best is None or state.worth >= course.best.worth):
-            course.best = Draft(course.words(thought), state.patch, state.green, state.worth)
-        if course.over:
-            course.summary = thought
+        if attempt.ended and function is not None:
+            broken = await find_broken_examples(
+                function.examples, function.path, workspace.turn_context.call_context, max_seconds
+            )
+            attempt.state = state = replace(
+                state, broken_examples=tuple(call for call, _ in broken)
+            )
+            attempt.ended = not broken
+        if state.changed and (attempt.best is None or state.score >= attempt.best.score):
+            attempt.best = Draft(
+                attempt.complete_summary(thought), state.patch, state.passed, state.score
+            )
+        if attempt.ended:
+            attempt.summary = thought
         return True
 
-    def _report(
+    def _report_text(
         self,
-        course: AttemptState,
-        place: CheckedWorkspace,
-        did: TurnResult,
+        attempt: AttemptState,
+        workspace: CheckedWorkspace,
+        result: TurnResult,
         *,
         changed: bool,
-        again: bool,
+        repeated: bool,
     ) -> str:
-        """Say what came of a turn, fenced, within a fifth of the window."""
-        state, function = course.state, self.talk.function
-        share = int(self.talk.llm.context_tokens * CHARS_PER_TOKEN / 5) // (len(did.texts) + 1)
-        # A small model hands back what a tool says of its success as its next reply.
-        parts = [text(share) for text in did.texts] if function is None or not did.succeeded else []
-        if state.refused is not None:
-            parts.append(fence("the changes cannot be taken over", state.refused.message))
-        if course.untold:
-            parts.append(ignored_text(course.untold))
-        if changed and place.prepared is not None:
+        """Return the results of a turn for the model: fenced, in a fifth of the context window."""
+        state, function = attempt.state, self.conversation.function
+        window_chars = self.conversation.llm.context_tokens * CHARS_PER_TOKEN
+        share = int(window_chars / 5) // (len(result.texts) + 1)
+        # A small model repeats a tool's success message as its next reply.
+        parts = (
+            [text(share) for text in result.texts]
+            if function is None or not result.succeeded
+            else []
+        )
+        if state.refusal is not None:
+            parts.append(fence("the changes cannot be taken over", state.refusal.message))
+        if attempt.unreported:
+            parts.append(ignored_text(attempt.unreported))
+        if changed and workspace.prepared is not None:
             parts += [
-                check_text(run, place.prepared.runs.get(name), share)
+                check_text(run, workspace.prepared.runs.get(name), share)
                 for name, run in state.runs.items()
             ]
             parts.append(verdict_text(state))
-            parts += (
-                [fence("what the docstring shows, and what does not hold", "\n".join(state.doubts))]
-                if state.doubts
-                else []
-            )
+            if state.broken_examples:
+                title = "what the docstring shows, and what does not hold"
+                parts.append(fence(title, "\n".join(state.broken_examples)))
         if function is not None:
-            parts.append(function.again if changed or not did.succeeded else function.unchanged)
-        elif again:
-            parts.append(_AGAIN)
+            parts.append(
+                function.retry_text if changed or not result.succeeded else function.unchanged_text
+            )
+        elif repeated:
+            parts.append(_REPEATED_TEXT)
         return "\n\n".join(parts)
 
-    async def _record(
+    async def _publish_turn(
         self,
-        course: AttemptState,
-        at: TurnReply,
+        attempt: AttemptState,
+        turn_reply: TurnReply,
         thought: str = "",
         *,
-        did: TurnResult | None = None,
+        result: TurnResult | None = None,
         runs: Mapping[str, CheckRun] | None = None,
     ) -> str:
-        """Record the turn, and return why it shows that the agent goes in circles, or nothing."""
-        # About text it is asked again a few times, whatever it replies; and what is over goes
-        # nowhere any more.
-        steps = () if course.over or course.place is None else course.steps
-        circle = stuck(steps, self._limits.stuck_turns)
-        if self._facts is None:
-            return circle
+        """Publish the turn; return why the agent is stuck, or an empty string."""
+        # About text, the seat is asked again a few times whatever it replies. An ended attempt
+        # cannot be stuck.
+        steps = () if attempt.ended or attempt.workspace is None else attempt.steps
+        reason = find_stuck_reason(steps, self._limits.stuck_turns)
+        if self._events is None:
+            return reason
         if (
-            not circle
-            and self.talk.function is not None
-            and len(steps) >= self.talk.llm.function_turns
+            not reason
+            and self.conversation.function is not None
+            and len(steps) >= self.conversation.llm.function_turns
         ):
-            circle = DOUBTED if did and did.operations and course.state.doubts else NOT_GREEN
-        step = f"{self.talk.seat}/{at.step}"
-        circle = self.talk.model.circle(step, circle)
-        await self._facts.say(
+            reason = (
+                FUNCTION_BREAKS_EXAMPLES
+                if result and result.operations and attempt.state.broken_examples
+                else FUNCTION_FAILS
+            )
+        step = f"{self.conversation.seat}/{turn_reply.step}"
+        reason = self.conversation.model.first_stuck_reason(step, reason)
+        await self._events.publish(
             EventType.SEAT_TURN,
             step,
-            seat=self.talk.seat,
+            seat=self.conversation.seat,
             role=self._role,
-            phase=at.phase,
-            round=int(at.round),
-            turn=at.turn,
-            operations=[dump(item) for item in did.operations] if did else [],
-            **({"calls": record_calls(did)} if did and self._facts.d.records_calls else {}),
+            phase=turn_reply.phase,
+            round=int(turn_reply.round),
+            turn=turn_reply.turn,
+            operations=[dump(item) for item in result.operations] if result else [],
+            **(
+                {"calls": record_calls(result)}
+                if result and self._events.deliberation.records_calls
+                else {}
+            ),
             thought=thought,
-            usage=dump(self.talk.model.usage_of(self.talk.seat)),
-            tools=dump(self.used),
+            usage=dump(self.conversation.model.usage_of(self.conversation.seat)),
+            tools=dump(self.tool_usage),
             checks={name: str(run.verdict) for name, run in (runs or {}).items()},
             attempt=self._attempt,
             attempts=self._limits.attempts,
-            stuck=circle,
+            stuck=reason,
         )
-        return circle
+        return reason
 
-    def _end(self, course: AttemptState, turns: int) -> Draft | None:
-        """Return what an attempt came to: its last state where that is good, or was meant to be the
-        end; else its best.
+    def _choose_draft(self, attempt: AttemptState, turns: int) -> Draft | None:
+        """Return the draft of an attempt: its last state if that is good or was meant to be final,
+        else its best.
         """
-        state, best, summary = course.state, course.best, course.summary
-        if state.refused is not None and not (best and best.green) and not course.circle:
-            raise state.refused
+        state, best, summary = attempt.state, attempt.best, attempt.summary
+        if state.refusal is not None and not (best and best.passed) and not attempt.stuck_reason:
+            raise state.refusal
         if (
             state.changed
-            and state.refused is None
-            and (best is None or self._asked or (summary and state.green))
+            and state.refusal is None
+            and (best is None or self._may_answer or (summary and state.passed))
         ):
-            return Draft(course.words(summary), state.patch, state.green, state.worth)
-        if self._asked and summary and not state.changed:
+            return Draft(attempt.complete_summary(summary), state.patch, state.passed, state.score)
+        if self._may_answer and summary and not state.changed:
             return Draft(summary)
-        if best is None and not course.circle:
-            if all(step.asked == FINISH for step in course.steps):
+        if best is None and not attempt.stuck_reason:
+            if all(step.action_digest == FINISH for step in attempt.steps):
                 raise NoChanges(NOTHING_CHANGED)
             raise OutOfTurns(f"nothing was changed within {turns} turns")
         return best

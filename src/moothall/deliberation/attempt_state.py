@@ -1,6 +1,4 @@
-"""An attempt of an agent: where it works, how far it came, why it may not end yet, and what it came
-to.
-"""
+"""The state of an agent's attempt, and what it results in."""
 
 from __future__ import annotations
 
@@ -17,111 +15,113 @@ from moothall.domain.tool import ToolResult
 from moothall.errors import PatchRefused, Permanent
 from moothall.sandbox_runtime.syntax import language_of
 
-NOTHING_CHANGED = "the seat says that it is done and has changed nothing"
+NOTHING_CHANGED = "the seat finished and changed nothing"
 NO_SUMMARY = "(no summary)"
-_NAMES_CHARS = 500
-_WRITING = frozenset({"files.write", "files.append", "files.edit", "files.define", "files.store"})
+_MAX_NAMES_CHARS = 500
+_WRITING_TOOLS = frozenset(
+    {"files.write", "files.append", "files.edit", "files.define", "files.store"}
+)
 
 
 @dataclass(slots=True)
 class AttemptState:
-    """An attempt under way: a round, as <phase>/<round>, until a time. `place`: where turns act,
-    None about text. `begun`: the turn after which it goes on, of those of an earlier run. `before`:
-    how many turns of others are numbered before its own. `changed`: the last turn that changed
-    something, of those that are not looked at. `over`: it ends with this turn; `circle`: because it
-    goes in circles. `ignored`: files that the seat wrote and that its answer leaves out, since
-    .gitignore names them; `untold`: those not reported to the seat yet.
+    """The state of an attempt in a round (<phase>/<round>).
+
+    workspace: where turns act; None about text. resumed_turn: the last recorded turn of a fork.
+    turn_offset: how many turns of other agents are numbered before its own. last_change: the last
+    turn with a change, if changes are not checked. withheld_tools: tools that the next turn does
+    not offer. ended: no turn follows. stuck_reason: why the agent is stuck. ignored: written files
+    that .gitignore keeps out of the proposal. unreported: those not yet reported to the seat.
     """
 
-    where: str
-    until: datetime
-    place: CheckedWorkspace | None = None
+    round_name: str
+    deadline: datetime
+    workspace: CheckedWorkspace | None = None
     state: WorkspaceState = field(default_factory=WorkspaceState)
-    begun: int = 0
-    before: int = 0
+    resumed_turn: int = 0
+    turn_offset: int = 0
     steps: list[TurnStep] = field(default_factory=list)
     best: Draft | None = None
-    malformed: int = 0
+    malformed_count: int = 0
     refusals: int = 0
-    changed: int = 0
-    stale: frozenset[str] = frozenset()
+    last_change: int = 0
+    withheld_tools: frozenset[str] = frozenset()
     summary: str = ""
-    circle: str = ""
-    over: bool = False
+    stuck_reason: str = ""
+    ended: bool = False
     ignored: dict[str, str] = field(default_factory=dict)
-    untold: dict[str, str] = field(default_factory=dict)
+    unreported: dict[str, str] = field(default_factory=dict)
 
-    def note_ignored(self, did: TurnResult, before: Patch | None, patch: Patch | None) -> None:
-        """Note which files written in this turn the patch leaves out."""
-        self.untold = written_and_ignored(did.results, before, patch)
-        self.ignored |= self.untold
+    def record_ignored(self, result: TurnResult, before: Patch | None, patch: Patch | None) -> None:
+        """Record which files written in this turn the patch leaves out."""
+        self.unreported = find_ignored_writes(result.results, before, patch)
+        self.ignored |= self.unreported
 
-    def words(self, summary: str) -> str:
+    def complete_summary(self, summary: str) -> str:
         """Return a draft's summary, with a note about written files that it leaves out."""
         patch = self.state.patch
-        return with_left_out(
+        return append_left_out(
             summary, [path for path in self.ignored if patch and patch.rule_for(path)]
         )
 
-    def at(self, turn: int) -> TurnReply:
-        """Return where a turn of it is."""
-        phase, _, round_ = self.where.partition("/")
-        return TurnReply(f"{self.where}.{self.before + turn}", phase, round_, turn)
+    def turn_reply(self, turn: int) -> TurnReply:
+        """Return an empty reply for a turn."""
+        phase, _, round_ = self.round_name.partition("/")
+        return TurnReply(f"{self.round_name}.{self.turn_offset + turn}", phase, round_, turn)
 
     @property
-    def tree(self) -> str:
-        """What tells the files as they stand from other ones, empty for the base."""
-        return str(self.changed) if self.changed else self.state.tree
+    def change_digest(self) -> str:
+        """An identifier of the workspace's state; empty for the base."""
+        return str(self.last_change) if self.last_change else self.state.change_digest
 
-    def stay(self) -> bool:
-        """Go on whatever has come so far; whether it was over."""
-        was = self.over or bool(self.circle)
-        self.over, self.circle, self.malformed, self.refusals = False, "", 0, 0
+    def reopen(self) -> bool:
+        """Continue whatever the result so far; return True if the attempt had ended."""
+        was_ended = self.ended or bool(self.stuck_reason)
+        self.ended, self.stuck_reason, self.malformed_count, self.refusals = False, "", 0, 0
         self.steps.clear()
-        return was
+        return was_ended
 
-    def why_not(self, *, answered: bool) -> str:
-        """Say why a seat may not finish yet, or nothing."""
-        state, prepared = self.state, self.place.prepared if self.place else None
+    def finish_refusal(self, *, answered: bool) -> str:
+        """Return why a seat may not finish yet, or an empty string."""
+        state, prepared = self.state, self.workspace.prepared if self.workspace else None
         if prepared is None:
             return ""
-        if state.refused is not None:
+        if state.refusal is not None:
             return (
                 "Your changes cannot be taken over, so this is not done. "
-                f"{fence('reason', state.refused.message)}"
+                f"{fence('reason', state.refusal.message)}"
             )
         if not state.changed:
-            wanted = (
+            request = (
                 "Nothing is changed yet, so the task is not done. Reply with the actions that "
                 "make the change."
             )
-            return "" if answered else wanted
-        if not state.green:
-            red = [name for name, run in state.runs.items() if run.verdict != "passed"] or list(
+            return "" if answered else request
+        if not state.passed:
+            failed = [name for name, run in state.runs.items() if run.verdict != "passed"] or list(
                 prepared.base.profile.checks
             )
-            return (
-                f"This is not done: not green is {', '.join(red)}. Repair it with further actions."
-            )
+            names = ", ".join(failed)
+            return f"This is not done: not green is {names}. Repair it with further actions."
         return ""
 
-    def brief(self, did: TurnResult) -> str:
-        """Return what a turn did and what its checks said, in a line."""
+    def describe_turn(self, result: TurnResult) -> str:
+        """Return the results of a turn and its checks in one line."""
         checks = ", ".join(f"{name} {run.verdict}" for name, run in self.state.runs.items())
-        return f"{did.brief}; {checks}" if checks else did.brief
+        return f"{result.brief}; {checks}" if checks else result.brief
 
 
-def with_left_out(summary: str, ignored: Sequence[str]) -> str:
+def append_left_out(summary: str, ignored: Sequence[str]) -> str:
     """Return a summary with a note about the files that the proposal leaves out."""
     if not ignored:
         return summary or NO_SUMMARY
-    names = ", ".join(sorted(ignored))[:_NAMES_CHARS]
+    names = ", ".join(sorted(ignored))[:_MAX_NAMES_CHARS]
     return (
         f"{summary or NO_SUMMARY}\n\nLeft out of this answer, since .gitignore names them: {names}"
     )
 
 
-def written_and_ignored(
+def find_ignored_writes(
     results: Sequence[ToolResult], before: Patch | None, patch: Patch | None
 ) -> dict[str, str]:
     """Return the ignored files that these tools wrote: path → rule.
@@ -133,7 +133,7 @@ def written_and_ignored(
     paths: set[str] = set()
     for result in results:
         path = str(result.output.get("path"))
-        if result.tool in _WRITING:
+        if result.tool in _WRITING_TOOLS:
             paths.add(path)
         elif result.tool == "files.delete":
             paths.discard(path)
@@ -145,9 +145,7 @@ def written_and_ignored(
 
 @dataclass(frozen=True, slots=True)
 class TurnReply:
-    """A reply: what its turn is called in call ids, the turn's phase, round and number, and the
-    text.
-    """
+    """The reply of a turn: `step` is the turn's name in call ids."""
 
     step: str
     phase: str
@@ -157,24 +155,26 @@ class TurnReply:
 
 
 class NoChanges(Permanent):
-    """A seat ended without having changed anything: never a proposal."""
+    """A seat ended without changes, so it proposes nothing."""
 
     code = "NO_CHANGES"
 
 
-_REPLY_CHARS = 120
+_MAX_REPLY_CHARS = 120
 
 
 class MalformedReplies(Permanent):
-    """The model kept replying with what is no turn."""
+    """The model kept sending malformed replies."""
 
     code = "MALFORMED_REPLIES"
 
 
-def malformed_replies(problem: str, reply: str, task_id: str) -> MalformedReplies:
-    """Return an error that quotes the beginning of `reply` and names the command to see all."""
+def malformed_replies_error(problem: str, reply: str, task_id: str) -> MalformedReplies:
+    """Return an error that quotes the start of `reply` and names the command that shows all
+    replies.
+    """
     shown = (
-        f'; it replied "{one_line(reply, _REPLY_CHARS)}"'
+        f'; it replied "{one_line(reply, _MAX_REPLY_CHARS)}"'
         if reply.strip()
         else "; it replied nothing"
     )
@@ -183,37 +183,39 @@ def malformed_replies(problem: str, reply: str, task_id: str) -> MalformedReplie
 
 
 class OutOfTurns(Permanent):
-    """All turns are used and nothing was changed."""
+    """All turns were used and nothing was changed."""
 
     code = "OUT_OF_TURNS"
 
 
 class StuckError(Permanent):
-    """Every attempt went in circles, and nothing was changed."""
+    """Every attempt got stuck, and nothing was changed."""
 
     code = "IN_CIRCLES"
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a seat's work came to. `patch` is None about text and for an answer. `green` and `worth`
-    (more is better) as the seat's own workspace saw it. `message`: of the seat's own commits.
+    """The result of a seat's work. `patch` is None about text and for an answer.
+
+    passed, score (more is better): as seen by the checks in the seat's own workspace. message: the
+    message of the seat's own commits.
     """
 
     content: str
     patch: Patch | None = None
-    green: bool = False
-    worth: tuple[int, ...] = ()
+    passed: bool = False
+    score: tuple[int, ...] = ()
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How an attempt ended: the best that came of it, if anything; its last turn; where it went in
-    circles, how; and why its last change could not be taken over, if it could not.
+    """The result of an attempt: its best draft, if any; its last turn; why it got stuck; and why
+    its last change was refused.
     """
 
     draft: Draft | None
     turn: int
-    stuck: str
-    refused: PatchRefused | None = None
+    stuck_reason: str
+    refusal: PatchRefused | None = None

@@ -1,4 +1,4 @@
-"""Blocks of Python in a turn: run by the runner, their tool calls through the seat's own gate."""
+"""Blocks of Python in a turn: run by the runner, with tool calls through the seat's own gateway."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from moothall.ports import RunCode
 from moothall.tools.catalogue import ToolSpec, is_granted
 
 PYTHON = "python"
-_READS = "files.read"
+_READ_TOOL = "files.read"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose turn it is: the seat itself at depth 0, or a sub-agent by its number, in its own
+    """The agent of a turn: the seat itself at depth 0, or a sub-agent by its number, in its own
     turn.
     """
 
@@ -33,51 +33,48 @@ class Caller:
     turn: int = 1
 
     def child(self, index: int, settings: RunnerSettings) -> Caller:
-        """Return the `index`-th sub-agent, from 1. No two of a turn have one number, and a turn
-        done again gives the same.
+        """Return the `index`-th sub-agent, from 1. Numbers are unique within a turn of the seat,
+        and a repeated turn gives the same ones.
         """
-        below = settings.agents_fan_out
+        fan_out = settings.agents_fan_out
         if self.depth:
-            index += below + ((self.number - 1) * settings.agents_turns + self.turn - 1) * below
+            index += fan_out + ((self.number - 1) * settings.agents_turns + self.turn - 1) * fan_out
         return Caller(self.depth + 1, index)
 
-    def turns_before(self, settings: RunnerSettings) -> int:
-        """Return how many turns the sub-agents before it may take: call ids of its own go on from
-        there.
-        """
+    def turn_offset(self, settings: RunnerSettings) -> int:
+        """Return how many turns earlier sub-agents may take: its own call ids start after those."""
         return (self.number - 1) * settings.agents_turns
 
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """Where a turn acts: a seat in its workspace, behind the gate. Request ids are
-    `<task>/<seat>/<step>.<n>`. `allowance` is what is left to the block that `caller` works for;
-    None: a seat's own turn.
+    """The context of a turn: the call context of its seat, and the gateway.
+
+    Request ids are `<task>/<seat>/<step>.<n>`. budget: what is left for the block that `caller`
+    works for; None for a seat's own turn.
     """
 
-    context: CallContext
-    gate: ToolGateway
+    call_context: CallContext
+    gateway: ToolGateway
     step: str = ""
     caller: Caller = Caller()
-    allowance: BlockBudget | None = None
+    budget: BlockBudget | None = None
 
-    def calls(self, allowance: BlockBudget) -> BlockCalls:
-        """Return the turn's way to the gate."""
-        context, gate = self.context, self.gate
-        prefix = f"{context.task_id}/{context.seat}/{self.step}"
+    def create_calls(self, budget: BlockBudget) -> BlockCalls:
+        """Return the turn's tool calls, limited by a budget."""
+        call_context, gateway = self.call_context, self.gateway
+        prefix = f"{call_context.task_id}/{call_context.seat}/{self.step}"
         return BlockCalls(
-            lambda call: gate.call(context, call), prefix, context.deadline, allowance
+            lambda call: gateway.call(call_context, call), prefix, call_context.deadline, budget
         )
 
 
 @dataclass(slots=True)
 class Block:
-    """A block that runs. `started`, `results` and `operations` are of its sub-agents and their
-    tools, agent by agent.
-    """
+    """A running block. `started`, `results` and `operations` cover its sub-agents."""
 
-    at: TurnContext
-    allowance: BlockBudget
+    turn_context: TurnContext
+    budget: BlockBudget
     started: int = 0
     results: list[ToolResult] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
@@ -85,64 +82,62 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class BlockOutcome:
-    """How a block ended, with the results of its calls, those of its sub-agents included."""
+    """The outcome of a block, with the results of its calls and of its sub-agents."""
 
     run: BlockRun
     results: tuple[ToolResult, ...]
     operations: tuple[Operation, ...]
     arguments: tuple[Mapping[str, Any], ...]
-    """Those of `results`; none are known of sub-agents' calls."""
+    """The arguments of the calls in `results`; empty for the calls of sub-agents."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRunner:
-    """Runs the blocks of one seat and of its sub-agents. `agents` is what `agents.run` does with
-    its arguments in a block.
-    """
+    """Runs the blocks of one seat and its sub-agents. `run_agents` implements `agents.run`."""
 
     run_code: RunCode
     settings: RunnerSettings
-    agents: Callable[[BlockRunner, Block, Mapping[str, Any]], Awaitable[ToolResult]]
+    run_agents: Callable[[BlockRunner, Block, Mapping[str, Any]], Awaitable[ToolResult]]
 
-    async def run(self, code: str, at: TurnContext) -> BlockOutcome:
-        """Run a block; whatever becomes of it is in what is returned. Raises what the gate and the
-        model raise.
+    async def run_block(self, code: str, turn_context: TurnContext) -> BlockOutcome:
+        """Run a block; failures are part of its outcome. Raises errors of the gateway and the
+        model.
         """
-        context = at.context
-        allowance = at.allowance or BlockBudget(
+        context = turn_context.call_context
+        budget = turn_context.budget or BlockBudget(
             self.settings.tool_calls, self.settings.agents_fan_out
         )
-        calls, block = at.calls(allowance), Block(at, allowance)
+        calls, block = turn_context.create_calls(budget), Block(turn_context, budget)
 
-        async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        async def call_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
             return await (
-                self.agents(self, block, arguments)
+                self.run_agents(self, block, arguments)
                 if name == AGENTS_RUN
                 else calls(name, arguments)
             )
 
-        asked = CodeBlock(
+        code_block = CodeBlock(
             code=code,
-            tools=signatures(at.gate.list_tools(context.tenant, context.grant)),
+            tools=tool_signatures(turn_context.gateway.list_tools(context.tenant, context.grant)),
             deadline=context.deadline,
             tenant=context.tenant,
-            agents=at.caller.depth < self.settings.agents_depth,
-            full=is_granted(context.grant, _READS),
-            depth=at.caller.depth,
+            agents=turn_context.caller.depth < self.settings.agents_depth,
+            full=is_granted(context.grant, _READ_TOOL),
+            depth=turn_context.caller.depth,
         )
         with telemetry.span("python", {"moothall.workspace": context.workspace_id}) as span:
-            ran = await self.run_code(asked, context.workspace, ask)
-            span.set({"moothall.status": ran.status, "moothall.tier": ran.tier})
-        if calls.exhausted and ran.status is ToolStatus.ERROR:
-            ran = replace(ran, status=ToolStatus.BUDGET_EXCEEDED)
-        own = Operation(PYTHON, digest(code), str(ran.status), ran.duration_ms)
+            result = await self.run_code(code_block, context.workspace, call_tool)
+            span.set({"moothall.status": result.status, "moothall.tier": result.tier})
+        if calls.exhausted and result.status is ToolStatus.ERROR:
+            result = replace(result, status=ToolStatus.BUDGET_EXCEEDED)
+        operation = Operation(PYTHON, digest(code), str(result.status), result.duration_ms)
         arguments = [*(call.arguments for call, _ in calls.made), *({} for _ in block.results)]
         results = (*calls.results, *block.results)
         return BlockOutcome(
-            ran, results, (own, *calls.operations, *block.operations), tuple(arguments)
+            result, results, (operation, *calls.operations, *block.operations), tuple(arguments)
         )
 
 
-def signatures(specs: Sequence[ToolSpec]) -> dict[str, tuple[str, ...]]:
-    """Return each tool with the names of its arguments in order."""
+def tool_signatures(specs: Sequence[ToolSpec]) -> dict[str, tuple[str, ...]]:
+    """Return the names of each tool's arguments, in order."""
     return {spec.name: spec.argument_names for spec in specs}

@@ -1,4 +1,4 @@
-"""A council that sits: what it works with, what its seats share, and how each of them stands."""
+"""The context of a running deliberation: its dependencies, shared state and seats."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from moothall.deliberation.prompts.prompts import task_parts
 from moothall.deliberation.prompts.repo_map import RepoMapper
 from moothall.deliberation.recorded_model import REMOTE, NamedModel, RecordedModel, Recording
 from moothall.deliberation.resource_usage import ProgressEstimate
-from moothall.deliberation.seat_setup import SeatSetup, grant_of, set_up
-from moothall.deliberation.streaming import Hint
+from moothall.deliberation.seat_setup import SeatSetup, create_seat_setup, grant_of
+from moothall.deliberation.streaming import PublishPartial
 from moothall.deliberation.tool_loop import ToolLoop
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import (
@@ -45,53 +45,56 @@ from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable, MoothallError
 from moothall.ports import ChatModel, Log, MergeCommits, ReadFile, RunCode, Workspace, Workspaces
 
-_GRACE_SHARE = 0.25  # of the time left at the start: for re-checks, cross-tests and reviews
-_GRACE_SECONDS = 120.0
+_EVALUATION_SHARE = 0.25  # of the time left: for re-checks, cross-tests and reviews
+_MAX_EVALUATION_SECONDS = 120.0
 _CLOSING_SECONDS = 2.0
-_CHECKS_AT_ONCE = 2  # re-checks of one deliberation
+_MAX_PARALLEL_CHECKS = 2  # re-checks of one deliberation
 
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What councils work with; one a process. `clean` takes the operator's secrets out of prompts.
-    `runner` runs blocks of Python, by the settings `python`. `model` and `llm` are the default
-    model and its settings, `named` the others of the settings. `surveyor` says what of a repository
-    bears on a task; without one, prompts show whole files only. `merge` brings commits together.
+    """What deliberations depend on; one per process.
+
+    model, llm: the default model and its settings. named_models: the other models of the settings.
+    clean: removes the operator's secrets from prompts. run_code: runs blocks of Python with the
+    settings `python`. repo_mapper: finds the parts of a repository that matter for a task; without
+    it, prompts show whole files only. merge: merges commits.
     """
 
     model: ChatModel
-    gate: ToolGateway
+    gateway: ToolGateway
     workspaces: Workspaces
-    read: ReadFile
+    read_file: ReadFile
     log: Log
     limits: LimitSettings = field(default_factory=LimitSettings)
     evidence: EvidenceSettings = field(default_factory=EvidenceSettings)
     llm: LlmSettings = field(default_factory=LlmSettings)
-    named: Mapping[str, NamedModel] = field(default_factory=dict)
+    named_models: Mapping[str, NamedModel] = field(default_factory=dict)
     remote_agents: Mapping[str, ChatModel] = field(default_factory=dict)
     """Remote agents, by endpoint."""
     source: str = "host"
     clean: Callable[[str], str] = scrub
     run_code: RunCode | None = None
     python: RunnerSettings = field(default_factory=RunnerSettings)
-    surveyor: RepoMapper | None = None
+    repo_mapper: RepoMapper | None = None
     merge: MergeCommits | None = None
     reservation: BudgetReservation | None = None
-    """What the deliberation draws on, where it belongs to a story."""
-    words: Mapping[str, str] = field(default_factory=dict)
-    """What is said to the deliberation while it is under way, by event id; others add to it."""
-    hint: Hint | None = None
-    """Tells what a seat writes while it writes it."""
+    """The budget reservation of the deliberation's story, if it has one."""
+    steering: Mapping[str, str] = field(default_factory=dict)
+    """Steering messages to the deliberation, by event id; the host adds new ones."""
+    publish_partial: PublishPartial | None = None
+    """Publishes the partial replies of seats."""
     pause_gate: PauseGate | None = None
-    """Where the deliberation stops when it is paused."""
-    ours: Callable[[], bool] = lambda: True
-    """Whether the work is still this process's; asked before each call of the model."""
+    """Holds turns while the deliberation is paused."""
+    owns_work: Callable[[], bool] = lambda: True
+    """True as long as this process owns the deliberation; called before each model call."""
 
 
 @dataclass(slots=True)
 class SeatState:
-    """A seat while the council sits: its proposals (the original first) and, once it ended
-    otherwise, how. `circles`: how its last attempt went in circles.
+    """The state of a seat: its proposals, the original first, and how it ended without one.
+
+    stuck_reason: why its last attempt got stuck.
     """
 
     seat: str
@@ -102,50 +105,52 @@ class SeatState:
     status: SeatStatus = SeatStatus.UNSTARTED
     code: str = ""
     message: str = ""
-    circles: str = ""
+    stuck_reason: str = ""
 
     @property
     def latest(self) -> EvaluatedProposal:
-        """What it stands for now; only of a seat that proposed."""
+        """The seat's current proposal. The seat must have proposed."""
         return self.judged[-1]
 
     def end(self, status: SeatStatus, code: str = "", message: str = "") -> None:
-        """Note how the seat ended. A proposal that was made stays one."""
+        """Record how the seat ended, unless it has proposed."""
         if not self.drafts:
             self.status, self.code, self.message = status, code, message
 
 
 @dataclass(slots=True)
 class DeliberationContext:
-    """One running deliberation. `work_until` is when seats must be done, `until` when all must be.
-    `seats` has the model of each seat, `setups` what the seats of each model work with, by the
-    model's name; `parts` has the model that is asked for all.
+    """One running deliberation.
+
+    work_deadline: when seats must be done. deadline: when everything must be done. dependencies:
+    hold the model for calls that belong to no seat. seat_models: the model of each seat. setups:
+    the setup of the seats of each model, by the model's name.
     """
 
-    d: Deliberation
+    deliberation: Deliberation
     prepared: Prepared | None
-    parts: Dependencies
-    facts: EventWriter
+    dependencies: Dependencies
+    events: EventWriter
     model: RecordedModel
     ledger: Ledger
-    work_until: datetime
-    until: datetime
-    sittings: tuple[SeatState, ...]
-    seats: Mapping[str, NamedModel]
+    work_deadline: datetime
+    deadline: datetime
+    seat_states: tuple[SeatState, ...]
+    seat_models: Mapping[str, NamedModel]
     setups: Mapping[str, SeatSetup]
     evaluator: Evaluator | None = None
     approaches: tuple[str, ...] = ()
     approach_source: str = "none"
     reviews: list[Review] = field(default_factory=list)
-    same: bool = False
-    """Whether the tie-breaker found that the answers on the first place behave the same."""
+    answers_equivalent: bool = False
+    """True if the tie-breaker found that the best answers behave the same."""
     superseded: dict[str, str] = field(default_factory=dict)
     """Existing tests that the task supersedes, each with the reason."""
     changes_read: set[str] = field(default_factory=set)
-    """The candidates whose changes of existing tests were read against the task."""
-    matrix_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """The candidates whose changes of existing tests were compared with the task."""
+    cross_test_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     contradictions: dict[str, str] = field(default_factory=dict)
-    """By candidate with tests: why these contradict the task; '' if they do not."""
+    """By candidate with tests: why they contradict the task; '' if they do not."""
     stopped_early: bool = False
     wave: int = 0
     notes: str = ""
@@ -153,114 +158,117 @@ class DeliberationContext:
 
     @property
     def about_text(self) -> bool:
-        """Whether there is no repository."""
+        """True if the deliberation has no repository."""
         return self.prepared is None
 
     @property
     def task_text(self) -> str:
-        """The task alone, for readers that compare tests with it and need nothing of the
-        repository.
-        """
-        return "\n\n".join(task_parts(self.d))
+        """The task alone, for readers that compare tests with it and do not need the repository."""
+        return "\n\n".join(task_parts(self.deliberation))
 
     def setup_of(self, seat: str) -> SeatSetup:
-        """Return what a seat works with; of "-", what the model has that is asked for all."""
-        return self.setups[self.d.model_of(seat)]
+        """Return the setup of a seat; for "-", that of calls that belong to no seat."""
+        return self.setups[self.deliberation.model_of(seat)]
 
     @property
     def reply_mode(self) -> str:
-        """How seats call tools, for the start event: `mixed` where their models differ."""
-        modes = {self.setup_of(seat).reply_mode for seat in self.d.seats}
+        """How seats call tools, for the start event: `mixed` if their models differ."""
+        modes = {self.setup_of(seat).reply_mode for seat in self.deliberation.seats}
         return modes.pop() if len(modes) == 1 else "mixed"
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What bounds each seat and the whole council, for the start event."""
-        seconds = round((self.until - datetime.now(UTC)).total_seconds())
-        turns = max(self.setup_of(seat).max_turns for seat in self.d.seats)
+        """The limits of each seat and of the whole council, for the start event."""
+        seconds = round((self.deadline - datetime.now(UTC)).total_seconds())
+        turns = max(self.setup_of(seat).max_turns for seat in self.deliberation.seats)
         return {
             "turns": turns,
-            "tokens": self.d.budget.tokens,
-            "calls": self.d.budget.calls,
+            "tokens": self.deliberation.budget.tokens,
+            "calls": self.deliberation.budget.calls,
             "seconds": seconds,
         }
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        """The models of the seats and how they are used, each once, for the start event. Windows
-        and replies are in tokens.
+        """The models of the seats, each once, for the start event. Windows and replies are in
+        tokens.
         """
-        used = {self.d.model_of(seat): one for seat, one in self.seats.items()}
+        models = {
+            self.deliberation.model_of(seat): named for seat, named in self.seat_models.items()
+        }
         return [
             {
                 "profile": name,
-                "model": one.about.model,
-                "api": one.about.api,
+                "model": named.about.model,
+                "api": named.about.api,
                 "reply": self.setups[name].reply_mode,
                 "turns": self.setups[name].max_turns,
-                "window": one.llm.context_tokens,
-                "window_source": one.about.source,
-                "reply_tokens": one.llm.max_tokens,
+                "window": named.llm.context_tokens,
+                "window_source": named.about.source,
+                "reply_tokens": named.llm.max_tokens,
             }
-            for name, one in used.items()
+            for name, named in models.items()
         ]
 
     def attempts_of(self, seat: str) -> int:
-        """Return how often a seat may begin, the first time included."""
-        most, setup = self.parts.limits.attempts, self.setup_of(seat)
-        return most if setup.function is None else min(most, setup.llm.function_attempts)
+        """Return how many attempts a seat has."""
+        max_attempts, setup = self.dependencies.limits.attempts, self.setup_of(seat)
+        return (
+            max_attempts
+            if setup.function is None
+            else min(max_attempts, setup.llm.function_attempts)
+        )
 
-    def context_of(self, seat: str, workspace: Workspace, until: datetime) -> CallContext:
-        """Return what a seat, or an agent beside the seats, acts with in a workspace."""
-        gate, d = self.parts.gate, self.d
+    def call_context_for(self, seat: str, workspace: Workspace, deadline: datetime) -> CallContext:
+        """Return the call context of a seat, or of another agent, in a workspace."""
+        gateway, deliberation = self.dependencies.gateway, self.deliberation
         context = CallContext(
-            principal=Principal(d.principal, d.tenant),
-            tenant=d.tenant,
-            task_id=d.task_id,
+            principal=Principal(deliberation.principal, deliberation.tenant),
+            tenant=deliberation.tenant,
+            task_id=deliberation.task_id,
             seat=seat,
-            role=d.role,
-            grant=grant_of(d, gate, self.prepared),
+            role=deliberation.role,
+            grant=grant_of(deliberation, gateway, self.prepared),
             workspace=workspace,
             workspace_id=workspace.id,
-            deadline=until,
+            deadline=deadline,
             ledger=self.ledger,
         )
-        return gate.with_token(context)
+        return gateway.with_token(context)
 
-    def approach(self, seat_state: SeatState) -> str:
-        """Return the way in which a seat goes about it; '' for its own. That of a fork is the one
-        it has from where it comes.
+    def approach_of(self, seat_state: SeatState) -> str:
+        """Return the approach of a seat, '' for none. A fork keeps the approach of the original
+        seat.
         """
-        if self.d.fork is not None:
-            return self.d.fork.approach
-        in_text = (
-            self.setup_of(seat_state.seat).tools is None
-        )  # seats with native tools differ by how they begin
-        return self.approaches[seat_state.number] if self.approaches and in_text else ""
+        if self.deliberation.fork is not None:
+            return self.deliberation.fork.approach
+        # Seats with native tools differ by how they begin.
+        has_native_tools = self.setup_of(seat_state.seat).tools is not None
+        if has_native_tools or not self.approaches:
+            return ""
+        return self.approaches[seat_state.number]
 
-    def warmth(self, seat: str) -> float:
-        """Return a seat's own temperature: the first is the surest (a quarter of the setting), the
-        last the boldest.
+    def temperature_of(self, seat: str) -> float:
+        """Return a seat's temperature: from a quarter of the setting for the first up to 1.25 times
+        for the last.
         """
-        if self.d.fork is not None:
-            return self.d.fork.temperature
-        last = len(self.d.seats) - 1
-        share = self.d.seats.index(seat) / last if last else 0.0
-        return round(min(self.seats[seat].llm.temperature * (0.25 + share), 2.0), 3)
+        if self.deliberation.fork is not None:
+            return self.deliberation.fork.temperature
+        last_index = len(self.deliberation.seats) - 1
+        share = self.deliberation.seats.index(seat) / last_index if last_index else 0.0
+        return round(min(self.seat_models[seat].llm.temperature * (0.25 + share), 2.0), 3)
 
     async def ask(
         self,
         step: str,
         messages: Sequence[Message],
         schema: ReplySchema | None,
-        most: int,
-        **how: Any,
+        max_tokens: int,
+        **options: Any,
     ) -> ChatReply | None:
-        """Ask as `ask_or_raise` does; return None if there is no answer. Raises
-        `BusUnavailable`.
-        """
+        """Ask as `ask_or_raise` does; return None if there is no reply. Raises `BusUnavailable`."""
         try:
-            return await self.ask_or_raise(step, messages, schema, most, **how)
+            return await self.ask_or_raise(step, messages, schema, max_tokens, **options)
         except BusUnavailable:
             raise
         except MoothallError:
@@ -271,166 +279,191 @@ class DeliberationContext:
         step: str,
         messages: Sequence[Message],
         schema: ReplySchema | None,
-        most: int,
-        **how: Any,
+        max_tokens: int,
+        **options: Any,
     ) -> ChatReply:
-        """Ask beside the conversations of the seats. `step` is the end of the call id, which begins
-        with who is asked, and its seed where `how` names no other. Raises what the model raises.
+        """Ask a model outside the conversations of the seats. Raises the errors of the model.
+
+        `step` is the end of the call id: it begins with the name of the asking seat or agent. It is
+        also the seed, unless `options` names one. `options` are further fields of the
+        `ChatRequest`.
         """
         setup = self.setup_of(step.partition("/")[0])
+        if setup.native:  # strong models need tokens for reasoning
+            max_tokens = max(max_tokens, setup.llm.max_tokens)
         request = ChatRequest(
-            call_id=f"{self.d.task_id}/{step}",
+            call_id=f"{self.deliberation.task_id}/{step}",
             messages=tuple(messages),
-            max_tokens=max(most, setup.llm.max_tokens)
-            if setup.native
-            else most,  # a strong model thinks before it answers
+            max_tokens=max_tokens,
             schema=schema if setup.mode == "json" else None,
-            **{"deadline": self.until, "seed": seed_of(self.d.seed, step), **how},
+            **{"deadline": self.deadline, "seed": seed_of(self.deliberation.seed, step), **options},
         )
         return await self.model.ask(request)
 
     @property
     def judged(self) -> tuple[EvaluatedProposal, ...]:
         """All candidates, seat by seat, originals before revisions."""
-        return tuple(item for seat_state in self.sittings for item in seat_state.judged)
+        return tuple(item for seat_state in self.seat_states for item in seat_state.judged)
 
     @property
     def proposers(self) -> tuple[SeatState, ...]:
-        """The seats with a proposal that was judged."""
-        return tuple(seat_state for seat_state in self.sittings if seat_state.judged)
+        """The seats whose proposals were judged."""
+        return tuple(seat_state for seat_state in self.seat_states if seat_state.judged)
 
 
-def _open_models(d: Deliberation, parts: Dependencies) -> Mapping[str, NamedModel]:
-    """Return the models of a council by name, its own first. Raises `ConfigurationError`."""
-    known = {**parts.named, "": NamedModel(parts.llm, parts.model)}
-    names = tuple(dict.fromkeys((d.model, *map(d.model_of, d.seats))))
-    if missing := [name for name in names if name not in known]:
-        there = ", ".join(name or DEFAULT for name in known)
-        raise ConfigurationError(
-            f"the settings here have no model {missing[0]!r} any more; they have: {there}"
-        )
-    return {name: known[name] for name in names}
-
-
-def _remote(
-    d: Deliberation, parts: Dependencies, seats: Mapping[str, NamedModel]
+def _open_models(
+    deliberation: Deliberation, dependencies: Dependencies
 ) -> Mapping[str, NamedModel]:
-    """Return who answers for seats whose agents are remote: for their proposals alone, by
+    """Return the council's models by name, the default first. Raises `ConfigurationError`."""
+    known_models = {
+        **dependencies.named_models,
+        "": NamedModel(dependencies.llm, dependencies.model),
+    }
+    names = tuple(
+        dict.fromkeys((deliberation.model, *map(deliberation.model_of, deliberation.seats)))
+    )
+    if unknown_names := [name for name in names if name not in known_models]:
+        available = ", ".join(name or DEFAULT for name in known_models)
+        raise ConfigurationError(
+            f"the settings here have no model {unknown_names[0]!r} any more; they have: {available}"
+        )
+    return {name: known_models[name] for name in names}
+
+
+def _remote_models(
+    deliberation: Deliberation, dependencies: Dependencies, seat_models: Mapping[str, NamedModel]
+) -> Mapping[str, NamedModel]:
+    """Return the models of seats with remote agents. They are used for proposals only, as
     `<seat>/elsewhere`.
     """
     return {
-        f"{seat}/{REMOTE}": NamedModel(seats[seat].llm, parts.remote_agents[endpoint])
-        for seat, endpoint in d.elsewhere.items()
-        if seat in seats and endpoint in parts.remote_agents
+        f"{seat}/{REMOTE}": NamedModel(seat_models[seat].llm, dependencies.remote_agents[endpoint])
+        for seat, endpoint in deliberation.elsewhere.items()
+        if seat in seat_models and endpoint in dependencies.remote_agents
     }
 
 
-async def _find_modes(models: Mapping[str, NamedModel]) -> Mapping[str, ReplyMode]:
-    """Return how each model replies. One that does not answer is taken to reply as the others do;
-    in blocks, which every model can write, where these differ. Raises what the first raised where
-    none answers.
+async def _detect_reply_modes(models: Mapping[str, NamedModel]) -> Mapping[str, ReplyMode]:
+    """Return the reply mode of each model.
+
+    An unreachable model gets the mode of the others, or `blocks`, which every model can write, if
+    these differ. Raises the first error if no model can be reached.
     """
-    found = await asyncio.gather(
-        *(one.model.reply_mode() for one in models.values()), return_exceptions=True
+    results = await asyncio.gather(
+        *(result.model.reply_mode() for result in models.values()), return_exceptions=True
     )
-    wrong = [one for one in found if isinstance(one, BaseException)]
-    for error in wrong:
-        if len(wrong) == len(found) or not isinstance(error, ModelUnavailable):
+    failures = [result for result in results if isinstance(result, BaseException)]
+    for error in failures:
+        if len(failures) == len(results) or not isinstance(error, ModelUnavailable):
             raise error
-    modes = {one for one in found if not isinstance(one, BaseException)}
+    modes = {result for result in results if not isinstance(result, BaseException)}
     unknown: ReplyMode = next(iter(modes)) if len(modes) == 1 else "blocks"
     return {
-        name: unknown if isinstance(one, BaseException) else one
-        for name, one in zip(models, found, strict=True)
+        name: unknown if isinstance(result, BaseException) else result
+        for name, result in zip(models, results, strict=True)
     }
 
 
-async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
-    """Return the models with the windows and lengths of replies that their servers tell; one that
-    does not answer is taken for unknown.
+async def _fit_to_windows(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
+    """Return the models with the context windows and reply lengths that their servers report.
+    Unreachable models get the defaults.
     """
-    found = await asyncio.gather(
-        *(one.model.describe() for one in models.values()), return_exceptions=True
+    descriptions = await asyncio.gather(
+        *(named.model.describe() for named in models.values()), return_exceptions=True
     )
     fitted = {}
-    for (name, one), about in zip(models.items(), found, strict=True):
+    for (name, named), about in zip(models.items(), descriptions, strict=True):
         if isinstance(about, BaseException) and not isinstance(about, ModelUnavailable):
             raise about
-        known = about if isinstance(about, ModelDescription) else ModelDescription()
-        if one.llm.context_tokens:
-            known = replace(known, source="llm.context_tokens")
-        window = known.window or (NATIVE_WINDOW if known.reply == "tools" else 0)
-        fitted[name] = replace(one, llm=one.llm.fitted(window, known.most_tokens), about=known)
+        description = about if isinstance(about, ModelDescription) else ModelDescription()
+        if named.llm.context_tokens:
+            description = replace(description, source="llm.context_tokens")
+        window = description.window or (NATIVE_WINDOW if description.reply == "tools" else 0)
+        fitted[name] = replace(
+            named, llm=named.llm.fitted(window, description.most_tokens), about=description
+        )
     return fitted
 
 
-async def convene(
-    d: Deliberation, prepared: Prepared | None, parts: Dependencies, recording: Recording
+async def create_context(
+    deliberation: Deliberation,
+    prepared: Prepared | None,
+    dependencies: Dependencies,
+    recording: Recording,
 ) -> DeliberationContext:
-    """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise;
-    where commits are merged, neither is asked.
+    """Create the context of a deliberation. Raises the errors of the model's `reply_mode` and of
+    the reader; merges call neither.
     """
-    facts = EventWriter(
-        parts.log,
-        d,
-        parts.source,
-        recording.known,
-        ProgressEstimate(d, recording.progress) if d.agent else None,
+    events = EventWriter(
+        dependencies.log,
+        deliberation,
+        dependencies.source,
+        recording.recorded_ids,
+        ProgressEstimate(deliberation, recording.progress) if deliberation.agent else None,
     )
-    ledger = Ledger(d.budget)
-    used = _open_models(d, parts)
-    modes: Mapping[str, ReplyMode] = (
-        dict.fromkeys(used, "blocks") if d.merge else await _find_modes(used)
+    ledger = Ledger(deliberation.budget)
+    models = _open_models(deliberation, dependencies)
+    modes: Mapping[str, ReplyMode]
+    if deliberation.merge:
+        modes = dict.fromkeys(models, "blocks")
+        models = {name: replace(named, llm=named.llm.fitted(0)) for name, named in models.items()}
+    else:
+        modes = await _detect_reply_modes(models)
+        models = await _fit_to_windows(models)
+    dependencies = replace(
+        dependencies, model=models[deliberation.model].model, llm=models[deliberation.model].llm
     )
-    used = (
-        {name: replace(one, llm=one.llm.fitted(0)) for name, one in used.items()}
-        if d.merge
-        else await _fit(used)
-    )
-    parts = replace(parts, model=used[d.model].model, llm=used[d.model].llm)
     setups = {
-        name: await set_up(d, prepared, parts, one, modes[name]) for name, one in used.items()
+        name: await create_seat_setup(deliberation, prepared, dependencies, named, modes[name])
+        for name, named in models.items()
     }
-    seats = {seat: used[d.model_of(seat)] for seat in d.seats}
+    seat_models = {seat: models[deliberation.model_of(seat)] for seat in deliberation.seats}
     now = datetime.now(UTC)
-    left = max((d.deadline - now).total_seconds(), 0.0)
-    until = d.deadline - timedelta(seconds=min(_CLOSING_SECONDS, left * 0.05))
+    seconds_left = max((deliberation.deadline - now).total_seconds(), 0.0)
+    deadline = deliberation.deadline - timedelta(seconds=min(_CLOSING_SECONDS, seconds_left * 0.05))
+    evaluation_seconds = min(_MAX_EVALUATION_SECONDS, seconds_left * _EVALUATION_SHARE)
+    first_number = deliberation.fork.number if deliberation.fork else 0
     return DeliberationContext(
-        d=d,
+        deliberation=deliberation,
         prepared=prepared,
-        parts=parts,
-        facts=facts,
+        dependencies=dependencies,
+        events=events,
         model=RecordedModel(
-            parts.model,
+            dependencies.model,
             ledger=ledger,
-            facts=facts,
+            events=events,
             recording=recording,
-            settings=used[d.model].llm,
-            seats={**seats, **_remote(d, parts, seats)},
-            clean=parts.clean,
-            ours=parts.ours,
-            reservation=parts.reservation,
-            words=parts.words,
-            hint=parts.hint,
-            pause_gate=parts.pause_gate,
+            settings=models[deliberation.model].llm,
+            seat_models={**seat_models, **_remote_models(deliberation, dependencies, seat_models)},
+            clean=dependencies.clean,
+            owns_work=dependencies.owns_work,
+            reservation=dependencies.reservation,
+            steering=dependencies.steering,
+            publish_partial=dependencies.publish_partial,
+            pause_gate=dependencies.pause_gate,
         ),
         ledger=ledger,
-        work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
-        until=until,
-        sittings=tuple(
-            SeatState(seat, number)
-            for number, seat in enumerate(d.seats, d.fork.number if d.fork else 0)
+        work_deadline=deadline - timedelta(seconds=evaluation_seconds),
+        deadline=deadline,
+        seat_states=tuple(
+            SeatState(seat, number) for number, seat in enumerate(deliberation.seats, first_number)
         ),
-        seats=seats,
+        seat_models=seat_models,
         setups=setups,
-        evaluator=_evaluator(d, prepared, parts, facts) if prepared else None,
+        evaluator=_create_evaluator(deliberation, prepared, dependencies, events)
+        if prepared
+        else None,
     )
 
 
-def _evaluator(
-    d: Deliberation, prepared: Prepared, parts: Dependencies, facts: EventWriter
+def _create_evaluator(
+    deliberation: Deliberation, prepared: Prepared, dependencies: Dependencies, events: EventWriter
 ) -> Evaluator:
-    places = asyncio.Semaphore(_CHECKS_AT_ONCE)
+    slots = asyncio.Semaphore(_MAX_PARALLEL_CHECKS)
     return Evaluator(
-        CleanCheckoutRunner(d, prepared, parts.workspaces, parts.read, places), facts, parts.clean
+        CleanCheckoutRunner(
+            deliberation, prepared, dependencies.workspaces, dependencies.read_file, slots
+        ),
+        events,
+        dependencies.clean,
     )

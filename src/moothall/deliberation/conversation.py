@@ -1,6 +1,4 @@
-"""A seat's conversation with the model: what it is told, what it says, and how it is asked
-again.
-"""
+"""A seat's conversation with a model that replies in text."""
 
 from __future__ import annotations
 
@@ -31,92 +29,103 @@ from moothall.tools.catalogue import ToolSpec
 Ending = Literal["may", "must", "not"]
 """Whether a turn may be the last one."""
 
-_ROOMY_WINDOW = 16_000
-"""Tokens of a window from which on the strings of a reply have no limit of their own."""
-_KEPT = 2
-_SHRINK = 0.6
-"""The part of a conversation that is kept when the server refuses it as too long."""
-_MESSAGE_TOKENS = 8  # what a chat template adds to each message
+_UNLIMITED_STRINGS_WINDOW = 16_000
+"""Context windows of at least this many tokens have no limit for strings in replies."""
+_KEPT_TURNS = 2
+_SHRINK_FACTOR = 0.6
+"""The share of a conversation that is kept if the server refuses it as too long."""
+_TEMPLATE_TOKENS = 8  # what a chat template adds to each message
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What the model said, what came back, and the same in a line."""
+    """A reply of the model, the response to it, and a one-line summary of the response."""
 
-    said: str
-    came: str
-    brief: str
+    reply: str
+    response: str
+    summary: str
 
     @property
     def messages(self) -> tuple[Message, Message]:
-        """As the model sees it."""
-        return (Message("assistant", self.said or "(nothing)"), Message("user", self.came))
+        """The messages of the exchange."""
+        return (Message("assistant", self.reply or "(nothing)"), Message("user", self.response))
 
 
-def window(
+def fit_to_window(
     head: tuple[Message, ...], exchanges: Sequence[Exchange], budget: int
 ) -> tuple[Message, ...]:
     """Return the conversation within about `budget` tokens.
 
-    `head` (the task) always stays, and so do the last two turns. The oldest results shrink to a
-    line first,
-    then the oldest turns go; where even that is too much, long messages of the last turns are cut.
+    `head` (the task) always stays, and so do the last two turns. First the oldest responses are
+    reduced to their summaries, then the oldest turns are dropped. If that is not enough, long
+    messages of the last turns are cut.
     """
     kept = list(exchanges)
-    for index in range(max(len(kept) - _KEPT, 0)):
-        if _size(head, kept) <= budget:
+    for index in range(max(len(kept) - _KEPT_TURNS, 0)):
+        if _count_tokens(head, kept) <= budget:
             break
-        kept[index] = replace(kept[index], came=f"({kept[index].brief}; the details were left out)")
-    while len(kept) > _KEPT and _size(head, kept) > budget:
+        kept[index] = replace(
+            kept[index], response=f"({kept[index].summary}; the details were left out)"
+        )
+    while len(kept) > _KEPT_TURNS and _count_tokens(head, kept) > budget:
         kept.pop(0)
-    if kept and _size(head, kept) > budget:
-        room = max(budget - _size(head, ()), 200) / (2 * len(kept)) * CHARS_PER_TOKEN
+    if kept and _count_tokens(head, kept) > budget:
+        room = max(budget - _count_tokens(head, ()), 200)
+        max_chars = int(room / (2 * len(kept)) * CHARS_PER_TOKEN)
         kept = [
-            replace(item, said=clip(item.said, int(room)), came=clip(item.came, int(room)))
-            for item in kept
+            replace(
+                exchange,
+                reply=clip(exchange.reply, max_chars),
+                response=clip(exchange.response, max_chars),
+            )
+            for exchange in kept
         ]
-    return (*head, *(message for item in kept for message in item.messages))
+    return (*head, *(message for exchange in kept for message in exchange.messages))
 
 
-def _size(head: Sequence[Message], exchanges: Sequence[Exchange]) -> int:
-    messages = (*head, *(message for item in exchanges for message in item.messages))
-    return sum(tokens(message.content) + _MESSAGE_TOKENS for message in messages)
+def _count_tokens(head: Sequence[Message], exchanges: Sequence[Exchange]) -> int:
+    messages = (*head, *(message for exchange in exchanges for message in exchange.messages))
+    return sum(tokens(message.content) + _TEMPLATE_TOKENS for message in messages)
 
 
-_WARMER, _WARMEST = (
-    0.4,
-    1.0,
-)  # an attempt's temperature over the one before, and the highest that this comes to
+_TEMPERATURE_STEP, _MAX_TEMPERATURE = 0.4, 1.0
+"""The increase of the temperature from attempt to attempt, and its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How a seat speaks: its temperature, the base of its sampling seeds, and the number of the way
-    in which it asks for a function.
+    """How a seat samples: its temperature, the base of its seeds, and which of a function's prompts
+    it starts with.
     """
 
     mode: ReplyMode
     temperature: float
     seed: int
-    way: int = 0
+    prompt_number: int = 0
 
-    def anew(self, attempt: int) -> SamplingSettings:
-        """Return the voice of an attempt: from the second on another seed and way, and a little
-        warmer.
+    def for_attempt(self, attempt: int) -> SamplingSettings:
+        """Return the settings of an attempt: from the second on with another seed and prompt, and a
+        higher temperature.
         """
         if attempt == 1:
             return self
-        warmer = round(min(self.temperature + _WARMER * (attempt - 1), _WARMEST), 3)
+        raised_temperature = round(
+            min(self.temperature + _TEMPERATURE_STEP * (attempt - 1), _MAX_TEMPERATURE), 3
+        )
         seed = seed_of(self.seed, attempt)
         return replace(
-            self, temperature=max(self.temperature, warmer), seed=seed, way=self.way + attempt - 1
+            self,
+            temperature=max(self.temperature, raised_temperature),
+            seed=seed,
+            prompt_number=self.prompt_number + attempt - 1,
         )
 
 
 class Conversation:
-    """A seat's, in a task, or one of its sub-agents'. `python`: blocks of it can be asked for.
-    `function`: it is
-    about this one function, without tools. `document`: its answer is such a document.
+    """The conversation of a seat or a sub-agent about a task.
+
+    python: the model may reply with blocks of Python. function: the task is this one function,
+    without tools. document: the answer is a document of this kind.
     """
 
     def __init__(
@@ -124,7 +133,7 @@ class Conversation:
         task_id: str,
         seat: str,
         head: tuple[Message, ...],
-        voice: SamplingSettings,
+        sampling: SamplingSettings,
         *,
         model: RecordedModel,
         llm: LlmSettings,
@@ -136,7 +145,7 @@ class Conversation:
         self._task_id = task_id
         self.seat = seat
         self._head = head
-        self._voice = voice
+        self._sampling = sampling
         self.model = model
         self.llm = llm
         self._specs = tuple(specs)
@@ -147,28 +156,30 @@ class Conversation:
         self._window = llm.context_tokens
         self.exchanges: list[Exchange] = []
 
-    def begin(self, attempt: int) -> None:
-        """Begin an attempt; from the second on nothing is left of what was said."""
+    def begin_attempt(self, attempt: int) -> None:
+        """Start an attempt; from the second on, the exchanges are cleared."""
         self._attempt = attempt
         if attempt > 1:
             self.exchanges.clear()
 
-    def add(self, said: str, came: str, brief: str) -> None:
-        """Note what was said, what came of it, and the same in a line."""
-        self.exchanges.append(Exchange(said, came, brief))
+    def add(self, reply: str, response: str, summary: str) -> None:
+        """Add an exchange."""
+        self.exchanges.append(Exchange(reply, response, summary))
 
-    def tell(self, text: str) -> None:
-        """Add something to what the model hears next, as before a revision."""
+    def append_text(self, text: str) -> None:
+        """Append a text to the last response, for example before a revision."""
         if self.exchanges:
             last = self.exchanges[-1]
-            self.exchanges[-1] = Exchange(last.said, f"{last.came}\n\n{text}".strip(), last.brief)
+            self.exchanges[-1] = Exchange(
+                last.reply, f"{last.response}\n\n{text}".strip(), last.summary
+            )
 
     @property
     def _max_string(self) -> int | None:
         """The most characters of a string in a schema: few for the local model and small windows,
         no limit for others.
         """
-        small = self.llm.base_url is None or self._window < _ROOMY_WINDOW
+        small = self.llm.base_url is None or self._window < _UNLIMITED_STRINGS_WINDOW
         return MAX_STRING if small else None
 
     async def ask(
@@ -177,29 +188,34 @@ class Conversation:
         deadline: datetime,
         *,
         ending: Ending = "may",
-        without: frozenset[str] = frozenset(),
-        runs_python: bool = False,
+        withheld_tools: frozenset[str] = frozenset(),
+        can_run_python: bool = False,
     ) -> tuple[Turn | str, str]:
-        """Return the turn, or what to tell the model about a reply that is none; and the reply's
-        text. `step` is <phase>/<round>.<turn>; tools in `without` are not offered this time, and
-        none where it must be the last.
+        """Return the turn, or what to tell the model about a malformed reply; and the reply's text.
+
+        `step` is <phase>/<round>.<turn>. Tools in `withheld_tools` are not offered this time; no
+        tool is if this has to be the last turn.
         """
         if datetime.now(UTC) >= deadline:
             raise DeadlineExceeded("the seat's time is over")
-        voice = self._voice.anew(self._attempt)
+        sampling = self._sampling.for_attempt(self._attempt)
         function = self.function
-        specs = tuple(spec for spec in self._specs if spec.name not in without) or self._specs
-        most = min(self.llm.max_tokens, self.llm.context_tokens // 3)
+        specs = (
+            tuple(spec for spec in self._specs if spec.name not in withheld_tools) or self._specs
+        )
+        max_tokens = min(self.llm.max_tokens, self.llm.context_tokens // 3)
         if function:  # a small model that repeats itself would go on to the end
-            most = min(most, max(self.llm.function_tokens, function.file_tokens))
-        way = function and (function.whole if self.exchanges else function.way(voice.way))
-        head = way.head if way else self._head
+            max_tokens = min(max_tokens, max(self.llm.function_tokens, function.file_tokens))
+        prompt = function and (
+            function.full_prompt if self.exchanges else function.prompt_for(sampling.prompt_number)
+        )
+        head = prompt.head if prompt else self._head
         call_id = f"{self._task_id}/{self.seat}/{step}"
-        told = "\n\n".join(self.model.words_for(call_id))
-        schema, is_document = None, bool(self._document) and voice.mode == "json"
+        steering = "\n\n".join(self.model.steering_for(call_id))
+        schema, is_document = None, bool(self._document) and sampling.mode == "json"
         if is_document:
             schema = document_schema(self._document, self._max_string)
-        elif voice.mode == "json" and not function:
+        elif sampling.mode == "json" and not function:
             schema = turn_schema(
                 () if ending == "must" else specs,
                 may_finish=ending != "not",
@@ -209,56 +225,57 @@ class Conversation:
         request = ChatRequest(
             call_id=call_id,
             messages=(),
-            max_tokens=most,
+            max_tokens=max_tokens,
             deadline=deadline,
             schema=schema,
-            temperature=voice.temperature,
-            seed=seed_of(voice.seed, f"{self.seat}/{step}"),
+            temperature=sampling.temperature,
+            seed=seed_of(sampling.seed, f"{self.seat}/{step}"),
         )
-        reply = await self._ask_within(request, head, told)
+        reply = await self._ask_within(request, head, steering)
         try:
-            if function and way:
-                said = function.read(reply, way)
+            if function and prompt:
+                turn = function.read_reply(reply, prompt)
             else:
-                last = ending == "must" or not self._specs
-                said = (
+                is_last = ending == "must" or not self._specs
+                turn = (
                     read_document(reply)
                     if is_document
-                    else read_turn(reply, voice.mode, self._specs, last=last)
+                    else read_turn(reply, sampling.mode, self._specs, last=is_last)
                 )
         except MalformedReplyError as error:
             return str(error), reply.text
-        if said.python is not None and not runs_python:
+        if turn.python is not None and not can_run_python:
             return "Python is not available here: use actions, or finish.", reply.text
-        return said, reply.text
+        return turn, reply.text
 
     async def _ask_within(
-        self, request: ChatRequest, head: tuple[Message, ...], told: str
+        self, request: ChatRequest, head: tuple[Message, ...], steering: str
     ) -> ChatReply:
-        """Ask with as much of the conversation as fits. A server whose window is smaller than
-        assumed refuses it: then less is sent.
+        """Ask with as much of the conversation as fits. If the server's window is smaller than
+        assumed, it refuses the request, and a shorter one is sent.
 
-        Raises `ContextOverflow` if even the shortest form is refused, and what the model raises.
+        Raises `ContextOverflow` if even the shortest form is refused, and the errors of the model.
         """
-        budget = self._window - request.max_tokens - (tokens(told) if told else 0)
+        budget = self._window - request.max_tokens - (tokens(steering) if steering else 0)
         while True:
-            messages = window(head, self.exchanges, budget)
-            # at the end of what it hears, each time: what comes before stays as the server has
-            # cached it
-            if told:
+            messages = fit_to_window(head, self.exchanges, budget)
+            # Always at the end, so that the server's prompt cache matches everything before it.
+            if steering:
                 messages = (
                     *messages[:-1],
-                    replace(messages[-1], content=f"{messages[-1].content}\n\n{told}".strip()),
+                    replace(messages[-1], content=f"{messages[-1].content}\n\n{steering}".strip()),
                 )
             try:
                 return await self.model.ask(replace(request, messages=messages))
             except ContextOverflow as overflow:
-                sent = _size(messages, ())
+                sent_tokens = _count_tokens(messages, ())
                 if overflow.window:
                     self._window = min(self._window, overflow.window)
                     request = replace(
                         request, max_tokens=min(request.max_tokens, max(self._window // 4, 256))
                     )
-                budget = min(self._window - request.max_tokens, int(sent * _SHRINK))
-                if window(head, self.exchanges, budget) == window(head, self.exchanges, sent):
+                budget = min(self._window - request.max_tokens, int(sent_tokens * _SHRINK_FACTOR))
+                if fit_to_window(head, self.exchanges, budget) == fit_to_window(
+                    head, self.exchanges, sent_tokens
+                ):
                     raise

@@ -1,4 +1,4 @@
-"""Publishing what happens in a deliberation: every fact once, with an id that a repeat has too."""
+"""Publishing the events of a deliberation: each event once, with an id that a repeat shares."""
 
 from __future__ import annotations
 
@@ -18,45 +18,49 @@ from moothall.telemetry.events import write_of
 
 @dataclass(frozen=True, slots=True)
 class EventWriter:
-    """The log of one deliberation.
+    """Publishes to the log of one deliberation.
 
-    Nobody waits for a fact to be recorded but who asks for `recorded`: the acks come while the work
-    goes on. A crash
-    loses the last ones as it loses the last steps; what is recorded is always a beginning of what
-    was said.
+    Publishing does not wait for the acknowledgement; only `flush` does. A crash loses the last
+    events together with the last steps: what is recorded is always a prefix of what was published.
     """
 
     log: Log
-    d: Deliberation
+    deliberation: Deliberation
     source: str = "host"
-    known: frozenset[str] = frozenset()
-    """The ids of what an earlier run recorded: it is not said again."""
-    advance: ProgressEstimate | None = None
-    """What tells how far its agent is, where it has one."""
-    _sent: deque[Receipt] = field(default_factory=deque)
+    recorded_ids: frozenset[str] = frozenset()
+    """The ids of the events of earlier runs; they are not published again."""
+    progress: ProgressEstimate | None = None
+    """The progress of the deliberation's agent, if it has one."""
+    _receipts: deque[Receipt] = field(default_factory=deque)
 
-    async def say(self, kind: EventType, ordinal: str, **data: Any) -> None:
-        """Publish `data` and the task's id. `ordinal` tells facts of one kind apart, across
-        restarts too.
+    async def publish(self, kind: EventType, ordinal: str, **data: Any) -> None:
+        """Publish `data` and the task's id. `ordinal` distinguishes events of one type, across
+        restarts.
 
-        Raises `BusUnavailable` where an earlier fact could not be recorded.
+        Raises `BusUnavailable` if an earlier event could not be recorded.
         """
-        while self._sent and self._sent[0].done():
-            await self._sent.popleft()
-        event = write_of(self.d, kind, data, ordinal=ordinal, source=self.source)
+        while self._receipts and self._receipts[0].done():
+            await self._receipts.popleft()
+        event = write_of(self.deliberation, kind, data, ordinal=ordinal, source=self.source)
         await self._post(event)
-        if self.advance is not None and (told := self.advance.after(kind, data)) is not None:
+        if self.progress is not None and (progress := self.progress.update(kind, data)) is not None:
             await self._post(
                 write_of(
-                    self.d, EventType.AGENT_PROGRESS, told, ordinal=event.id, source=self.source
+                    self.deliberation,
+                    EventType.AGENT_PROGRESS,
+                    progress,
+                    ordinal=event.id,
+                    source=self.source,
                 )
             )
 
-    async def show(self, proposal: Proposal, evidence: Evidence, at: str = "", **data: Any) -> None:
-        """Publish what was found of a proposal, once each `at`: by default the check that the
-        evidence is of.
+    async def publish_evidence(
+        self, proposal: Proposal, evidence: Evidence, at: str = "", **data: Any
+    ) -> None:
+        """Publish evidence about a proposal, once for each `at`; by default, that is the check of
+        the evidence.
         """
-        await self.say(
+        await self.publish(
             EventType.CHECK_FINISHED,
             f"{proposal.candidate}/{proposal.fingerprint}/{at or f'check/{evidence.check}'}",
             seat=proposal.seat,
@@ -67,12 +71,12 @@ class EventWriter:
         )
 
     async def _post(self, event: Event) -> None:
-        if event.id not in self.known:
-            self._sent.append(await self.log.post(event))
+        if event.id not in self.recorded_ids:
+            self._receipts.append(await self.log.post(event))
 
     async def flush(self) -> None:
-        """Return once all that was said is durable. Raises `BusUnavailable` where it could not be
+        """Wait until all published events are durable. Raises `BusUnavailable` if one cannot be
         recorded.
         """
-        while self._sent:
-            await self._sent.popleft()
+        while self._receipts:
+            await self._receipts.popleft()

@@ -1,9 +1,8 @@
-"""What the docstring of a function says that it returns: evidence beside the tests, where these are
-green and few.
+"""Examples in the docstring of a function: evidence besides the tests, if these pass and are few.
 
-Only calls with literal arguments and literal values are read, and they are run in a box of the
-seat's own workspace. An author's examples may be wrong, so a function that breaks them is kept
-where no better one comes.
+Only calls with literal arguments and results are read, and they run in a sandbox of the seat's own
+workspace. The examples may be wrong, so a function that breaks them is kept if no better one
+follows.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import NotFound
 
 Example = tuple[str, str]
-"""A call, and the value that it returns, both as Python spells them."""
+"""A call and its result, both as Python source."""
 
-_MOST, _LONG = 20, 500
-_IS = re.compile(r"\s*(?:#\s*)?(?:==+>?|=>|-+>|➞|=|[Rr]eturns|should return)\s*")
-_BEFORE = re.compile(r"^[\s#*>]*(?:for\s+)?")
-_CODE = """
+_MAX_EXAMPLES, _MAX_CALL_CHARS = 20, 500
+_RESULT_MARK = re.compile(r"\s*(?:#\s*)?(?:==+>?|=>|-+>|➞|=|[Rr]eturns|should return)\s*")
+_LINE_PREFIX = re.compile(r"^[\s#*>]*(?:for\s+)?")
+_CHECK_SCRIPT = """
 import ast, runpy, sys
 sys.path[:0] = [path.rpartition("/")[0] or ".", "."]
 names = runpy.run_path(path)
@@ -40,9 +39,9 @@ def holds(call, said):
 """
 
 
-def examples_of(text: str, name: str) -> tuple[Example, ...]:
-    """Return what the docstring of `name` in a Python file shows of it, at most 20; nothing where
-    the file cannot be read.
+def read_docstring_examples(text: str, name: str) -> tuple[Example, ...]:
+    """Return up to 20 examples from the docstring of `name` in a Python file; () if it cannot be
+    parsed.
     """
     try:
         nodes = [
@@ -52,32 +51,32 @@ def examples_of(text: str, name: str) -> tuple[Example, ...]:
         ]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
-    said = (ast.get_docstring(nodes[0]) or "") if len(nodes) == 1 else ""
-    found = dict.fromkeys(
+    docstring = (ast.get_docstring(nodes[0]) or "") if len(nodes) == 1 else ""
+    examples = dict.fromkeys(
         example
-        for example in _pairs(said, name)
+        for example in _find_pairs(docstring, name)
         if _is_call(example[0], name) and _is_literal(example[1])
     )
-    return tuple(found)[:_MOST]
+    return tuple(examples)[:_MAX_EXAMPLES]
 
 
-def _pairs(said: str, name: str) -> Iterator[Example]:
+def _find_pairs(docstring: str, name: str) -> Iterator[Example]:
     try:
-        for shown in doctest.DocTestParser().get_examples(said):
-            yield shown.source.strip(), shown.want.strip()
+        for example in doctest.DocTestParser().get_examples(docstring):
+            yield example.source.strip(), example.want.strip()
     except ValueError:
-        pass  # a prompt without its blank
-    for line in said.splitlines():
-        text = _BEFORE.sub("", line[:_LONG])
+        pass  # a doctest prompt without the space after it
+    for line in docstring.splitlines():
+        text = _LINE_PREFIX.sub("", line[:_MAX_CALL_CHARS])
         if text.startswith(f"{name}("):
-            for sign in _IS.finditer(text):
-                yield text[: sign.start()].strip(), text[sign.end() :].strip().rstrip(".")
+            for mark in _RESULT_MARK.finditer(text):
+                yield text[: mark.start()].strip(), text[mark.end() :].strip().rstrip(".")
 
 
 def _is_call(text: str, name: str) -> bool:
     try:
         call = ast.parse(text, mode="eval").body
-        if len(text) > _LONG or not (
+        if len(text) > _MAX_CALL_CHARS or not (
             isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == name
         ):
             return False
@@ -94,31 +93,37 @@ def _is_literal(text: str) -> bool:
         ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return False
-    return len(text) <= _LONG
+    return len(text) <= _MAX_CALL_CHARS
 
 
-async def find_broken(
-    examples: Sequence[Example], path: str, context: CallContext, seconds: float
+async def find_broken_examples(
+    examples: Sequence[Example], path: str, context: CallContext, max_seconds: float
 ) -> tuple[Example, ...]:
-    """Return the examples that do not hold of the function in `path`, as the workspace has it; none
-    where they cannot be run.
+    """Return the examples that do not hold for the function in `path` of the workspace; () if they
+    cannot be run.
 
-    Raises what the workspace raises.
+    Raises the errors of the workspace.
     """
     if not examples:
         return ()
     block = CodeBlock(
-        _CODE,
+        _CHECK_SCRIPT,
         {},
         context.deadline,
         context.tenant,
         inputs={"path": path, "examples": [list(item) for item in examples]},
-        seconds=seconds,
+        seconds=max_seconds,
     )
     with telemetry.span("examples", {"moothall.workspace": context.workspace_id}):
-        ran = await context.workspace.run_code(block, _refuse_tool)
-    held = ran.value if ran.status is ToolStatus.SUCCESS and isinstance(ran.value, list) else []
-    return tuple(example for example, holds in zip(examples, held, strict=False) if holds is False)
+        result = await context.workspace.run_code(block, _refuse_tool)
+    verdicts = (
+        result.value
+        if result.status is ToolStatus.SUCCESS and isinstance(result.value, list)
+        else []
+    )
+    return tuple(
+        example for example, holds in zip(examples, verdicts, strict=False) if holds is False
+    )
 
 
 async def _refuse_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:

@@ -1,6 +1,6 @@
-"""What spans and figures say of a council's model calls and checks.
+"""Spans and metrics of a council's model calls and checks.
 
-Model calls in the words of OpenTelemetry's conventions for generative AI.
+Model calls follow OpenTelemetry's conventions for generative AI.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from moothall.domain.chat import ChatReply, ChatRequest, Message
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.errors import MoothallError
 
-Noted = Callable[[ChatReply], ChatReply]
+RecordReply = Callable[[ChatReply], ChatReply]
 _NO_MODEL = "unknown"
 
 
 @contextmanager
 def model_call(
     request: ChatRequest, messages: Sequence[Message], clean: Callable[[str], str]
-) -> Iterator[Noted]:
-    """Watch one call; give its reply to what is yielded. `messages` is what is really sent, without
-    secrets.
+) -> Iterator[RecordReply]:
+    """Trace one call; pass its reply to the yielded function. `messages` are those that are sent,
+    without secrets.
     """
     started = perf_counter()
     model, outcome = _NO_MODEL, "INTERNAL"
     _, seat, phase, _ = request.call_id.split("/")
-    about: dict[str, str | int | float] = {
+    attributes: dict[str, str | int | float] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": request.temperature,
@@ -41,11 +41,11 @@ def model_call(
         "moothall.phase": phase,
     }
     with (
-        telemetry.span("chat", about, kind="client") as span,
+        telemetry.span("chat", attributes, kind="client") as span,
         telemetry.metrics.MODEL_CALLS_IN_FLIGHT.track_inprogress(),
     ):
 
-        def note(reply: ChatReply) -> ChatReply:
+        def record_reply(reply: ChatReply) -> ChatReply:
             nonlocal model, outcome
             model, outcome = reply.model or _NO_MODEL, "ok"
             usage = reply.usage
@@ -77,7 +77,7 @@ def model_call(
             return reply
 
         try:
-            yield note
+            yield record_reply
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
@@ -91,22 +91,20 @@ def model_call(
 
 @contextmanager
 def watch_check(check: str, workspace: str) -> Iterator[Callable[[CheckRun], CheckRun]]:
-    """Watch one check on a clean checkout; give its run to what is yielded."""
+    """Trace one check on a clean checkout; pass its run to the yielded function."""
     label = telemetry.metrics.check_label(check)
-    about = {"moothall.check": check, "moothall.workspace": workspace}
-    with telemetry.span("check", about) as span, telemetry.metrics.CHECK_SECONDS.time(label):
+    attributes = {"moothall.check": check, "moothall.workspace": workspace}
+    with telemetry.span("check", attributes) as span, telemetry.metrics.CHECK_SECONDS.time(label):
 
-        def note(run: CheckRun) -> CheckRun:
+        def record_run(run: CheckRun) -> CheckRun:
             span.set({"moothall.verdict": run.verdict, "moothall.duration_ms": run.duration_ms})
-            if run.verdict in {
-                Verdict.ERRORED,
-                Verdict.MISSING,
-            }:  # a red test is an answer, not a failure
+            # A failed test is a result, not an error.
+            if run.verdict in {Verdict.ERRORED, Verdict.MISSING}:
                 span.fail(run.verdict)
             telemetry.metrics.CHECKS.add(label, run.verdict)
             return run
 
-        yield note
+        yield record_run
 
 
 def _as_json(messages: Sequence[Message]) -> str:

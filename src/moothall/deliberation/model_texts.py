@@ -1,4 +1,4 @@
-"""What is said of a model to people."""
+"""Descriptions of models for users."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from moothall.domain.chat import ModelDescription, ReplyMode
 
 
 def describe_reply(mode: ReplyMode) -> str:
-    """Return how a model calls tools, in words for people."""
+    """Describe how a model calls tools."""
     return {"tools": "native tool calls", "json": "replies as json", "blocks": "replies as blocks"}[
         mode
     ]
 
 
 def window_text(llm: LlmSettings, about: ModelDescription) -> str:
-    """Return the window and the longest reply of a model, and where they come from, in words for
-    people.
-    """
+    """Describe the window and the longest reply of a model, and their source."""
     fitted = llm.fitted(about.window, about.most_tokens)
     if llm.context_tokens:
         source = "llm.context_tokens"

@@ -1,4 +1,4 @@
-"""Where a deliberation that is paused stops: between turns, with no call of a model under way."""
+"""The gate at which a paused deliberation stops: between turns, with no model call running."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from contextlib import asynccontextmanager, contextmanager
 
 
 class PauseGate:
-    """What goes on in one run of a deliberation. While it is shut no turn begins; those under way
-    end, and then it is `quiet`.
+    """A gate for the turns of one run of a deliberation. While closed, no new turn starts; running
+    turns finish.
     """
 
     def __init__(self) -> None:
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._idle.set()
-        self._inside = 0
+        self._running = 0
 
     @property
-    def shut(self) -> bool:
-        """Whether no turn may begin."""
+    def closed(self) -> bool:
+        """True if no turn may start."""
         return not self._open.is_set()
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait until turns may begin, and hold the place for one."""
+    async def hold_turn(self) -> AsyncIterator[None]:
+        """Wait until turns may start, and hold one."""
         await self._open.wait()
-        with self.busy():
+        with self.hold():
             yield
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Hold the place for what is not stopped half-way, in a turn or beside any."""
-        self._inside += 1
+    def hold(self) -> Iterator[None]:
+        """Hold work that must not be interrupted, within a turn or outside of turns."""
+        self._running += 1
         self._idle.clear()
         try:
             yield
         finally:
-            self._inside -= 1
-            if not self._inside:
+            self._running -= 1
+            if not self._running:
                 self._idle.set()
 
-    async def quiet(self) -> None:
-        """Let no turn begin any more, and return once nothing is under way."""
+    async def close_and_drain(self) -> None:
+        """Let no further turn start, and return once nothing is running."""
         self._open.clear()
         await self._idle.wait()

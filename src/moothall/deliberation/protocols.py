@@ -1,44 +1,42 @@
 """The protocols: the same steps in different orders.
 
 single             propose
-ask                propose; where nothing is changed, what is said at the end is the answer, and is
-judged as text
+ask                propose; without a change, the final text is the answer and is judged as text
 vote               propose · cross-tests
-debate             propose · (every seat reviews another's, authors revise), in rounds · cross-tests
-tests_then_verify  propose · (revise on execution evidence where no candidate is good), in rounds
-                   · cross-tests · reviews on ties
-tournament         propose · cross-tests · (a second wave of proposals, on notes about the first,
-where no candidate is
-                   reproduced or proven · cross-tests) · comparison by summaries, in small groups,
-                   on ties
+debate             propose · (each seat reviews another's answer, authors revise), in rounds
+                   · cross-tests
+tests_then_verify  propose · (revise on execution evidence, if no candidate solves the task), in
+                   rounds · cross-tests · reviews on ties
+tournament         propose · cross-tests · (second wave of proposals with notes on the first, if
+                   no candidate is reproduced or proven · cross-tests) · comparison of summaries in
+                   small groups, on ties
 
-Every protocol that reviews ties compares in groups, too, if more answers are level than one
-comparison takes, or if reviews leave a tie and the model's window is wide enough. Before a revision
-an author reads summaries of the other answers and of the tests that pass on them.
-`limits.second_wave` adds a second wave to other protocols, or turns it off.
+Protocols that review ties also compare in groups if more answers are tied than one comparison can
+take, or if the reviews leave a tie and the model's context window is large enough. Before a
+revision, an author reads summaries of the other answers and of the tests that pass on them.
+`limits.second_wave` adds a second wave to other protocols, or disables it.
 
-Peer review adds reviews from all in any of them. About text there are no checks: all distinct
-answers are reviewed.
-A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has
-one `seat.finished`.
+Peer review adds reviews by all seats to any protocol. Text has no checks: all distinct answers are
+reviewed. A seat that fails, is late, is cancelled or never starts is an outcome. Each seat has
+exactly one `seat.finished` at the end.
 
 The test writer (`judging/test_writer.py`) works after proposals and revisions, and before a second
-wave, if no candidate is proven and through the gates; never in `ask` or about text. If different
-answers are level then, and the protocol reviews ties, the tie-breaker (`judging/tie_breaker.py`)
-compares them before they are reviewed.
+wave, if no candidate is proven and passes the acceptance checks. It never works in `ask` or about
+text. If different answers are tied afterwards, and the protocol reviews ties, the tie-breaker
+(`judging/tie_breaker.py`) compares them before they are reviewed.
 
-Early stop: once a strict majority of all seats has proposed patches that pass the gates, are
-reproduced or proven, and behave the same under all tests, those of the seats included, the seats
-without a proposal are cancelled. A later patch could win only by tests of its own author that the
-majority's patches fail. Where reviews were asked for there is no early stop.
+Early stop: the seats without a proposal are cancelled once a strict majority of all seats has
+proposed patches that pass the acceptance checks, are reproduced or proven, and behave the same
+under all tests, including those written by seats. A later patch could win only by tests of its own
+author that the majority's patches fail. There is no early stop if reviews were requested.
 
-In turn: with the embedded model, which is no faster for several seats at once, they are filled one
-after the other until a candidate is proven and through the gates, and nothing is red beside what it
-mended (`llm.seats_in_turn`).
+Seats in turn: the embedded model is no faster for several seats at once. Its seats are filled one
+after the other until a candidate is proven, passes the acceptance checks and leaves no test failing
+besides the fixed ones (`llm.seats_in_turn`).
 
-Patience: once a candidate is proven and through the gates, the other seats get the time that it
-took once more (`limits.patience`, at least `limits.patience_seconds`); then those without a
-proposal are late. A seat that goes in circles must not hold up an answer that stands.
+Patience: once a candidate is proven and passes the acceptance checks, the other seats get
+`limits.patience` times the time that it took, at least `limits.patience_seconds`. Seats without a
+proposal are late then. A stuck seat must not delay a good answer.
 """
 
 from __future__ import annotations
@@ -51,7 +49,12 @@ from datetime import UTC, datetime, timedelta
 from statistics import fmean
 
 from moothall.concurrency import leaves, seconds_until
-from moothall.deliberation.context import DeliberationContext, Dependencies, SeatState, convene
+from moothall.deliberation.context import (
+    DeliberationContext,
+    Dependencies,
+    SeatState,
+    create_context,
+)
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.agents import report
 from moothall.deliberation.judging.claims import is_done_already, judge_claims
@@ -83,174 +86,190 @@ from moothall.ranking import is_done, ties
 __all__ = ["HOST_STOPS", "Dependencies", "deliberate"]
 
 HOST_STOPS = "host stops"
-"""Cancel a deliberation's task with this message when the work goes on elsewhere: then no seat is
-reported as finished.
+"""Cancel a deliberation's task with this message if another process continues the work: no seat is
+reported as finished then.
 """
 
 SECOND_WAVE = "second-wave"
-"""The name that a second wave is reported under."""
-_FIRST_SEATS = 2
-_CLOSE_SECONDS = 5.0
+"""The agent name under which a second wave is reported."""
+_MIN_SEATS = 2
+_CLOSING_TIMEOUT_SECONDS = 5.0
 
 
 async def deliberate(
-    d: Deliberation, prepared: Prepared | None, parts: Dependencies, recording: Recording
+    deliberation: Deliberation,
+    prepared: Prepared | None,
+    dependencies: Dependencies,
+    recording: Recording,
 ) -> None:
-    """Run a deliberation; everything that it comes to is in the events it publishes.
+    """Run a deliberation; all results are in the events it publishes.
 
-    `prepared` is None about text. Raises `BusUnavailable` where facts could not be published (take
-    it up
-    again with a recording).
+    `prepared` is None for deliberations about text. Raises `BusUnavailable` if events could not be
+    published; run the deliberation again with a recording then.
     """
     try:
-        council = await convene(d, prepared, parts, recording)
+        council = await create_context(deliberation, prepared, dependencies, recording)
     except BusUnavailable:
         raise
     except MoothallError as error:
-        await _nobody_sits(EventWriter(parts.log, d, parts.source, recording.known), error)
+        await _publish_failed_seats(
+            EventWriter(
+                dependencies.log, deliberation, dependencies.source, recording.recorded_ids
+            ),
+            error,
+        )
         return
-    await council.facts.say(
+    await council.events.publish(
         EventType.DELIBERATION_STARTED,
         "",
-        seats=list(d.seats),
-        protocol=d.protocol,
+        seats=list(deliberation.seats),
+        protocol=deliberation.protocol,
         reply_mode=council.reply_mode,
         models=council.models,
         limits=council.limits,
     )
     try:
-        await _sit(council)
+        await _run_until_deadline(council)
     except asyncio.CancelledError as error:
         if HOST_STOPS not in error.args:
-            # Bounded: whoever cancels waits for this. What is not said now, the deliberation's own
-            # deadline says.
+            # Bounded, because the canceller waits. Seats that are not reported in time are late at
+            # the deliberation's own deadline.
             with suppress(TimeoutError, BusUnavailable):
-                async with asyncio.timeout(_CLOSE_SECONDS):
+                async with asyncio.timeout(_CLOSING_TIMEOUT_SECONDS):
                     await _finish(council)
         raise
     except ExceptionGroup as group:
         if unavailable := group.subgroup(BusUnavailable):
             raise next(leaves(unavailable)) from group
-        ours, bugs = group.split(MoothallError)
-        if ours is None or bugs is not None:
+        known_errors, bugs = group.split(MoothallError)
+        if known_errors is None or bugs is not None:
             raise
-        first = next(
-            leaves(ours)
-        )  # such as a disk that is full or a sandbox that does not start any more
-        for seat_state in council.sittings:
-            seat_state.end(SeatStatus.FAILED, first.code, first.message)
+        # Such as a full disk, or a sandbox that does not start.
+        first_error = next(leaves(known_errors))
+        for seat_state in council.seat_states:
+            seat_state.end(SeatStatus.FAILED, first_error.code, first_error.message)
     await _finish(council)
 
 
-async def _sit(council: DeliberationContext) -> None:
-    """Run the protocol until its end or the deadline; a seat that was not done by then is late."""
-    seconds = seconds_until(council.until)
+async def _run_until_deadline(council: DeliberationContext) -> None:
+    """Run the protocol until its end or the deadline; unfinished seats are late."""
+    seconds = seconds_until(council.deadline)
     try:
         async with asyncio.timeout(max(seconds, 0)) as limit:
-            await _run(council)
+            await _run_protocol(council)
     except TimeoutError:
         if not limit.expired():
             raise
-        for seat_state in council.sittings:
+        for seat_state in council.seat_states:
             if seat_state.status is SeatStatus.CANCELLED:
                 seat_state.end(
                     SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time"
                 )
 
 
-async def _nobody_sits(facts: EventWriter, error: MoothallError) -> None:
-    """What no seat can do without, such as the model, is not there: every seat failed before it
-    began.
+async def _publish_failed_seats(events: EventWriter, error: MoothallError) -> None:
+    """Report every seat as failed because something that all seats need, such as the model, is
+    missing.
     """
-    for seat in facts.d.seats:
+    for seat in events.deliberation.seats:
         outcome = SeatOutcome(seat, SeatStatus.FAILED, error.code, error.message)
-        await facts.say(EventType.SEAT_FINISHED, seat, seat=seat, outcome=dump(outcome))
-    await facts.flush()
+        await events.publish(EventType.SEAT_FINISHED, seat, seat=seat, outcome=dump(outcome))
+    await events.flush()
 
 
 async def _finish(council: DeliberationContext) -> None:
-    await council.model.close()  # before the end is on record: what follows it may need the rest
-    # A seat's end lets its deliberation be decided: it is never on record before what was said
-    # earlier (`Log.post`).
-    for seat_state in council.sittings:
+    # Before the end is recorded: later work may need the released budget.
+    await council.model.close()
+    # The collector decides once all seats have finished, so `seat.finished` must never be recorded
+    # before earlier events (`Log.post`).
+    for seat_state in council.seat_states:
         if seat_state.status is SeatStatus.CANCELLED and council.stopped_early:
             seat_state.end(
                 SeatStatus.CANCELLED,
                 "CANCELLED",
-                "nothing that it could have proposed would have won",
+                "no proposal of this seat could have won any more",
             )
-        await council.facts.say(
+        await council.events.publish(
             EventType.SEAT_FINISHED,
             seat_state.seat,
             seat=seat_state.seat,
             outcome=dump(outcome_of(council, seat_state)),
         )
-    await council.facts.flush()
+    await council.events.flush()
 
 
 def _protocol(council: DeliberationContext) -> Protocol:
-    return PROTOCOLS[council.d.protocol]
+    return PROTOCOLS[council.deliberation.protocol]
 
 
-async def _run(council: DeliberationContext) -> None:
-    """Take the steps of the council's protocol."""
+async def _run_protocol(council: DeliberationContext) -> None:
+    """Run the steps of the council's protocol."""
     protocol, tests = _protocol(council), IndependentTests(council)
     if protocol.one_seat:
-        await _propose_all(council, council.sittings[:1])
-        _note(council, await excuse_superseded(council))
+        await _propose_all(council, council.seat_states[:1])
+        _update_judged(council, await excuse_superseded(council))
     else:
-        await _take_seats(council)
-        await _revise_in_rounds(council, protocol)
-        await _cross_tests(council)
-        _note(council, await judge_claims(council))
-        await _second_wave(council, protocol, tests)
-    _note(council, await judge_claims(council))
-    _note(council, await tests.run(published=True))
+        await _fill_seats(council)
+        await _run_revision_rounds(council, protocol)
+        await _run_cross_tests(council)
+        _update_judged(council, await judge_claims(council))
+        await _run_second_wave(council, protocol, tests)
+    _update_judged(council, await judge_claims(council))
+    _update_judged(council, await tests.run(published=True))
     if protocol.reviews_ties:
         if tied := find_tie(council):
-            _note(council, await break_tie(council, tied))
+            _update_judged(council, await break_tie(council, tied))
         await _review_ties(council)
-    await _judge_by_peers(council)
+    await _review_by_peers(council)
 
 
-async def _revise_in_rounds(council: DeliberationContext, protocol: Protocol) -> None:
-    for round_ in range(1, council.d.rounds + 1):
+async def _run_revision_rounds(council: DeliberationContext, protocol: Protocol) -> None:
+    for round_ in range(1, council.deliberation.rounds + 1):
         if not _time_left(council):
             return
         if protocol.revises_on:
-            await _cross_tests(council)  # its results are in what authors read of the other answers
-        if protocol.revises_on == "reviews" and len(council.proposers) >= _FIRST_SEATS:
-            given = answers(seat_state.latest.proposal for seat_state in council.proposers)
-            found = await hold_reviews(
-                council, assign(given, _seats(council.proposers), each=1), "critique", round_
+            await _run_cross_tests(council)  # authors read the results
+        if protocol.revises_on == "reviews" and len(council.proposers) >= _MIN_SEATS:
+            distinct_answers = answers(
+                seat_state.latest.proposal for seat_state in council.proposers
             )
-            await _revise_all(council, council.proposers, round_, found)
-        elif protocol.revises_on == "evidence" and not council.about_text and not _good(council):
-            # One that went in circles to the end has seen all this, and was none the wiser.
+            reviews = await hold_reviews(
+                council,
+                assign(distinct_answers, _seat_names(council.proposers), each=1),
+                "critique",
+                round_,
+            )
+            await _revise_all(council, council.proposers, round_, reviews)
+        elif (
+            protocol.revises_on == "evidence"
+            and not council.about_text
+            and not _has_solution(council)
+        ):
+            # A seat that was stuck at the end has seen this evidence already.
             failed = [
                 seat_state
                 for seat_state in council.proposers
-                if not seat_state.latest.solves and not seat_state.circles
+                if not seat_state.latest.solves and not seat_state.stuck_reason
             ]
             await _revise_all(council, failed, round_)
 
 
-async def _second_wave(
+async def _run_second_wave(
     council: DeliberationContext, protocol: Protocol, tests: IndependentTests
 ) -> None:
-    """Let all seats propose once more, on notes about the first proposals, if none of these is
+    """Let all seats propose once more, with notes on the first proposals, if none of these is
     reproduced or proven.
     """
-    setting = council.parts.limits.second_wave
-    wanted = setting == "on" or (setting == "auto" and protocol.second_wave)
-    if not wanted or council.about_text or not _time_left(council) or council.ledger.used_up:
+    setting = council.dependencies.limits.second_wave
+    enabled = setting == "on" or (setting == "auto" and protocol.second_wave)
+    if not enabled or council.about_text or not _time_left(council) or council.ledger.used_up:
         return
     if is_done_already(council):
         return
-    _note(council, await tests.run(published=False))
+    _update_judged(council, await tests.run(published=False))
     if any(item.passes and item.candidate.level.independent for item in council.judged):
         return
-    wave = council.d.rounds + 1
+    wave = council.deliberation.rounds + 1
     council.notes = await distil_notes(council, wave)
     council.wave = wave
     await report(
@@ -259,98 +278,106 @@ async def _second_wave(
         "second wave: no answer is reproduced or proven, so all seats begin anew with notes",
     )
     async with asyncio.TaskGroup() as group:
-        for seat_state in council.sittings:
+        for seat_state in council.seat_states:
             group.create_task(propose_again(council, seat_state), name=f"{seat_state.seat}.w{wave}")
-    await _cross_tests(council)
+    await _run_cross_tests(council)
 
 
 async def _review_ties(council: DeliberationContext) -> None:
     tied = ties([item.candidate for item in council.judged])
-    # Who is asked for one function, as it is lost in longer prompts, is no judge of two answers.
-    judges = [seat for seat in council.d.seats if council.setup_of(seat).function is None]
-    if tied and judges and not (council.about_text or council.d.peer_review):
-        given = _with_twins(council, answers(candidate.proposal for candidate in tied))
-        if _protocol(council).compares or len(given) > GROUP:
-            await compare(council, given)
+    # Models that are asked for one function, because longer prompts confuse them, cannot judge.
+    judges = [
+        seat for seat in council.deliberation.seats if council.setup_of(seat).function is None
+    ]
+    if tied and judges and not (council.about_text or council.deliberation.peer_review):
+        tied_answers = _with_all_authors(council, answers(candidate.proposal for candidate in tied))
+        if _protocol(council).compares or len(tied_answers) > GROUP:
+            await compare(council, tied_answers)
             return
-        # One review of each, all at temperature 0: the model judges them alike, whoever asks.
+        # One review of each is enough: at temperature 0 all seats get the same one.
         authors = [
             seat if seat in judges else judges[0]
-            for seat in (min(answer.seats) for answer in given)
+            for seat in (min(answer.seats) for answer in tied_answers)
         ]
-        pairs = assign(given, authors, each=1)
-        # With `council.same` an agent with a shell has found no difference; a workspace for each
-        # reviewer finds none either.
-        found = await hold_reviews(
-            council, pairs, "verify", council.d.rounds + 1, tools=not council.same
+        pairs = assign(tied_answers, authors, each=1)
+        # If an agent with a shell found no difference (`answers_equivalent`), reviewers with a
+        # workspace each would not find one either.
+        reviews = await hold_reviews(
+            council,
+            pairs,
+            "verify",
+            council.deliberation.rounds + 1,
+            tools=not council.answers_equivalent,
         )
         if council.setup_of("-").llm.context_tokens >= WIDE_WINDOW:
-            await compare(council, _level_after(given, found))
+            await compare(council, _tied_after_reviews(tied_answers, reviews))
 
 
-def _level_after(given: Sequence[Answer], found: Sequence[Review]) -> list[Answer]:
-    """Return the answers that share the best review, or all if a review is missing; [] if one has
-    the best alone.
+def _tied_after_reviews(tied: Sequence[Answer], reviews: Sequence[Review]) -> list[Answer]:
+    """Return the answers that share the best review score; [] if one answer is the best, all if a
+    review is missing.
     """
-    scores = {review.candidate: review.score for review in found}
-    if any(one.candidate not in scores for answer in given for one in answer.proposals):
-        return list(given)
-    means = [fmean([scores[one.candidate] for one in answer.proposals]) for answer in given]
+    scores = {review.candidate: review.score for review in reviews}
+    if any(proposal.candidate not in scores for answer in tied for proposal in answer.proposals):
+        return list(tied)
+    means = [
+        fmean([scores[proposal.candidate] for proposal in answer.proposals]) for answer in tied
+    ]
     best = [
         answer
-        for answer, mean in zip(given, means, strict=True)
+        for answer, mean in zip(tied, means, strict=True)
         if round(mean, 3) == round(max(means), 3)
     ]
     return best if len(best) > 1 else []
 
 
-async def _take_seats(council: DeliberationContext) -> None:
-    """Fill the seats: all at once; in turn until an answer is proven; or under `adaptive` two and
-    then one more while the evidence disagrees.
+async def _fill_seats(council: DeliberationContext) -> None:
+    """Fill the seats: all at once; one by one until an answer is proven; or, with `adaptive`, two
+    seats first and one more as long as the evidence disagrees.
     """
-    if council.d.adaptive:
-        first, enough = _FIRST_SEATS, _seats_agree
-    elif _in_turn(council):
-        first, enough = 1, _leaves_nothing_red
+    if council.deliberation.adaptive:
+        first, is_enough = _MIN_SEATS, _answers_agree
+    elif _fills_one_by_one(council):
+        first, is_enough = 1, _has_complete_proof
     else:
-        first, enough = len(council.sittings), _seats_agree
-    await _propose_all(council, council.sittings[:first])
-    for seat_state in council.sittings[first:]:
-        if enough(council) or not _time_left(council):
+        first, is_enough = len(council.seat_states), _answers_agree
+    await _propose_all(council, council.seat_states[:first])
+    for seat_state in council.seat_states[first:]:
+        if is_enough(council) or not _time_left(council):
             return
         await _propose_all(council, [seat_state])
 
 
-def _in_turn(council: DeliberationContext) -> bool:
-    """Whether seats are filled one after the other: as little as `patience` where every answer is
-    to be seen.
-    """
-    llm = council.parts.llm
-    wanted = llm.seats_in_turn == "on" or (llm.seats_in_turn == "auto" and llm.base_url is None)
+def _fills_one_by_one(council: DeliberationContext) -> bool:
+    """Return True if seats are filled one after the other; never if every answer is needed."""
+    llm = council.dependencies.llm
+    enabled = llm.seats_in_turn == "on" or (llm.seats_in_turn == "auto" and llm.base_url is None)
     return (
-        wanted
-        and not (council.about_text or council.d.peer_review)
+        enabled
+        and not (council.about_text or council.deliberation.peer_review)
         and _protocol(council).stops_early
     )
 
 
-async def _propose_all(council: DeliberationContext, sittings: Sequence[SeatState]) -> None:
+async def _propose_all(council: DeliberationContext, seat_states: Sequence[SeatState]) -> None:
     if not council.approaches:
-        await find_approaches(council, 1 if _protocol(council).one_seat else len(council.sittings))
+        await find_approaches(
+            council, 1 if _protocol(council).one_seat else len(council.seat_states)
+        )
     tasks: list[tuple[SeatState, asyncio.Task[None]]] = []
     started = datetime.now(UTC)
     waiting: list[asyncio.Task[None]] = []
 
-    async def sit(seat_state: SeatState) -> None:
+    async def propose_and_decide(seat_state: SeatState) -> None:
         await propose(council, seat_state)
         if await _is_decided(council):
             council.stopped_early = True
-            _unseat(tasks)
+            _cancel_open_seats(tasks)
             for task in waiting:
                 task.cancel()
-        elif not waiting and _has_proven(council):
+        elif not waiting and _starts_patience(council):
             waiting.append(
-                group.create_task(_lose_patience(council, tasks, datetime.now(UTC) - started))
+                group.create_task(_cancel_late_seats(council, tasks, datetime.now(UTC) - started))
             )
         if waiting and all(
             other.drafts or task.done() or other is seat_state for other, task in tasks
@@ -359,13 +386,13 @@ async def _propose_all(council: DeliberationContext, sittings: Sequence[SeatStat
 
     async with asyncio.TaskGroup() as group:
         tasks += [
-            (seat_state, group.create_task(sit(seat_state), name=seat_state.seat))
-            for seat_state in sittings
+            (seat_state, group.create_task(propose_and_decide(seat_state), name=seat_state.seat))
+            for seat_state in seat_states
         ]
 
 
-def _unseat(tasks: Sequence[tuple[SeatState, asyncio.Task[None]]]) -> list[SeatState]:
-    """Stop the seats that have proposed nothing yet and return them."""
+def _cancel_open_seats(tasks: Sequence[tuple[SeatState, asyncio.Task[None]]]) -> list[SeatState]:
+    """Cancel the seats without a proposal and return them."""
     stopped = [
         (seat_state, task)
         for seat_state, task in tasks
@@ -376,14 +403,16 @@ def _unseat(tasks: Sequence[tuple[SeatState, asyncio.Task[None]]]) -> list[SeatS
     return [seat_state for seat_state, _ in stopped]
 
 
-async def _lose_patience(
+async def _cancel_late_seats(
     council: DeliberationContext,
     tasks: Sequence[tuple[SeatState, asyncio.Task[None]]],
-    took: timedelta,
+    proof_duration: timedelta,
 ) -> None:
-    limits = council.parts.limits
-    await asyncio.sleep(max(took.total_seconds() * limits.patience, limits.patience_seconds))
-    stopped = _unseat(tasks)
+    limits = council.dependencies.limits
+    await asyncio.sleep(
+        max(proof_duration.total_seconds() * limits.patience, limits.patience_seconds)
+    )
+    stopped = _cancel_open_seats(tasks)
     await asyncio.gather(
         *(task for seat_state, task in tasks if seat_state in stopped), return_exceptions=True
     )
@@ -391,21 +420,21 @@ async def _lose_patience(
         seat_state.end(
             SeatStatus.LATE,
             OUT_OF_PATIENCE,
-            "a proven answer was there and this seat took more than as long again",
+            "another answer is proven, and this seat took too long after it (limits.patience)",
         )
 
 
 async def _revise_all(
     council: DeliberationContext,
-    sittings: Sequence[SeatState],
+    seat_states: Sequence[SeatState],
     round_: int,
-    found: Sequence[Review] = (),
+    reviews: Sequence[Review] = (),
 ) -> None:
     async with asyncio.TaskGroup() as group:
-        for seat_state in sittings:
+        for seat_state in seat_states:
             own = [
                 review
-                for review in found
+                for review in reviews
                 if review.candidate == seat_state.latest.proposal.candidate
             ]
             group.create_task(
@@ -414,115 +443,128 @@ async def _revise_all(
 
 
 async def _is_decided(council: DeliberationContext) -> bool:
-    """The rule of early stop, as in the module's text."""
-    if council.evaluator is None or council.d.peer_review or not _protocol(council).stops_early:
-        return False
-    enough = len(council.sittings) // 2 + 1
-    if sum(item.passes for item in council.judged) < enough or len(council.judged) == len(
-        council.sittings
+    """Apply the early-stop rule of the module docstring."""
+    if (
+        council.evaluator is None
+        or council.deliberation.peer_review
+        or not _protocol(council).stops_early
     ):
         return False
-    await _cross_tests(council)
-    good = Counter(
+    majority = len(council.seat_states) // 2 + 1
+    if sum(item.passes for item in council.judged) < majority or len(council.judged) == len(
+        council.seat_states
+    ):
+        return False
+    await _run_cross_tests(council)
+    votes = Counter(
         item.assessment.behaviour
         for item in council.judged
         if item.passes
         and item.candidate.level.independent
         and all(run.passed for run in item.cross)
     )
-    return any(count >= enough for count in good.values())
+    return any(count >= majority for count in votes.values())
 
 
-def _has_proven(council: DeliberationContext) -> bool:
-    """Whether the others are waited for with patience only."""
+def _starts_patience(council: DeliberationContext) -> bool:
+    """Return True if a proven candidate limits the time of the other seats."""
     if (
-        not council.parts.limits.patience
-        or council.d.peer_review
+        not council.dependencies.limits.patience
+        or council.deliberation.peer_review
         or not _protocol(council).stops_early
     ):
         return False
-    return _proven(council)
+    return _has_proven(council)
 
 
-def _leaves_nothing_red(council: DeliberationContext) -> bool:
-    """Whether a proven candidate leaves nothing red beside what it mended: one that is half right
-    is no reason to ask nobody else.
+def _has_complete_proof(council: DeliberationContext) -> bool:
+    """Return True if a proven candidate leaves no test failing besides those it fixed. A partial
+    fix is no reason to skip the other seats.
     """
     return any(item.passes and is_done(item.assessment) for item in council.judged)
 
 
-def _proven(council: DeliberationContext) -> bool:
+def _has_proven(council: DeliberationContext) -> bool:
     return any(item.passes and item.candidate.proven for item in council.judged)
 
 
-def _good(council: DeliberationContext) -> bool:
-    """Whether a candidate passes the gates and leaves nothing of the task failing: there is nothing
-    to repair.
+def _has_solution(council: DeliberationContext) -> bool:
+    """Return True if a candidate passes the acceptance checks and leaves nothing of the task
+    failing.
     """
     return any(item.solves for item in council.judged)
 
 
-def _seats_agree(council: DeliberationContext) -> bool:
-    """Whether the evidence agrees: every seat so far proposed, and all are through the gates and
-    behave alike.
+def _answers_agree(council: DeliberationContext) -> bool:
+    """Return True if every seat so far proposed, and all proposals pass the acceptance checks and
+    behave the same.
     """
     latest = [seat_state.latest for seat_state in council.proposers]
     started = [
         seat_state
-        for seat_state in council.sittings
+        for seat_state in council.seat_states
         if seat_state.status is not SeatStatus.UNSTARTED
     ]
     if council.about_text:
         return len({item.proposal.content for item in latest}) == 1 and len(latest) == len(started)
-    alike = {item.assessment.behaviour for item in latest}
-    return len(latest) == len(started) and len(alike) == 1 and all(item.solves for item in latest)
+    behaviours = {item.assessment.behaviour for item in latest}
+    return (
+        len(latest) == len(started) and len(behaviours) == 1 and all(item.solves for item in latest)
+    )
 
 
 def _time_left(council: DeliberationContext) -> bool:
-    return datetime.now(UTC) < council.work_until
+    return datetime.now(UTC) < council.work_deadline
 
 
-async def _cross_tests(council: DeliberationContext) -> None:
+async def _run_cross_tests(council: DeliberationContext) -> None:
     if council.evaluator is None:
         return
-    async with council.matrix_turn:  # seats that end at the same time ask for it side by side
-        _note(council, await excuse_superseded(council))
+    async with council.cross_test_lock:  # several seats may end at the same time
+        _update_judged(council, await excuse_superseded(council))
         contradicting = await find_contradictions(council)
-        _note(council, await council.evaluator.cross(council.judged, contradicting))
+        _update_judged(council, await council.evaluator.cross(council.judged, contradicting))
 
 
-def _note(council: DeliberationContext, judged: Sequence[EvaluatedProposal]) -> None:
-    """Put what was found of the candidates in the place of what was known of them."""
-    found = {item.proposal.candidate: item for item in judged}
+def _update_judged(council: DeliberationContext, judged: Sequence[EvaluatedProposal]) -> None:
+    """Replace the judged proposals of all seats by newer versions of them."""
+    by_candidate = {item.proposal.candidate: item for item in judged}
     for seat_state in council.proposers:
-        seat_state.judged = [found.get(item.proposal.candidate, item) for item in seat_state.judged]
+        seat_state.judged = [
+            by_candidate.get(item.proposal.candidate, item) for item in seat_state.judged
+        ]
 
 
-async def _judge_by_peers(council: DeliberationContext) -> None:
-    """Reviews from all: where they were asked for, and always about text, which has no other
-    evidence.
-    """
-    if council.about_text or council.d.peer_review:
-        given = answers(item.proposal for item in council.judged)
-        if len(given) > 1 or council.d.peer_review:
+async def _review_by_peers(council: DeliberationContext) -> None:
+    """Let all seats review: if requested, and always about text, which has no other evidence."""
+    if council.about_text or council.deliberation.peer_review:
+        distinct_answers = answers(item.proposal for item in council.judged)
+        if len(distinct_answers) > 1 or council.deliberation.peer_review:
             await hold_reviews(
-                council, assign(given, _reviewers(council)), "critique", council.d.rounds + 1
+                council,
+                assign(distinct_answers, _list_reviewers(council)),
+                "critique",
+                council.deliberation.rounds + 1,
             )
 
 
-def _seats(sittings: Sequence[SeatState]) -> list[str]:
-    return [seat_state.seat for seat_state in sittings]
+def _seat_names(seat_states: Sequence[SeatState]) -> list[str]:
+    return [seat_state.seat for seat_state in seat_states]
 
 
-def _reviewers(council: DeliberationContext) -> list[str]:
-    """Seats that began; one that was stopped early has nothing more to say."""
-    quiet = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED, SeatStatus.LATE}
-    return [seat_state.seat for seat_state in council.sittings if seat_state.status not in quiet]
+def _list_reviewers(council: DeliberationContext) -> list[str]:
+    """Return the seats that started and were not stopped."""
+    unavailable = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED, SeatStatus.LATE}
+    return [
+        seat_state.seat
+        for seat_state in council.seat_states
+        if seat_state.status not in unavailable
+    ]
 
 
-def _with_twins(council: DeliberationContext, given: Sequence[Answer]) -> tuple[Answer, ...]:
-    """The same answers with every seat that gave them: none of those may review it."""
-    texts = {answer.text for answer in given}
+def _with_all_authors(council: DeliberationContext, tied: Sequence[Answer]) -> tuple[Answer, ...]:
+    """Return the same answers with every seat that gave them: none of these may review it."""
+    texts = {answer.text for answer in tied}
     return tuple(
         answer
         for answer in answers(item.proposal for item in council.judged)

@@ -1,4 +1,4 @@
-"""Model calls: paid from the budget, recorded after they came, never repeated once they are."""
+"""Model calls: charged to the budget, recorded afterwards, and never repeated once recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.instrumentation import model_call
 from moothall.deliberation.pause_gate import PauseGate
 from moothall.deliberation.prompts.text import fence, tokens
-from moothall.deliberation.streaming import Hint, StreamedReply
+from moothall.deliberation.streaming import PublishPartial, StreamedReply
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription
 from moothall.domain.codec import dump, load
@@ -27,65 +27,75 @@ from moothall.ports import ChatModel
 
 log = telemetry.get_logger(__name__)
 
-_MILLION = 1_000_000
-_RECORDED = ("finish_reason", "usage", "model", "duration_ms", "digits", "calls", "reasoning")
+_TOKENS_PER_PRICE = 1_000_000
+_RECORDED_FIELDS = (
+    "finish_reason",
+    "usage",
+    "model",
+    "duration_ms",
+    "digits",
+    "calls",
+    "reasoning",
+)
 """The fields of a reply that are recorded under their own names."""
 REMOTE = "elsewhere"
-"""The phase of a call that asks a remote agent."""
+"""The phase of a call to a remote agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What an earlier run of the same deliberation left: its answers by call id, and by
-    `<seat>/<phase>/<round>.<turn>` what it found of a turn (why the seat went in circles, or
-    nothing). `words` is what was said to it, by event id; `told` which of that a call heard.
+    """What earlier runs of the same deliberation recorded.
+
+    answers: replies by call id. stuck_reasons: by `<seat>/<phase>/<round>.<turn>`, why the seat was
+    stuck after that turn, or an empty string. steering: steering messages by event id.
+    steering_by_call: the ids of the messages that each call received.
     """
 
     answers: Mapping[str, ChatReply] = field(default_factory=dict)
-    circles: Mapping[str, str] = field(default_factory=dict)
-    words: Mapping[str, str] = field(default_factory=dict)
-    told: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    known: frozenset[str] = frozenset()
-    """The ids of what is on record."""
+    stuck_reasons: Mapping[str, str] = field(default_factory=dict)
+    steering: Mapping[str, str] = field(default_factory=dict)
+    steering_by_call: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    recorded_ids: frozenset[str] = frozenset()
+    """The ids of all recorded events."""
     progress: float = 0.0
-    """How far its agent was told to be."""
+    """The last published progress of the deliberation's agent."""
 
     @property
     def spent(self) -> Usage:
-        """What its answers cost."""
+        """The total usage of the answers."""
         return sum((reply.usage for reply in self.answers.values()), Usage())
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Recording:
-        """Read the answers out of a replay; other events, and those that are malformed, are passed
-        over.
-        """
+        """Read a recording from a replay; skip other events and malformed ones."""
         answers: dict[str, ChatReply] = {}
-        circles: dict[str, str] = {}
-        words: dict[str, str] = {}
-        told: dict[str, tuple[str, ...]] = {}
-        known: set[str] = set()
+        stuck_reasons: dict[str, str] = {}
+        steering: dict[str, str] = {}
+        steering_by_call: dict[str, tuple[str, ...]] = {}
+        recorded_ids: set[str] = set()
         progress = 0.0
         for event in events:
-            known.add(event.id)
+            recorded_ids.add(event.id)
             if event.type is EventType.AGENT_PROGRESS and isinstance(
-                far := event.data.get("progress"), int | float
+                progress_value := event.data.get("progress"), int | float
             ):
-                progress = max(progress, far)
+                progress = max(progress, progress_value)
             if event.type is EventType.DELIBERATION_STEERED:
-                words[event.id] = word_of(event)
+                steering[event.id] = steering_text(event)
             if event.type == EventType.SEAT_TURN and isinstance(event.data.get("stuck"), str):
-                where = (str(event.data.get(name)) for name in ("seat", "phase", "round", "turn"))
-                circles.setdefault("{}/{}/{}.{}".format(*where), event.data["stuck"])
+                parts = (str(event.data.get(name)) for name in ("seat", "phase", "round", "turn"))
+                stuck_reasons.setdefault("{}/{}/{}.{}".format(*parts), event.data["stuck"])
             if event.type == EventType.MODEL_CALLED:
                 data = event.data
-                if isinstance(heard := data.get("told"), list | tuple):
-                    told.setdefault(str(data.get("call_id")), tuple(map(str, heard)))
-                said = {name: data[name] for name in _RECORDED if name in data}
+                if isinstance(message_ids := data.get("told"), list | tuple):
+                    steering_by_call.setdefault(
+                        str(data.get("call_id")), tuple(map(str, message_ids))
+                    )
+                fields = {name: data[name] for name in _RECORDED_FIELDS if name in data}
                 try:
                     answers.setdefault(
                         str(data.get("call_id")),
-                        load(ChatReply, {"text": data.get("answer"), **said}),
+                        load(ChatReply, {"text": data.get("answer"), **fields}),
                     )
                 except InvalidRequest as error:
                     log.warning(
@@ -93,13 +103,13 @@ class Recording:
                         id=event.id,
                         reason=error.message,
                     )
-        return cls(answers, circles, words, told, frozenset(known), progress)
+        return cls(
+            answers, stuck_reasons, steering, steering_by_call, frozenset(recorded_ids), progress
+        )
 
 
-def word_of(event: Event) -> str:
-    """Return what an event says to a council, fenced: who says it is known, and the system message
-    says what counts.
-    """
+def steering_text(event: Event) -> str:
+    """Return a steering message, fenced, with its author."""
     return fence(
         f"the task, added to by {event.data.get('by', '')} meanwhile",
         str(event.data.get("message", "")),
@@ -108,9 +118,7 @@ def word_of(event: Event) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model of the settings, what calls it, and what its server tells of it once that was
-    asked.
-    """
+    """A model of the settings, its client, and what its server reports about it."""
 
     llm: LlmSettings
     model: ChatModel
@@ -118,8 +126,9 @@ class NamedModel:
 
 
 class RecordedModel:
-    """The one way in which a council calls its models. `seats` are those of seats, the first one is
-    asked for what they share. Belongs to one event loop.
+    """Makes all model calls of a council. Belongs to one event loop.
+
+    seat_models: the models of seats; the default one serves calls that belong to no seat.
     """
 
     def __init__(
@@ -127,133 +136,147 @@ class RecordedModel:
         model: ChatModel,
         *,
         ledger: Ledger,
-        facts: EventWriter,
+        events: EventWriter,
         recording: Recording,
         settings: LlmSettings,
-        seats: Mapping[str, NamedModel] | None = None,
+        seat_models: Mapping[str, NamedModel] | None = None,
         clean: Callable[[str], str] = scrub,
-        ours: Callable[[], bool] = lambda: True,
+        owns_work: Callable[[], bool] = lambda: True,
         reservation: BudgetReservation | None = None,
-        words: Mapping[str, str] | None = None,
-        hint: Hint | None = None,
+        steering: Mapping[str, str] | None = None,
+        publish_partial: PublishPartial | None = None,
         pause_gate: PauseGate | None = None,
     ) -> None:
         self._ledger = ledger
-        self._facts = facts
+        self._events = events
         self._recording = recording
         self._default = NamedModel(settings, model)
-        self._seats = seats or {}
+        self._seat_models = seat_models or {}
         self._clean = clean
-        self._ours = ours
+        self._owns_work = owns_work
         self._reservation = reservation
-        self._words = words if words is not None else {}
-        self._hint = hint
+        self._steering = steering if steering is not None else {}
+        self._publish_partial = publish_partial
         self._pause_gate = pause_gate or PauseGate()
-        self._told: dict[str, tuple[str, ...]] = {}
+        self._steering_by_call: dict[str, tuple[str, ...]] = {}
         self._used: dict[str, Usage] = {}
-        self._heard: dict[str, ChatReply] = {}
-        self._asking: dict[str, asyncio.Lock] = {}
-        self._circles = dict(recording.circles)
-        self._clean_ones: dict[
-            Message, Message
-        ] = {}  # the system message and the task are in every prompt
+        self._replies: dict[str, ChatReply] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._stuck_reasons = dict(recording.stuck_reasons)
+        # A cache, because the system message and the task are part of every prompt.
+        self._cleaned_messages: dict[Message, Message] = {}
 
     def clean(self, text: str) -> str:
         """Return a text without secrets."""
         return self._clean(text)
 
     def usage_of(self, seat: str) -> Usage:
-        """Return what a seat's calls used, those of earlier runs included."""
+        """Return the usage of a seat's calls, including earlier runs."""
         return self._used.get(seat, Usage())
 
-    def words_for(self, call_id: str) -> tuple[str, ...]:
-        """Return what was said to the council that this call hears: all until now, or, of one that
-        was made before, what it heard then.
+    def steering_for(self, call_id: str) -> tuple[str, ...]:
+        """Return the steering messages for a call: all so far or, for a recorded call, those it
+        received then.
         """
-        words = {**self._recording.words, **self._words}
-        if call_id not in self._told:
-            known = call_id in self._recording.answers
-            self._told[call_id] = self._recording.told.get(call_id, ()) if known else tuple(words)
-        return tuple(words[name] for name in self._told[call_id] if name in words)
+        messages = {**self._recording.steering, **self._steering}
+        if call_id not in self._steering_by_call:
+            is_recorded = call_id in self._recording.answers
+            self._steering_by_call[call_id] = (
+                self._recording.steering_by_call.get(call_id, ())
+                if is_recorded
+                else tuple(messages)
+            )
+        return tuple(messages[name] for name in self._steering_by_call[call_id] if name in messages)
 
-    def circle(self, step: str, found: str) -> str:
-        """Return what was found of a turn the first time, in an earlier run or in a workspace that
-        was lost; `found` where this is the first. Checks may say something else when they are run
-        again, and the seat must go the same way all the same.
+    def first_stuck_reason(self, step: str, reason: str) -> str:
+        """Return why the seat was stuck after a turn, as recorded by an earlier run or a lost
+        workspace; `reason` if the turn is new. Repeated checks may have other results, and the seat
+        must take the same course all the same.
         """
-        return self._circles.setdefault(step, found)
+        return self._stuck_reasons.setdefault(step, reason)
 
     async def ask(self, request: ChatRequest) -> ChatReply:
-        """Return the answer. The same call is made once, also if it is asked for twice at the same
-        time. No secret is in what is sent.
+        """Return the reply to a request. Concurrent and repeated requests with the same call id
+        make one call. Secrets are removed from the request.
 
-        Raises what the model raises, and `BudgetExceeded`.
+        Raises the errors of the model, and `BudgetExceeded`.
         """
-        async with self._asking.setdefault(request.call_id, asyncio.Lock()):
+        async with self._locks.setdefault(request.call_id, asyncio.Lock()):
             return await self._ask(request)
 
     async def _ask(self, request: ChatRequest) -> ChatReply:
-        if (heard := self._heard.get(request.call_id)) is not None:
-            return heard  # a turn that is done again, in a fresh workspace
+        if (reply := self._replies.get(request.call_id)) is not None:
+            return reply  # a turn that is repeated in a new workspace
         _, seat, phase, _ = request.call_id.split("/")
-        known = self._recording.answers.get(request.call_id)
-        if known is not None:
-            self._ledger.settle(request.call_id, known.usage)
-            self._count(seat, known.usage)
-            self._heard[request.call_id] = known
+        recorded = self._recording.answers.get(request.call_id)
+        if recorded is not None:
+            self._ledger.settle(request.call_id, recorded.usage)
+            self._count(seat, recorded.usage)
+            self._replies[request.call_id] = recorded
             telemetry.metrics.MODEL_REPLAYED.add()
-            return known
+            return recorded
         messages = tuple(self._clean_message(message) for message in request.messages)
-        used = self._seats.get(f"{seat}/{phase}", self._seats.get(seat, self._default))
-        estimate = _estimate(used.llm, messages, request.max_tokens)
+        named = self._seat_models.get(f"{seat}/{phase}", self._seat_models.get(seat, self._default))
+        estimate = _estimate(named.llm, messages, request.max_tokens)
         try:
             self._ledger.reserve(request.call_id, estimate)
         except BudgetExceeded:
             telemetry.metrics.BUDGET_REFUSALS.add("model")
             raise
-        with self._pause_gate.busy():
-            reply = await self._make(request, messages, used, estimate)
+        with self._pause_gate.hold():
+            reply = await self._call_and_record(request, messages, named, estimate)
             await self._flush()
         return reply
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Hold one turn of a seat: it begins where the deliberation is not paused."""
-        async with self._pause_gate.turn():
+    async def hold_turn(self) -> AsyncIterator[None]:
+        """Hold one turn of a seat; it starts when the deliberation is not paused."""
+        async with self._pause_gate.hold_turn():
             yield
             await self._flush()
 
     async def _flush(self) -> None:
-        """What was said is on record before the deliberation is put down."""
-        if self._pause_gate.shut:
-            await self._facts.flush()
+        """Make events durable before the deliberation is suspended."""
+        if self._pause_gate.closed:
+            await self._events.flush()
 
-    async def _make(
-        self, request: ChatRequest, messages: tuple[Message, ...], used: NamedModel, estimate: Usage
+    async def _call_and_record(
+        self,
+        request: ChatRequest,
+        messages: tuple[Message, ...],
+        named: NamedModel,
+        estimate: Usage,
     ) -> ChatReply:
-        """Make a call for which there is room, and record it."""
+        """Make a call whose estimate is reserved, and record it."""
         _, seat, phase, _ = request.call_id.split("/")
         try:
             if self._reservation is not None:
-                await self._cover(self._reservation, estimate)
-            with model_call(request, messages, self._clean) as noted:
-                # Where this process stood still another may have asked meanwhile: not a word more.
-                asked = replace(request, messages=messages, tenant=self._facts.d.tenant)
-                reply = noted(await self._chat(used.model, asked, seat))
+                await self._reserve(self._reservation, estimate)
+            with model_call(request, messages, self._clean) as record_reply:
+                cleaned_request = replace(
+                    request, messages=messages, tenant=self._events.deliberation.tenant
+                )
+                reply = record_reply(await self._chat(named.model, cleaned_request, seat))
         except BaseException:
             self._ledger.release(request.call_id)
             raise
         self._ledger.settle(request.call_id, reply.usage)
         self._count(seat, reply.usage)
-        await self._facts.say(
+        await self._events.publish(
             EventType.MODEL_CALLED,
             request.call_id,
             seat=seat,
             call_id=request.call_id,
             phase=phase,
-            prompt_sha256=digest(*(part for m in messages for part in (m.role, m.content))),
+            prompt_sha256=digest(
+                *(part for message in messages for part in (message.role, message.content))
+            ),
             model=reply.model,
-            **({"profile": name} if (name := self._facts.d.model_of(seat)) else {}),
+            **(
+                {"profile": model_name}
+                if (model_name := self._events.deliberation.model_of(seat))
+                else {}
+            ),
             sampling={
                 "temperature": request.temperature,
                 "seed": request.seed,
@@ -275,29 +298,35 @@ class RecordedModel:
                 else {}
             ),
             **({"reasoning": reply.reasoning} if reply.reasoning else {}),
-            **({"told": list(told)} if (told := self._told.get(request.call_id)) else {}),
+            **(
+                {"told": list(message_ids)}
+                if (message_ids := self._steering_by_call.get(request.call_id))
+                else {}
+            ),
         )
-        self._heard[request.call_id] = reply
+        self._replies[request.call_id] = reply
         return reply
 
-    async def _chat(self, model: ChatModel, asked: ChatRequest, seat: str) -> ChatReply:
-        """Make the call, and tell its answer while it grows, where that is wanted."""
-        if self._hint is None:
-            return await model.chat(asked, ours=self._ours)
-        growing = StreamedReply(seat, self._hint, self._clean)
-        async with beside(growing.tell(), "growing"):
-            reply = await model.chat(asked, growing.add, ours=self._ours)
-        await growing.over()
+    async def _chat(self, model: ChatModel, request: ChatRequest, seat: str) -> ChatReply:
+        """Make the call, and publish its partial reply if that is enabled.
+
+        The client checks `owns_work` before it sends: another process may have taken over while
+        this one was stalled.
+        """
+        if self._publish_partial is None:
+            return await model.chat(request, ours=self._owns_work)
+        partial_reply = StreamedReply(seat, self._publish_partial, self._clean)
+        async with beside(partial_reply.publish_periodically(), "growing"):
+            reply = await model.chat(request, partial_reply.add, ours=self._owns_work)
+        await partial_reply.publish_end()
         return reply
 
     async def close(self) -> None:
-        """Give back to the story what its budget held for calls that were not made. Raises
-        `BusUnavailable`.
-        """
+        """Return unused budget to the story. Raises `BusUnavailable`."""
         if self._reservation is not None:
             await self._reservation.close(self._ledger.spent)
 
-    async def _cover(self, reservation: BudgetReservation, estimate: Usage) -> None:
+    async def _reserve(self, reservation: BudgetReservation, estimate: Usage) -> None:
         try:
             await reservation.cover(self._ledger, estimate)
         except BudgetExceeded:
@@ -305,16 +334,16 @@ class RecordedModel:
             raise
 
     def _clean_message(self, message: Message) -> Message:
-        known = self._clean_ones.get(message)
-        if known is None:
+        cleaned = self._cleaned_messages.get(message)
+        if cleaned is None:
             content = self._clean(message.content)
             calls = tuple(
                 replace(call, arguments=self._clean(call.arguments)) for call in message.calls
             )
-            same = content == message.content and calls == message.calls
-            known = message if same else replace(message, content=content, calls=calls)
-            self._clean_ones[message] = known
-        return known
+            unchanged = content == message.content and calls == message.calls
+            cleaned = message if unchanged else replace(message, content=content, calls=calls)
+            self._cleaned_messages[message] = cleaned
+        return cleaned
 
     def _count(self, seat: str, usage: Usage) -> None:
         self._used[seat] = self.usage_of(seat) + usage
@@ -326,5 +355,5 @@ def _estimate(llm: LlmSettings, messages: tuple[Message, ...], max_tokens: int) 
         for message in messages
         for text in (message.content, *(call.arguments for call in message.calls))
     )
-    price = (prompt * llm.price_in + max_tokens * llm.price_out) / _MILLION
+    price = (prompt * llm.price_in + max_tokens * llm.price_out) / _TOKENS_PER_PRICE
     return Usage(prompt_tokens=prompt, completion_tokens=max_tokens, calls=1, cost_usd=price)

@@ -1,4 +1,4 @@
-"""The seat of a remote agent: what it is asked, and its answer taken as hostile as any other."""
+"""The seat of a remote agent: its prompt, and its answer, which is as untrusted as any other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import shlex
 
 from moothall.authorization.paths import first_covered
-from moothall.deliberation.attempt_state import Draft, MalformedReplies, NoChanges, with_left_out
+from moothall.deliberation.attempt_state import Draft, MalformedReplies, NoChanges, append_left_out
 from moothall.deliberation.context import DeliberationContext, SeatState
 from moothall.deliberation.judging.clean_runs import workspace_name
 from moothall.deliberation.recorded_model import REMOTE
@@ -21,73 +21,84 @@ _FENCED = re.compile(r"```(?:diff|patch)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 async def ask_remote(council: DeliberationContext, seat_state: SeatState, endpoint: str) -> Draft:
-    """Ask the seat's agent once, and return what it said and changed. Raises `ConfigurationError`,
-    `NoChanges`, `PatchRefused`, `MalformedReplies`, and what model, budget and workspace raise.
+    """Ask the seat's agent once, and return its answer and change as a draft.
+
+    Raises `ConfigurationError`, `NoChanges`, `PatchRefused`, `MalformedReplies`, and errors of the
+    model, the budget and the workspace.
     """
-    if endpoint not in council.parts.remote_agents:
+    if endpoint not in council.dependencies.remote_agents:
         raise ConfigurationError(
             f"the settings here do not allow the agent at {endpoint} any more (agents.endpoints)"
         )
     request = ChatRequest(
-        call_id=f"{council.d.task_id}/{seat_state.seat}/{REMOTE}/0.1",
-        messages=_prompt(council.d),
-        max_tokens=council.seats[seat_state.seat].llm.max_tokens,
-        deadline=council.work_until,
+        call_id=f"{council.deliberation.task_id}/{seat_state.seat}/{REMOTE}/0.1",
+        messages=_build_prompt(council.deliberation),
+        max_tokens=council.seat_models[seat_state.seat].llm.max_tokens,
+        deadline=council.work_deadline,
     )
-    # Without secrets, as it is on record: after a restart it must be the same.
-    said, diff = _read(council.parts.clean((await council.model.ask(request)).text))
-    if council.d.is_answer(diff) and said.strip():
-        return Draft(said)
+    # Without secrets, as recorded: a repeated run must read the same answer.
+    text, diff = _read_answer(council.dependencies.clean((await council.model.ask(request)).text))
+    if council.deliberation.is_answer(diff) and text.strip():
+        return Draft(text)
     if council.prepared is None or not diff.strip():
         raise NoChanges(
-            "the remote agent says that it is done and has "
-            f"{'changed' if council.prepared else 'said'} nothing"
+            f"the remote agent finished and {'changed' if council.prepared else 'said'} nothing"
         )
-    grant = grant_of(council.d, council.parts.gate, council.prepared)
+    grant = grant_of(council.deliberation, council.dependencies.gateway, council.prepared)
     if all(
         spec.danger is Danger.READ
-        for spec in council.parts.gate.list_tools(council.d.tenant, grant)
+        for spec in council.dependencies.gateway.list_tools(council.deliberation.tenant, grant)
     ):
         raise PatchRefused(
             "This seat has no tool that changes files, so it cannot propose a change."
         )
-    name = workspace_name(council.d.task_id, seat_state.seat)
-    async with council.parts.workspaces.open(council.prepared, name, patch=diff) as workspace:
+    name = workspace_name(council.deliberation.task_id, seat_state.seat)
+    async with council.dependencies.workspaces.open(
+        council.prepared, name, patch=diff
+    ) as workspace:
         patch = await workspace.patch(f"what the agent at {endpoint} changed")
-    if held := first_covered(grant.protected, patch.paths):
-        raise PatchRefused(f"{held!r} may not be changed by this role.")
-    return Draft(with_left_out(said, tuple(patch.ignored)), patch)
+    if protected := first_covered(grant.protected, patch.paths):
+        raise PatchRefused(f"{protected!r} may not be changed by this role.")
+    return Draft(append_left_out(text, tuple(patch.ignored)), patch)
 
 
-def _prompt(d: Deliberation) -> tuple[Message, ...]:
-    """What a remote agent is asked: what it is told as its context, as JSON, then the task."""
-    about: dict[str, object] = {"role": d.role}
-    if d.repository is not None and d.base_sha is not None:
-        where = {"url": d.repository.url} if d.repository.url else {"id": d.repository.id}
-        about["repository"] = {**where, "ref": d.base_sha}
-    checks = [f"- {shlex.join(argv)}" for argv in d.checks.values()]
-    told = ["It is done when these commands succeed:\n" + "\n".join(checks)] if checks else []
+def _build_prompt(deliberation: Deliberation) -> tuple[Message, ...]:
+    """Return the prompt of a remote agent: its context as JSON, then the task."""
+    context: dict[str, object] = {"role": deliberation.role}
+    if deliberation.repository is not None and deliberation.base_sha is not None:
+        repository = (
+            {"url": deliberation.repository.url}
+            if deliberation.repository.url
+            else {"id": deliberation.repository.id}
+        )
+        context["repository"] = {**repository, "ref": deliberation.base_sha}
+    checks = [f"- {shlex.join(argv)}" for argv in deliberation.checks.values()]
+    check_texts = (
+        ["It is done when these commands succeed:\n" + "\n".join(checks)] if checks else []
+    )
     query = "\n\n".join(
         part
         for part in (
-            d.description,
-            d.context,
-            d.constraints.rubric,
-            *d.constraints.requirements,
-            *told,
+            deliberation.description,
+            deliberation.context,
+            deliberation.constraints.rubric,
+            *deliberation.constraints.requirements,
+            *check_texts,
         )
         if part
     )
-    return Message("system", json.dumps(about)), Message("user", query)
+    return Message("system", json.dumps(context)), Message("user", query)
 
 
-def _read(text: str) -> tuple[str, str]:
-    """Return what the agent said, and its diff: told beside it, or the last fenced block of one."""
+def _read_answer(text: str) -> tuple[str, str]:
+    """Return the agent's text, and its diff: a field of the answer, or the last fenced diff in the
+    text.
+    """
     try:
-        found = json.loads(text)
-        said, diff = found["result"], found["diff"]
-        return str(said), str(diff) or next(iter(_FENCED.findall(str(said))[-1:]), "")
+        answer = json.loads(text)
+        summary, diff = str(answer["result"]), str(answer["diff"])
+        return summary, diff or next(iter(_FENCED.findall(summary)[-1:]), "")
     except (ValueError, TypeError, KeyError) as error:
         raise MalformedReplies(
-            "what the remote agent said is no answer: there is no result and no diff"
+            "malformed answer of the remote agent: it needs a result and a diff"
         ) from error

@@ -1,4 +1,4 @@
-"""What an agent used of the machine, how far it is, and that it hit a limit of its own."""
+"""Resource usage of agents: totals, progress, and their own limits."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _MB = 10**6
 
 
 def sum_usage(results: Iterable[ToolResult], runs: Mapping[str, CheckRun]) -> ToolUsage:
-    """Return what tools and checks used, as the kernel measured it."""
+    """Return the usage of tools and checks, as measured by the kernel."""
     return sum(
-        (*(one.usage for one in results), *(run.usage for run in runs.values())), ToolUsage()
+        (*(result.usage for result in results), *(run.usage for run in runs.values())), ToolUsage()
     )
 
 
 def check_bounds(
     bounds: Bounds, results: Iterable[ToolResult], runs: Mapping[str, CheckRun]
 ) -> None:
-    """Raise `LimitExceeded` where something was stopped at a limit of the agent's own."""
-    said: dict[str, str] = {}
+    """Raise `LimitExceeded` if a tool or check was stopped by the agent's own limits."""
+    limits: dict[str, str] = {}
     if bounds.memory_bytes:
-        said[ToolStatus.MEMORY] = f"max_memory, {bounds.memory_bytes / _MB:g} MB"
+        limits[ToolStatus.MEMORY] = f"max_memory, {bounds.memory_bytes / _MB:g} MB"
     if bounds.cpu_share:
-        said[ToolStatus.CPU] = (
+        limits[ToolStatus.CPU] = (
             f"max_cpu, {bounds.cpu_share:.0%} of a processor over the time that it may take"
         )
     for name, status in (
-        *((one.tool, one.status) for one in results),
+        *((result.tool, result.status) for result in results),
         *((name, run.status) for name, run in runs.items()),
     ):
-        if limit := said.get(status):
+        if limit := limits.get(status):
             raise LimitExceeded(
                 f"{name} hit the agent's own limit ({limit}), and the agent was stopped"
             )
@@ -47,45 +47,53 @@ def check_bounds(
 
 @dataclass(slots=True)
 class ProgressEstimate:
-    """How far the agent of a deliberation is, fact by fact. `progress` never falls, over a restart
-    either: it begins with what is on record.
+    """The progress of a deliberation's agent, event by event.
+
+    `progress` never falls, not even over a restart: it starts with the recorded value.
     """
 
-    d: Deliberation
+    deliberation: Deliberation
     progress: float = 0.0
-    _ways: dict[str, float] = field(default_factory=dict)
+    _seat_progress: dict[str, float] = field(default_factory=dict)
     _turns: dict[str, int] = field(default_factory=dict)
     _calls: int = 0
     _spent: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _tools: dict[str, ToolUsage] = field(default_factory=dict)
     _checks: Mapping[str, str] = field(default_factory=dict)
 
-    def after(self, kind: EventType, data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return what an `agent.progress` tells after a fact; None where the fact moves nothing."""
+    def update(self, kind: EventType, data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the data of `agent.progress` after an event; None if the event changes nothing."""
         seat = str(data.get("seat") or "")
-        if self.d.agent is None or seat not in self.d.seats or kind not in _AT:
+        if (
+            self.deliberation.agent is None
+            or seat not in self.deliberation.seats
+            or kind not in _CURRENT_TASKS
+        ):
             return None
         if kind is EventType.SEAT_TURN:
-            self._take_turn(seat, data)
+            self._add_turn(seat, data)
         done = way(
             self._turns.get(seat, 0),
-            self.d.max_turns,
+            self.deliberation.max_turns,
             proposed=kind in _PROPOSED,
             ended=kind is EventType.SEAT_FINISHED,
         )
-        self._ways[seat] = max(done, self._ways.get(seat, 0.0))
-        self.progress = max(self.progress, round(sum(self._ways.values()) / len(self.d.seats), 3))
+        self._seat_progress[seat] = max(done, self._seat_progress.get(seat, 0.0))
+        self.progress = max(
+            self.progress,
+            round(sum(self._seat_progress.values()) / len(self.deliberation.seats), 3),
+        )
         return {
-            "agent_id": self.d.task_id,
-            "agent": self.d.agent.name,
+            "agent_id": self.deliberation.task_id,
+            "agent": self.deliberation.agent.name,
             "seat": seat,
-            "workstream": self.d.agent.workstream,
+            "workstream": self.deliberation.agent.workstream,
             "progress": self.progress,
-            "current_task": _AT[kind],
+            "current_task": _CURRENT_TASKS[kind],
             "metrics": self._metrics(),
         }
 
-    def _take_turn(self, seat: str, data: Mapping[str, Any]) -> None:
+    def _add_turn(self, seat: str, data: Mapping[str, Any]) -> None:
         self._turns[seat] = self._turns.get(seat, 0) + 1
         self._calls += len(data["operations"])
         self._spent[seat], self._tools[seat] = data["usage"], load(ToolUsage, data["tools"])
@@ -97,15 +105,15 @@ class ProgressEstimate:
         return {
             "turns": sum(self._turns.values()),
             "tool_calls": self._calls,
-            "tokens": sum(one["prompt_tokens"] + one["completion_tokens"] for one in spent),
-            "cost_usd": sum(one["cost_usd"] for one in spent),
+            "tokens": sum(usage["prompt_tokens"] + usage["completion_tokens"] for usage in spent),
+            "cost_usd": sum(usage["cost_usd"] for usage in spent),
             "checks": len(self._checks),
             "checks_passed": sum(verdict == "passed" for verdict in self._checks.values()),
             **dump(tools),
         }
 
 
-_AT: Mapping[EventType, str] = {
+_CURRENT_TASKS: Mapping[EventType, str] = {
     EventType.SEAT_STARTED: "begun",
     EventType.SEAT_TURN: "at work",
     EventType.SEAT_PROPOSED: "proposed, being re-checked",

@@ -1,6 +1,4 @@
-"""Descriptions of attempts: of rivals' answers before a revision, and notes for the seats of a
-second wave.
-"""
+"""Descriptions of attempts: rivals' answers before a revision, and notes for the second wave."""
 
 from __future__ import annotations
 
@@ -22,11 +20,10 @@ _NOTES_TOKENS = 1_000
 
 
 def rivals_of(council: DeliberationContext, seat_state: SeatState) -> str:
-    """Return descriptions of the other answers for an author, without names, code or output of
-    tests.
+    """Return descriptions of the other answers for an author, without names, code or test output.
 
     Return '' if there are none, about text, and for seats that write one function: longer prompts
-    lead these astray.
+    confuse their models.
     """
     if council.prepared is None or council.setup_of(seat_state.seat).function is not None:
         return ""
@@ -47,7 +44,7 @@ def rivals_of(council: DeliberationContext, seat_state: SeatState) -> str:
 
 
 def _describe(judged: EvaluatedProposal, names: dict[str, str]) -> str:
-    """Describe an answer; `names` says whose tests are meant, by seat."""
+    """Describe an answer; `names` has a description of each seat's tests."""
     proposal = judged.proposal
     changed = ", ".join(
         f"{part.path} (+{len(part.added)} -{len(part.removed)})"
@@ -58,10 +55,10 @@ def _describe(judged: EvaluatedProposal, names: dict[str, str]) -> str:
         f"Changed files: {changed or 'none'}",
         f"Evidence: {judged.visible.level.words}",
     ]
-    found = judged.seen
-    lines += [f"{item.check}: {item.verdict}{counts(item)}" for item in found.evidence]
-    if found.regressions:
-        lines.append(f"Passed before and not any more: {name_cases(found.regressions)}")
+    assessment = judged.seen
+    lines += [f"{item.check}: {item.verdict}{counts(item)}" for item in assessment.evidence]
+    if assessment.regressions:
+        lines.append(f"Passed before and not any more: {name_cases(assessment.regressions)}")
     for author, passed in {run.author: run.passed for run in judged.cross}.items():
         lines.append(
             f"{'Passes' if passed else 'Fails'} {names.get(author, 'the tests of another answer')}."
@@ -70,26 +67,26 @@ def _describe(judged: EvaluatedProposal, names: dict[str, str]) -> str:
 
 
 async def distil_notes(council: DeliberationContext, round_: int) -> str:
-    """Return a model's notes on the first wave, or descriptions of its answers if it writes
+    """Return a model's notes on the first wave, or descriptions of its answers if there are
     none.
     """
     setup = council.setup_of("-")
-    room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
-    shown: dict[str, str] = {}
+    max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
+    texts: dict[str, str] = {}
     for item in council.judged:
         text = _describe(item, {})
         patch = clip(
             readable_diff(item.proposal.diff),
-            max(room // max(len(council.judged), 1) - len(text), 0),
+            max(max_chars // max(len(council.judged), 1) - len(text), 0),
         )
-        shown.setdefault(item.proposal.diff, f"{text}\n\n{patch}".strip())
-    attempts = list(shown.values()) + _failures(council.sittings)
+        texts.setdefault(item.proposal.diff, f"{text}\n\n{patch}".strip())
+    attempts = list(texts.values()) + _describe_failures(council.seat_states)
     reply = await council.ask(
         f"-/plan/{round_}.notes",
         notes_prompt(setup.judge_system, setup.shared, attempts),
         None,
         _NOTES_TOKENS,
-        deadline=council.work_until,
+        deadline=council.work_deadline,
         temperature=0.0,
     )
     try:
@@ -97,13 +94,15 @@ async def distil_notes(council: DeliberationContext, round_: int) -> str:
     except MalformedReplyError:
         notes = ""
     outline = [_describe(item, {}) for item in council.judged]
-    return clip(notes or "\n\n".join([*outline, *_failures(council.sittings)]), _NOTES_CHARS)
+    return clip(
+        notes or "\n\n".join([*outline, *_describe_failures(council.seat_states)]), _NOTES_CHARS
+    )
 
 
-def _failures(sittings: Sequence[SeatState]) -> list[str]:
+def _describe_failures(seat_states: Sequence[SeatState]) -> list[str]:
     failed = [
         seat_state
-        for seat_state in sittings
+        for seat_state in seat_states
         if not seat_state.judged and seat_state.status is SeatStatus.FAILED
     ]
     return [

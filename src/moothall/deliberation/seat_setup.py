@@ -1,5 +1,5 @@
-"""What the seats of one model work with: how they reply, their prompts and their tools. Models of
-one council may differ.
+"""The setup of the seats of one model: reply mode, prompts and tools. The models of a council may
+differ.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.grants import intersection
 from moothall.config import LlmSettings
-from moothall.deliberation.function import DEFINE, Function, function_of
+from moothall.deliberation.function import DEFINE, Function, find_function
 from moothall.deliberation.prompts import prompts, tool_prompt
 from moothall.deliberation.prompts.repo_map import RepoMap, RepoMapRequest
 from moothall.deliberation.prompts.repository_context import Look, Read, show
@@ -26,15 +26,15 @@ from moothall.tools.catalogue import ToolSpec
 if TYPE_CHECKING:
     from moothall.deliberation.context import Dependencies
 
-_SMALL_WINDOW = 16_000  # below, only the core tools are offered
-_CONTEXT_SHARE = 0.5  # of what the window leaves for a prompt; the rest is history
-_SHOWN_CHARS = 65_536  # of one file, before it is cut to the window
+_ALL_TOOLS_WINDOW = 16_000  # smaller windows get the core tools only
+_REPOSITORY_CONTEXT_SHARE = 0.5  # of the prompt; the rest is for the conversation
+_MAX_FILE_CHARS = 65_536  # before the file is cut to the window
 
 
 @dataclass(frozen=True, slots=True)
 class SeatSetup:
-    """The setup of the seats of one model. `native`: the model calls tools natively. `mode`: how
-    replies in text are spelled.
+    """The setup of the seats of one model. native: the model calls tools natively. mode: the format
+    of replies in text.
     """
 
     llm: LlmSettings
@@ -45,12 +45,10 @@ class SeatSetup:
     shared: str
     specs: tuple[ToolSpec, ...] = ()
     tools: SeatTools | None = None
-    """What seats call natively; None about text, and where they reply in json or blocks."""
+    """The native tools; None about text, and for replies in JSON or blocks."""
     python: bool = False
     example: tuple[Action, ...] = ()
-    """The actions of the worked example in `system`: a seat that replies with just these has copied
-    it.
-    """
+    """The actions of the worked example in `system`: a reply with only these is a copy of it."""
     function: Function | None = None
 
     @property
@@ -64,96 +62,114 @@ class SeatSetup:
         return prompts.JUDGE if self.native else self.system
 
 
-async def set_up(
-    d: Deliberation,
+async def create_seat_setup(
+    deliberation: Deliberation,
     prepared: Prepared | None,
-    parts: Dependencies,
+    dependencies: Dependencies,
     named: NamedModel,
-    found: ReplyMode,
+    reply_mode: ReplyMode,
 ) -> SeatSetup:
-    """Return the setup of the seats of a model that replies as `found`. Raises what the reader
-    raises.
-    """
-    llm, native = named.llm, found == "tools"
-    mode: ReplyMode = "blocks" if native else found
-    turns = (
-        d.max_turns if native else min(d.max_turns, parts.limits.text_turns)
-    )  # in json and blocks more lead nowhere
-    grant = grant_of(d, parts.gate, prepared)
+    """Return the setup of the seats of a model. Raises the errors of the reader."""
+    llm, native = named.llm, reply_mode == "tools"
+    mode: ReplyMode = "blocks" if native else reply_mode
+    turns = deliberation.max_turns
+    if not native:  # in JSON and blocks, further turns are useless
+        turns = min(turns, dependencies.limits.text_turns)
+    grant = grant_of(deliberation, dependencies.gateway, prepared)
     specs = (
-        tuple(parts.gate.list_tools(d.tenant, grant, core=llm.context_tokens < _SMALL_WINDOW))
+        tuple(
+            dependencies.gateway.list_tools(
+                deliberation.tenant, grant, core=llm.context_tokens < _ALL_TOOLS_WINDOW
+            )
+        )
         if prepared
         else ()
     )
-    tools = SeatTools.of(specs) if native and specs else None
+    tools = SeatTools.from_specs(specs) if native and specs else None
     if tools is not None and prepared is not None:
         overview = await tool_prompt.survey_repository(
-            prepared, d.description, *_readers(prepared, parts)
+            prepared, deliberation.description, *_create_readers(prepared, dependencies)
         )
-        shared = tool_prompt.shared_text(d, overview, prepared)
-        system = tool_prompt.system_text(shell=tools.has_shell, alone=len(d.seats) == 1)
+        shared = tool_prompt.shared_text(deliberation, overview, prepared)
+        system = tool_prompt.system_text(shell=tools.has_shell, alone=len(deliberation.seats) == 1)
         return SeatSetup(llm, native, mode, turns, system, shared, specs, tools)
     python = (
-        parts.run_code is not None
+        dependencies.run_code is not None
         and bool(specs)
-        and llm.context_tokens >= parts.python.offer_from_tokens
+        and llm.context_tokens >= dependencies.python.offer_from_tokens
     )
     setup = SeatSetup(llm, native, mode, turns, "", "", specs, python=python)
-    return await _show(d, prepared, parts, setup)
+    return await _add_prompts(deliberation, prepared, dependencies, setup)
 
 
-async def _show(
-    d: Deliberation, prepared: Prepared | None, parts: Dependencies, setup: SeatSetup
+async def _add_prompts(
+    deliberation: Deliberation,
+    prepared: Prepared | None,
+    dependencies: Dependencies,
+    setup: SeatSetup,
 ) -> SeatSetup:
-    """Return the setup of seats that reply in json or blocks with its prompts, and what of the
-    repository goes into them.
-    """
+    """Add the prompts of seats that reply in JSON or blocks, with the repository's context."""
     llm, specs, mode, python = setup.llm, setup.specs, setup.mode, setup.python
-    system = prompts.system_text(specs, mode, python=python, document=bool(d.document))
-    if prepared is None or d.merge:
-        return replace(setup, system=system, shared=prompts.shared_text(d, None))
-    room = max(
+    system = prompts.system_text(specs, mode, python=python, document=bool(deliberation.document))
+    if prepared is None or deliberation.merge:
+        return replace(setup, system=system, shared=prompts.shared_text(deliberation, None))
+    max_prompt_tokens = max(
         llm.context_tokens
         - llm.max_tokens
         - tokens(system)
-        - tokens(d.description)
-        - tokens(d.context),
+        - tokens(deliberation.description)
+        - tokens(deliberation.context),
         0,
     )
-    read, look = _readers(prepared, parts)
-    shown = await show(prepared, d.description, read, int(room * _CONTEXT_SHARE), look)
-    defines = any(spec.name == DEFINE for spec in specs)
-    if not defines:
-        shown = replace(shown, example=None)  # nothing is shown that may not be used
-    if shown.example is not None:
-        system = prompts.system_text(specs, mode, python=python, example=shown.example)
-    functions = defines and (
+    read_file, survey = _create_readers(prepared, dependencies)
+    repository_context = await show(
+        prepared,
+        deliberation.description,
+        read_file,
+        int(max_prompt_tokens * _REPOSITORY_CONTEXT_SHARE),
+        survey,
+    )
+    can_define = any(spec.name == DEFINE for spec in specs)
+    if not can_define:
+        # The example must not use tools that are not granted.
+        repository_context = replace(repository_context, example=None)
+    if repository_context.example is not None:
+        system = prompts.system_text(specs, mode, python=python, example=repository_context.example)
+    asks_for_function = can_define and (
         llm.functions == "on" or (llm.functions == "auto" and llm.base_url is None)
     )
     return replace(
         setup,
         system=system,
-        shared=prompts.shared_text(d, shown),
-        example=prompts.example_of(shown),
-        function=function_of(d.description, shown, prepared.files)
-        if functions and not d.is_answer("")
+        shared=prompts.shared_text(deliberation, repository_context),
+        example=prompts.example_of(repository_context),
+        function=find_function(deliberation.description, repository_context, prepared.files)
+        if asks_for_function and not deliberation.is_answer("")
         else None,
     )
 
 
-def _readers(prepared: Prepared, parts: Dependencies) -> tuple[Read, Look]:
-    """Return what reads a file of the base, and what surveys it."""
+def _create_readers(prepared: Prepared, dependencies: Dependencies) -> tuple[Read, Look]:
+    """Return functions that read a file of the base and survey it."""
 
-    async def read(path: str) -> str:
-        return await parts.read(prepared.base, path, _SHOWN_CHARS)
+    async def read_file(path: str) -> str:
+        return await dependencies.read_file(prepared.base, path, _MAX_FILE_CHARS)
 
-    async def look(order: RepoMapRequest) -> RepoMap:
-        return await parts.surveyor.survey(prepared, order) if parts.surveyor else RepoMap()
+    async def survey(request: RepoMapRequest) -> RepoMap:
+        return (
+            await dependencies.repo_mapper.survey(prepared, request)
+            if dependencies.repo_mapper
+            else RepoMap()
+        )
 
-    return read, look
+    return read_file, survey
 
 
-def grant_of(d: Deliberation, gate: ToolGateway, prepared: Prepared | None) -> Grant:
-    """Return what the seats may do: what their role may, or those of the task's tools among it."""
-    grant = gate.grant_for(d.role, prepared.base.profile.protected if prepared else ())
-    return intersection(grant, Grant(d.tools)) if d.tools else grant
+def grant_of(deliberation: Deliberation, gateway: ToolGateway, prepared: Prepared | None) -> Grant:
+    """Return the grant of the seats: that of their role, limited to the task's tools if it names
+    any.
+    """
+    grant = gateway.grant_for(
+        deliberation.role, prepared.base.profile.protected if prepared else ()
+    )
+    return intersection(grant, Grant(deliberation.tools)) if deliberation.tools else grant

@@ -1,4 +1,6 @@
-"""The seats of one deliberation: taking one, proposing, revising; how each ended is a value."""
+"""The seats of one deliberation: starting, proposing and revising. A seat's failure is a recorded
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from moothall.deliberation.attempt_state import (
     NoChanges,
     OutOfTurns,
     StuckError,
-    malformed_replies,
+    malformed_replies_error,
 )
 from moothall.deliberation.code_blocks import BlockRunner, TurnContext
 from moothall.deliberation.context import DeliberationContext, SeatState
@@ -71,9 +73,9 @@ log = get_logger(__name__)
 
 _APPROACH_TOKENS = 40
 _FIRST_PHASE = {"plan": "derive", "coach": "coach"}
-"""The phase of the calls in which seats write a document."""
-_MESSAGE = 4_000  # characters of a seat's own commit messages
-_WORKSPACES = 3  # that a seat may use up for one proposal
+"""The phase of the calls in which seats write a document, by its kind."""
+_MAX_MESSAGE_CHARS = 4_000  # of a seat's own commit messages
+_MAX_WORKSPACES = 3  # for one proposal, lost ones included
 
 BUILT_IN_APPROACHES = (
     "the most direct change",
@@ -85,22 +87,22 @@ BUILT_IN_APPROACHES = (
 
 
 async def find_approaches(council: DeliberationContext, count: int) -> None:
-    """Ask once for distinct approaches. Where that fails, built-in ones serve; `seat.started` says
-    which.
+    """Ask the model once for distinct approaches; fall back to built-in ones. `seat.started`
+    reports the source.
 
-    The small local model does worse with any approach in its prompt (right at the first turn 19
-    times in 36 with one, 26 in 30 without): under `auto` its seats differ by temperature and seed
-    alone. Seats with native tools differ by how they begin.
+    The small local model does worse with any approach in its prompt (right at the first turn in 19
+    of 36 runs with one, in 26 of 30 without): with `auto`, its seats differ only by temperature and
+    seed. Seats with native tools differ by how they begin.
     """
-    llm, setup = council.parts.llm, council.setup_of("-")
-    in_text = [
-        one
-        for one in (council.setup_of(seat_state.seat) for seat_state in council.sittings)
-        if one.tools is None
+    llm, shared_setup = council.dependencies.llm, council.setup_of("-")
+    text_setups = [
+        setup
+        for setup in (council.setup_of(seat_state.seat) for seat_state in council.seat_states)
+        if setup.tools is None
     ]
-    usual = llm.base_url is not None and not all(one.native for one in in_text)
-    wanted = llm.approaches == "on" or (llm.approaches == "auto" and usual)
-    if min(count, len(in_text)) < 2 or not wanted:  # noqa: PLR2004  # one seat needs no distinction
+    auto_enabled = llm.base_url is not None and not all(setup.native for setup in text_setups)
+    enabled = llm.approaches == "on" or (llm.approaches == "auto" and auto_enabled)
+    if min(count, len(text_setups)) < 2 or not enabled:  # noqa: PLR2004  # one seat needs no distinction
         return
     council.approaches = tuple(
         BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count)
@@ -108,10 +110,10 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
     council.approach_source = "built-in"
     reply = await council.ask(
         "-/plan/0.1",
-        prompts.approaches_prompt(setup.system, setup.shared, count),
+        prompts.approaches_prompt(shared_setup.system, shared_setup.shared, count),
         approaches_schema(count),
         _APPROACH_TOKENS * count + 20,
-        deadline=council.work_until,
+        deadline=council.work_deadline,
         temperature=llm.temperature,
     )
     with suppress(MalformedReplyError):
@@ -120,181 +122,204 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
 
 
 async def propose(council: DeliberationContext, seat_state: SeatState) -> None:
-    """Take the seat, work, propose, be judged. Whatever fails is how the seat ended, not an
-    exception.
+    """Start the seat, work, propose, and have the proposal judged. Failures are recorded, not
+    raised.
     """
-    endpoint, approach, warmth = council.d.elsewhere.get(seat_state.seat), "", 0.0
-    if endpoint and not council.d.merge:
+    endpoint, approach, temperature = council.deliberation.elsewhere.get(seat_state.seat), "", 0.0
+    if endpoint and not council.deliberation.merge:
         approach = f"asked at {endpoint}"
-    elif not council.d.merge:
-        approach, warmth = council.approach(seat_state), council.warmth(seat_state.seat)
-        seat_state.agent = _new_agent(council, seat_state, approach, warmth)
-    await _sit_down(council, seat_state, approach, warmth)
-    await _sit(council, seat_state, _propose(council, seat_state), council.work_until)
+    elif not council.deliberation.merge:
+        approach, temperature = (
+            council.approach_of(seat_state),
+            council.temperature_of(seat_state.seat),
+        )
+        seat_state.agent = _create_agent(council, seat_state, approach, temperature)
+    await _publish_started(council, seat_state, approach, temperature)
+    await _run_seat(council, seat_state, _propose(council, seat_state), council.work_deadline)
 
 
-def _new_agent(
-    council: DeliberationContext, seat_state: SeatState, approach: str, warmth: float
+def _create_agent(
+    council: DeliberationContext, seat_state: SeatState, approach: str, temperature: float
 ) -> AgentLoop | ToolLoop:
-    d, setup = council.d, council.setup_of(seat_state.seat)
+    deliberation, setup = council.deliberation, council.setup_of(seat_state.seat)
     if setup.tools is not None:
-        return _new_tool_loop(council, setup, setup.tools, seat_state, warmth)
-    voice = SamplingSettings(setup.mode, warmth, d.seed, way=seat_state.number)
-    talk = Conversation(
-        d.task_id,
+        return _create_tool_loop(council, setup, setup.tools, seat_state, temperature)
+    sampling = SamplingSettings(
+        setup.mode, temperature, deliberation.seed, prompt_number=seat_state.number
+    )
+    conversation = Conversation(
+        deliberation.task_id,
         seat_state.seat,
         _with_notes(
             council,
             prompts.seat_prompt(
                 setup.system,
                 setup.shared,
-                d.role,
+                deliberation.role,
                 approach,
                 about_text=council.about_text,
-                asked=setup.mode if d.is_answer("") else None,
+                asked=setup.mode if deliberation.is_answer("") else None,
                 example=setup.example,
             ),
         ),
-        voice,
+        sampling,
         model=council.model,
         llm=setup.llm,
         specs=setup.specs,
         python=setup.python,
         function=setup.function,
-        document=d.document,
+        document=deliberation.document,
     )
     return AgentLoop(
-        talk,
-        council.parts.limits.model_copy(update={"attempts": council.attempts_of(seat_state.seat)}),
-        _coding_of(council, seat_state.seat, voice),
-        facts=council.facts,
-        role=d.role,
-        asked=d.is_answer(""),
+        conversation,
+        council.dependencies.limits.model_copy(
+            update={"attempts": council.attempts_of(seat_state.seat)}
+        ),
+        _create_block_runner(council, seat_state.seat, sampling),
+        events=council.events,
+        role=deliberation.role,
+        may_answer=deliberation.is_answer(""),
         example=setup.example,
-        resumes=d.fork.step if d.fork else "",
+        resumed_step=deliberation.fork.step if deliberation.fork else "",
     )
 
 
-def _new_tool_loop(
+def _create_tool_loop(
     council: DeliberationContext,
     setup: SeatSetup,
     tools: SeatTools,
     seat_state: SeatState,
-    warmth: float,
+    temperature: float,
 ) -> ToolLoop:
-    d, question = council.d, council.d.is_answer("")
+    deliberation, may_answer = council.deliberation, council.deliberation.is_answer("")
     head = tool_prompt.seat_prompt(
         setup.system,
         setup.shared,
-        d.role,
+        deliberation.role,
         seat_state.number,
         shell=tools.has_shell,
-        question=question,
+        question=may_answer,
         turns=setup.max_turns,
     )
     chat = ToolChat(
-        d.task_id,
+        deliberation.task_id,
         seat_state.seat,
         _with_notes(council, head),
         model=council.model,
         llm=setup.llm,
         tools=tools.offered,
-        temperature=warmth,
-        seed=d.seed,
+        temperature=temperature,
+        seed=deliberation.seed,
     )
     return ToolLoop(
-        chat, tools, council.parts.limits, facts=council.facts, role=d.role, question=question
+        chat,
+        tools,
+        council.dependencies.limits,
+        events=council.events,
+        role=deliberation.role,
+        may_answer=may_answer,
     )
 
 
 def _with_notes(council: DeliberationContext, head: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the first messages of a seat with the council's notes, if it has any."""
+    """Return the first messages of a seat, with the council's notes if there are any."""
     if not council.notes:
         return head
     last = head[-1]
     return (*head[:-1], replace(last, content=f"{last.content}\n\n{notes_text(council.notes)}"))
 
 
-async def _sit_down(
-    council: DeliberationContext, seat_state: SeatState, approach: str, warmth: float
+async def _publish_started(
+    council: DeliberationContext, seat_state: SeatState, approach: str, temperature: float
 ) -> None:
     seat_state.end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
-    await council.facts.say(
+    await council.events.publish(
         EventType.SEAT_STARTED,
         seat_state.seat,
         seat=seat_state.seat,
-        role=council.d.role,
+        role=council.deliberation.role,
         agent_id=seat_state.seat,
         approach=approach,
         approach_source=council.approach_source,
-        temperature=warmth,
+        temperature=temperature,
     )
 
 
 async def revise(
     council: DeliberationContext, seat_state: SeatState, round_: int, reviews: Sequence[Review] = ()
 ) -> None:
-    """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal
-    stays as it is; so does that of a remote agent.
+    """Let an author improve its proposal, based on evidence and reviews.
+
+    If that fails, the proposal stays as it is. Remote agents do not revise.
     """
-    if seat_state.seat in council.d.elsewhere:
+    if seat_state.seat in council.deliberation.elsewhere:
         return
-    await _sit(council, seat_state, _revise(council, seat_state, round_, reviews), council.until)
+    await _run_seat(
+        council, seat_state, _revise(council, seat_state, round_, reviews), council.deadline
+    )
 
 
 async def propose_again(council: DeliberationContext, seat_state: SeatState) -> None:
-    """Let a seat begin anew in the second wave, on the base and the council's notes. Its first
-    proposal stays a candidate. Remote agents are not asked again.
+    """Let a seat start again in the second wave, on the base and with the council's notes.
+
+    Its first proposal stays a candidate. Remote agents are not asked again.
     """
-    if seat_state.seat in council.d.elsewhere:
+    if seat_state.seat in council.deliberation.elsewhere:
         return
-    before = seat_state.agent.used if seat_state.agent is not None else ToolUsage()
-    seat_state.agent = _new_agent(
-        council, seat_state, council.approach(seat_state), council.warmth(seat_state.seat)
+    before = seat_state.agent.tool_usage if seat_state.agent is not None else ToolUsage()
+    seat_state.agent = _create_agent(
+        council,
+        seat_state,
+        council.approach_of(seat_state),
+        council.temperature_of(seat_state.seat),
     )
-    seat_state.agent.used = before
-    await _sit(council, seat_state, _propose_again(council, seat_state), council.work_until)
+    seat_state.agent.tool_usage = before
+    await _run_seat(council, seat_state, _propose_again(council, seat_state), council.work_deadline)
 
 
 async def _propose_again(council: DeliberationContext, seat_state: SeatState) -> None:
-    draft = await _draft(council, seat_state, council.wave)
-    if council.parts.clean(draft.patch.diff if draft.patch else "") not in {
+    draft = await _create_draft(council, seat_state, council.wave)
+    if council.dependencies.clean(draft.patch.diff if draft.patch else "") not in {
         item.proposal.diff for item in seat_state.judged
     }:
-        await _submit(council, seat_state, draft, council.wave if seat_state.drafts else 0)
+        await _submit_proposal(council, seat_state, draft, council.wave if seat_state.drafts else 0)
 
 
-async def _sit(
-    council: DeliberationContext, seat_state: SeatState, work: Awaitable[None], until: datetime
+async def _run_seat(
+    council: DeliberationContext, seat_state: SeatState, work: Awaitable[None], deadline: datetime
 ) -> None:
-    about = {
+    attributes = {
         "moothall.seat": seat_state.seat,
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": seat_state.seat,
     }
-    with telemetry.bound(seat=seat_state.seat), telemetry.span("seat", about) as span:
+    with telemetry.bound(seat=seat_state.seat), telemetry.span("seat", attributes) as span:
         try:
-            async with asyncio.timeout(max(seconds_until(until), 0)) as limit:
+            async with asyncio.timeout(max(seconds_until(deadline), 0)) as limit:
                 await work
         except TimeoutError:
             if not limit.expired():
                 raise
-            await _fail(council, seat_state, DeadlineExceeded("the seat was not done in time"))
+            await _record_failure(
+                council, seat_state, DeadlineExceeded("the seat was not done in time")
+            )
         except BusUnavailable:
-            raise  # nobody could be told: the whole deliberation is taken up again later
+            raise  # nothing can be recorded: the whole deliberation runs again later
         except MoothallError as error:
-            await _fail(council, seat_state, error)
+            await _record_failure(council, seat_state, error)
         span.set({"moothall.status": seat_state.status})
         if seat_state.code:
             span.fail(seat_state.code, seat_state.message)
 
 
-async def _fail(council: DeliberationContext, seat_state: SeatState, error: MoothallError) -> None:
-    late = isinstance(error, DeadlineExceeded)
-    seat_state.end(SeatStatus.LATE if late else SeatStatus.FAILED, error.code, error.message)
-    # A revision that failed leaves the proposal standing, and is told under an id of its own.
+async def _record_failure(
+    council: DeliberationContext, seat_state: SeatState, error: MoothallError
+) -> None:
+    is_late = isinstance(error, DeadlineExceeded)
+    seat_state.end(SeatStatus.LATE if is_late else SeatStatus.FAILED, error.code, error.message)
+    # A failed revision leaves the proposal in place, so it is published under an id of its own.
     ordinal = f"{seat_state.seat}/{len(seat_state.drafts)}"
-    await council.facts.say(
+    await council.events.publish(
         EventType.SEAT_FAILED,
         ordinal,
         seat=seat_state.seat,
@@ -303,99 +328,102 @@ async def _fail(council: DeliberationContext, seat_state: SeatState, error: Moot
 
 
 async def _propose(council: DeliberationContext, seat_state: SeatState) -> None:
-    if council.d.merge:
-        draft = await _merge(council)
-    elif endpoint := council.d.elsewhere.get(seat_state.seat):
+    if council.deliberation.merge:
+        draft = await _merge_commits(council)
+    elif endpoint := council.deliberation.elsewhere.get(seat_state.seat):
         draft = await ask_remote(council, seat_state, endpoint)
     else:
-        draft = await _draft(council, seat_state, 0)
-    await _submit(council, seat_state, draft, 0)
+        draft = await _create_draft(council, seat_state, 0)
+    await _submit_proposal(council, seat_state, draft, 0)
 
 
-async def _merge(council: DeliberationContext) -> Draft:
-    """Return what the commits come to together."""
-    if council.prepared is None or council.parts.merge is None:
+async def _merge_commits(council: DeliberationContext) -> Draft:
+    """Return the merged commits as a draft."""
+    if council.prepared is None or council.dependencies.merge is None:
         raise AssertionError("commits are merged where there is a repository")
     base = council.prepared.base
-    # A base without its hidden tests has no history in common with what was delivered.
-    patch = await council.parts.merge(
-        replace(base, sha=council.d.base_sha or base.sha), council.d.merge
+    # A base without its hidden tests shares no history with delivered commits.
+    patch = await council.dependencies.merge(
+        replace(base, sha=council.deliberation.base_sha or base.sha), council.deliberation.merge
     )
     if not patch.diff:
-        raise NoChanges("the base has all of it already")
-    return Draft(council.d.description, patch)
+        raise NoChanges("nothing to merge: the base contains all these commits already")
+    return Draft(council.deliberation.description, patch)
 
 
 async def _revise(
     council: DeliberationContext, seat_state: SeatState, round_: int, reviews: Sequence[Review]
 ) -> None:
-    agent, judged = _agent(seat_state), seat_state.latest
+    agent, judged = _agent_of(seat_state), seat_state.latest
     evidence = facts_text(judged, council.prepared.runs) if council.prepared else ""
     texts = [review_text(review) for review in reviews]
-    agent.talk.tell(prompts.revise_text(evidence, texts, rivals_of(council, seat_state)))
+    agent.conversation.append_text(
+        prompts.revise_text(evidence, texts, rivals_of(council, seat_state))
+    )
     last = seat_state.drafts[-1]
-    # Its own workspace, opened again on its own patch: the same files, a fresh executor.
-    draft = await _draft(
+    # Its workspace is opened again on its own patch: the same files, a fresh executor.
+    draft = await _create_draft(
         council,
         seat_state,
         round_,
-        start=replace(last, green=last.green and passes_gates(judged.visible)),
+        start=replace(last, passed=last.passed and passes_gates(judged.visible)),
     )
-    same = (
-        council.parts.clean(draft.patch.diff) == judged.proposal.diff
+    unchanged = (
+        council.dependencies.clean(draft.patch.diff) == judged.proposal.diff
         if draft.patch
         else draft.content == judged.proposal.content
     )
-    if not same:
-        await _submit(council, seat_state, draft, round_)
+    if not unchanged:
+        await _submit_proposal(council, seat_state, draft, round_)
 
 
-def _round(council: DeliberationContext, round_: int) -> tuple[str, datetime]:
-    """Return a round's name, with its phase, and its deadline. Round 0 is the first proposals,
+def _round_name_and_deadline(council: DeliberationContext, round_: int) -> tuple[str, datetime]:
+    """Return the name of a round, with its phase, and its deadline. Round 0 is the first proposals,
     `council.wave` a second wave.
     """
     if round_ and round_ == council.wave:
-        return f"propose/{round_}", council.work_until
+        return f"propose/{round_}", council.work_deadline
     if round_:
-        return f"revise/{round_}", council.until
-    return f"{_FIRST_PHASE.get(council.d.document, 'propose')}/0", council.work_until
+        return f"revise/{round_}", council.deadline
+    return f"{_FIRST_PHASE.get(council.deliberation.document, 'propose')}/0", council.work_deadline
 
 
-async def _draft(
+async def _create_draft(
     council: DeliberationContext, seat_state: SeatState, round_: int, start: Draft | None = None
 ) -> Draft:
-    """Return what the seat's agent comes to in a round; about a repository, from `start` on."""
-    agent = _agent(seat_state)
+    """Return the draft of the seat's agent in a round; `start` is the draft to continue from."""
+    agent = _agent_of(seat_state)
     if council.prepared is None and isinstance(agent, AgentLoop):
-        return await agent.answer(*_round(council, round_))
+        return await agent.answer_text(*_round_name_and_deadline(council, round_))
     if council.prepared is None:
         raise AssertionError("a seat with native tools works on a repository")
-    return await _work(council, seat_state, council.prepared, round_, start)
+    return await _run_attempts(council, seat_state, council.prepared, round_, start)
 
 
-async def _work(
+async def _run_attempts(
     council: DeliberationContext,
     seat_state: SeatState,
     prepared: Prepared,
     round_: int,
     start: Draft | None,
 ) -> Draft:
-    """Let the agent work in a workspace that holds `start`, if any. Where it goes in circles it
-    starts anew, on the base and from the first message, as often as the settings allow; a revision
-    does not. The best that its attempts came to is returned.
+    """Let the agent work in a workspace that holds `start`, if any, and return its best draft.
+
+    A stuck agent starts again, on the base and with its first messages, as often as the settings
+    allow. A revision has only one attempt.
     """
-    agent, most = _agent(seat_state), council.setup_of(seat_state.seat).max_turns
+    agent, max_turns = _agent_of(seat_state), council.setup_of(seat_state.seat).max_turns
     attempts = 1 if start or isinstance(agent, ToolLoop) else council.attempts_of(seat_state.seat)
     best: Draft | None = None
-    refused: PatchRefused | None = None
-    first, meter = 1, Meter()
+    refusal: PatchRefused | None = None
+    next_turn, meter = 1, Meter()
     for number in range(1, attempts + 1):
         if isinstance(agent, AgentLoop):
-            agent.begin(number)
+            agent.begin_attempt(number)
         try:
             name = (*([f"r{round_}"] if round_ else ()), *([f"a{number}"] if number > 1 else ()))
-            turns = range(first, most + 1)
-            attempt = await _attempt(
+            turns = range(next_turn, max_turns + 1)
+            attempt = await _run_attempt(
                 council, seat_state, prepared, name, meter, round_=round_, turns=turns, start=start
             )
         except (
@@ -408,32 +436,34 @@ async def _work(
         ):
             if best is None:
                 raise
-            break  # an earlier attempt came to something
-        if attempt.draft is not None and (best is None or attempt.draft.worth > best.worth):
+            break  # an earlier attempt has a draft
+        if attempt.draft is not None and (best is None or attempt.draft.score > best.score):
             best = attempt.draft
-        refused = attempt.refused or refused
-        first, seat_state.circles = attempt.turn + 1, attempt.stuck
-        if not attempt.stuck or first > most:
+        refusal = attempt.refusal or refusal
+        next_turn, seat_state.stuck_reason = attempt.turn + 1, attempt.stuck_reason
+        if not attempt.stuck_reason or next_turn > max_turns:
             break
     if best is None:
-        if seat_state.circles == UNUSABLE and refused is None:
-            raise malformed_replies(
-                f"in each attempt it gave {UNUSABLE} again", agent.unusable, council.d.task_id
+        if seat_state.stuck_reason == UNUSABLE and refusal is None:
+            raise malformed_replies_error(
+                f"in each attempt it gave {UNUSABLE} again",
+                agent.last_malformed,
+                council.deliberation.task_id,
             )
-        raise refused or _error_of_nothing(seat_state.circles, first - 1, most)
+        raise refusal or _no_change_error(seat_state.stuck_reason, next_turn - 1, max_turns)
     return best
 
 
-def _error_of_nothing(circles: str, turns: int, most: int) -> Permanent:
-    """Return the error of a seat that went in circles and changed nothing."""
-    if circles == TOO_EARLY:
+def _no_change_error(stuck_reason: str, turns: int, max_turns: int) -> Permanent:
+    """Return the error of a seat that got stuck and changed nothing."""
+    if stuck_reason == TOO_EARLY:
         return NoChanges(NOTHING_CHANGED)
-    if turns >= most:
+    if turns >= max_turns:
         return OutOfTurns(f"nothing was changed within {turns} turns")
-    return StuckError(f"nothing was changed within {turns} turns; at last: {circles}")
+    return StuckError(f"nothing was changed within {turns} turns; at last: {stuck_reason}")
 
 
-async def _attempt(
+async def _run_attempt(
     council: DeliberationContext,
     seat_state: SeatState,
     prepared: Prepared,
@@ -444,29 +474,33 @@ async def _attempt(
     turns: range,
     start: Draft | None,
 ) -> Attempt:
-    """Let the agent work in one workspace, which is called by its seat and `name`.
+    """Let the agent work in one workspace, named after its seat and `name`.
 
-    A workspace that is lost is opened afresh and the turns so far are done in it again: their
-    answers are known, so
-    that the model is not asked twice. Raises `WorkspaceFailed` when that happens too often.
+    A lost workspace is opened again and the turns so far are repeated in it, with the recorded
+    replies. Raises `WorkspaceFailed` if that happens too often.
     """
-    agent, (where, until) = _agent(seat_state), _round(council, round_)
-    called = workspace_name(council.d.task_id, seat_state.seat, *name)
+    agent, (round_name, deadline) = _agent_of(seat_state), _round_name_and_deadline(council, round_)
+    workspace_id = workspace_name(council.deliberation.task_id, seat_state.seat, *name)
     restore, operations = agent.checkpoint(), len(agent.operations)
-    if council.d.agent is not None:  # the re-check is the server's, and has its limits
-        prepared = replace(prepared, bounds=council.d.agent.bounds)
+    if council.deliberation.agent is not None:  # re-checks have the server's limits
+        prepared = replace(prepared, bounds=council.deliberation.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
-    also = frozenset(seat_state.latest.seen.regressions) if start else frozenset[str]()
-    for lost in range(1, _WORKSPACES + 1):
+    required_cases = frozenset(seat_state.latest.seen.regressions) if start else frozenset[str]()
+    for attempt_number in range(1, _MAX_WORKSPACES + 1):
         try:
-            async with council.parts.workspaces.open(prepared, called, patch=patch) as workspace:
+            async with council.dependencies.workspaces.open(
+                prepared, workspace_id, patch=patch
+            ) as workspace:
                 context = replace(
-                    council.context_of(seat_state.seat, workspace, until), meter=meter
+                    council.call_context_for(seat_state.seat, workspace, deadline), meter=meter
                 )
-                place = CheckedWorkspace(
-                    TurnContext(context, council.parts.gate), prepared, also, council.d.description
+                checked_workspace = CheckedWorkspace(
+                    TurnContext(context, council.dependencies.gateway),
+                    prepared,
+                    required_cases,
+                    council.deliberation.description,
                 )
-                attempt = await agent.work(place, where, turns, start)
+                attempt = await agent.run_attempt(checked_workspace, round_name, turns, start)
                 if attempt.draft is None or not any(
                     _is_commit(operation) for operation in agent.operations[operations:]
                 ):
@@ -475,10 +509,12 @@ async def _attempt(
                 message = (await workspace.patch("files as they are")).message
                 return replace(attempt, draft=replace(attempt.draft, message=message))
         except (WorkspaceFailed, SandboxUnavailable) as error:
-            if lost == _WORKSPACES:
+            if attempt_number == _MAX_WORKSPACES:
                 raise
             log.warning(
-                "workspace lost; its turns are done again", workspace=called, reason=error.message
+                "workspace lost; its turns are done again",
+                workspace=workspace_id,
+                reason=error.message,
             )
             restore()
     raise AssertionError("unreachable")
@@ -488,34 +524,45 @@ def _is_commit(operation: Operation) -> bool:
     return operation.tool == "git.commit" and operation.status == ToolStatus.SUCCESS
 
 
-async def _submit(
+async def _submit_proposal(
     council: DeliberationContext, seat_state: SeatState, draft: Draft, revision: int
 ) -> None:
     patch = draft.patch
     proposal = Proposal(
         seat=seat_state.seat,
-        role=council.d.role,
+        role=council.deliberation.role,
         content=draft.content,
-        # As everybody sees it: it may touch a file that holds a secret. What is run, and delivered,
-        # is the commit.
-        diff=council.parts.clean(patch.diff) if patch else "",
+        # Without secrets, for the log: the diff may touch a file that holds one. The commit itself
+        # is what is run and delivered.
+        diff=council.dependencies.clean(patch.diff) if patch else "",
         commit_sha=patch.commit_sha if patch else "",
         revision=revision,
         operations=tuple(seat_state.agent.operations) if seat_state.agent else (),
         own_tests=patch.tests if patch else (),
         created_at_ms=int(datetime.now(UTC).timestamp() * 1000),
-        message=council.parts.clean(
-            next((one.message for one in (draft, *reversed(seat_state.drafts)) if one.message), "")
-        )[:_MESSAGE],
+        message=council.dependencies.clean(
+            next(
+                (
+                    earlier_draft.message
+                    for earlier_draft in (draft, *reversed(seat_state.drafts))
+                    if earlier_draft.message
+                ),
+                "",
+            )
+        )[:_MAX_MESSAGE_CHARS],
     )
     seat_state.drafts.append(draft)
     seat_state.status, seat_state.code, seat_state.message = SeatStatus.PROPOSED, "", ""
-    kind = EventType.SEAT_REVISED if revision else EventType.SEAT_PROPOSED
+    event_type = EventType.SEAT_REVISED if revision else EventType.SEAT_PROPOSED
     ordinal = f"{proposal.candidate}/{proposal.fingerprint}"
-    await council.facts.say(
-        kind, ordinal, seat=seat_state.seat, candidate=proposal.candidate, proposal=dump(proposal)
+    await council.events.publish(
+        event_type,
+        ordinal,
+        seat=seat_state.seat,
+        candidate=proposal.candidate,
+        proposal=dump(proposal),
     )
-    if council.evaluator is None or council.d.is_answer(proposal.diff):
+    if council.evaluator is None or council.deliberation.is_answer(proposal.diff):
         seat_state.judged.append(EvaluatedProposal(proposal, Assessment(applies=True)))
     else:
         seat_state.judged.append(
@@ -523,28 +570,26 @@ async def _submit(
         )
 
 
-def _coding_of(
-    council: DeliberationContext, seat: str, voice: SamplingSettings
+def _create_block_runner(
+    council: DeliberationContext, seat: str, sampling: SamplingSettings
 ) -> BlockRunner | None:
-    """Return what runs a seat's blocks of Python, where there is a runner and something to act
-    on.
-    """
-    parts = council.parts
-    if parts.run_code is None or council.about_text:
+    """Return what runs a seat's Python blocks; None without a runner or a repository."""
+    dependencies = council.dependencies
+    if dependencies.run_code is None or council.about_text:
         return None
-    agents = SubAgents(council.model, council.seats[seat].llm, parts.limits, voice)
-    return BlockRunner(parts.run_code, parts.python, agents.run)
+    agents = SubAgents(council.model, council.seat_models[seat].llm, dependencies.limits, sampling)
+    return BlockRunner(dependencies.run_code, dependencies.python, agents.run_agents)
 
 
-def _agent(seat_state: SeatState) -> AgentLoop | ToolLoop:
+def _agent_of(seat_state: SeatState) -> AgentLoop | ToolLoop:
     if seat_state.agent is None:
         raise AssertionError(f"{seat_state.seat} was not taken")
     return seat_state.agent
 
 
 def outcome_of(council: DeliberationContext, seat_state: SeatState) -> SeatOutcome:
-    """Return how the seat ended, with what it used."""
-    used = seat_state.agent.used if seat_state.agent else ToolUsage()
+    """Return how the seat ended, and what it used."""
+    used = seat_state.agent.tool_usage if seat_state.agent else ToolUsage()
     spent = council.model.usage_of(seat_state.seat)
     return SeatOutcome(
         seat_state.seat, seat_state.status, seat_state.code, seat_state.message, spent, tools=used

@@ -1,5 +1,5 @@
-"""`agents.run`: agents that a block of Python starts, in the same workspace, with no more than its
-seat may and has left.
+"""`agents.run`: agents that a block of Python starts in the same workspace, with at most its seat's
+grants and remaining budget.
 """
 
 from __future__ import annotations
@@ -30,56 +30,61 @@ _PROMPT_CHARS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class SubAgents:
-    """Starts the sub-agents of one seat's blocks; they speak to the model as it does."""
+    """Starts the sub-agents of one seat's blocks, with the seat's model settings."""
 
     model: RecordedModel
     llm: LlmSettings
     limits: LimitSettings
-    voice: SamplingSettings
+    sampling: SamplingSettings
 
-    async def run(
-        self, coding: BlockRunner, block: Block, arguments: Mapping[str, Any]
+    async def run_agents(
+        self, block_runner: BlockRunner, block: Block, arguments: Mapping[str, Any]
     ) -> ToolResult:
-        """Let an agent work on each of `prompts`, side by side; `answers` are their answers in
-        order. `tools` narrows what they may call. Raises what the model raises when it is gone.
+        """Run an agent for each of `prompts` concurrently; `answers` has their answers in order.
+        `tools` narrows their grants. Raises the errors of an unavailable model.
         """
-        settings, at = coding.settings, block.at
-        given, tools = arguments.get("prompts"), arguments.get("tools")
+        settings, turn_context = block_runner.settings, block.turn_context
+        texts, tools = arguments.get("prompts"), arguments.get("tools")
         if (
-            not isinstance(given, list)
-            or not given
-            or not all(isinstance(item, str) and item.strip() for item in given)
+            not isinstance(texts, list)
+            or not texts
+            or not all(isinstance(item, str) and item.strip() for item in texts)
         ):
             return _refuse(ToolStatus.INVALID, "give a prompt, or a list of prompts")
         if tools is not None and not (
             isinstance(tools, list) and all(isinstance(item, str) for item in tools)
         ):
             return _refuse(ToolStatus.INVALID, "tools is a list of names of tools")
-        if at.caller.depth >= settings.agents_depth:
+        if turn_context.caller.depth >= settings.agents_depth:
             return _refuse(
                 ToolStatus.BLOCKED, f"agents may be {settings.agents_depth} deep, and this one is"
             )
-        if (
-            len(given) > block.allowance.agents
-            or block.started + len(given) > settings.agents_fan_out
-        ):
-            left = min(block.allowance.agents, settings.agents_fan_out - block.started)
+        if len(texts) > block.budget.agents or block.started + len(texts) > settings.agents_fan_out:
+            agents_left = min(block.budget.agents, settings.agents_fan_out - block.started)
             return _refuse(
                 ToolStatus.BUDGET_EXCEEDED,
-                f"{len(given)} agents were asked for, and {left} are left to this block",
+                f"{len(texts)} agents were asked for, and {agents_left} are left to this block",
             )
-        block.allowance.agents -= len(given)
-        first, block.started = block.started + 1, block.started + len(given)
-        place = replace(at, context=_narrow(at.context, tools), allowance=block.allowance)
+        block.budget.agents -= len(texts)
+        first_number, block.started = block.started + 1, block.started + len(texts)
+        child_context = replace(
+            turn_context,
+            call_context=_narrow(turn_context.call_context, tools),
+            budget=block.budget,
+        )
         slots = asyncio.Semaphore(settings.agents_at_once)
         agents = [
-            self._agent(
-                coding, replace(place, caller=at.caller.child(first + index, settings)), prompt
+            self._create_agent(
+                block_runner,
+                replace(
+                    child_context, caller=turn_context.caller.child(first_number + index, settings)
+                ),
+                prompt,
             )
-            for index, prompt in enumerate(given)
+            for index, prompt in enumerate(texts)
         ]
         async with asyncio.TaskGroup() as group:
-            for number, agent in enumerate(agents, first):
+            for number, agent in enumerate(agents, first_number):
                 group.create_task(agent.work(slots), name=f"agent {number}")
         for agent in agents:
             block.results += agent.agent.results
@@ -98,60 +103,63 @@ class SubAgents:
             "", AGENTS_RUN, ToolStatus.SUCCESS, {"answers": [agent.answer for agent in agents]}
         )
 
-    def _agent(self, coding: BlockRunner, place: TurnContext, prompt: str) -> SubAgent:
-        context, depth = place.context, place.caller.depth
-        specs = place.gate.list_tools(context.tenant, context.grant)
-        talk = Conversation(
+    def _create_agent(
+        self, block_runner: BlockRunner, turn_context: TurnContext, prompt: str
+    ) -> SubAgent:
+        context, depth = turn_context.call_context, turn_context.caller.depth
+        specs = turn_context.gateway.list_tools(context.tenant, context.grant)
+        conversation = Conversation(
             context.task_id,
             context.seat,
-            prompts.sub_agent_prompt(specs, self.voice.mode, prompt[:_PROMPT_CHARS]),
-            self.voice,
+            prompts.sub_agent_prompt(specs, self.sampling.mode, prompt[:_PROMPT_CHARS]),
+            self.sampling,
             model=self.model,
             llm=self.llm,
             specs=specs,
-            python=depth < coding.settings.agents_depth,
+            python=depth < block_runner.settings.agents_depth,
         )
-        return SubAgent(AgentLoop(talk, self.limits, coding, asked=True), place, coding.settings)
+        return SubAgent(
+            AgentLoop(conversation, self.limits, block_runner, may_answer=True),
+            turn_context,
+            block_runner.settings,
+        )
 
 
 @dataclass(slots=True)
 class SubAgent:
-    """One of them. `failed` is what ended it otherwise than by an answer."""
+    """A sub-agent. `failed` is the error that ended it without an answer."""
 
     agent: AgentLoop
-    place: TurnContext
+    turn_context: TurnContext
     settings: RunnerSettings
     answer: str = ""
     failed: MoothallError | None = None
 
     async def work(self, slots: asyncio.Semaphore) -> None:
-        """Work on the prompt until it finishes, goes in circles or has no turns left; never raises
-        a `MoothallError`.
-        """
-        # The turn of the seat, with this agent's own number in it: a sub-agent's sub-agents are
-        # numbered with it.
-        phase, _, turn = self.place.step.partition("/")
-        where, before = (
+        """Work on the prompt until done, stuck or out of turns. Never raises a `MoothallError`."""
+        # The round is the seat's turn, at all depths; the offset keeps the agents' call ids apart.
+        phase, _, turn = self.turn_context.step.partition("/")
+        attempt = AttemptState(
             f"{phase}/{'.'.join(turn.split('.')[:2])}",
-            self.place.caller.turns_before(self.settings),
-        )
-        course = AttemptState(
-            where, self.place.context.deadline, CheckedWorkspace(self.place), before=before
+            self.turn_context.call_context.deadline,
+            CheckedWorkspace(self.turn_context),
+            turn_offset=self.turn_context.caller.turn_offset(self.settings),
         )
         async with slots:
             try:
-                await self.agent.run(course, range(1, self.settings.agents_turns + 1))
+                await self.agent.run_turns(attempt, range(1, self.settings.agents_turns + 1))
             except MalformedReplies as error:
-                course.circle = error.message
+                attempt.stuck_reason = error.message
             except MoothallError as error:
                 self.failed = error
         self.answer = (
-            course.summary or f"(no answer: {course.circle or 'the agent used all its turns'})"
+            attempt.summary
+            or f"(no answer: {attempt.stuck_reason or 'the agent used all its turns'})"
         )
 
 
 def _narrow(context: CallContext, tools: list[str] | None) -> CallContext:
-    """Return the seat with these of its tools alone; None: all that it has."""
+    """Return the context with only these of the seat's tools; all of them for None."""
     if tools is None:
         return context
     token = (

@@ -1,9 +1,9 @@
-"""The loop of a seat whose model calls tools natively: ask, run the calls, answer them, until the
-model submits.
+"""The loop of a seat whose model calls tools natively: ask the model, run its calls, return the
+results, until the model submits.
 
-Nothing runs by itself after an edit. At `submit` the tests near the change and the seat's new tests
-run once; where they show nothing against it the seat is done, else it may go on or confirm.
-Whatever ends the loop, what the workspace holds is proposed.
+Edits trigger no checks. A submit runs the tests near the change and the seat's new tests once. The
+seat is done if they show no problem; otherwise it may continue or confirm. Whatever ends the loop,
+the content of the workspace is proposed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from moothall.deliberation.attempt_state import (
     Draft,
     NoChanges,
     OutOfTurns,
-    malformed_replies,
-    with_left_out,
-    written_and_ignored,
+    append_left_out,
+    find_ignored_writes,
+    malformed_replies_error,
 )
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.local_checks import (
     CheckedWorkspace,
     WorkspaceState,
+    check_changes,
     commit_changes,
-    stand,
 )
 from moothall.deliberation.prompts.tool_results import (
     CONFIRM,
@@ -66,80 +66,84 @@ from moothall.errors import (
     Permanent,
 )
 
-_CALLS = 16
-"""Calls of one reply that are run."""
-_RESULT_CHARS, _RESULT_SHARE = 24_000, 8
-"""The most characters of one result, and the share of the window (in tokens: an eighth) that it may
-take.
+_MAX_CALLS_PER_REPLY = 16
+"""The calls of one reply that are run."""
+_MAX_RESULT_CHARS, _RESULT_WINDOW_SHARE = 24_000, 8
+"""The most characters of one result, and the share of the context window (in tokens: an eighth)
+that it may take.
 """
-_IDLE = 5
-"""Turns that only repeat what was done before, after which the seat is told once."""
-_WARNED = 5
-"""Turns before the last one, when the seat is told how many are left."""
+_MAX_IDLE_TURNS = 5
+"""The turns in a row that only repeat earlier calls, after which the seat gets one reminder."""
+_WARN_TURNS_LEFT = 5
+"""The number of remaining turns at which the seat is warned."""
 _RESERVE_SECONDS, _RESERVE_SHARE = 20.0, 0.1
-"""What is kept of the seat's time to commit what it has."""
-_THOUGHT = 4_000
-_IDLE_TEXT = (
-    f"The last {_IDLE} replies repeated earlier calls, and no file changed. Try something else, "
-    "or submit."
+"""The part of the seat's time that is reserved for committing its work."""
+_MAX_THOUGHT_CHARS = 4_000
+_IDLE_REPLY = (
+    f"The last {_MAX_IDLE_TURNS} replies repeated earlier calls, and no file changed. "
+    "Try something else, or submit."
 )
-_NO_CALL = {
+_NO_CALL_REPLIES = {
     "length": (
         "Your reply was cut at the limit of its length before it called a tool. Call the next "
         "tool now; write long files in parts."
     ),
     "content_filter": "The model server withheld your reply. Go on in other words.",
 }
-_NOTHING = (
+_NOTHING_CHANGED_REPLY = (
     "No file of the repository has changed, so there is nothing to hand in. Make the change, or "
     "submit again to end without one."
 )
-_CALL_SOMETHING = (
+_NO_CALL_REPLY = (
     f"Your reply called no tool. Call a tool to go on, or {SUBMIT} if the task is done."
 )
-_EMPTY = f"Your reply was empty. Call a tool to go on, or {SUBMIT} if the task is done."
+_EMPTY_REPLY = f"Your reply was empty. Call a tool to go on, or {SUBMIT} if the task is done."
 
 
 Examine = Callable[[FunctionCall, Callable[[], Awaitable[Patch]]], Awaitable[tuple[str, bool]]]
-"""Takes a submit of an agent that proposes nothing, and a function that commits what its workspace
-holds, which raises `PatchRefused`. Returns the answer to the call, and whether the work is over.
+"""Handles a submit of an agent that proposes nothing.
+
+Receives the call and a function that commits the workspace's content, which raises `PatchRefused`.
+Returns the reply to the call, and whether the work is over.
 """
 
 
 @dataclass(slots=True)
-class _Round:
-    """One round of a seat in one workspace. `submitted`: the change at the last submit that had
-    something against it. `left_out`: files that it wrote and that .gitignore keeps out of the
-    answer. `seen`: the calls since the last change. `over`: it ends now. `refused`: why this turn's
-    submit was not accepted.
+class _RoundState:
+    """The state of a seat's round in one workspace.
+
+    name: the round, as <phase>/<round>. submitted_digest: the change at the last submit that had
+    problems. left_out: written files that are not part of the proposal because of .gitignore.
+    seen_calls: digests of the calls since the last change. ended: no turn follows. submit_refusal:
+    why the submit of this turn was not accepted.
     """
 
-    where: str
-    place: CheckedWorkspace
+    name: str
+    workspace: CheckedWorkspace
     prepared: Prepared
-    last: int
+    last_turn: int
     state: WorkspaceState
     summary: str = ""
-    submitted: str | None = None
+    submitted_digest: str | None = None
     left_out: dict[str, str] = field(default_factory=dict)
     results: list[ToolResult] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
-    silent: int = 0
-    idle: int = 0
-    over: bool = False
-    refused: str = ""
+    seen_calls: set[str] = field(default_factory=set)
+    turns_without_call: int = 0
+    idle_turns: int = 0
+    ended: bool = False
+    submit_refusal: str = ""
 
     def step(self, turn: int) -> str:
-        """Return what a turn is called: <phase>/<round>.<turn>."""
-        return f"{self.where}.{turn}"
+        """Return the name of a turn: <phase>/<round>.<turn>."""
+        return f"{self.name}.{turn}"
 
 
 class ToolLoop:
-    """One seat. Its conversation and operations go on from the proposal into the revisions.
-    `question`: it may answer and change nothing.
+    """The loop of one seat. Its conversation and operations continue from the proposal into
+    revisions.
 
-    `examine`: what takes a submit in place of the checks near the change; `recorded`: its turns are
-    published.
+    may_answer: the seat may answer without a change. examine: handles submits instead of the checks
+    near the change. published: its turns are published.
     """
 
     def __init__(
@@ -148,66 +152,72 @@ class ToolLoop:
         tools: SeatTools,
         limits: LimitSettings,
         *,
-        facts: EventWriter,
+        events: EventWriter,
         role: str,
-        question: bool = False,
+        may_answer: bool = False,
         examine: Examine | None = None,
-        recorded: bool = True,
+        published: bool = True,
     ) -> None:
-        self.talk = chat
+        self.conversation = chat
         self.operations: list[Operation] = []
-        self.used = ToolUsage()
-        self.unusable = ""
+        self.tool_usage = ToolUsage()
+        self.last_malformed = ""
         self._tools = tools
         self._limits = limits
-        self._facts = facts
+        self._events = events
         self._role = role
-        self._question = question
+        self._may_answer = may_answer
         self._examine = examine
-        self._recorded = recorded
-        self._most = min(_RESULT_CHARS, chat.llm.context_tokens * 3 // _RESULT_SHARE)
+        self._published = published
+        self._max_result_chars = min(
+            _MAX_RESULT_CHARS, chat.llm.context_tokens * 3 // _RESULT_WINDOW_SHARE
+        )
 
     def checkpoint(self) -> Callable[[], None]:
-        """Return a function that forgets what comes from now on: it is done again in another
+        """Return a function that rolls back to the current state, to repeat the turns in another
         workspace.
         """
-        state, operations = self.talk.state(), len(self.operations)
+        state, operations = self.conversation.snapshot(), len(self.operations)
 
         def restore() -> None:
-            self.talk.back_to(state)
+            self.conversation.restore(state)
             del self.operations[operations:]
 
         return restore
 
-    async def work(
-        self, place: CheckedWorkspace, where: str, turns: range, start: Draft | None = None
+    async def run_attempt(
+        self, workspace: CheckedWorkspace, round_name: str, turns: range, start: Draft | None = None
     ) -> Attempt:
         """Work in a workspace until the seat submits, or its turns, time or budget end. `start` is
-        what the workspace holds already.
+        the draft that the workspace already holds.
 
-        Raises what ended it only where nothing was changed, and what the workspace and the gate
-        raise.
+        Raises the error that ended the work only if nothing was changed, and errors of the
+        workspace and the tool gateway.
         """
-        if place.prepared is None:
+        if workspace.prepared is None:
             raise AssertionError("a seat works on a repository")
-        state = WorkspaceState(start.patch, green=start.green) if start else WorkspaceState()
-        round_ = _Round(where, place, place.prepared, turns[-1], state)
-        deadline = place.turn.context.deadline
-        left = seconds_until(deadline)
-        until = deadline - timedelta(seconds=min(_RESERVE_SECONDS, left * _RESERVE_SHARE))
+        state = WorkspaceState(start.patch, passed=start.passed) if start else WorkspaceState()
+        round_ = _RoundState(round_name, workspace, workspace.prepared, turns[-1], state)
+        deadline = workspace.turn_context.call_context.deadline
+        seconds_left = seconds_until(deadline)
+        work_deadline = deadline - timedelta(
+            seconds=min(_RESERVE_SECONDS, seconds_left * _RESERVE_SHARE)
+        )
         turn = turns.start
-        ended: Permanent = OutOfTurns(f"nothing was changed within {len(turns)} turns")
+        reason: Permanent = OutOfTurns(f"nothing was changed within {len(turns)} turns")
         try:
-            async with asyncio.timeout(max(seconds_until(until), 0)) as limit:
+            async with asyncio.timeout(max(seconds_until(work_deadline), 0)) as limit:
                 for turn in turns:
-                    await self._take_turn(round_, turn, until)
-                    if round_.over:
-                        ended = NoChanges(NOTHING_CHANGED)
+                    await self._run_turn(round_, turn, work_deadline)
+                    if round_.ended:
+                        reason = NoChanges(NOTHING_CHANGED)
                         break
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            return await self._end(round_, turn, DeadlineExceeded("the seat's time is over"), error)
+            return await self._close_round(
+                round_, turn, DeadlineExceeded("the seat's time is over"), error
+            )
         except (
             BudgetExceeded,
             ConfigurationError,
@@ -215,253 +225,273 @@ class ToolLoop:
             ModelReplyInvalid,
             ModelUnavailable,
         ) as error:
-            return await self._end(round_, turn, error, error)
-        return await self._end(round_, turn, ended, None)
+            return await self._close_round(round_, turn, error, error)
+        return await self._close_round(round_, turn, reason, None)
 
-    async def _take_turn(self, round_: _Round, turn: int, until: datetime) -> None:
-        """Ask the model once, and answer all that it calls."""
+    async def _run_turn(self, round_: _RoundState, turn: int, work_deadline: datetime) -> None:
+        """Ask the model once, and answer all its calls."""
         step = round_.step(turn)
-        round_.refused = ""
-        async with self._hold(round_.where, turn):
-            reply = await self.talk.ask(step, until)
-            ran = _Calls(round_, step)
+        round_.submit_refusal = ""
+        async with self._hold_turn(round_.name, turn):
+            reply = await self.conversation.ask(step, work_deadline)
+            turn_calls = _TurnCalls(round_, step)
             checks: dict[str, CheckRun] = {}
             if reply.calls:
-                round_.silent = 0
+                round_.turns_without_call = 0
                 answers = [
-                    await self._answer(ran, call, number)
+                    await self._answer(turn_calls, call, number)
                     for number, call in enumerate(reply.calls, 1)
                 ]
                 for number, call in enumerate(reply.calls):
-                    if (
-                        call.name == SUBMIT
-                    ):  # after the other calls of the reply, wherever it stands
-                        answers[number] = _answer_to(call, await self._submit(round_, call, checks))
-                self._note_progress(round_, reply.calls, ran)
+                    # After the other calls of the reply, whatever its position.
+                    if call.name == SUBMIT:
+                        answers[number] = _tool_message(
+                            call, await self._submit(round_, call, checks)
+                        )
+                self._count_idle_turns(round_, reply.calls, turn_calls)
             else:
-                answers = [Message("user", self._without_call(round_, reply))]
-            self.talk.add(reply, answers)
+                answers = [Message("user", self._answer_without_call(round_, reply))]
+            self.conversation.add_turn(reply, answers)
             self._remind(round_, turn)
-            await self._record(round_, turn, reply, ran, checks)
-            check_bounds(round_.prepared.bounds, ran.did.results, checks)
+            await self._publish_turn(round_, turn, reply, turn_calls, checks)
+            check_bounds(round_.prepared.bounds, turn_calls.result.results, checks)
 
     @asynccontextmanager
-    async def _hold(self, where: str, turn: int) -> AsyncIterator[None]:
-        """Hold one turn: it begins where the deliberation is not paused."""
-        phase, _, number = where.partition("/")
-        about: dict[str, str | int] = {
-            "moothall.seat": self.talk.seat,
+    async def _hold_turn(self, round_name: str, turn: int) -> AsyncIterator[None]:
+        """Hold one turn; it starts when the deliberation is not paused."""
+        phase, _, number = round_name.partition("/")
+        attributes: dict[str, str | int] = {
+            "moothall.seat": self.conversation.seat,
             "moothall.phase": phase,
             "moothall.round": int(number),
             "moothall.turn": turn,
         }
-        async with self.talk.model.turn():
-            with telemetry.span("turn", about):
+        async with self.conversation.model.hold_turn():
+            with telemetry.span("turn", attributes):
                 yield
 
-    async def _answer(self, ran: _Calls, call: FunctionCall, number: int) -> Message:
-        """Run one call; return its answer. The answer to a submit follows."""
+    async def _answer(self, turn_calls: _TurnCalls, call: FunctionCall, number: int) -> Message:
+        """Run one call and return its result. The answer to a submit is filled in later."""
         if call.name == SUBMIT:
-            return _answer_to(call, "")
-        if number > _CALLS:
-            return _answer_to(call, f"not run: at most {_CALLS} calls of one reply are run")
+            return _tool_message(call, "")
+        if number > _MAX_CALLS_PER_REPLY:
+            return _tool_message(
+                call, f"not run: at most {_MAX_CALLS_PER_REPLY} calls of one reply are run"
+            )
         try:
-            action = self._tools.action_of(call)
+            action = self._tools.read_action(call)
         except UnusableCallError as error:
-            return _answer_to(call, f"error: {error}")
-        result = await ran.run(action)
-        shown = replace(result, error=self._tools.in_short_names(result.error, call))
-        return _answer_to(call, result_text(shown, self._most) or "done")
+            return _tool_message(call, f"error: {error}")
+        result = await turn_calls.run_action(action)
+        shown = replace(result, error=self._tools.translate_error(result.error, call))
+        return _tool_message(call, result_text(shown, self._max_result_chars) or "done")
 
-    async def _submit(self, round_: _Round, call: FunctionCall, checks: dict[str, CheckRun]) -> str:
-        """Commit the change and run the checks near it; end the round, or say what speaks against
-        ending it.
-        """
+    async def _submit(
+        self, round_: _RoundState, call: FunctionCall, checks: dict[str, CheckRun]
+    ) -> str:
+        """Commit the change and run the checks near it. End the round, or return the problems."""
         try:
             summary = str(read_arguments(call).get("summary") or "").strip()
         except UnusableCallError:
             summary = ""
         round_.summary = summary or round_.summary
         if self._examine is not None:
-            return await self._hand_over(round_, call, self._examine)
+            return await self._examine_submit(round_, call, self._examine)
         before = round_.state
-        round_.state, ran = await stand(
-            round_.place,
+        round_.state, checks_ran = await check_changes(
+            round_.workspace,
             round_.prepared,
             before,
             round_.step(0),
-            clean=self.talk.model.clean,
-            seconds=self._limits.own_check_seconds,
+            clean=self.conversation.model.clean,
+            max_seconds=self._limits.own_check_seconds,
         )
         state = round_.state
-        if state.refused is not None:
-            round_.refused = as_sentence(state.refused.message)
-            return (
-                f"Your change cannot be accepted: {round_.refused} Change that, then submit again."
-            )
+        if state.refusal is not None:
+            round_.submit_refusal = as_sentence(state.refusal.message)
+            return _refused_reply(round_.submit_refusal)
         if not state.changed:
-            round_.over = self._question or round_.submitted == ""
-            round_.submitted = ""
-            return _NOTHING
-        if ran:
+            round_.ended = self._may_answer or round_.submitted_digest == ""
+            round_.submitted_digest = ""
+            return _NOTHING_CHANGED_REPLY
+        if checks_ran:
             checks.update(state.runs)
-            # What commands leave behind are mostly products of a build.
+            # Only files written by tools count: most files left by commands are build products.
             written = [result for result in round_.results if result.tool.startswith("files.")]
-            round_.left_out = written_and_ignored(written, before.patch, state.patch)
-        confirmed = round_.submitted == state.tree
-        round_.submitted = state.tree
-        round_.over = confirmed or is_clean(state, round_.prepared, round_.left_out)
-        return (
-            f"{submission_text(state, round_.prepared, round_.left_out, self._most)}\n\n"
-            f"{'Handed in.' if round_.over else CONFIRM}"
-        )
+            round_.left_out = find_ignored_writes(written, before.patch, state.patch)
+        confirmed = round_.submitted_digest == state.change_digest
+        round_.submitted_digest = state.change_digest
+        round_.ended = confirmed or is_clean(state, round_.prepared, round_.left_out)
+        text = submission_text(state, round_.prepared, round_.left_out, self._max_result_chars)
+        return f"{text}\n\n{'Handed in.' if round_.ended else CONFIRM}"
 
-    async def _hand_over(self, round_: _Round, call: FunctionCall, examine: Examine) -> str:
-        """Let `examine` take a submit; return its answer."""
+    async def _examine_submit(
+        self, round_: _RoundState, call: FunctionCall, examine: Examine
+    ) -> str:
+        """Let `examine` handle a submit; return its reply."""
 
         async def commit() -> Patch:
             patch = await commit_changes(
-                round_.place.turn.context, round_.step(0), self.talk.model.clean
+                round_.workspace.turn_context.call_context,
+                round_.step(0),
+                self.conversation.model.clean,
             )
             round_.state = WorkspaceState(patch)
             return patch
 
         try:
-            answer, round_.over = await examine(call, commit)
+            answer, round_.ended = await examine(call, commit)
         except PatchRefused as refused:
-            round_.refused = as_sentence(refused.message)
-            return (
-                f"Your change cannot be accepted: {round_.refused} Change that, then submit again."
-            )
+            round_.submit_refusal = as_sentence(refused.message)
+            return _refused_reply(round_.submit_refusal)
         return answer
 
-    def _without_call(self, round_: _Round, reply: ChatReply) -> str:
-        """Say what a reply without a call leads to. A few in a row are taken as the end."""
-        round_.silent += 1
+    def _answer_without_call(self, round_: _RoundState, reply: ChatReply) -> str:
+        """Return the reply to a message without a call. Several in a row end the round."""
+        round_.turns_without_call += 1
         text = reply.text.strip()
         if text:
             round_.summary = text
-        self.unusable = self.talk.model.clean(reply.text)
-        if round_.silent > self._limits.malformed_replies or (
-            self._question and text and reply.finish_reason == "stop"
+        self.last_malformed = self.conversation.model.clean(reply.text)
+        if round_.turns_without_call > self._limits.malformed_replies or (
+            self._may_answer and text and reply.finish_reason == "stop"
         ):
-            round_.over = True
-        return _NO_CALL.get(reply.finish_reason) or (_CALL_SOMETHING if text else _EMPTY)
+            round_.ended = True
+        return _NO_CALL_REPLIES.get(reply.finish_reason) or (
+            _NO_CALL_REPLY if text else _EMPTY_REPLY
+        )
 
-    def _note_progress(self, round_: _Round, calls: Sequence[FunctionCall], ran: _Calls) -> None:
-        """Count the turns in a row that repeated earlier calls and changed nothing."""
-        if ran.changed_files:
-            round_.seen.clear()
-        asked = {digest(call.name, call.arguments) for call in calls}
-        round_.idle = round_.idle + 1 if asked <= round_.seen else 0
-        round_.seen |= asked
-
-    def _remind(self, round_: _Round, turn: int) -> None:
-        if round_.over:
-            return
-        if round_.idle == _IDLE:
-            self.talk.tell(_IDLE_TEXT)
-        elif round_.idle >= 2 * _IDLE:
-            round_.over = True
-        if round_.last - turn == _WARNED:
-            self.talk.tell(f"{_WARNED} replies are left. Submit what you have when it is right.")
-
-    async def _record(
-        self, round_: _Round, turn: int, reply: ChatReply, ran: _Calls, checks: dict[str, CheckRun]
+    def _count_idle_turns(
+        self, round_: _RoundState, calls: Sequence[FunctionCall], turn_calls: _TurnCalls
     ) -> None:
-        """Publish what the turn came to."""
-        did = ran.did
-        self.operations += did.operations
-        self.used += sum_usage(did.results, checks)
-        if not self._recorded:
+        """Count the turns in a row that repeated earlier calls and changed nothing."""
+        if turn_calls.changed_files:
+            round_.seen_calls.clear()
+        call_digests = {digest(call.name, call.arguments) for call in calls}
+        round_.idle_turns = round_.idle_turns + 1 if call_digests <= round_.seen_calls else 0
+        round_.seen_calls |= call_digests
+
+    def _remind(self, round_: _RoundState, turn: int) -> None:
+        if round_.ended:
             return
-        phase, _, number = round_.where.partition("/")
-        await self._facts.say(
+        if round_.idle_turns == _MAX_IDLE_TURNS:
+            self.conversation.append_text(_IDLE_REPLY)
+        elif round_.idle_turns >= 2 * _MAX_IDLE_TURNS:
+            round_.ended = True
+        if round_.last_turn - turn == _WARN_TURNS_LEFT:
+            self.conversation.append_text(
+                f"{_WARN_TURNS_LEFT} replies are left. Submit what you have when it is right."
+            )
+
+    async def _publish_turn(
+        self,
+        round_: _RoundState,
+        turn: int,
+        reply: ChatReply,
+        turn_calls: _TurnCalls,
+        checks: dict[str, CheckRun],
+    ) -> None:
+        """Add up what the turn used, and publish it."""
+        result = turn_calls.result
+        self.operations += result.operations
+        self.tool_usage += sum_usage(result.results, checks)
+        if not self._published:
+            return
+        phase, _, number = round_.name.partition("/")
+        await self._events.publish(
             EventType.SEAT_TURN,
-            f"{self.talk.seat}/{round_.step(turn)}",
-            seat=self.talk.seat,
+            f"{self.conversation.seat}/{round_.step(turn)}",
+            seat=self.conversation.seat,
             role=self._role,
             phase=phase,
             round=int(number),
             turn=turn,
-            operations=[dump(item) for item in did.operations],
-            **({"calls": record_calls(did)} if self._facts.d.records_calls else {}),
-            thought=self.talk.model.clean(reply.text.strip())[:_THOUGHT],
-            usage=dump(self.talk.model.usage_of(self.talk.seat)),
-            tools=dump(self.used),
+            operations=[dump(item) for item in result.operations],
+            **({"calls": record_calls(result)} if self._events.deliberation.records_calls else {}),
+            thought=self.conversation.model.clean(reply.text.strip())[:_MAX_THOUGHT_CHARS],
+            usage=dump(self.conversation.model.usage_of(self.conversation.seat)),
+            tools=dump(self.tool_usage),
             checks={name: str(run.verdict) for name, run in checks.items()},
             attempt=1,
             attempts=1,
             stuck="",
-            **({"refused": round_.refused} if round_.refused else {}),
+            **({"refused": round_.submit_refusal} if round_.submit_refusal else {}),
         )
 
-    async def _end(
-        self, round_: _Round, turn: int, ended: MoothallError, cause: BaseException | None
+    async def _close_round(
+        self, round_: _RoundState, turn: int, reason: MoothallError, cause: BaseException | None
     ) -> Attempt:
-        """Return what the workspace holds, whatever ended the round. Raises `ended` where that is
+        """Return what the workspace holds, whatever ended the round. Raise `reason` if it holds
         nothing.
         """
         state = round_.state
         try:
             patch = await commit_changes(
-                round_.place.turn.context, round_.step(turn), self.talk.model.clean
+                round_.workspace.turn_context.call_context,
+                round_.step(turn),
+                self.conversation.model.clean,
             )
         except PatchRefused as refused:
-            if state.changed and state.patch is not None and state.refused is None:
+            if state.changed and state.patch is not None and state.refusal is None:
                 return Attempt(self._draft(round_, state), turn, "", refused)
             raise
         if patch.diff != (state.patch.diff if state.patch is not None else ""):
-            state = WorkspaceState(patch)  # changed since the last submit, and not checked
+            state = WorkspaceState(patch)  # changed since the last submit, unchecked
         if state.changed:
             return Attempt(self._draft(round_, replace(state, patch=patch)), turn, "")
-        if self._question and round_.summary:
+        if self._may_answer and round_.summary:
             return Attempt(Draft(round_.summary), turn, "")
-        if round_.silent > self._limits.malformed_replies:
-            raise malformed_replies(
-                f"{round_.silent} replies called no tool", self.unusable, self._facts.d.task_id
+        if round_.turns_without_call > self._limits.malformed_replies:
+            raise malformed_replies_error(
+                f"{round_.turns_without_call} replies called no tool",
+                self.last_malformed,
+                self._events.deliberation.task_id,
             ) from cause
-        raise ended from cause
+        raise reason from cause
 
-    def _draft(self, round_: _Round, state: WorkspaceState) -> Draft:
+    def _draft(self, round_: _RoundState, state: WorkspaceState) -> Draft:
         patch = state.patch
-        content = with_left_out(
+        content = append_left_out(
             round_.summary, [path for path in round_.left_out if patch and patch.rule_for(path)]
         )
-        return Draft(content, state.patch, state.green, state.worth)
+        return Draft(content, state.patch, state.passed, state.score)
 
 
-class _Calls:
-    """The calls of one turn, on their way to the gate and back."""
+class _TurnCalls:
+    """The calls of one turn, run through the tool gateway."""
 
-    def __init__(self, round_: _Round, step: str) -> None:
-        place = round_.place.turn
+    def __init__(self, round_: _RoundState, step: str) -> None:
+        turn_context = replace(round_.workspace.turn_context, step=step)
         self._round = round_
-        self._gate: ToolGateway = place.gate
-        self._calls: BlockCalls = replace(place, step=step).calls(BlockBudget(_CALLS))
+        self._gateway: ToolGateway = turn_context.gateway
+        self._calls: BlockCalls = turn_context.create_calls(BlockBudget(_MAX_CALLS_PER_REPLY))
 
-    async def run(self, action: Action) -> ToolResult:
-        """Run an action. Raises what the gate raises."""
+    async def run_action(self, action: Action) -> ToolResult:
+        """Run an action. Raises the errors of the gateway."""
         result = await self._calls(action.tool, action.arguments)
         self._round.results.append(result)
         return result
 
     @property
-    def did(self) -> TurnResult:
-        """All that ran."""
+    def result(self) -> TurnResult:
+        """The results of all calls that ran."""
         arguments = [call.arguments for call, _ in self._calls.made]
         return TurnResult(
-            self._calls.results, self._calls.operations, (), "", self._gate.catalogue, arguments
+            self._calls.results, self._calls.operations, (), "", self._gateway.catalogue, arguments
         )
 
     @property
     def changed_files(self) -> bool:
-        """Whether a tool wrote a file. What a command did is not known, and does not count."""
+        """True if a tool wrote a file. The effects of commands are unknown and do not count."""
         return any(
-            result.tool.startswith("files.") and self._gate.catalogue[result.tool].writes
+            result.tool.startswith("files.") and self._gateway.catalogue[result.tool].writes
             for result in self._calls.results
         )
 
 
-def _answer_to(call: FunctionCall, text: str) -> Message:
+def _refused_reply(reason: str) -> str:
+    return f"Your change cannot be accepted: {reason} Change that, then submit again."
+
+
+def _tool_message(call: FunctionCall, text: str) -> Message:
     return Message("tool", text, call_id=call.call_id)

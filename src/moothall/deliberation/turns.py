@@ -1,9 +1,9 @@
-"""What a turn asks for, done: its tool calls or its block of Python, through the seat's gate; and
-whether the turns go in circles.
+"""Running a turn: its tool calls or its block of Python, through the seat's gateway; and detecting
+stuck seats.
 
-A seat that does is not repaired for ever: it starts anew, with fresh context and another seed. What
-is decided of that is a pure function of what its turns came to, and recorded with the turn, so that
-a run that is taken up again goes the same way.
+A stuck seat is not repaired forever: it starts again with a fresh context and another seed. The
+decision is a pure function of the results of its turns. It is recorded with the turn, so that a
+resumed run takes the same course.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from moothall.domain.tool import Action, ToolResult, ToolStatus
 from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import Danger, ToolSpec
 
-_RECORDED_BYTES, _NAME_CHARS = 64_000, 100
+_MAX_RECORDED_BYTES, _MAX_NAME_CHARS = 64_000, 100
 _NEVER_RAN = {ToolStatus.INVALID, ToolStatus.BLOCKED, ToolStatus.PARKED, ToolStatus.RATE_LIMITED}
 
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """What a turn did: its tools' results; what is told of them, each within some characters; and
-    the same in a line.
+    """The results of a turn's tools.
+
+    texts: functions that describe each result to the model within a number of characters. brief:
+    all results in one line.
     """
 
     results: Sequence[ToolResult]
@@ -40,17 +42,17 @@ class TurnResult:
     brief: str
     catalogue: Mapping[str, ToolSpec]
     arguments: Sequence[Mapping[str, Any]]
-    """Those of the calls that came to `results`."""
+    """The arguments of the calls, in the order of `results`."""
 
     @property
     def succeeded(self) -> bool:
-        """Whether all that ran succeeded."""
+        """True if all tools that ran succeeded."""
         return all(result.status is ToolStatus.SUCCESS for result in self.results)
 
     @property
     def may_have_changed(self) -> bool:
-        """A tool that failed half-way may have changed something too; one that never ran has
-        not.
+        """True if the workspace may have changed. A tool that failed half-way may have changed
+        something; one that never ran has not.
         """
         return any(
             (spec := self.catalogue.get(result.tool)) is not None
@@ -60,41 +62,43 @@ class TurnResult:
         )
 
 
-def digest_turn(said: Turn) -> str:
-    """Return a digest of what a turn asks for, whatever it thinks of it."""
+def digest_turn(turn: Turn) -> str:
+    """Return a digest of the actions of a turn, without its thought."""
     return digest(
-        said.python or "",
+        turn.python or "",
         *(
             part
-            for action in said.actions
+            for action in turn.actions
             for part in (action.tool, arguments_digest(action.arguments))
         ),
     )
 
 
-async def do(said: Turn, coding: BlockRunner | None, at: TurnContext) -> TurnResult:
-    """Run what the turn asks for. Raises what the gate and the model raise."""
-    if said.python is None or coding is None:
-        return await _act(
-            said.actions,
-            at.calls(at.allowance or BlockBudget(len(said.actions))),
-            at.gate.catalogue,
+async def run_turn(
+    turn: Turn, block_runner: BlockRunner | None, context: TurnContext
+) -> TurnResult:
+    """Run the actions or the block of a turn. Raises errors of the gateway and the model."""
+    if turn.python is None or block_runner is None:
+        return await _run_actions(
+            turn.actions,
+            context.create_calls(context.budget or BlockBudget(len(turn.actions))),
+            context.gateway.catalogue,
         )
-    coded = await coding.run(said.python, at)
+    block = await block_runner.run_block(turn.python, context)
     return TurnResult(
-        coded.results,
-        coded.operations,
-        [functools.partial(block_text, coded.run)],
-        f"python {coded.run.status}",
-        at.gate.catalogue,
-        coded.arguments,
+        block.results,
+        block.operations,
+        [functools.partial(block_text, block.run)],
+        f"python {block.run.status}",
+        context.gateway.catalogue,
+        block.arguments,
     )
 
 
-async def _act(
+async def _run_actions(
     actions: Sequence[Action], calls: BlockCalls, catalogue: Mapping[str, ToolSpec]
 ) -> TurnResult:
-    """Run the actions in order and stop at the first that does not succeed."""
+    """Run the actions in order; stop at the first that fails."""
     results: list[ToolResult] = []
     for action in actions:
         results.append(await calls(action.tool, action.arguments))
@@ -105,7 +109,7 @@ async def _act(
     ]
     if len(results) < len(actions):
         texts.append(
-            lambda _room: f"The {len(actions) - len(results)} actions after it were not run."
+            lambda _max_chars: f"The {len(actions) - len(results)} actions after it were not run."
         )
     brief = ", ".join(f"{result.tool[:40]} {result.status}" for result in results)
     return TurnResult(
@@ -118,63 +122,64 @@ async def _act(
     )
 
 
-def record_calls(did: TurnResult) -> list[dict[str, Any]]:
+def record_calls(turn_result: TurnResult) -> list[dict[str, Any]]:
     """Return the turn's tool calls for the log.
 
-    Their arguments and outputs have about `_RECORDED_BYTES` in all.
+    Their arguments and outputs have about `_MAX_RECORDED_BYTES` in total.
     """
-    share = _RECORDED_BYTES // max(1, 2 * len(did.results))
+    share = _MAX_RECORDED_BYTES // max(1, 2 * len(turn_result.results))
     return [
         {
             "id": result.request_id,
-            "tool": shorten(str(result.tool), _NAME_CHARS),
+            "tool": shorten(str(result.tool), _MAX_NAME_CHARS),
             "arguments": cut_output(arguments if isinstance(arguments, Mapping) else {}, share),
             "status": str(result.status),
             "output": cut_output(result.output, share),
             "error": result.error,
             "duration_ms": result.duration_ms,
         }
-        for arguments, result in zip(did.arguments, did.results, strict=True)
+        for arguments, result in zip(turn_result.arguments, turn_result.results, strict=True)
     ]
 
 
 FINISH = "finish"
-"""What a step asks for that says that the work is done."""
+"""The action of a step that says the work is done."""
 UNUSABLE = "the same unusable reply"
 TOO_EARLY = "it says that it is done, and it is not"
-NOT_GREEN, DOUBTED = (
+FUNCTION_FAILS, FUNCTION_BREAKS_EXAMPLES = (
     "the function is not green",
     "the function is green, and what its docstring shows does not hold",
 )
-"""Of a seat that is asked for one function, after `llm.function_turns`."""
-_LOOKS = 3
-"""The same step on the same files so often, and nothing changed: then the seat goes in circles."""
+"""The reasons for a seat that writes one function, after `llm.function_turns`."""
+_MAX_REPEATS = 3
+"""A seat is stuck after this many equal steps on the same files without a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnStep:
-    """What a turn came to. `asked` is a digest of what it asked for, `tree` of the change as it
-    stood afterwards (empty: the base). `changed`: this turn changed something, and `red` are the
-    cases that were red then.
+    """The outcome of a turn, for detecting stuck seats.
+
+    action_digest: a digest of what the turn did. change_digest: a digest of the total change after
+    it; empty for the base. changed: the turn changed something. failing: the cases that failed
+    then.
     """
 
-    asked: str
-    tree: str = ""
+    action_digest: str
+    change_digest: str = ""
     changed: bool = False
-    red: frozenset[str] = frozenset()
+    failing: frozenset[str] = frozenset()
     malformed: bool = False
 
 
-def is_again(steps: Sequence[TurnStep]) -> bool:
-    """Whether the last turn asked for what an earlier one had asked for already, on the same files,
-    and changed nothing.
-    """
-    return bool(steps) and not steps[-1].changed and _same_looks(steps) > 1
+def is_repeat(steps: Sequence[TurnStep]) -> bool:
+    """Return True if the last turn repeated an earlier one on the same files, without a change."""
+    return bool(steps) and not steps[-1].changed and _count_repeats(steps) > 1
 
 
-def stuck(steps: Sequence[TurnStep], red_turns: int) -> str:
-    """Return why the last turn shows a seat that goes in circles, or nothing. `red_turns`: changes
-    with the same red cases.
+def find_stuck_reason(steps: Sequence[TurnStep], max_turns_with_same_failures: int) -> str:
+    """Return why the last turn shows a stuck seat, or an empty string.
+
+    `max_turns_with_same_failures` counts the turns with changes.
     """
     if not steps:
         return ""
@@ -182,32 +187,34 @@ def stuck(steps: Sequence[TurnStep], red_turns: int) -> str:
     if last.malformed:
         return UNUSABLE if last in steps[:-1] else ""
     if not last.changed:
-        said = (
+        reason = (
             TOO_EARLY
-            if last.asked == FINISH
-            else f"the same step {_LOOKS} times, and nothing changed"
+            if last.action_digest == FINISH
+            else f"the same step {_MAX_REPEATS} times, and nothing changed"
         )
-        return said if _same_looks(steps) >= _LOOKS else ""
-    return _circle([step for step in steps if step.changed], red_turns)
+        return reason if _count_repeats(steps) >= _MAX_REPEATS else ""
+    return _find_cycle([step for step in steps if step.changed], max_turns_with_same_failures)
 
 
-def _circle(changes: Sequence[TurnStep], red_turns: int) -> str:
+def _find_cycle(changes: Sequence[TurnStep], max_turns_with_same_failures: int) -> str:
     last, earlier = changes[-1], changes[:-1]
-    if any(step.asked == last.asked for step in earlier):
+    if any(step.action_digest == last.action_digest for step in earlier):
         return "the same change as in an earlier turn"
-    if any(step.tree == last.tree for step in earlier):
+    if any(step.change_digest == last.change_digest for step in earlier):
         return "back where it was in an earlier turn"
     if (
-        last.red
-        and len(changes) >= red_turns
-        and all(step.red == last.red for step in changes[-red_turns:])
+        last.failing
+        and len(changes) >= max_turns_with_same_failures
+        and all(step.failing == last.failing for step in changes[-max_turns_with_same_failures:])
     ):
-        return f"the same tests red for {red_turns} turns"
+        return f"the same tests red for {max_turns_with_same_failures} turns"
     return ""
 
 
-def _same_looks(steps: Sequence[TurnStep]) -> int:
+def _count_repeats(steps: Sequence[TurnStep]) -> int:
     last = steps[-1]
     return sum(
-        not step.changed and (step.asked, step.tree) == (last.asked, last.tree) for step in steps
+        not step.changed
+        and (step.action_digest, step.change_digest) == (last.action_digest, last.change_digest)
+        for step in steps
     )

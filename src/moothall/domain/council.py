@@ -33,7 +33,7 @@ class Agent:
 @dataclass(frozen=True, slots=True)
 class CouncilConfig:
     """What fills the zeros of a request to this council. `params` are of
-    `moothall.orchestrator.council_params.COUNCIL`.
+    `moothall.orchestrator.council_params.COUNCIL_PARAMS`.
     """
 
     rounds: int = 0

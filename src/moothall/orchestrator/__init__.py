@@ -1,1 +1,1 @@
-"""The deliberation service, requests, registered councils, conversations and forks."""
+"""The deliberation service: requests, their planning and forks, and registered councils."""

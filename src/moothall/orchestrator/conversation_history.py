@@ -1,13 +1,11 @@
-"""A conversation: what was asked and answered before a question, and the files that it begins
-on.
-"""
+"""A conversation: the questions and answers before a question, and the files it starts from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from moothall.deliberation.conversation import Exchange, window
+from moothall.deliberation.conversation import Exchange, fit_to_window
 from moothall.deliberation.prompts.text import fence
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
@@ -19,25 +17,26 @@ from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Log
 
-_LONGEST = 100
-"""Questions of a conversation that are read; what is older is left out."""
-_BRIEF = 200
+_MAX_TASKS = 100
+"""The most tasks of a conversation that are read; older ones are left out."""
+_MAX_SUMMARY_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class EndedTask:
-    """A deliberation that was decided."""
+    """A decided deliberation."""
 
-    d: Deliberation
+    deliberation: Deliberation
     outcome: Outcome
 
     @property
-    def files(self) -> RepositoryRef | None:
-        """Where its files are as it left them; None about text."""
-        if self.d.repository is None:
+    def final_files(self) -> RepositoryRef | None:
+        """The repository as the task left it; None about text."""
+        if self.deliberation.repository is None:
             return None
         return RepositoryRef(
-            id=self.d.repository.id, ref=self.outcome.commit_sha or self.d.base_sha or ""
+            id=self.deliberation.repository.id,
+            ref=self.outcome.commit_sha or self.deliberation.base_sha or "",
         )
 
 
@@ -60,56 +59,63 @@ async def find_decision(log: Log, key: str) -> Recorded | None:
     return None
 
 
-async def conversation(log: Log, follows: str, who: Principal) -> Sequence[EndedTask]:
-    """Return what came before a question, the latest first. Raises `NotFound`, and `InvalidRequest`
-    where the latest has not ended.
+async def read_conversation(log: Log, follows: str, who: Principal) -> Sequence[EndedTask]:
+    """Return the tasks before a question, the latest first.
+
+    Raises `NotFound`, and `InvalidRequest` if the latest has not ended.
     """
-    found: list[EndedTask] = []
+    tasks: list[EndedTask] = []
     key = key_of(check_id(follows, "follows"), who.tenant)
-    while key and len(found) < _LONGEST:
-        asked = await find_request(log, key)
-        end = (
+    while key and len(tasks) < _MAX_TASKS:
+        request = await find_request(log, key)
+        decision = (
             await find_decision(log, key)
-            if asked is not None and asked.event.tenant == who.tenant
+            if request is not None and request.event.tenant == who.tenant
             else None
         )
-        if asked is not None and end is not None:
-            found.append(
-                EndedTask(load(Deliberation, asked.event.data), load(Outcome, end.event.data))
+        if request is not None and decision is not None:
+            tasks.append(
+                EndedTask(
+                    load(Deliberation, request.event.data), load(Outcome, decision.event.data)
+                )
             )
-        elif found:
-            break  # what is older was removed
-        elif asked is None or asked.event.tenant != who.tenant:
+        elif tasks:
+            break  # older tasks were removed
+        elif request is None or request.event.tenant != who.tenant:
             raise NotFound(f"no deliberation {follows!r} whose conversation could go on")
         else:
             raise InvalidRequest(
                 f"deliberation {follows!r} has not ended: tell it what you have to say (steer), "
                 "or wait for its answer"
             )
-        key = found[-1].d.follows
-    return found
+        key = tasks[-1].deliberation.follows
+    return tasks
 
 
-def go_on_from(request: DeliberationRequest, before: EndedTask) -> DeliberationRequest:
-    """Return a request that begins where the one before it ended, unless it says itself where."""
+def continue_from(request: DeliberationRequest, earlier: EndedTask) -> DeliberationRequest:
+    """Return a request that starts where an earlier task ended, unless it names a start itself."""
     if request.repository is not None or request.about_text:
         return request
-    return replace(request, repository=before.files, about_text=before.files is None)
+    return replace(request, repository=earlier.final_files, about_text=earlier.final_files is None)
 
 
-def thread_text(before: Sequence[EndedTask], budget: int) -> str:
-    """Return questions and answers, oldest first, within about `budget` tokens: the older are
-    condensed, the oldest left out.
+def conversation_text(earlier: Sequence[EndedTask], budget: int) -> str:
+    """Return questions and answers, oldest first, within about `budget` tokens: older ones are
+    condensed, the oldest are dropped.
     """
-    said = [
-        Exchange(fence("asked", one.d.description), fence("answered", _answer(one)), _brief(one))
-        for one in reversed(before)
+    exchanges = [
+        Exchange(
+            fence("asked", task.deliberation.description),
+            fence("answered", _answer(task)),
+            _summarize(task),
+        )
+        for task in reversed(earlier)
     ]
-    return "\n\n".join(message.content for message in window((), said, budget))
+    return "\n\n".join(message.content for message in fit_to_window((), exchanges, budget))
 
 
-def _answer(one: EndedTask) -> str:
-    outcome = one.outcome
+def _answer(task: EndedTask) -> str:
+    outcome = task.outcome
     if not outcome.winner_id or not outcome.results:
         return f"(no answer: {outcome.error_message})"
     result = outcome.results[0]
@@ -120,6 +126,9 @@ def _answer(one: EndedTask) -> str:
     )
 
 
-def _brief(one: EndedTask) -> str:
-    words = " ".join(_answer(one).split())
-    return fence("answered", words if len(words) <= _BRIEF else f"{words[: _BRIEF - 1]}…")
+def _summarize(task: EndedTask) -> str:
+    answer = " ".join(_answer(task).split())
+    return fence(
+        "answered",
+        answer if len(answer) <= _MAX_SUMMARY_CHARS else f"{answer[: _MAX_SUMMARY_CHARS - 1]}…",
+    )

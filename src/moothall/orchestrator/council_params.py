@@ -1,5 +1,5 @@
-"""Parameters by name (`custom_params`): a closed list, each checked, so that a typing error is no
-silent default.
+"""Parameters by name (`custom_params`): a closed list with checks, so that typing errors are
+reported.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from moothall.domain.protocol import DEFAULT_PROTOCOL, PROTOCOLS, ProtocolName
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest
 
-_Apply = Callable[[DeliberationRequest, str], DeliberationRequest]
+_ApplyParam = Callable[[DeliberationRequest, str], DeliberationRequest]
 
 
-def _number(name: str, text: str) -> int:
+def _parse_number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):  # noqa: PLR2004 - fits an int32
         raise InvalidRequest(
             f"custom_params {name} is {text[:40]!r}; it is a whole number from 0 up"
@@ -23,83 +23,85 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _protocol(request: DeliberationRequest, text: str) -> DeliberationRequest:
+def _set_protocol(request: DeliberationRequest, text: str) -> DeliberationRequest:
     return replace(request, protocol=request.protocol or text)
 
 
-def _adaptive(request: DeliberationRequest, text: str) -> DeliberationRequest:
+def _set_adaptive(request: DeliberationRequest, text: str) -> DeliberationRequest:
     if text.lower() not in {"true", "false"}:
         raise InvalidRequest(f"custom_params adaptive is {text[:40]!r}; it is true or false")
     return replace(request, adaptive=request.adaptive or text.lower() == "true")
 
 
-def _turns(request: DeliberationRequest, text: str) -> DeliberationRequest:
-    number = request.constraints.max_iterations or _number("max_iterations", text)
+def _set_max_iterations(request: DeliberationRequest, text: str) -> DeliberationRequest:
+    number = request.constraints.max_iterations or _parse_number("max_iterations", text)
     return replace(request, constraints=replace(request.constraints, max_iterations=number))
 
 
-def _seconds(request: DeliberationRequest, text: str) -> DeliberationRequest:
+def _set_timeout(request: DeliberationRequest, text: str) -> DeliberationRequest:
     number = (
         request.constraints.timeout_seconds
         or request.budget.seconds
-        or _number("timeout_seconds", text)
+        or _parse_number("timeout_seconds", text)
     )
     return replace(request, constraints=replace(request.constraints, timeout_seconds=number))
 
 
-def _agents(request: DeliberationRequest, text: str) -> DeliberationRequest:
-    return replace(request, num_agents=request.num_agents or _number("num_agents", text))
+def _set_num_agents(request: DeliberationRequest, text: str) -> DeliberationRequest:
+    return replace(request, num_agents=request.num_agents or _parse_number("num_agents", text))
 
 
-def _with_seed(request: DeliberationRequest, text: str) -> DeliberationRequest:
-    return replace(request, seed=_number("seed", text) if request.seed is None else request.seed)
+def _set_seed(request: DeliberationRequest, text: str) -> DeliberationRequest:
+    return replace(
+        request, seed=_parse_number("seed", text) if request.seed is None else request.seed
+    )
 
 
-def _model(request: DeliberationRequest, text: str) -> DeliberationRequest:
+def _set_model(request: DeliberationRequest, text: str) -> DeliberationRequest:
     return replace(request, model=request.model or text)
 
 
-COUNCIL: Mapping[str, _Apply] = {
-    "protocol": _protocol,
-    "adaptive": _adaptive,
-    "max_iterations": _turns,
-    "timeout_seconds": _seconds,
+COUNCIL_PARAMS: Mapping[str, _ApplyParam] = {
+    "protocol": _set_protocol,
+    "adaptive": _set_adaptive,
+    "max_iterations": _set_max_iterations,
+    "timeout_seconds": _set_timeout,
 }
-"""What a council may set for all that it is asked."""
+"""Parameters that a council may set for all its requests."""
 
-REQUEST: Mapping[str, _Apply] = {
-    **COUNCIL,
-    "num_agents": _agents,
-    "seed": _with_seed,
-    "model_profile": _model,
+REQUEST_PARAMS: Mapping[str, _ApplyParam] = {
+    **COUNCIL_PARAMS,
+    "num_agents": _set_num_agents,
+    "seed": _set_seed,
+    "model_profile": _set_model,
 }
-"""What one request may set."""
+"""Parameters that a request may set."""
 
 
 def check_protocol(name: str) -> ProtocolName:
     """Return the protocol, the default one for an empty name. Raises `InvalidRequest`."""
     chosen = name.strip().lower() or DEFAULT_PROTOCOL
-    for known in PROTOCOLS:
-        if known == chosen:
-            return known
-    near = get_close_matches(chosen, PROTOCOLS, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    for protocol in PROTOCOLS:
+        if protocol == chosen:
+            return protocol
+    matches = get_close_matches(chosen, PROTOCOLS, 1)
+    hint = f"; did you mean {matches[0]}?" if matches else ""
     raise InvalidRequest(f"unknown protocol {name[:40]!r}; there are {', '.join(PROTOCOLS)}{hint}")
 
 
-def fill(
-    request: DeliberationRequest, params: Mapping[str, str], known: Mapping[str, _Apply]
+def apply_params(
+    request: DeliberationRequest, params: Mapping[str, str], known_params: Mapping[str, _ApplyParam]
 ) -> DeliberationRequest:
-    """Return the request with what `params` say in place of its zeros. Raises `InvalidRequest`
-    naming what is wrong.
+    """Return the request with `params` in its unset fields. Raises `InvalidRequest` for bad
+    ones.
     """
     for name, text in sorted(params.items()):
-        apply = known.get(name)
+        apply = known_params.get(name)
         if apply is None:
-            near = get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            matches = get_close_matches(name, known_params, 1)
+            hint = f"; did you mean {matches[0]}?" if matches else ""
             raise InvalidRequest(
-                f"unknown custom_params {name[:40]!r}; there are {', '.join(known)}{hint}"
+                f"unknown custom_params {name[:40]!r}; there are {', '.join(known_params)}{hint}"
             )
         request = apply(request, text.strip())
     return request

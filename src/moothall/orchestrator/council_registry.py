@@ -1,8 +1,8 @@
-"""Who sits for which role: the councils of all tenants, folded from their events.
+"""The councils of all tenants by role, folded from their events.
 
-The order of the log decides who was first, so two callers in two processes agree without a lock:
-a change is published, then read back, and the fold says whether it took effect. Where nobody made a
-council for a role, none is found here and the default one serves.
+The order of the log decides which change came first, so two processes agree without a lock: a
+change is published and read back, and folding it shows whether it took effect. Roles without a
+council of their own use the default one.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _SCHEMES = ("http", "https", "grpc", "grpcs")
 _ENDPOINT_CHARS = 500
 
 Councils = Mapping[str, Council | None]
-"""By role. None: it was deleted, and the default one doesn't serve either."""
+"""By role. None: the council was deleted, and the role refuses requests."""
 
 
 class CouncilRegistry:
-    """The councils that were made. `run` keeps it up to date; without it, `refresh` does.
+    """The configured councils. `run` keeps it up to date; without it, call `refresh`.
 
-    `models` are those that a council and an agent may name as their profile.
+    models: the models that councils and agents may name as their profile.
     """
 
     def __init__(self, bus: Log, limits: LimitSettings, models: Models | None = None) -> None:
@@ -51,18 +51,18 @@ class CouncilRegistry:
         self._seq = 0
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Follow the events until cancelled."""
         async for recorded in self._bus.follow(TOPICS, self._seq):
-            self._take(recorded)
+            self._apply(recorded)
 
     async def refresh(self) -> None:
-        """Read what was recorded since the last time."""
+        """Read the events since the last time."""
         async for recorded in self._bus.replay(TOPICS, self._seq):
-            self._take(recorded)
+            self._apply(recorded)
 
     def find(self, role: str, tenant: str) -> Council | None:
-        """Return the council of a role, None for the default one. Raises `NoCouncil` where nobody
-        sits.
+        """Return the council of a role, None for the default one. Raises `NoCouncil` for a deleted
+        or empty council.
         """
         known = self._tenants.get(tenant, {})
         if role not in known:
@@ -78,21 +78,21 @@ class CouncilRegistry:
         return council
 
     async def list(self, who: Principal, role: str = "") -> Sequence[Council]:
-        """Return the councils that were made, by role; `role` narrows."""
-        wanted = read_role(role) if role else ""
+        """Return the configured councils, sorted by role; `role` selects one."""
+        wanted_role = read_role(role) if role else ""
         await self.refresh()
         known = self._tenants.get(who.tenant, {})
         return [
             council
             for name, council in sorted(known.items())
-            if council is not None and wanted in {"", name}
+            if council is not None and wanted_role in {"", name}
         ]
 
     async def create(
         self, role: str, num_agents: int, config: CouncilConfig, who: Principal
     ) -> Council:
-        """Make a council of `num_agents` (0: the default). The same again changes nothing; another
-        one is `AlreadyExists`.
+        """Create a council of `num_agents` (0: the default). Repeating this changes nothing. Raises
+        `AlreadyExists` if the role has a different council.
         """
         role = read_role(role)
         count = num_agents or DEFAULT_SEATS
@@ -113,21 +113,21 @@ class CouncilRegistry:
         return await self._change(EventType.COUNCIL_CREATED, data, who)
 
     async def delete(self, role: str, who: Principal) -> Council:
-        """Close a role: its council ends, and requests are refused until another is made. Returns
-        what it was.
+        """Delete a council and return it. Requests for the role are refused until another council
+        is created.
         """
         role = read_role(role)
-        council = await self._present(role, who)
+        council = await self._require_council(role, who)
         await self._change(EventType.COUNCIL_DELETED, {"role": role}, who)
         return council
 
     async def register(self, role: str, agent: Agent, who: Principal) -> Council:
-        """Add an agent. The same again changes nothing; other data under its id is
-        `AlreadyExists`.
+        """Add an agent. Repeating this changes nothing. Raises `AlreadyExists` if its id has other
+        data.
         """
         role = read_role(role)
         self._check_agent(agent)
-        council = await self._present(role, who)
+        council = await self._require_council(role, who)
         if council.agent(agent.id) is None and len(council.agents) >= self._limits.agents:
             raise InvalidRequest(
                 f"the {role} council has {len(council.agents)} agents, and no more fit in "
@@ -138,36 +138,38 @@ class CouncilRegistry:
         )
 
     async def unregister(self, role: str, agent_id: str, who: Principal) -> Council:
-        """Take an agent out. Raises `NotFound` where it doesn't sit."""
+        """Remove an agent. Raises `NotFound` if the council does not have it."""
         role = read_role(role)
         check_id(agent_id, "agent_id")
-        council = await self._present(role, who)
+        council = await self._require_council(role, who)
         if council.agent(agent_id) is None:
-            seat_state = ", ".join(agent.id for agent in council.agents) or "nobody"
-            raise NotFound(f"no agent {agent_id!r} in the {role} council; there sit {seat_state}")
+            agent_ids = ", ".join(agent.id for agent in council.agents) or "none"
+            raise NotFound(f"no agent {agent_id!r} in the {role} council; its agents: {agent_ids}")
         return await self._change(
             EventType.AGENT_UNREGISTERED, {"role": role, "agent_id": agent_id}, who
         )
 
-    async def _present(self, role: str, who: Principal) -> Council:
+    async def _require_council(self, role: str, who: Principal) -> Council:
         await self.refresh()
         council = self._tenants.get(who.tenant, {}).get(role)
         if council is None:
             raise NotFound(f"no council was made for {role}; make one with CreateCouncil")
         return council
 
-    async def _change(self, kind: EventType, data: Mapping[str, Any], who: Principal) -> Council:
-        """Publish a change unless it would be none, read it back, and return the council after it.
+    async def _change(
+        self, event_type: EventType, data: Mapping[str, Any], who: Principal
+    ) -> Council:
+        """Publish a change unless it has no effect, read it back, and return the resulting council.
 
-        The id depends on where the log was: the same change made twice at once is one event, made
-        again later another.
+        The event id depends on the position in the log: two concurrent identical changes are one
+        event, a later one is another.
         """
         await self.refresh()
         known = self._tenants.get(who.tenant, {})
         role = data["role"]
         ordinal = f"{self._seq}-{digest(who.tenant, str(data))}"
-        event = write(kind, f"council-{role}", dict(data), ordinal=ordinal, tenant=who.tenant)
-        after = fold(known, event)
+        event = write(event_type, f"council-{role}", dict(data), ordinal=ordinal, tenant=who.tenant)
+        after = apply_event(known, event)
         if after != known:
             seq = await self._bus.publish(event)
             await self.refresh()
@@ -175,20 +177,20 @@ class CouncilRegistry:
         return self._tenants.get(who.tenant, {}).get(role) or Council(role)
 
     async def _check_order(self, event: Event, seq: int) -> None:
-        """Raise what the order of the log made of our change, where another came before it."""
+        """Raise the error that results if another change came before ours."""
         councils: Councils = {}
         async for recorded in self._bus.replay((Channel.COUNCILS.of(event.tenant),)):
             if recorded.seq >= seq:
                 break
-            councils = _fold(councils, recorded)
-        fold(councils, event)
+            councils = _apply_event(councils, recorded)
+        apply_event(councils, event)
 
-    def _take(self, recorded: Recorded) -> None:
+    def _apply(self, recorded: Recorded) -> None:
         if recorded.seq <= self._seq:
             return
         self._seq = recorded.seq
         tenant = recorded.event.tenant
-        self._tenants[tenant] = _fold(self._tenants.get(tenant, {}), recorded)
+        self._tenants[tenant] = _apply_event(self._tenants.get(tenant, {}), recorded)
 
     def _check(self, config: CouncilConfig) -> CouncilConfig:
         if not 0 <= config.rounds <= self._limits.rounds:
@@ -198,39 +200,39 @@ class CouncilRegistry:
             )
         self._models.choose(config.model_profile)
         if config.agent_type.lower() not in AGENT_TYPES:
-            there = ", ".join(repr(kind) for kind in AGENT_TYPES)
+            types = ", ".join(repr(agent_type) for agent_type in AGENT_TYPES)
             raise InvalidRequest(
-                f"unknown agent_type {config.agent_type[:40]!r}; agents are {there}, which mean "
+                f"unknown agent_type {config.agent_type[:40]!r}; agents are {types}, which mean "
                 "the same here"
             )
-        tried = council_params.fill(
-            DeliberationRequest("x", "dev"), config.params, council_params.COUNCIL
+        filled = council_params.apply_params(
+            DeliberationRequest("x", "dev"), config.params, council_params.COUNCIL_PARAMS
         )
         limits = self._limits
         if (
-            tried.constraints.max_iterations > limits.turns
-            or tried.constraints.timeout_seconds > limits.deliberation_seconds
+            filled.constraints.max_iterations > limits.turns
+            or filled.constraints.timeout_seconds > limits.deliberation_seconds
         ):
             raise InvalidRequest(
                 f"custom_params ask for more than allowed here: max_iterations {limits.turns}, "
                 f"timeout_seconds {limits.deliberation_seconds:g}"
             )
-        council_params.check_protocol(tried.protocol)
+        council_params.check_protocol(filled.protocol)
         return replace(config, agent_type=config.agent_type.lower())
 
     def _check_agent(self, agent: Agent) -> None:
         check_id(agent.id, "agent_id")
-        can = agent.capabilities
-        self._models.choose(can.model_profile)
-        if can.max_concurrent_tasks < 0:
+        capabilities = agent.capabilities
+        self._models.choose(capabilities.model_profile)
+        if capabilities.max_concurrent_tasks < 0:
             raise InvalidRequest(
-                f"max_concurrent_tasks is {can.max_concurrent_tasks}; it is a whole number from 0 "
-                "up"
+                f"max_concurrent_tasks is {capabilities.max_concurrent_tasks}; it is a whole "
+                "number from 0 up"
             )
         texts = (
-            *can.supported_tasks,
-            *can.languages,
-            can.model_profile,
+            *capabilities.supported_tasks,
+            *capabilities.languages,
+            capabilities.model_profile,
             *agent.metadata,
             *agent.metadata.values(),
         )
@@ -243,19 +245,20 @@ class CouncilRegistry:
             check_endpoint(agent.endpoint)
 
 
-def fold(councils: Councils, event: Event) -> Councils:
-    """Return the councils of a tenant after an event; the same object's equal where it changes
-    nothing.
+def apply_event(councils: Councils, event: Event) -> Councils:
+    """Return the councils of a tenant after an event; equal ones if it changes nothing.
 
-    Raises `AlreadyExists`, `NotFound` or `InvalidRequest` for one that has no place in this past.
+    Raises `AlreadyExists`, `NotFound` or `InvalidRequest` for an event that does not fit.
     """
     role = read_role(str(event.data.get("role", "")))
     council = councils.get(role)
     if event.type is EventType.COUNCIL_CREATED:
-        made = load(Council, {name: event.data.get(name) for name in ("role", "agents", "config")})
+        created = load(
+            Council, {name: event.data.get(name) for name in ("role", "agents", "config")}
+        )
         if council is None:
-            return {**councils, role: made}
-        if council != made:
+            return {**councils, role: created}
+        if council != created:
             raise AlreadyExists(
                 f"{role} has another council already; delete it first, or change it with "
                 "RegisterAgent"
@@ -272,20 +275,20 @@ def fold(councils: Councils, event: Event) -> Councils:
             return {**councils, role: replace(council, agents=(*council.agents, agent))}
         if known != agent:
             raise AlreadyExists(
-                f"{agent.id!r} sits in the {role} council with other data; unregister it first"
+                f"{agent.id!r} is in the {role} council with other data; unregister it first"
             )
         return councils
     if event.type is EventType.AGENT_UNREGISTERED:
-        rest = tuple(agent for agent in council.agents if agent.id != event.data.get("agent_id"))
-        return {**councils, role: replace(council, agents=rest)}
+        remaining = tuple(
+            agent for agent in council.agents if agent.id != event.data.get("agent_id")
+        )
+        return {**councils, role: replace(council, agents=remaining)}
     raise InvalidRequest(f"{event.type} says nothing of councils")
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Return an agent's endpoint if it is one by its form. Nothing is looked up and nothing
-    called.
-    """
-    wanted = (
+    """Return an agent's endpoint if it is well-formed. It is neither resolved nor called."""
+    message = (
         f"endpoint {endpoint[:80]!r} is no address of an agent: "
         f"{', '.join(_SCHEMES)}://host[:port][/path], without credentials"
     )
@@ -293,9 +296,9 @@ def check_endpoint(endpoint: str) -> str:
         parts = urlsplit(endpoint)
         port_is_fine = parts.port != 0
     except ValueError as error:
-        raise InvalidRequest(wanted) from error
+        raise InvalidRequest(message) from error
     printable = endpoint.isascii() and endpoint.isprintable() and " " not in endpoint
-    named = (
+    has_valid_address = (
         parts.scheme in _SCHEMES
         and parts.hostname
         and parts.username is None
@@ -303,19 +306,19 @@ def check_endpoint(endpoint: str) -> str:
     )
     if not (
         printable
-        and named
+        and has_valid_address
         and port_is_fine
         and not parts.fragment
         and len(endpoint) <= _ENDPOINT_CHARS
     ):
-        raise InvalidRequest(wanted)
+        raise InvalidRequest(message)
     return endpoint
 
 
-def _fold(councils: Councils, recorded: Recorded) -> Councils:
-    """Fold what takes effect; what came too late, or is malformed, changes nothing."""
+def _apply_event(councils: Councils, recorded: Recorded) -> Councils:
+    """Apply an event; late and malformed ones change nothing."""
     try:
-        return fold(councils, recorded.event)
+        return apply_event(councils, recorded.event)
     except MoothallError as error:
         log.debug("an event of the councils without effect", seq=recorded.seq, reason=error.message)
         return councils

@@ -1,5 +1,6 @@
-"""Forks: another run of a task that begins with recorded turns of one of its seats. None of their
-model calls is made again; what they did is done again in a workspace of its own, as after a crash.
+"""Forks: another run of a task that starts with recorded turns of one of its seats.
+
+Their model calls are not repeated; their actions are, in a new workspace, as after a crash.
 """
 
 from __future__ import annotations
@@ -26,27 +27,27 @@ from moothall.telemetry.events import write_of
 from moothall.tools.spec import ToolSpec
 
 
-async def fork_of(
+async def create_fork(
     log: Log, fork: Fork, who: Principal, defaults: Defaults, now: datetime
 ) -> Deliberation:
-    """Return another run of a task, with the id of that task still: its one seat begins with
-    recorded turns. It is of no story: what a story's plan waits for is the run that it began
-    itself.
+    """Return another run of a task, with that task's id. Its only seat starts with recorded turns.
 
-    Raises `NotFound`, and `InvalidRequest` that says what there is.
+    It belongs to no story: the story's plan waits for the run that it started itself.
+
+    Raises `NotFound`, and `InvalidRequest` with the available turns.
     """
     key = key_of(check_id(fork.task_id, "the task to fork"), who.tenant)
-    asked = await find_request(log, key)
-    if asked is None or asked.event.tenant != who.tenant:
+    request = await find_request(log, key)
+    if request is None or request.event.tenant != who.tenant:
         raise NotFound(f"no deliberation {fork.task_id!r} to fork")
     if len(fork.words) > defaults.limits.steer_chars:
         raise InvalidRequest(
-            f"the words have {len(fork.words)} characters; at most {defaults.limits.steer_chars} "
+            f"the message has {len(fork.words)} characters; at most {defaults.limits.steer_chars} "
             "(limits.steer_chars)"
         )
-    source = load(Deliberation, asked.event.data)
+    source = load(Deliberation, request.event.data)
     events = [recorded.event async for recorded in log.replay(deliberation_topics(key))]
-    begins = _begin_from(source, events, fork, who, defaults.tools())
+    beginning = _create_beginning(source, events, fork, who, defaults.tools())
     seconds = (
         source.constraints.timeout_seconds
         or source.budget.seconds
@@ -54,10 +55,10 @@ async def fork_of(
     )
     return replace(
         source,
-        seats=(begins.seat,),
-        fork=begins,
+        seats=(beginning.seat,),
+        fork=beginning,
         deadline=now + timedelta(seconds=min(seconds, defaults.limits.deliberation_seconds)),
-        max_turns=source.max_turns - (source.fork.turn if source.fork else 0) + begins.turn,
+        max_turns=source.max_turns - (source.fork.turn if source.fork else 0) + beginning.turn,
         principal=who.name,
         adaptive=False,
         story_id="",
@@ -66,7 +67,7 @@ async def fork_of(
     )
 
 
-def _begin_from(
+def _create_beginning(
     source: Deliberation,
     events: Sequence[Event],
     fork: Fork,
@@ -74,25 +75,25 @@ def _begin_from(
     tools: Mapping[str, ToolSpec],
 ) -> Beginning:
     name = own_id(source.task_id, who.tenant)
-    seat = _seat(source, events, fork.seat, name)
+    seat = _find_seat(source, events, fork.seat, name)
     turns = {
-        _step(event.data): event.data
+        _step_of(event.data): event.data
         for event in events
         if event.type is EventType.SEAT_TURN and event.data.get("seat") == seat
     }
     if not 1 <= fork.turn <= len(turns):
-        has = f"1 to {len(turns)}" if turns else "none yet"
+        available = f"1 to {len(turns)}" if turns else "none yet"
         raise InvalidRequest(
-            f"{seat} of {name} has no turn {fork.turn} to fork from; its turns: {has}"
+            f"{seat} of {name} has no turn {fork.turn} to fork from; its turns: {available}"
         )
     steps = list(turns)[: fork.turn]
-    _check(
+    _check_turns(
         source,
         {number: (step, turns[step]) for number, step in enumerate(steps, 1)},
         f"{seat} of {name}",
         tools,
     )
-    began: Data = next(
+    start_data: Data = next(
         (
             event.data
             for event in events
@@ -106,145 +107,153 @@ def _begin_from(
         turn=fork.turn,
         step=steps[-1],
         number=source.fork.number if source.fork else source.seats.index(seat),
-        approach=str(began.get("approach") or ""),
-        temperature=float(began.get("temperature") or 0.0),
+        approach=str(start_data.get("approach") or ""),
+        temperature=float(start_data.get("temperature") or 0.0),
         words=fork.words.strip(),
     )
 
 
-def _seat(source: Deliberation, events: Sequence[Event], named: str, name: str) -> str:
-    if not named:
-        won = [
+def _find_seat(
+    source: Deliberation, events: Sequence[Event], requested_name: str, name: str
+) -> str:
+    if not requested_name:
+        winners = [
             str(event.data.get("winner_id"))
             for event in events
             if event.type is EventType.DELIBERATION_DECIDED
         ]
-        return next((seat for seat in won if seat in source.seats), source.seats[0])
-    if (found := seat_named(named, source.seats)) is None:
-        raise NotFound(f"no seat {named[:80]!r} in {name}; there are {', '.join(source.seats)}")
-    return found
+        return next((seat for seat in winners if seat in source.seats), source.seats[0])
+    if (seat := seat_named(requested_name, source.seats)) is None:
+        raise NotFound(
+            f"no seat {requested_name[:80]!r} in {name}; there are {', '.join(source.seats)}"
+        )
+    return seat
 
 
-def _step(data: Data) -> str:
+def _step_of(data: Data) -> str:
     return f"{data.get('phase')}/{data.get('round')}.{data.get('turn')}"
 
 
-def _check(
+def _check_turns(
     source: Deliberation,
     turns: Mapping[int, tuple[str, Data]],
-    whose: str,
+    owner: str,
     tools: Mapping[str, ToolSpec],
 ) -> None:
-    """Raise `InvalidRequest` for turns that cannot be done again by one seat in a workspace. A tool
-    that ran and is unknown here may be any.
+    """Raise `InvalidRequest` for turns that one seat cannot repeat in a workspace. An unknown tool
+    that ran may have acted outside of it.
     """
-    alone = PROTOCOLS[source.protocol].revises_on != "reviews"
+    is_independent = PROTOCOLS[source.protocol].revises_on != "reviews"
     for number, (step, data) in turns.items():
-        last = (
+        hint = (
             f"fork from turn {number - 1} or one before it" if number > 1 else "it cannot be forked"
         )
-        if step.startswith("revise/") and not alone:
+        if step.startswith("revise/") and not is_independent:
             raise InvalidRequest(
-                f"turn {number} of {whose} answers reviews of other seats, which a fork does not "
-                f"have; {last}"
+                f"turn {number} of {owner} answers reviews of other seats, which a fork does not "
+                f"have; {hint}"
             )
         for item in data.get("operations") or ():
             spec = tools.get(str(item.get("tool")))
             if spec.outside if spec else item.get("status") != ToolStatus.INVALID:
-                acted = (
+                problem = (
                     f"acted outside with {spec.name}"
                     if spec
                     else f"acted with {item.get('tool')!s:.60}, which is unknown here"
                 )
                 raise InvalidRequest(
-                    f"turn {number} of {whose} {acted}, which must not be done again; {last}"
+                    f"turn {number} of {owner} {problem}, which must not be done again; {hint}"
                 )
 
 
-async def take_over(bus: Bus, d: Deliberation, own: Sequence[Event]) -> Sequence[Event]:
-    """Return what is known of a fork: its own events, and what it takes over of the run that it
-    comes from, which is recorded as its own where that is not done yet. Raises `NotFound` where
-    that run was removed before.
+async def inherit_turns(
+    bus: Bus, deliberation: Deliberation, own_events: Sequence[Event]
+) -> Sequence[Event]:
+    """Return the events of a fork: its own, and those inherited from the source run, which are
+    recorded as its own if they are not yet. Raises `NotFound` if the source run was removed.
     """
-    if (begins := d.fork) is None:
-        return own
-    source = [recorded.event async for recorded in bus.replay(deliberation_topics(begins.task_id))]
-    known = {event.id for event in own}
-    if not source and f"{d.task_id}/{begins.seat}/{begins.step}" not in {
-        event.data.get("call_id") for event in own
+    if (beginning := deliberation.fork) is None:
+        return own_events
+    source_events = [
+        recorded.event async for recorded in bus.replay(deliberation_topics(beginning.task_id))
+    ]
+    known_ids = {event.id for event in own_events}
+    if not source_events and f"{deliberation.task_id}/{beginning.seat}/{beginning.step}" not in {
+        event.data.get("call_id") for event in own_events
     }:
         raise NotFound(
-            f"the turns that it begins with are gone: {own_id(begins.task_id, d.tenant)} was "
-            "removed"
+            "the turns that the fork starts with no longer exist: "
+            f"{own_id(beginning.task_id, deliberation.tenant)} was removed"
         )
-    facts = [
-        write_of(d, kind, data, ordinal=ordinal, source="host")
-        for kind, ordinal, data in _facts_taken_over(d, begins, source)
+    inherited = [
+        write_of(deliberation, event_type, data, ordinal=ordinal, source="host")
+        for event_type, ordinal, data in _inherited_events(deliberation, beginning, source_events)
     ]
-    fresh = [event for event in facts if event.id not in known]
-    for event in fresh:
+    new_events = [event for event in inherited if event.id not in known_ids]
+    for event in new_events:
         await bus.publish(event)
-    return [*own, *fresh, *_turns(begins, source)]
+    return [*own_events, *new_events, *_inherited_turns(beginning, source_events)]
 
 
-def _turns(begins: Beginning, events: Sequence[Event]) -> Sequence[Event]:
-    """Return the recorded turns with which a fork begins, in order."""
+def _inherited_turns(beginning: Beginning, events: Sequence[Event]) -> Sequence[Event]:
+    """Return the recorded turns with which a fork starts, in order."""
     turns: dict[str, Event] = {}
     for event in events:
         if (
             event.type is EventType.SEAT_TURN
-            and event.data.get("seat") == begins.seat
-            and begins.step not in turns
+            and event.data.get("seat") == beginning.seat
+            and beginning.step not in turns
         ):
-            turns.setdefault(_step(event.data), event)
+            turns.setdefault(_step_of(event.data), event)
     return list(turns.values())
 
 
-def _facts_taken_over(
-    d: Deliberation, begins: Beginning, events: Sequence[Event]
+def _inherited_events(
+    deliberation: Deliberation, beginning: Beginning, events: Sequence[Event]
 ) -> Sequence[tuple[EventType, str, Data]]:
-    """Return as facts of the fork (type, ordinal, data): the words that its turns heard, then their
-    answers, which cost nothing this time; that of the last turn stands last.
+    """Return the inherited events of a fork (type, ordinal, data): the steering messages of its
+    turns, then their replies, with no usage; the reply of the last turn comes last.
     """
-    steps = {_step(event.data) for event in _turns(begins, events)}
-    own = f"{begins.task_id}/{begins.seat}/"
+    steps = {_step_of(event.data) for event in _inherited_turns(beginning, events)}
+    prefix = f"{beginning.task_id}/{beginning.seat}/"
     calls = {
         str(data["call_id"]): data
         for event in events
-        if _is_answer(data := event.data, event.type, own, steps)
+        if _is_inherited_call(data := event.data, event.type, prefix, steps)
     }
-    heard = {str(name) for data in calls.values() for name in data.get("told") or ()}
-    facts: list[tuple[EventType, str, Data]] = [
+    received_ids = {str(name) for data in calls.values() for name in data.get("told") or ()}
+    inherited: list[tuple[EventType, str, Data]] = [
         (
             EventType.DELIBERATION_STEERED,
             event.id,
             {name: event.data.get(name) for name in ("message", "by")},
         )
         for event in events
-        if event.type is EventType.DELIBERATION_STEERED and event.id in heard
+        if event.type is EventType.DELIBERATION_STEERED and event.id in received_ids
     ]
-    for name, data in sorted(calls.items(), key=lambda call: call[0] == f"{own}{begins.step}"):
-        call_id = f"{d.task_id}/{name.partition('/')[2]}"
-        told = (
-            {"told": [steering_event_id(d.task_id, str(one)) for one in data["told"]]}
-            if data.get("told")
-            else {}
-        )
-        said = {key: value for key, value in data.items() if key != "task_id"}
-        facts.append(
+    for name, data in sorted(
+        calls.items(), key=lambda call: call[0] == f"{prefix}{beginning.step}"
+    ):
+        call_id = f"{deliberation.task_id}/{name.partition('/')[2]}"
+        fields = {key: value for key, value in data.items() if key != "task_id"}
+        if data.get("told"):
+            fields["told"] = [
+                steering_event_id(deliberation.task_id, str(event_id)) for event_id in data["told"]
+            ]
+        inherited.append(
             (
                 EventType.MODEL_CALLED,
                 call_id,
-                {**said, **told, "call_id": call_id, "usage": dump(Usage()), "inherited": True},
+                {**fields, "call_id": call_id, "usage": dump(Usage()), "inherited": True},
             )
         )
-    return facts
+    return inherited
 
 
-def _is_answer(data: Data, kind: EventType, own: str, steps: set[str]) -> bool:
-    """Whether it is an answer of the model in one of the steps, to the seat or to a sub-agent."""
+def _is_inherited_call(data: Data, event_type: EventType, prefix: str, steps: set[str]) -> bool:
+    """Return True for a model call of one of the steps, by the seat or a sub-agent."""
     call_id = str(data.get("call_id"))
-    if kind is not EventType.MODEL_CALLED or not call_id.startswith(own):
+    if event_type is not EventType.MODEL_CALLED or not call_id.startswith(prefix):
         return False
-    phase, _, place = call_id.removeprefix(own).partition("/")
-    return f"{phase}/{'.'.join(place.split('.')[:2])}" in steps
+    phase, _, turn = call_id.removeprefix(prefix).partition("/")
+    return f"{phase}/{'.'.join(turn.split('.')[:2])}" in steps

@@ -1,5 +1,5 @@
-"""The hidden tests of a caller: checked, and stored apart from the events, which seats' pages and
-other callers may read.
+"""The hidden tests of a caller: checked, and stored apart from the events, which seats and other
+callers may read.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from moothall.domain.task import Deliberation
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Bucket
 
-_MOST_FILES, _MOST_BYTES = 500, 3_000_000
+_MAX_FILES, _MAX_BYTES = 500, 3_000_000
 
 
-def check_hidden(tests: Mapping[str, str], d: Deliberation) -> Mapping[str, str]:
+def check_hidden(tests: Mapping[str, str], deliberation: Deliberation) -> Mapping[str, str]:
     """Return the hidden tests of a request. Raises `InvalidRequest`."""
-    if d.base_sha is None:
+    if deliberation.base_sha is None:
         raise InvalidRequest(
             "hidden tests need a repository to run in; leave them out of a task about text"
         )
     size = sum(len(text.encode(errors="replace")) for text in tests.values())
-    if len(tests) > _MOST_FILES or size > _MOST_BYTES:
+    if len(tests) > _MAX_FILES or size > _MAX_BYTES:
         raise InvalidRequest(
-            f"{len(tests)} hidden tests of {size} bytes; at most {_MOST_FILES} files of "
-            f"{_MOST_BYTES} bytes together"
+            f"{len(tests)} hidden tests of {size} bytes; at most {_MAX_FILES} files of "
+            f"{_MAX_BYTES} bytes together"
         )
     for path in tests:
         parts = path.split("/")
@@ -43,8 +43,8 @@ def check_hidden(tests: Mapping[str, str], d: Deliberation) -> Mapping[str, str]
 
 
 async def store_hidden(bucket: Bucket, tests: Mapping[str, str], tenant: str) -> str:
-    """Store tests and return their key. The texts are packed: what is stored is scrubbed of what
-    looks like a secret.
+    """Store tests and return their key. The texts are compressed, because stored text is scrubbed
+    of apparent secrets.
     """
     packed = {
         path: base64.b64encode(zlib.compress(text.encode())).decode()
@@ -56,8 +56,8 @@ async def store_hidden(bucket: Bucket, tests: Mapping[str, str], tenant: str) ->
 
 
 async def fetch_hidden(bucket: Bucket, key: str) -> Mapping[str, str]:
-    """Return the tests under a key; {} for none. Raises `NotFound` if they are not stored any
-    more.
+    """Return the tests under a key; {} for an empty key. Raises `NotFound` if they are no longer
+    stored.
     """
     if not key:
         return {}

@@ -1,4 +1,4 @@
-"""What a caller asks for, made whole: checked, and its defaults filled in."""
+"""Planning a deliberation: a request is checked and its defaults are filled in."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from moothall.domain.task import (
 from moothall.errors import InvalidRequest
 from moothall.orchestrator import council_params
 
-_MOST_CHECKS = 20
+_MAX_CHECKS = 20
 
 
 if TYPE_CHECKING:
     from moothall.tools.spec import ToolSpec
 
 
-def _of_workspaces() -> Mapping[str, ToolSpec]:
-    from moothall.tools.catalogue import CATALOGUE  # start time: most requests are no forks
+def _load_catalogue() -> Mapping[str, ToolSpec]:
+    from moothall.tools.catalogue import CATALOGUE  # slow to import, and used by forks only
 
     return CATALOGUE
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What fills the zeros of a request."""
+    """The defaults for unset fields of a request."""
 
     limits: LimitSettings
     repository: str = ""
     seed: int = 0
     models: Models = field(default_factory=Models)
     endpoints: frozenset[str] = frozenset()
-    tools: Callable[[], Mapping[str, ToolSpec]] = _of_workspaces
+    tools: Callable[[], Mapping[str, ToolSpec]] = _load_catalogue
     """Returns all tools that seats may have used."""
 
 
-def plan(
+def plan_deliberation(
     request: DeliberationRequest,
     who: Principal,
     defaults: Defaults,
@@ -63,12 +63,14 @@ def plan(
 ) -> Deliberation:
     """Check a request and fill in its defaults, the council's before the server's.
 
-    Raises `InvalidRequest` naming what is wrong and what would be right.
+    Raises `InvalidRequest` with the problem and the allowed values.
     """
     limits = defaults.limits
     role = read_role(request.role)
     if council is not None:
-        request = council_params.fill(request, council.config.params, council_params.COUNCIL)
+        request = council_params.apply_params(
+            request, council.config.params, council_params.COUNCIL_PARAMS
+        )
     description = request.description.strip()
     if not description:
         raise InvalidRequest("the task is empty; say in a sentence what should be done")
@@ -95,8 +97,8 @@ def plan(
         )
     protocol = council_params.check_protocol(request.protocol)
     members = [agent.id for agent in council.agents] if council else []
-    models, own = models_of(request, role, defaults.models, council)
-    seats = _within(
+    models, own_models = choose_models(request, role, defaults.models, council)
+    seats = _check_range(
         "num_agents",
         request.num_agents or len(members) or DEFAULT_SEATS,
         1,
@@ -112,20 +114,20 @@ def plan(
     names = tuple(members[:seats] or (seat_id(role, number) for number in range(1, seats + 1)))
     model_by_seat = {
         **{seat: models[number % len(models)] for number, seat in enumerate(names)},
-        **own,
+        **own_models,
     }
     default_rounds = (council.config.rounds if council else 0) or PROTOCOLS[protocol].rounds
     rounds = default_rounds if request.rounds is None else request.rounds
-    default_one = bool(defaults.repository) and not request.about_text
+    uses_default_repository = bool(defaults.repository) and not request.about_text
     seconds = request.constraints.timeout_seconds or request.budget.seconds
-    _within(
+    _check_range(
         "timeout_seconds",
         seconds,
         0,
         int(limits.deliberation_seconds),
         "limits.deliberation_seconds",
     )
-    app = Budget(
+    server_budget = Budget(
         tokens=limits.tokens,
         seconds=int(limits.deliberation_seconds),
         calls=limits.calls,
@@ -139,9 +141,9 @@ def plan(
         role=role,
         protocol=protocol,
         seats=names,
-        rounds=_within("rounds", rounds, 0, limits.rounds, "limits.rounds"),
+        rounds=_check_range("rounds", rounds, 0, limits.rounds, "limits.rounds"),
         deadline=now + timedelta(seconds=seconds or limits.deliberation_seconds),
-        max_turns=_within(
+        max_turns=_check_range(
             "max_iterations",
             request.constraints.max_iterations or limits.turns,
             1,
@@ -149,9 +151,9 @@ def plan(
             "limits.turns",
         ),
         constraints=request.constraints,
-        budget=_cheaper(request.budget.or_default(app), app),
+        budget=_limit_budget(request.budget.or_default(server_budget), server_budget),
         repository=request.repository
-        or (RepositoryRef(id=defaults.repository) if default_one else None),
+        or (RepositoryRef(id=defaults.repository) if uses_default_repository else None),
         adaptive=request.adaptive,
         peer_review=request.peer_review or bool(council and council.config.peer_review),
         story_id=check_id(request.story_id, "story_id") if request.story_id else "",
@@ -162,7 +164,7 @@ def plan(
         merge=request.merge,
         model=models[0],
         seat_models={seat: name for seat, name in model_by_seat.items() if name != models[0]},
-        checks=checks_of(request),
+        checks=parse_checks(request),
         tools=request.tools,
         agent=request.agent,
         records_calls=request.records_calls,
@@ -175,12 +177,14 @@ def plan(
     )
 
 
-def digest_of(request: DeliberationRequest, who: Principal) -> str:
-    """Return what tells requests apart. Without the context: the graph grows, and a request that is
-    repeated is the same one nevertheless; and without what is empty of the fields that came later,
-    as in those that were recorded before there were any.
+def digest_request(request: DeliberationRequest, who: Principal) -> str:
+    """Return a digest that identifies a request.
+
+    It excludes the context, because the graph grows and a repeated request must stay the same. It
+    also excludes newer fields if they are empty, to match requests that were recorded before these
+    existed.
     """
-    # Tasks of a forge that an older version recorded have no origin.
+    # Older versions recorded tasks of a forge without an origin.
     fields = dump(
         replace(request, context="", origin="" if request.origin == FORGE else request.origin)
     )
@@ -201,41 +205,43 @@ def digest_of(request: DeliberationRequest, who: Principal) -> str:
     return digest(str(sorted(fields.items())), who.tenant, who.name)
 
 
-def _within(name: str, value: int, low: int, high: int, setting: str) -> int:
+def _check_range(name: str, value: int, low: int, high: int, setting: str) -> int:
     if not low <= value <= high:
         raise InvalidRequest(f"{name} is {value}; allowed are {low} to {high} here ({setting})")
     return value
 
 
-def _cheaper(asked: Budget, app: Budget) -> Budget:
-    """The server's own limits are a ceiling; zero there means none."""
+def _limit_budget(requested: Budget, server_budget: Budget) -> Budget:
+    """Limit a budget by the server's own, where zero means unlimited."""
 
-    def least(a: float, b: float) -> float:
+    def limit(a: float, b: float) -> float:
         return min(a, b) if a and b else a or b
 
     return Budget(
-        tokens=int(least(asked.tokens, app.tokens)),
-        seconds=int(least(asked.seconds, app.seconds)),
-        calls=int(least(asked.calls, app.calls)),
-        cost_usd=least(asked.cost_usd, app.cost_usd),
+        tokens=int(limit(requested.tokens, server_budget.tokens)),
+        seconds=int(limit(requested.seconds, server_budget.seconds)),
+        calls=int(limit(requested.calls, server_budget.calls)),
+        cost_usd=limit(requested.cost_usd, server_budget.cost_usd),
     )
 
 
-def models_of(
+def choose_models(
     request: DeliberationRequest, role: str, models: Models, council: Council | None
 ) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Return the models that go round the seats, the council's first, and those of seats that have
-    one of their own. What the request names goes before what a seat, the council and the role have;
-    it may name several, with commas. Raises `InvalidRequest`.
+    """Return the models that the seats use in turn, the council's first, and the models of seats
+    that have their own. The request overrides seat, council and role; it may name several models,
+    separated by commas. Raises `InvalidRequest`.
     """
     if request.merge:
         return ("",), {}
-    wanted = request.model or (council.config.model_profile if council else "")
-    several = (
-        [models.choose(name) for name in wanted.split(",")] if wanted else [models.of_role(role)]
+    requested = request.model or (council.config.model_profile if council else "")
+    names = (
+        [models.choose(name) for name in requested.split(",")]
+        if requested
+        else [models.of_role(role)]
     )
     agents = council.agents if council and not request.model else ()
-    return several, {
+    return names, {
         agent.id: models.choose(name)
         for agent in agents
         if (name := agent.capabilities.model_profile)
@@ -243,9 +249,7 @@ def models_of(
 
 
 def remote_seats(council: Council | None, endpoints: AbstractSet[str]) -> Mapping[str, str]:
-    """Return the endpoints of seats whose agents are asked elsewhere: those that the settings
-    allow.
-    """
+    """Return the endpoints of seats with remote agents, if the settings allow them."""
     return {
         agent.id: agent.endpoint
         for agent in (council.agents if council else ())
@@ -253,18 +257,21 @@ def remote_seats(council: Council | None, endpoints: AbstractSet[str]) -> Mappin
     }
 
 
-def checks_of(request: DeliberationRequest) -> Mapping[str, tuple[str, ...]]:
+def parse_checks(request: DeliberationRequest) -> Mapping[str, tuple[str, ...]]:
     """Return the request's own checks as argv. Raises `InvalidRequest`."""
     if request.checks and request.about_text:
         raise InvalidRequest(
             "a check needs a repository to run in; leave it out of a task about text"
         )
-    if len(request.checks) > _MOST_CHECKS:
-        raise InvalidRequest(f"{len(request.checks)} checks are asked for; at most {_MOST_CHECKS}")
-    return {f"{VALIDATION}-{number}": _words(line) for number, line in enumerate(request.checks, 1)}
+    if len(request.checks) > _MAX_CHECKS:
+        raise InvalidRequest(f"{len(request.checks)} checks were requested; at most {_MAX_CHECKS}")
+    return {
+        f"{VALIDATION}-{number}": _split_command(line)
+        for number, line in enumerate(request.checks, 1)
+    }
 
 
-def _words(line: str) -> tuple[str, ...]:
+def _split_command(line: str) -> tuple[str, ...]:
     try:
         return argv_of(line)
     except ValueError as error:

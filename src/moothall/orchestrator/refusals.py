@@ -15,13 +15,13 @@ from moothall.ports import Log
 from moothall.telemetry.events import write_of
 
 _DEADLINE = timedelta(hours=1)
-"""Long enough for the seat's failure to be recorded, also after a restart."""
+"""Long enough to record the seat's failure, even after a restart."""
 
 
 async def fail_seats(
     log: Log, deliberation: Deliberation, code: str, message: str, source: str
 ) -> None:
-    """Record that every seat has failed with this error. A repeat records nothing new."""
+    """Record that every seat has failed with this error. Repeating this records nothing new."""
     for seat in deliberation.seats:
         outcome = SeatOutcome(
             seat=seat, status=SeatStatus.FAILED, error_code=code, error_message=message

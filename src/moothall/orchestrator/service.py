@@ -1,6 +1,6 @@
-"""The deliberation service: checks what a caller asks, records it, and answers from the log.
+"""The deliberation service: checks and records requests, and answers questions from the log.
 
-Stateless over the bus, so any process that reaches the bus can have one.
+It is stateless over the bus, so any process that reaches the bus can run one.
 """
 
 from __future__ import annotations
@@ -43,43 +43,45 @@ from moothall.errors import (
     Permanent,
 )
 from moothall.orchestrator.conversation_history import (
-    conversation,
+    continue_from,
+    conversation_text,
     find_decision,
     find_request,
-    go_on_from,
-    thread_text,
+    read_conversation,
 )
 from moothall.orchestrator.council_registry import CouncilRegistry
-from moothall.orchestrator.fork import fork_of
+from moothall.orchestrator.fork import create_fork
 from moothall.orchestrator.hidden_tests import check_hidden, store_hidden
-from moothall.orchestrator.planning import Defaults, digest_of, plan
+from moothall.orchestrator.planning import Defaults, digest_request, plan_deliberation
 from moothall.orchestrator.refusals import fail_seats, refused_deliberation
 from moothall.ports import Bus, Repositories
 from moothall.telemetry.events import write, write_of
 
 log = telemetry.get_logger(__name__)
 
-_REMEMBERED = 10_000
-_NAMED = ("task_id", "call_id", "agent_id", "follows")
-"""What in an event's data is a task's key, or begins with it."""
-_TALK_SHARE = 4
-"""A conversation so far has this part of the model's window."""
-_ID_CHARS = 63
-_REFUSED = "refused"
-"""The field of a recorded request that says why it cannot start: it is never enqueued."""
-_FIRST = "first"
-"""Which words to a deliberation are those that came with its request."""
+_MAX_KNOWN_TASKS = 10_000
+_TASK_ID_KEYS = ("task_id", "call_id", "agent_id", "follows")
+"""The keys of event data that hold a task's key, or start with it."""
+_CONVERSATION_WINDOW_SHARE = 4
+"""The divisor of the model's window that limits an earlier conversation."""
+_MAX_ID_CHARS = 63
+_REFUSAL_KEY = "refused"
+"""The field of a recorded request that says why it cannot start; it is never enqueued."""
+_FORK_ORDINAL = "first"
+"""The ordinal of the steering message that came with a fork's request."""
 
 
-Tell = Callable[[BriefingRequest, Principal, int], Awaitable[str]]
+WriteBriefing = Callable[[BriefingRequest, Principal, int], Awaitable[str]]
 """`Briefings.tell`."""
 
 
 class DeliberationService:
-    """Implements `ports.Deliberations`. Callers know tasks by ids of their own tenant, and the
-    server by their keys (`ids.key_of`): here is where the one becomes the other. Remembers the last
-    deliberations that came through it. `tell`: what councils are told of their story, once: it is
-    recorded with the request, and the graph is not asked again.
+    """Implements `ports.Deliberations`.
+
+    Callers use the task ids of their tenant, the server uses keys (`ids.key_of`); this class
+    translates between them. It remembers the requests of recent deliberations. write_briefing:
+    returns what a council is told about its story. It is called once, and the result is recorded
+    with the request.
     """
 
     def __init__(
@@ -90,18 +92,18 @@ class DeliberationService:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         *,
         councils: CouncilRegistry | None = None,
-        tell: Tell | None = None,
+        write_briefing: WriteBriefing | None = None,
     ) -> None:
         self._councils = councils
-        self._tell = tell
+        self._write_briefing = write_briefing
         self._bus = bus
         self._repositories = repositories
         self._defaults = defaults
         self._clock = clock
-        self._known: LRUCache[str, int] = LRUCache(_REMEMBERED)
+        self._request_seqs: LRUCache[str, int] = LRUCache(_MAX_KNOWN_TASKS)
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
-        """Check, fill in defaults, pin the base commit, record and enqueue."""
+        """Check a request, fill in defaults, pin the base commit, record it and enqueue it."""
         with telemetry.span("submit") as span:
             deliberation = await self._submit(request, who)
             span.set({"moothall.task_id": deliberation.task_id, "moothall.role": deliberation.role})
@@ -114,46 +116,58 @@ class DeliberationService:
             return replace(deliberation, task_id=own_id(deliberation.task_id, who.tenant))
 
     async def _submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
-        request_digest = digest_of(request, who)
+        request_digest = digest_request(request, who)
         key = key_of(check_id(request.task_id, "task_id"), who.tenant) if request.task_id else ""
-        # Before a repository is fetched for it in vain. Without one the log itself says whether it
-        # is the first.
-        looks = request.repository or self._defaults.repository or request.follows or request.fork
-        if key and looks and (known := await find_request(self._bus, key)):
-            return await self._again(known, request_digest)
+        # Look first, to avoid fetching a repository in vain. Requests without one are recorded
+        # directly: the log refuses a second one.
+        needs_lookup = (
+            request.repository or self._defaults.repository or request.follows or request.fork
+        )
+        if key and needs_lookup and (recorded := await find_request(self._bus, key)):
+            return await self._return_recorded(recorded, request_digest)
         if request.fork is not None:
-            return await self._fork(request, request.fork, who, request_digest)
-        before = await conversation(self._bus, request.follows, who) if request.follows else ()
-        if before:
-            request = go_on_from(request, before[0])
+            return await self._record_fork(request, request.fork, who, request_digest)
+        earlier_tasks = (
+            await read_conversation(self._bus, request.follows, who) if request.follows else ()
+        )
+        if earlier_tasks:
+            request = continue_from(request, earlier_tasks[0])
         try:
             deliberation = self._plan(request, who)
         except MoothallError:
-            # What was right when it was asked for first stays so, whatever became of councils and
-            # limits since.
-            if key and (known := await find_request(self._bus, key)):
-                return await self._again(known, request_digest)
+            # A recorded request stays valid, even if councils or limits have changed since.
+            if key and (recorded := await find_request(self._bus, key)):
+                return await self._return_recorded(recorded, request_digest)
             raise
-        deliberation = await self._pin(deliberation)
-        told = await self._context_of(request, deliberation, who)
-        if before:
-            room = self._defaults.models.get(deliberation.model).assumed_window // _TALK_SHARE
-            told = "\n\n".join(filter(None, (thread_text(before, room), told)))
-        deliberation = await self._store_hidden(request, replace(deliberation, context=told))
+        deliberation = await self._pin_base(deliberation)
+        context = await self._build_context(request, deliberation, who)
+        if earlier_tasks:
+            max_tokens = (
+                self._defaults.models.get(deliberation.model).assumed_window
+                // _CONVERSATION_WINDOW_SHARE
+            )
+            context = "\n\n".join(
+                filter(None, (conversation_text(earlier_tasks, max_tokens), context))
+            )
+        deliberation = await self._store_hidden(request, replace(deliberation, context=context))
         return await self._record(deliberation, request_digest)
 
-    async def _store_hidden(self, request: DeliberationRequest, d: Deliberation) -> Deliberation:
+    async def _store_hidden(
+        self, request: DeliberationRequest, deliberation: Deliberation
+    ) -> Deliberation:
         """Store the caller's hidden tests where no event shows them."""
         if not request.hidden_tests:
-            return d
+            return deliberation
         key = await store_hidden(
-            self._bus.bucket(HIDDEN), check_hidden(request.hidden_tests, d), d.tenant
+            self._bus.bucket(HIDDEN),
+            check_hidden(request.hidden_tests, deliberation),
+            deliberation.tenant,
         )
-        return replace(d, hidden=key)
+        return replace(deliberation, hidden=key)
 
     async def check(self, request: DeliberationRequest, who: Principal) -> None:
-        """Raise what `submit` would raise if this were a new task; record nothing."""
-        await self._check_delivery(await self._pin(self._plan(request, who)))
+        """Raise what `submit` would raise for a new task; record nothing."""
+        await self._check_delivery(await self._pin_base(self._plan(request, who)))
 
     async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
         """Record a task that cannot start: its result is FAILED with this reason.
@@ -163,9 +177,9 @@ class DeliberationService:
         deliberation = refused_deliberation(request, who, self._clock())
         refusal = {"code": reason.code, "message": reason.message}
         data = dump(deliberation) | {
-            "request_digest": digest_of(request, who),
+            "request_digest": digest_request(request, who),
             "num_agents": 1,
-            _REFUSED: refusal,
+            _REFUSAL_KEY: refusal,
         }
         event = write_of(
             deliberation, EventType.DELIBERATION_REQUESTED, data, time=self._clock().isoformat()
@@ -181,39 +195,48 @@ class DeliberationService:
         council = (
             self._councils.find(read_role(request.role), who.tenant) if self._councils else None
         )
-        return plan(request, who, self._defaults, self._clock(), council)
+        return plan_deliberation(request, who, self._defaults, self._clock(), council)
 
-    async def _pin(self, d: Deliberation) -> Deliberation:
-        """Resolve its repository's ref to a commit. Raises what `Repositories.resolve` raises."""
-        if d.repository is None:
-            return d
-        base = await self._repositories.resolve(d.repository, tenant=d.tenant)
-        pinned = RepositoryRef(id=base.repository, url=d.repository.url, ref=d.repository.ref)
-        return replace(d, repository=pinned, base_sha=base.sha)
+    async def _pin_base(self, deliberation: Deliberation) -> Deliberation:
+        """Resolve the repository's ref to a commit. Raises the errors of `Repositories.resolve`."""
+        if deliberation.repository is None:
+            return deliberation
+        base = await self._repositories.resolve(deliberation.repository, tenant=deliberation.tenant)
+        pinned = RepositoryRef(
+            id=base.repository, url=deliberation.repository.url, ref=deliberation.repository.ref
+        )
+        return replace(deliberation, repository=pinned, base_sha=base.sha)
 
-    async def _check_delivery(self, d: Deliberation) -> None:
-        """Raise `RepositoryError` if the winner of a deliberation could not be delivered."""
-        if d.repository is not None and d.base_sha and not PROTOCOLS[d.protocol].answers:
+    async def _check_delivery(self, deliberation: Deliberation) -> None:
+        """Raise `RepositoryError` if a winner could not be delivered."""
+        if (
+            deliberation.repository is not None
+            and deliberation.base_sha
+            and not PROTOCOLS[deliberation.protocol].answers
+        ):
             await self._repositories.check_delivery(
-                d.repository.id, d.base_sha, f"moothall/{d.task_id}"
+                deliberation.repository.id,
+                deliberation.base_sha,
+                f"moothall/{deliberation.task_id}",
             )
 
-    async def _fork(
+    async def _record_fork(
         self, request: DeliberationRequest, fork: Fork, who: Principal, request_digest: str
     ) -> Deliberation:
-        """Record another run of a task, under an id of its own that tells which one it is a fork
-        of.
+        """Record another run of a task, under an id that names the original and numbers the
+        fork.
         """
-        made = await fork_of(self._bus, fork, who, self._defaults, self._clock())
+        deliberation = await create_fork(self._bus, fork, who, self._defaults, self._clock())
         for number in count(1):
-            end = f"-f{number}"
-            name = request.task_id or f"{fork.task_id[: _ID_CHARS - len(end)]}{end}"
+            suffix = f"-f{number}"
+            name = request.task_id or f"{fork.task_id[: _MAX_ID_CHARS - len(suffix)]}{suffix}"
             if not request.task_id and await find_request(self._bus, key_of(name, who.tenant)):
                 continue
-            seed = seed_of(made.seed, name) if request.seed is None else request.seed
+            seed = seed_of(deliberation.seed, name) if request.seed is None else request.seed
             try:
                 return await self._record(
-                    replace(made, task_id=key_of(name, who.tenant), seed=seed), request_digest
+                    replace(deliberation, task_id=key_of(name, who.tenant), seed=seed),
+                    request_digest,
                 )
             except AlreadyExists:
                 if request.task_id:
@@ -221,14 +244,16 @@ class DeliberationService:
         raise AssertionError("unreachable")
 
     async def _record(self, deliberation: Deliberation, request_digest: str) -> Deliberation:
-        """Record and enqueue it. Raises `RepositoryError` if its winner could not be delivered."""
+        """Record and enqueue a deliberation. Raises `RepositoryError` if its winner could not be
+        delivered.
+        """
         await self._check_delivery(deliberation)
-        asked = dump(deliberation) | {
+        data = dump(deliberation) | {
             "request_digest": request_digest,
             "num_agents": len(deliberation.seats),
         }
         event = write_of(
-            deliberation, EventType.DELIBERATION_REQUESTED, asked, time=self._clock().isoformat()
+            deliberation, EventType.DELIBERATION_REQUESTED, data, time=self._clock().isoformat()
         )
         try:
             seq = await self._bus.create(event)
@@ -236,30 +261,31 @@ class DeliberationService:
             recorded = await find_request(self._bus, deliberation.task_id)
             if recorded is None:
                 raise
-            return await self._again(recorded, request_digest)
-        self._known[deliberation.task_id] = seq
-        await self._enqueue(
-            deliberation, event, fresh=deliberation.fork is None
-        )  # of a fork there are words on record already
+            return await self._return_recorded(recorded, request_digest)
+        self._request_seqs[deliberation.task_id] = seq
+        # A fork may have recorded steering messages already.
+        await self._enqueue(deliberation, event, fresh=deliberation.fork is None)
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
 
-    async def _context_of(
+    async def _build_context(
         self, request: DeliberationRequest, deliberation: Deliberation, who: Principal
     ) -> str:
-        """Return what the council is told beside its task: what those before it decided, and what
-        the graph knows of the story. One that brings words from elsewhere has those alone; a merge
-        asks no model.
+        """Return the context of the task: what the graph knows about the story, and the request's
+        own context.
+
+        Requests with their own context get no briefing, unless they come from a plan; merges ask no
+        model.
         """
-        brought = request.context
+        own_context = request.context
         if (
-            self._tell is None
+            self._write_briefing is None
             or not request.story_id
             or request.merge
-            or (brought and request.origin != "plan")
+            or (own_context and request.origin != "plan")
         ):
-            return brought
-        asked = BriefingRequest(
+            return own_context
+        briefing_request = BriefingRequest(
             task_id=own_id(deliberation.task_id, who.tenant),
             story_id=request.story_id,
             role=deliberation.role,
@@ -267,70 +293,75 @@ class DeliberationService:
             description=deliberation.description,
             repository=deliberation.repository.id if deliberation.repository else "",
         )
-        room = self._defaults.limits.context_tokens - (tokens(brought) if brought else 0)
+        max_tokens = self._defaults.limits.context_tokens - (
+            tokens(own_context) if own_context else 0
+        )
         try:
-            told = await self._tell(asked, who, room)
+            briefing = await self._write_briefing(briefing_request, who, max_tokens)
         except GraphUnavailable as error:
             log.warning(
-                "a council is told nothing of its story: the graph does not answer",
-                task_id=asked.task_id,
+                "a council gets no briefing on its story: the graph does not answer",
+                task_id=briefing_request.task_id,
                 reason=error.message,
             )
-            return brought
-        return "\n\n".join(part for part in (told, brought) if part)
+            return own_context
+        return "\n\n".join(part for part in (briefing, own_context) if part)
 
-    async def _again(self, known: Recorded, request_digest: str) -> Deliberation:
-        """Return what is recorded of the same request. Raises `AlreadyExists` where it is another
-        one.
+    async def _return_recorded(self, recorded: Recorded, request_digest: str) -> Deliberation:
+        """Return the recorded deliberation of the same request. Raises `AlreadyExists` for a
+        different one.
         """
-        if known.event.data.get("request_digest") != request_digest:
+        if recorded.event.data.get("request_digest") != request_digest:
             raise AlreadyExists(
-                f"task_id {own_id(known.event.subject, known.event.tenant)!r} is taken by another "
-                "deliberation"
+                f"task_id {own_id(recorded.event.subject, recorded.event.tenant)!r} is taken by "
+                "another deliberation"
             )
-        # The work item may have been lost with a crash between the two publishes; a repeat of it is
-        # deduplicated.
-        deliberation = check_deliberation(load(Deliberation, known.event.data))
-        refusal = known.event.data.get(_REFUSED)
+        # A crash between the two publishes may have lost the work item; a repeat is deduplicated.
+        deliberation = check_deliberation(load(Deliberation, recorded.event.data))
+        refusal = recorded.event.data.get(_REFUSAL_KEY)
         if isinstance(refusal, Mapping):
             code, message = str(refusal.get("code")), str(refusal.get("message"))
             await fail_seats(self._bus, deliberation, code, message, "serve")
         else:
-            await self._enqueue(deliberation, known.event)
+            await self._enqueue(deliberation, recorded.event)
         return deliberation
 
-    async def _enqueue(self, d: Deliberation, event: Event, *, fresh: bool = False) -> None:
-        """Let a host have it, after what is said to a fork: its first turn of its own hears
-        that.
-        """
-        if d.fork is not None and d.fork.words:
+    async def _enqueue(
+        self, deliberation: Deliberation, event: Event, *, fresh: bool = False
+    ) -> None:
+        """Enqueue it for a host; the steering message of a fork comes first, for its first turn."""
+        if deliberation.fork is not None and deliberation.fork.words:
             await self._bus.publish(
-                _words(
-                    d.task_id, d.fork.words, Principal(d.principal, d.tenant), _FIRST, self._clock()
+                _steering_event(
+                    deliberation.task_id,
+                    deliberation.fork.words,
+                    Principal(deliberation.principal, deliberation.tenant),
+                    _FORK_ORDINAL,
+                    self._clock(),
                 )
             )
-        await self._bus.enqueue(Channel.WORK.of(d.role), event, fresh=fresh)
+        await self._bus.enqueue(Channel.WORK.of(deliberation.role), event, fresh=fresh)
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
-        """Return how it stands now."""
-        asked = await self._visible(task_id, who)
+        """Return the current outcome."""
+        request = await self._find_request(task_id, who)
         document = await self._bus.get(key_of(task_id, who.tenant))
         if document is not None:
             return replace(load(Outcome, document), task_id=task_id)
-        data = asked.event.data
+        data = request.event.data
         return Outcome(
             task_id=task_id,
             status=DeliberationStatus.PENDING,
-            tenant=asked.event.tenant,
+            tenant=request.event.tenant,
             role=str(data.get("role", "")),
             agent_count=len(seats) if isinstance(seats := data.get("seats"), list) else 0,
         )
 
     async def wait(self, task_id: str, who: Principal) -> Outcome:
-        """Return the end."""
+        """Wait for the decision and return the outcome."""
         key = key_of(check_id(task_id, "task_id"), who.tenant)
-        seq = self._known.get(key) or (await self._visible(task_id, who)).seq
-        # Nothing answers a request before it: who has heard all since then need not look.
+        seq = self._request_seqs.get(key) or (await self._find_request(task_id, who)).seq
+        # A decision never precedes its request, so following from the request finds it.
         async with aclosing(self._bus.follow((Channel.RESPONSES.of(key),), seq)) as events:
             async for recorded in events:
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
@@ -340,28 +371,30 @@ class DeliberationService:
     async def watch(
         self, task_id: str, after_seq: int, who: Principal
     ) -> AsyncGenerator[Recorded, None]:
-        """Yield the events after a seq or position in order, each once; end after the decision."""
-        await self._visible(task_id, who)
+        """Yield the events after a sequence number or position in order, each once; end after the
+        decision.
+        """
+        await self._find_request(task_id, who)
         key = key_of(task_id, who.tenant)
-        ended = await find_decision(self._bus, key)
-        if ended is not None and not ended.comes_after(after_seq):
+        decision = await find_decision(self._bus, key)
+        if decision is not None and not decision.comes_after(after_seq):
             return
-        # Two hosts at once record the same event in different messages, which the bus does not
-        # notice. Read from the beginning, since the first of the two may be before `after_seq`.
-        told: set[str] = set()
+        # Two concurrent hosts record the same event in different messages, which the bus does not
+        # deduplicate. Read from the beginning: the first of the two may be before `after_seq`.
+        seen_ids: set[str] = set()
         async with aclosing(self._bus.follow(deliberation_topics(key))) as events:
             async for recorded in events:
-                if recorded.event.id in told:
+                if recorded.event.id in seen_ids:
                     continue
-                told.add(recorded.event.id)
+                seen_ids.add(recorded.event.id)
                 if recorded.comes_after(after_seq):
-                    yield _as_of_tenant(who, recorded)
+                    yield _with_tenant_ids(who, recorded)
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return
 
     async def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
-        """Yield what seats are writing until closed."""
-        await self._visible(task_id, who)
+        """Yield the partial replies of seats until closed."""
+        await self._find_request(task_id, who)
         async with aclosing(
             self._bus.signals(Channel.GROWING.of(key_of(task_id, who.tenant)))
         ) as signals:
@@ -376,74 +409,68 @@ class DeliberationService:
                     yield Writing(seat, text, answer)
 
     async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
-        """Record what the seats hear at their next turn, and tell its host that there is
-        something.
-        """
-        await self._visible(task_id, who)
-        task, message = key_of(task_id, who.tenant), message.strip()
+        """Record a message for the seats' next turns, and signal its host."""
+        await self._find_request(task_id, who)
+        task_key, message = key_of(task_id, who.tenant), message.strip()
         if not message:
             raise InvalidRequest(
                 "the message is empty; say in a sentence what the seats should know"
             )
-        if await find_decision(self._bus, task) is not None:
-            raise InvalidRequest(f"deliberation {task_id!r} has ended: nobody hears this any more")
-        event = _words(task, message, who, digest(who.name, key), self._clock())
-        said = {
-            recorded.event.id: recorded.event
-            async for recorded in self._bus.replay((Channel.WORDS.of(task),))
-        }
-        most = self._defaults.limits.steer_chars
-        if (
-            sum(
-                len(str(one.data.get("message", "")))
-                for one in ({**said, event.id: event}).values()
-            )
-            > most
-        ):
+        if await find_decision(self._bus, task_key) is not None:
             raise InvalidRequest(
-                f"all that is said to a deliberation has at most {most} characters "
+                f"deliberation {task_id!r} has ended and receives no more messages"
+            )
+        event = _steering_event(task_key, message, who, digest(who.name, key), self._clock())
+        steering = {
+            recorded.event.id: recorded.event
+            async for recorded in self._bus.replay((Channel.WORDS.of(task_key),))
+        }
+        max_chars = self._defaults.limits.steer_chars
+        steering[event.id] = event
+        total_chars = sum(len(str(sent.data.get("message", ""))) for sent in steering.values())
+        if total_chars > max_chars:
+            raise InvalidRequest(
+                f"the messages to a deliberation have at most {max_chars} characters in total "
                 "(limits.steer_chars)"
             )
         await self._bus.publish(event)
-        await self._bus.signal(Channel.STEER.of(task), {"task_id": task})
+        await self._bus.signal(Channel.STEER.of(task_key), {"task_id": task_key})
 
     async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
-        """Let it wait from the next turn on, or go on; return whether that changes anything."""
-        await self._visible(task_id, who)
-        task, kind = (
-            key_of(task_id, who.tenant),
-            EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED,
-        )
-        if await find_decision(self._bus, task) is not None:
+        """Pause it from the next turn on, or resume it; return True if that changes anything."""
+        await self._find_request(task_id, who)
+        task_key = key_of(task_id, who.tenant)
+        event_type = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
+        if await find_decision(self._bus, task_key) is not None:
             raise InvalidRequest(
                 f"deliberation {task_id!r} has ended: it can neither wait nor go on"
             )
         pauses = Pauses.of(
-            [recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task),))]
+            [recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task_key),))]
         )
         if pauses.held is paused:
             return False
         number = len(pauses.turns)
         event = write(
-            kind,
-            task,
-            {"task_id": task, "number": number, "by": who.name},
+            event_type,
+            task_key,
+            {"task_id": task_key, "number": number, "by": who.name},
             ordinal=number,
-            causationid=request_event_id(task),
+            causationid=request_event_id(task_key),
             tenant=who.tenant,
             time=self._clock().isoformat(),
         )
         await self._bus.publish(event)
-        await self._bus.signal(Channel.STEER.of(task), {"task_id": task})
+        await self._bus.signal(Channel.STEER.of(task_key), {"task_id": task_key})
         return True
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
-        """Stop it. Cancelling what has ended changes nothing and says how it ended."""
-        await self._visible(task_id, who)
+        """Stop it and return its status. An ended deliberation keeps its status."""
+        await self._find_request(task_id, who)
         key = key_of(task_id, who.tenant)
-        ended = await find_decision(self._bus, key)
-        if ended is not None:
-            return load(Outcome, ended.event.data).status
+        decision = await find_decision(self._bus, key)
+        if decision is not None:
+            return load(Outcome, decision.event.data).status
         event = write(
             EventType.DELIBERATION_CANCELLED,
             key,
@@ -456,42 +483,47 @@ class DeliberationService:
         await self._bus.signal(Channel.CANCEL.of(key), {"task_id": key, "reason": reason[:1000]})
         return DeliberationStatus.CANCELLED
 
-    async def _visible(self, task_id: str, who: Principal) -> Recorded:
+    async def _find_request(self, task_id: str, who: Principal) -> Recorded:
         check_id(task_id, "task_id")
-        asked = await find_request(self._bus, key_of(task_id, who.tenant))
-        if asked is None or asked.event.tenant != who.tenant:
+        request = await find_request(self._bus, key_of(task_id, who.tenant))
+        if request is None or request.event.tenant != who.tenant:
             raise NotFound(f"no deliberation {task_id!r}")
-        return asked
+        return request
 
 
-def _words(task: str, message: str, who: Principal, ordinal: str, now: datetime) -> Event:
+def _steering_event(
+    task_key: str, message: str, who: Principal, ordinal: str, now: datetime
+) -> Event:
     return write(
         EventType.DELIBERATION_STEERED,
-        task,
-        {"task_id": task, "message": message, "by": who.name},
+        task_key,
+        {"task_id": task_key, "message": message, "by": who.name},
         ordinal=ordinal,
-        causationid=request_event_id(task),
+        causationid=request_event_id(task_key),
         tenant=who.tenant,
         time=now.isoformat(),
     )
 
 
-def _as_of_tenant(who: Principal, recorded: Recorded) -> Recorded:
-    """Return an event with the ids that its tenant knows."""
+def _with_tenant_ids(who: Principal, recorded: Recorded) -> Recorded:
+    """Return an event with the tenant's own task ids."""
     event = recorded.event
     if event.subject == own_id(event.subject, who.tenant):
         return recorded
-    named: Data = {
+    own_ids: Data = {
         name: own_id(value, who.tenant)
-        for name in _NAMED
+        for name in _TASK_ID_KEYS
         if isinstance(value := event.data.get(name), str)
     }
     if isinstance(fork := event.data.get("fork"), Mapping):
-        named = {**named, "fork": {**fork, "task_id": own_id(str(fork.get("task_id")), who.tenant)}}
+        own_ids = {
+            **own_ids,
+            "fork": {**fork, "task_id": own_id(str(fork.get("task_id")), who.tenant)},
+        }
     own = replace(
         event,
         subject=own_id(event.subject, who.tenant),
         correlationid=own_id(event.correlationid, who.tenant),
-        data={**event.data, **named},
+        data={**event.data, **own_ids},
     )
     return replace(recorded, event=own)

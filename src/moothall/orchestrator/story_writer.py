@@ -1,9 +1,9 @@
-"""Writing a story better: by the model where there is one, by rules otherwise, whichever scores
-higher.
+"""Improving stories: by the model if there is one, and by rules; the version with the higher score
+wins.
 
-The model writes as a council of one seat, so that its words are recorded, budgeted and cancelled as
-any other's. What it wrote is text of a stranger: read line by line, bounded, and taken only where
-the coach scores it higher than what the rules make of the story.
+The model writes as a council of one seat, so its calls are recorded, budgeted and cancelled like
+any others. Its text is untrusted: read line by line, bounded, and used only if the coach scores it
+higher than the result of the rules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from moothall.stories.coach import (
 )
 
 MODEL, RULES = "model", "rules"
-_OPEN = "Given <a state>, when <something happens>, then <what can be seen>"
+_OPEN_CRITERION = "Given <a state>, when <something happens>, then <what can be seen>"
 _FIELD = re.compile(
     r"^\W*(title|description|criteria|acceptance criteria)\W*?:\s*(.*)$", re.IGNORECASE
 )
@@ -46,7 +46,7 @@ _CONDITION_FIRST = re.compile(
     r"^(?:when|if|once|whenever)\s+(?P<when>[^,]+),\s*(?:then\s+)?(?P<then>.+?)[.;]?$",
     re.IGNORECASE,
 )
-_SHAPE = (
+_FORMAT = (
     'Reply with one JSON document alone: {"title": "what is possible afterwards, at most 80 '
     'characters", '
     '"description": "As a …, I want …, so that …", "criteria": ["Given …, when …, then …", "Given '
@@ -58,7 +58,7 @@ _SHAPE = (
 
 @dataclass(frozen=True, slots=True)
 class WrittenStory:
-    """A story, who wrote it (model or rules), and its score."""
+    """A story, its author (model or rules), and its score."""
 
     draft: StoryDraft
     by: str
@@ -66,8 +66,8 @@ class WrittenStory:
 
 
 class StoryWriter:
-    """Refines stories and suggests first drafts; stores none. `model`: whether one is there to be
-    asked.
+    """Refines stories and suggests first drafts, without storing them. `model`: a model is
+    available.
     """
 
     def __init__(self, deliberations: Deliberations, seconds: float, *, model: bool) -> None:
@@ -76,11 +76,11 @@ class StoryWriter:
         self._seconds = seconds
 
     async def refine(self, draft: StoryDraft, who: Principal) -> WrittenStory:
-        """Return the story as it scores highest: as it is, by the rules or by the model. Raises
+        """Return the best-scored version of a story: as it is, by the rules or by the model. Raises
         `InvalidRequest`.
         """
         draft = check(draft)
-        told = "\n".join(
+        story_text = "\n".join(
             (
                 f"Title: {draft.title}",
                 f"Description: {draft.description}",
@@ -88,33 +88,33 @@ class StoryWriter:
                 *(f"- {line}" for line in draft.ac),
             )
         )
-        asked = f"Improve this story of a product owner.\n\n{fence('the story', told)}\n\n{_SHAPE}"
-        return await self._best(refine(draft), asked, who)
+        story = fence("the story", story_text)
+        prompt = f"Improve this story of a product owner.\n\n{story}\n\n{_FORMAT}"
+        return await self._choose_best(refine(draft), prompt, who)
 
     async def suggest(self, goal: str, who: Principal) -> WrittenStory:
-        """Return a first draft. Raises `InvalidRequest` for a goal that says nothing."""
+        """Return a first draft. Raises `InvalidRequest` for an empty goal."""
         goal = " ".join(goal.split())
         if not goal:
             raise InvalidRequest("the goal is empty: say what should be possible, and what for")
-        asked = (
+        prompt = (
             f"Write a story of a product owner for this goal.\n\n{fence('the goal', goal)}\n\n"
-            f"{_SHAPE}"
+            f"{_FORMAT}"
         )
-        return await self._best(suggest(goal), asked, who)
+        return await self._choose_best(suggest(goal), prompt, who)
 
-    async def _best(self, ruled: StoryDraft, asked: str, who: Principal) -> WrittenStory:
-        best = WrittenStory(ruled, RULES, score(ruled))
-        said = await self._ask(asked, who) if self._model else ""
-        with suppress(InvalidRequest):  # too long, which is as good as none
-            draft = check(read(said))
-            found = WrittenStory(draft, MODEL, score(draft))
-            return max(
-                best, found, key=lambda item: item.score.total
-            )  # the rules where both score alike: they invent nothing
+    async def _choose_best(self, by_rules: StoryDraft, prompt: str, who: Principal) -> WrittenStory:
+        best = WrittenStory(by_rules, RULES, score(by_rules))
+        reply = await self._ask_model(prompt, who) if self._model else ""
+        with suppress(InvalidRequest):  # a story that is too long is not used
+            draft = check(read_story(reply))
+            written = WrittenStory(draft, MODEL, score(draft))
+            # With equal scores the first, by rules, wins: rules invent nothing.
+            return max(best, written, key=lambda item: item.score.total)
         return best
 
-    async def _ask(self, description: str, who: Principal) -> str:
-        """Return what a council of one wrote, empty where it could not."""
+    async def _ask_model(self, description: str, who: Principal) -> str:
+        """Return what a council of one wrote; empty if it failed."""
         request = DeliberationRequest(
             description=description,
             role="po",
@@ -143,27 +143,32 @@ class StoryWriter:
 
 
 def refine(draft: StoryDraft) -> StoryDraft:
-    """Return the story as rules can better it; they add no wish that its author does not have."""
+    """Return the story as improved by rules, which add no wishes of their own."""
     title = _shorten(draft.title.rstrip(" .!"))
     description = draft.description
     if title != draft.title.rstrip(" .!"):
         description = f"{draft.title}\n\n{description}".strip()
     if title and not (WHO.search(description) or WANT.search(description)):
         description = f"As a <who>, I want this: {title}.\n\n{description}".strip()
-    ac = tuple(dict.fromkeys(_as_gherkin(line) for line in draft.ac)) or (_OPEN,)
-    better = StoryDraft(title[:1].upper() + title[1:], description, ac)
+    ac = tuple(dict.fromkeys(_as_gherkin(line) for line in draft.ac)) or (_OPEN_CRITERION,)
+    refined = StoryDraft(title[:1].upper() + title[1:], description, ac)
     return (
-        better
-        if score(better).total >= score(draft).total
-        else replace(draft, ac=draft.ac or (_OPEN,))
+        refined
+        if score(refined).total >= score(draft).total
+        else replace(draft, ac=draft.ac or (_OPEN_CRITERION,))
     )
 
 
 def suggest(goal: str) -> StoryDraft:
-    """Return a first draft by rules: what the goal says, and holes where it says nothing."""
+    """Return a first draft by rules: the content of the goal, with placeholders for missing
+    parts.
+    """
     wish, reason = goal.rstrip(" .!"), "<why>"
-    if (why := WHY.search(goal)) is not None:
-        wish, reason = goal[: why.start()].rstrip(" ,;"), goal[why.end() :].strip(" .!")
+    if (reason_match := WHY.search(goal)) is not None:
+        wish, reason = (
+            goal[: reason_match.start()].rstrip(" ,;"),
+            goal[reason_match.end() :].strip(" .!"),
+        )
     title = _shorten(
         re.sub(
             r"^(?:as (?:an?|the) [\w ]+?,? )?I (?:want|need|would like)(?: to)? ",
@@ -173,18 +178,18 @@ def suggest(goal: str) -> StoryDraft:
         )
     )
     who = WHO.search(wish)
-    said = wish if who and WANT.search(wish) else f"As a <who>, I want this: {wish}"
+    sentence = wish if who and WANT.search(wish) else f"As a <who>, I want this: {wish}"
     return StoryDraft(
         title[:1].upper() + title[1:],
-        f"{said}, so that {reason}.",
-        (_OPEN, _OPEN.replace("something happens", "it goes wrong")),
+        f"{sentence}, so that {reason}.",
+        (_OPEN_CRITERION, _OPEN_CRITERION.replace("something happens", "it goes wrong")),
     )
 
 
-def read(said: str) -> StoryDraft:
+def read_story(reply: str) -> StoryDraft:
     """Read a story from a reply: a JSON document, or lines with Title, Description and Criteria."""
     try:
-        document = json.loads(said[said.find("{") : said.rfind("}") + 1], strict=False)
+        document = json.loads(reply[reply.find("{") : reply.rfind("}") + 1], strict=False)
     except (ValueError, RecursionError):
         document = None
     if isinstance(document, dict):
@@ -194,37 +199,37 @@ def read(said: str) -> StoryDraft:
         criteria = (" ".join(text_of(line).split()) for line in list_of(document.get("criteria")))
         return StoryDraft(title, description, tuple(line for line in criteria if line))
     fields: dict[str, list[str]] = {"title": [], "description": [], "criteria": []}
-    into = ""
-    for line in said.splitlines():
-        if (found := _FIELD.match(line)) is not None:
-            into = found[1].lower().removeprefix("acceptance ")
-            line = found[2]  # noqa: PLW2901 - the rest of the line
-        if into and line.strip(" *`#"):
-            fields[into].append(line.strip(" *`#"))
+    field = ""
+    for line in reply.splitlines():
+        if (match := _FIELD.match(line)) is not None:
+            field = match[1].lower().removeprefix("acceptance ")
+            line = match[2]  # noqa: PLW2901 - the rest of the line
+        if field and line.strip(" *`#"):
+            fields[field].append(line.strip(" *`#"))
     return StoryDraft(
         " ".join(fields["title"]), "\n".join(fields["description"]), tuple(fields["criteria"])
     )
 
 
 def _as_gherkin(criterion: str) -> str:
-    """Return a criterion with a condition as given, when, then; any other as it is."""
+    """Return a criterion with a condition in the form given, when, then; others unchanged."""
     if is_gherkin(criterion):
         return criterion
-    found = _CONDITION_FIRST.match(criterion) or _CONDITION.match(criterion)
-    if found is None:
+    match = _CONDITION_FIRST.match(criterion) or _CONDITION.match(criterion)
+    if match is None:
         return criterion
-    given, _, when = found["when"].rpartition(" and ")
-    state = (
+    given, _, when = match["when"].rpartition(" and ")
+    given_text = (
         re.sub(r"^given\s+(?:that\s+)?", "", given, flags=re.IGNORECASE)
         or "nothing else is changed"
     )
-    then = re.sub(r"^then\s+", "", found["then"], flags=re.IGNORECASE)
-    return f"Given {state}, when {when}, then {then[:1].lower()}{then[1:]}"
+    then = re.sub(r"^then\s+", "", match["then"], flags=re.IGNORECASE)
+    return f"Given {given_text}, when {when}, then {then[:1].lower()}{then[1:]}"
 
 
 def _shorten(text: str) -> str:
-    """Return as many whole words as a title holds."""
-    words: Sequence[str] = text.split()
-    while len(words) > 1 and len(" ".join(words)) > TITLE:
-        words = words[:-1]
-    return " ".join(words)[:TITLE]
+    """Return as many whole words as a title may have."""
+    title_words: Sequence[str] = text.split()
+    while len(title_words) > 1 and len(" ".join(title_words)) > TITLE:
+        title_words = title_words[:-1]
+    return " ".join(title_words)[:TITLE]

@@ -25,7 +25,7 @@ from moothall.authorization.story_budgets import BudgetReservation, StoryBudgets
 from moothall.concurrency import Capacity, beside
 from moothall.deliberation.pause_gate import PauseGate
 from moothall.deliberation.protocols import HOST_STOPS, Dependencies, deliberate
-from moothall.deliberation.recorded_model import Recording, word_of
+from moothall.deliberation.recorded_model import Recording, steering_text
 from moothall.domain.budget import Budget
 from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
@@ -42,7 +42,7 @@ from moothall.errors import (
     Superseded,
     Temporary,
 )
-from moothall.orchestrator.fork import take_over
+from moothall.orchestrator.fork import inherit_turns
 from moothall.ports import Bus, Repositories
 from moothall.stories.board import Board
 from moothall.workers.preparing import first_of, give_up, prepare
@@ -247,7 +247,7 @@ class Host:
             if event.type in _OVER:
                 return event.type
             if event.type is EventType.DELIBERATION_STEERED:
-                running.words[event.id] = word_of(event)
+                running.words[event.id] = steering_text(event)
         running.heed(Pauses.of(events))
         return None
 
@@ -336,7 +336,7 @@ class Host:
             over = any(event.type in _OVER for event in events)
             try:
                 recording = Recording.of(
-                    events if over else await take_over(self.bus, deliberation, events)
+                    events if over else await inherit_turns(self.bus, deliberation, events)
                 )
             except NotFound as error:  # what it was forked from
                 await give_up(self.bus, deliberation, error)
@@ -376,7 +376,7 @@ class Host:
 
         async def put_down() -> None:
             await running.held.wait()
-            await pause_gate.quiet()
+            await pause_gate.close_and_drain()
             running.down = True
             task.cancel(HOST_STOPS)
 
@@ -423,19 +423,19 @@ class Host:
         if refusal is not None:
             await give_up(self.bus, deliberation, refusal)
         else:
-            ours = functools.partial(self._ours, deliberation.task_id)
-            words = self._running[deliberation.task_id].words
+            owns_work = functools.partial(self._ours, deliberation.task_id)
+            steering = self._running[deliberation.task_id].words
 
-            async def hint(writing: Writing) -> None:
-                told = {"task_id": deliberation.task_id, **asdict(writing)}
-                await self.bus.signal(Channel.GROWING.of(deliberation.task_id), told)
+            async def publish_partial(writing: Writing) -> None:
+                data = {"task_id": deliberation.task_id, **asdict(writing)}
+                await self.bus.signal(Channel.GROWING.of(deliberation.task_id), data)
 
             parts = replace(
                 self.parts,
-                ours=ours,
+                owns_work=owns_work,
                 reservation=reservation,
-                words=words,
-                hint=hint,
+                steering=steering,
+                publish_partial=publish_partial,
                 pause_gate=pause_gate,
             )
             await deliberate(deliberation, prepared, parts, recording)

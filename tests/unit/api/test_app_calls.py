@@ -140,7 +140,7 @@ async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: 
         client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))
     )
     assert code is grpc.StatusCode.NOT_FOUND
-    assert "there sit agent-dev-001, agent-dev-002" in said
+    assert "its agents: agent-dev-001, agent-dev-002" in said
 
 
 async def test_tenants_have_councils_stories_and_figures_of_their_own(

@@ -459,7 +459,11 @@ async def test_what_was_found_of_a_turn_stands_though_its_checks_say_otherwise(
         other = Recording.of(first)
         told = Recording(
             other.answers,
-            {**other.circles, f"{ONE}/propose/0.3": "", f"{ONE}/propose/0.2": "it was so then"},
+            {
+                **other.stuck_reasons,
+                f"{ONE}/propose/0.3": "",
+                f"{ONE}/propose/0.2": "it was so then",
+            },
         )
         app.bus.__init__()
         again = await app.run(d, told)

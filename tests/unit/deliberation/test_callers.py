@@ -27,7 +27,7 @@ def test_no_two_calls_have_one_number(depth: int, fan_out: int, turns: int) -> N
     settings = RunnerSettings(agents_depth=depth, agents_fan_out=fan_out, agents_turns=turns)
     agents = list(below(Caller(), settings))
     ordinals = [
-        agent.turns_before(settings) + turn for agent in agents for turn in range(1, turns + 1)
+        agent.turn_offset(settings) + turn for agent in agents for turn in range(1, turns + 1)
     ]
     assert len(ordinals) == len(set(ordinals)) > fan_out
     assert min(ordinals) == 1

@@ -7,16 +7,16 @@ import re
 import pytest
 
 from moothall.deliberation.case_files import (
-    by_words,
-    case_files,
+    cases_near,
     files_to_run,
+    find_case_files,
     import_pattern,
-    importing,
-    in_names_of,
     is_about,
-    near_cases,
+    names_on_base,
+    rank_importers,
+    sort_by_common_words,
 )
-from moothall.deliberation.local_checks import near
+from moothall.deliberation.local_checks import select_checks
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
 
@@ -55,7 +55,9 @@ def slow(cases: list[str], files: tuple[str, ...]) -> Prepared:
 def chosen(
     base: Prepared, *paths: str, importers: tuple[str, ...] = (), seconds: float = 50
 ) -> tuple[str, ...]:
-    (found,) = near(base, Patch("0" * 40, "1" * 40, "diff", paths), frozenset(), seconds, importers)
+    (found,) = select_checks(
+        base, Patch("0" * 40, "1" * 40, "diff", paths), frozenset(), seconds, importers
+    )
     return found.cases
 
 
@@ -82,7 +84,7 @@ def test_ids_of_ava_begin_with_their_file() -> None:
         "none \u203a x",
         "plain",
     ]
-    files = case_files(cases, KY)
+    files = find_case_files(cases, KY)
     assert [*files.values()] == [
         "",
         "test/sub/retry.ts",
@@ -90,13 +92,15 @@ def test_ids_of_ava_begin_with_their_file() -> None:
         "",
         "",
     ]  # two files end with retry
-    assert case_files(["retry \u203a x"], ("test/retry.ts",)) == {"retry \u203a x": "test/retry.ts"}
+    assert find_case_files(["retry \u203a x"], ("test/retry.ts",)) == {
+        "retry \u203a x": "test/retry.ts"
+    }
     assert files_to_run(cases, KY) == ("test/sub/retry.ts", "test/main.ts")
 
 
 def test_ids_of_pytest_and_unittest_name_their_file_also_in_a_folder() -> None:
     files = ("api/tests/test_a.py",)
-    found = case_files(
+    found = find_case_files(
         ["tests/test_a.py::one", "tests.test_a.Case.one", "tests/test_b.py::one"], files, "api"
     )
     assert [*found.values()] == [files[0], files[0], ""]
@@ -105,19 +109,19 @@ def test_ids_of_pytest_and_unittest_name_their_file_also_in_a_folder() -> None:
 
 
 def test_of_rust_the_module_comes_first_then_its_crate_and_no_other() -> None:
-    assert near_cases(RUST, ["src/impls.rs"]) == [
+    assert cases_near(RUST, ["src/impls.rs"]) == [
         *RUST[:1],
         *RUST[2:3],
         *RUST[4:5],
         RUST[5],
         *(RUST[at] for at in (1, 3, 6)),
     ]
-    member = near_cases(RUST, ["crates/bstr-cli/src/impls.rs"])
+    member = cases_near(RUST, ["crates/bstr-cli/src/impls.rs"])
     assert member[0] == RUST[2] or RUST[5] in member
     assert RUST[0] not in member
-    assert set(near_cases(RUST, ["src/lib.rs"])) == {*RUST}
-    assert near_cases(["itoa::tests::one", "itoa::test::tests::two"], ["src/tests.rs"]) != []
-    assert near_cases(RUST, ["README.md"]) == []
+    assert set(cases_near(RUST, ["src/lib.rs"])) == {*RUST}
+    assert cases_near(["itoa::tests::one", "itoa::test::tests::two"], ["src/tests.rs"]) != []
+    assert cases_near(RUST, ["README.md"]) == []
 
 
 def test_of_go_the_package_of_the_change() -> None:
@@ -127,9 +131,9 @@ def test_of_go_the_package_of_the_change() -> None:
         "example.org/m/x/p::TestB",
         "example.org/m/p/q::TestC",
     ]
-    assert near_cases(cases, ["p/a.go"]) == [cases[1], cases[2]]
-    assert near_cases(cases, ["x/p/a.go"]) == [cases[2]]
-    assert near_cases(cases, ["a.go"]) == [cases[0]]
+    assert cases_near(cases, ["p/a.go"]) == [cases[1], cases[2]]
+    assert cases_near(cases, ["x/p/a.go"]) == [cases[2]]
+    assert cases_near(cases, ["a.go"]) == [cases[0]]
 
 
 def test_test_files_that_import_the_change_are_near_it() -> None:
@@ -142,7 +146,7 @@ def test_test_files_that_import_the_change_are_near_it() -> None:
     pattern = re.compile(import_pattern(["source/utils/merge.ts"]))
     assert all(pattern.search(line) for _, line in lines[:3])
     assert not pattern.search("const merge = 1;")
-    assert [*importing(lines, ["source/utils/merge.ts"])] == [
+    assert [*rank_importers(lines, ["source/utils/merge.ts"])] == [
         "test/retry.ts",
         "tests/test_x.py",
         "test/main.ts",
@@ -185,13 +189,13 @@ def test_a_slow_suite_runs_what_is_near_within_the_time() -> None:
 def test_of_the_files_that_import_a_change_those_that_the_task_names_come_first() -> None:
     files = ["test/base-url.ts", "test/main.ts", "test/retry.ts"]
     assert (
-        by_words(files, "merging drops the Retry limit: source/merge.ts test/new.ts")[0]
+        sort_by_common_words(files, "merging drops the Retry limit: source/merge.ts test/new.ts")[0]
         == "test/retry.ts"
     )
-    assert by_words(files, "test") == files
+    assert sort_by_common_words(files, "test") == files
     barrel = [(file, "import ky from '../source/index.js';") for file in files]
     lines = [*barrel, ("test/main.ts", "import {merge} from '../source/merge.js';")]
-    assert [*importing(lines, ["source/merge.ts"], "the retry limit")] == [
+    assert [*rank_importers(lines, ["source/merge.ts"], "the retry limit")] == [
         "test/main.ts",
         "test/retry.ts",
         "test/base-url.ts",
@@ -200,7 +204,7 @@ def test_of_the_files_that_import_a_change_those_that_the_task_names_come_first(
 
 def test_cases_of_ava_keep_their_names_when_one_file_runs() -> None:
     known = ["retry \u203a gives up", "retry \u203a again", "sub \u203a a \u203a x"]
-    assert in_names_of(
+    assert names_on_base(
         {
             "gives up": "passed",
             "new": "passed",
@@ -212,4 +216,4 @@ def test_cases_of_ava_keep_their_names_when_one_file_runs() -> None:
         "gives up": "retry \u203a gives up",
         "a \u203a x": "sub \u203a a \u203a x",
     }
-    assert in_names_of({"x": "passed"}, ["a \u203a x", "b \u203a x"]) == {}
+    assert names_on_base({"x": "passed"}, ["a \u203a x", "b \u203a x"]) == {}

@@ -15,7 +15,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import Story
 from moothall.domain.task import DocumentKind
 from moothall.llm.dialect import priority_of
-from moothall.orchestrator.story_writer import MODEL, StoryWriter, read
+from moothall.orchestrator.story_writer import MODEL, StoryWriter, read_story
 from moothall.stories.architect_prompts import question
 from moothall.stories.coach import StoryDraft
 from moothall.testing.model import Call, phase_of, seat_of
@@ -162,7 +162,7 @@ async def test_architects_and_the_coach_ask_for_documents() -> None:
 @pytest.mark.parametrize("around", ["{}", "Here it is:\n```json\n{}\n```", "<story>{}</story>"])
 def test_a_story_is_read_from_a_document(around: str) -> None:
     said = around.replace("{}", json.dumps(STORY))
-    assert read(said) == StoryDraft(
+    assert read_story(said) == StoryDraft(
         "Export invoices", "As a clerk, I want CSV.", ("Given a, when b, then c",)
     )
 
@@ -171,4 +171,4 @@ def test_a_story_is_read_from_a_document(around: str) -> None:
     "said", ['{"title": 7, "description": null, "criteria": "none"}', "{", "[]", "{" * 50_000]
 )
 def test_what_a_document_does_not_tell_is_empty(said: str) -> None:
-    assert read(said) == StoryDraft("", "", ())
+    assert read_story(said) == StoryDraft("", "", ())

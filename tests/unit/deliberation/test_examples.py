@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from moothall.authorization.call_context import CallContext
 from moothall.authorization.grants import grant_for
-from moothall.deliberation.examples import examples_of, find_broken
-from moothall.deliberation.turns import DOUBTED, NOT_GREEN
+from moothall.deliberation.examples import find_broken_examples, read_docstring_examples
+from moothall.deliberation.turns import FUNCTION_BREAKS_EXAMPLES, FUNCTION_FAILS
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from support.council import ONE, of, outcomes
@@ -42,7 +42,7 @@ DOCSTRING = "def sub(a, b=0):\n    '''Subtract.\n{}\n    '''\n"
     ],
 )
 def test_the_examples_of_a_docstring(line: str, found: tuple[str, str] | None) -> None:
-    assert examples_of(DOCSTRING.format(line), "sub") == ((found,) if found else ())
+    assert read_docstring_examples(DOCSTRING.format(line), "sub") == ((found,) if found else ())
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_the_examples_of_a_docstring(line: str, found: tuple[str, str] | None) -
     ["def sub(:", "", "x = 1", "def sub(a):\n    return a\n", "class A:\n  '''sub(1) == 2'''\n"],
 )
 def test_where_there_is_none(text: str) -> None:
-    assert examples_of(text, "sub") == ()
+    assert read_docstring_examples(text, "sub") == ()
 
 
 @given(st.text(max_size=200))
 def test_whatever_stands_there_only_calls_with_literals_are_taken(said: str) -> None:
     lines = f"    >>> sub({said})\n    {said}\n    sub({said}) == {said}".replace("'''", "")
-    for call, value in examples_of(DOCSTRING.format(lines.replace("\\", "")), "sub"):
+    for call, value in read_docstring_examples(DOCSTRING.format(lines.replace("\\", "")), "sub"):
         node = ast.parse(call, mode="eval").body
         assert isinstance(node, ast.Call)
         assert ast.unparse(node.func) == "sub"
@@ -67,8 +67,8 @@ def test_whatever_stands_there_only_calls_with_literals_are_taken(said: str) -> 
 
 def test_they_are_bounded() -> None:
     many = "\n".join(f"    sub({number}) == {number}" for number in range(100))
-    assert len(examples_of(DOCSTRING.format(many), "sub")) == 20
-    assert examples_of(DOCSTRING.format(f"    sub('{'a' * 1000}') == 1"), "sub") == ()
+    assert len(read_docstring_examples(DOCSTRING.format(many), "sub")) == 20
+    assert read_docstring_examples(DOCSTRING.format(f"    sub('{'a' * 1000}') == 1"), "sub") == ()
 
 
 @pytest.mark.e2e  # a sandbox
@@ -92,19 +92,22 @@ async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
         seat = CallContext(
             LOCAL, "local", "t-1", "s-1", "dev", grant_for("dev"), workspace, "one", in_seconds(60)
         )
-        assert await find_broken(examples, "lib/a.py", seat, 10) == (examples[1], examples[3])
+        assert await find_broken_examples(examples, "lib/a.py", seat, 10) == (
+            examples[1],
+            examples[3],
+        )
         assert (
-            await find_broken(examples, "b.py", seat, 10) == ()
+            await find_broken_examples(examples, "b.py", seat, 10) == ()
         )  # it cannot be loaded: that tells nothing
-        assert await find_broken((), "lib/a.py", seat, 10) == ()
+        assert await find_broken_examples((), "lib/a.py", seat, 10) == ()
 
 
 @pytest.mark.e2e  # several runs of pytest
 @pytest.mark.parametrize(
     ("bodies", "stuck", "wins"),
     [
-        (("4", "x + x"), [DOUBTED, ""], "x + x"),
-        (("4", "5"), [DOUBTED, NOT_GREEN], "return 4"),
+        (("4", "x + x"), [FUNCTION_BREAKS_EXAMPLES, ""], "x + x"),
+        (("4", "5"), [FUNCTION_BREAKS_EXAMPLES, FUNCTION_FAILS], "return 4"),
         (("x + x",), [""], "x + x"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moothall.config import LimitSettings
-from moothall.deliberation.function import function_of
+from moothall.deliberation.function import find_function
 from moothall.deliberation.prompts.repository_context import RepositoryContext
 from moothall.deliberation.prompts.variants import MalformedReplyError
 from moothall.domain.budget import Usage
@@ -45,14 +45,14 @@ FILES = ("a.py", "cart.go", "notes.md", "tests/test_a.py")
     ],
 )
 def test_the_one_function_that_a_task_names(task: str, found: tuple[str, str] | None) -> None:
-    function = function_of(task, SHOWN, FILES)
+    function = find_function(task, SHOWN, FILES)
     assert (function and (function.path, function.name)) == found
 
 
 def test_a_function_with_its_file_its_failing_test_and_the_task_is_all_that_is_shown() -> None:
-    function = function_of("Complete sub", SHOWN, FILES)
+    function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
-    said = function.whole.head[-1].content
+    said = function.full_prompt.head[-1].content
     assert "assert sub(3, 1) == 2" in said
     assert PYTHON.strip() in said
     assert "func (c" not in said
@@ -73,10 +73,10 @@ def reply(text: str, ended: str = "stop") -> ChatReply:
     ],
 )
 def test_its_code_block_is_the_call_that_replaces_it(said: str) -> None:
-    function = function_of("Complete sub", SHOWN, FILES)
+    function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
     code = "import math\n\ndef sub(a, b):\n    return a - b"
-    (action,) = function.read(reply(said.format(code)), function.whole).actions
+    (action,) = function.read_reply(reply(said.format(code)), function.full_prompt).actions
     assert action.tool == "files.define"
     assert dict(action.arguments) == {"path": "a.py", "name": "sub", "content": code}
 
@@ -91,12 +91,12 @@ def test_its_code_block_is_the_call_that_replaces_it(said: str) -> None:
     ],
 )
 def test_a_reply_without_the_function_is_none(said: str) -> None:
-    function = function_of("Complete sub", SHOWN, FILES)
+    function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
     with pytest.raises(MalformedReplyError, match="whole function sub"):
-        function.read(reply(said), function.whole)
+        function.read_reply(reply(said), function.full_prompt)
     with pytest.raises(MalformedReplyError, match="cut off"):
-        function.read(reply("```python\ndef sub(", "length"), function.whole)
+        function.read_reply(reply("```python\ndef sub(", "length"), function.full_prompt)
 
 
 WRONG = '```python\ndef hello_world() -> str:\n    return "Goodbye"\n```'
@@ -188,20 +188,20 @@ async def test_each_attempt_asks_for_the_function_so_often(
     ],
 )
 def test_of_tests_that_only_assert_the_assertions_are_shown(tests: str, shown: bool) -> None:  # noqa: FBT001 - a table's column
-    function = function_of(
+    function = find_function(
         "Complete sub",
         RepositoryContext((("tests/test_a.py", tests),), (("a.py", PYTHON),), "a.py"),
         FILES,
     )
     assert function is not None
-    said = function.whole.head[-1].content
+    said = function.full_prompt.head[-1].content
     assert ("# tests/test_a.py must pass:\nassert sub(3, 1) == 2" in said) == shown
     assert ("def test_" in said) == (bool(tests) and not shown)
 
 
 def test_a_file_does_not_import_itself() -> None:
     """A small model copies the import from the test."""
-    function = function_of("Complete sub", SHOWN, FILES)
+    function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
     code = "def sub(a, b):\n    return a - b"
     for line in (
@@ -210,12 +210,12 @@ def test_a_file_does_not_import_itself() -> None:
         "from .a import *\n",
         "import a\n",
     ):
-        (action,) = function.read(
-            reply(f"```python\nimport math\n{line}{code}\n```"), function.whole
+        (action,) = function.read_reply(
+            reply(f"```python\nimport math\n{line}{code}\n```"), function.full_prompt
         ).actions
         assert action.arguments["content"] == f"import math\n{code}"
     other = f"from abc import sub\nimport ab\n{code}"
-    (action,) = function.read(reply(other), function.whole).actions
+    (action,) = function.read_reply(reply(other), function.full_prompt).actions
     assert action.arguments["content"] == other
 
 
@@ -302,7 +302,7 @@ STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n 
     ],
 )
 def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, begun: str) -> None:
-    function = function_of(
+    function = find_function(
         "Complete half",
         RepositoryContext(
             (("tests/t.py", "def test_a():\n    assert half(2) == 1\n"),), (("b.py", text),), ""
@@ -318,28 +318,28 @@ def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, be
         assert ("steps" in user.content) == bool(step)
         assert reply_begun.role == "assistant"
         assert reply_begun.content == f"```python\n{text}{step}"
-        assert way.begun == f"{begun}\n{step}"
+        assert way.prefix == f"{begun}\n{step}"
 
 
 def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
     tests = "def test_a():\n    assert half( 4)==2\n\n\ndef test_b():\n    assert half(2) == 1\n"
-    function = function_of(
+    function = find_function(
         "Complete half", RepositoryContext((("tests/t.py", tests),), (("b.py", STUB),), ""), ()
     )
     assert function is not None
-    said = function.whole.head[1].content
+    said = function.full_prompt.head[1].content
     assert f"```python\n{STUB.rstrip()}\n```" in said
     assert "assert" not in said
     assert "assert half(2) == 1" not in "".join(
         message.content for way in function.completions for message in way.head
     )
-    with_body = function_of(
+    with_body = find_function(
         "Complete half",
         RepositoryContext((("tests/t.py", tests),), (("b.py", f"{STUB}    return a\n"),), ""),
         (),
     )
     assert with_body is not None
-    said = with_body.whole.head[1].content
+    said = with_body.full_prompt.head[1].content
     assert "assert half(2) == 1" in said
     assert "half( 4)" not in said
 
@@ -356,7 +356,7 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
     ],
 )
 def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
-    function = function_of("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
+    function = find_function("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
     assert function is not None
     planned, plain = function.completions
     for way in (
@@ -366,22 +366,22 @@ def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
         if said.startswith("    ")
         else (planned, plain)
     ):
-        (action,) = function.read(reply(said), way).actions
+        (action,) = function.read_reply(reply(said), way).actions
         content = action.arguments["content"]
         assert content.startswith("@cache\ndef half(a):\n")
         assert content.endswith("    return a // 2")
         assert content.count("def half") == 1
     with pytest.raises(MalformedReplyError):
-        function.read(reply("    return a // 2"), function.whole)
+        function.read_reply(reply("    return a // 2"), function.full_prompt)
 
 
 @pytest.mark.parametrize("said", ["I would halve it.", "```python\nhalf(4)\n```", ""])
 def test_prose_is_not_what_was_begun(said: str) -> None:
-    function = function_of("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
+    function = find_function("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
     assert function is not None
     for way in function.completions:
         with pytest.raises(MalformedReplyError, match="whole function half"):
-            function.read(reply(said), way)
+            function.read_reply(reply(said), way)
 
 
 BODILESS = {

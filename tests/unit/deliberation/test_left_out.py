@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.deliberation.attempt_state import written_and_ignored
+from moothall.deliberation.attempt_state import find_ignored_writes
 from moothall.domain.repository import Patch
 from moothall.domain.tool import ToolResult, ToolStatus
 
@@ -31,4 +31,4 @@ def test_what_a_seat_wrote_is_told_whether_its_folder_was_listed_or_not(
         result("files.read", "target/old.rs"),
         result("files.write", "src/target.rs"),
     ]
-    assert written_and_ignored(results, None, patch) == {"target/gen/a.rs": RULE}
+    assert find_ignored_writes(results, None, patch) == {"target/gen/a.rs": RULE}

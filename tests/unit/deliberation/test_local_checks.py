@@ -16,8 +16,8 @@ from moothall.deliberation.local_checks import (
     CheckedWorkspace,
     CheckScope,
     WorkspaceState,
-    near,
-    stand,
+    check_changes,
+    select_checks,
 )
 from moothall.deliberation.prompts.report import check_text, verdict_text
 from moothall.domain.evidence import CheckRun, Verdict
@@ -48,13 +48,13 @@ def patch(*paths: str, tests: tuple[str, ...] = ()) -> Patch:
 
 
 def test_a_quick_suite_is_run_whole() -> None:
-    assert list(near(prepared(9000), patch("src/pkg/a.py"), frozenset(), 10)) == [
+    assert list(select_checks(prepared(9000), patch("src/pkg/a.py"), frozenset(), 10)) == [
         CheckScope("tests")
     ]
 
 
 def test_of_a_slow_one_the_red_cases_and_those_of_the_changed_module() -> None:
-    (found,) = near(
+    (found,) = select_checks(
         prepared(60_000, durations=dict.fromkeys(CASES, 100)),
         patch("src/pkg/a.py"),
         frozenset(),
@@ -68,7 +68,7 @@ def test_of_a_slow_one_the_red_cases_and_those_of_the_changed_module() -> None:
 def test_cases_that_the_re_check_lost_are_run_too_and_changed_tests() -> None:
     lost = frozenset({"tests/test_b.py::x"})
     change = patch("src/pkg/c.py", "tests/test_new.py", tests=("tests/test_new.py",))
-    (found,) = near(prepared(60_000), change, lost, 10)
+    (found,) = select_checks(prepared(60_000), change, lost, 10)
     assert found == CheckScope(
         "tests", False, ("tests/test_b.py::red", "tests/test_b.py::x"), ("tests/test_new.py",)
     )
@@ -85,11 +85,11 @@ def test_of_several_projects_the_near_ones_are_run_and_those_that_are_red_or_los
     base = Prepared(
         Base("r", "0" * 40, Profile(checks=checks, folders=folders)), "k", ("a/x.py",), runs
     )
-    assert list(near(base, patch("a/x.py"), frozenset(), 10)) == [
+    assert list(select_checks(base, patch("a/x.py"), frozenset(), 10)) == [
         CheckScope("tests-a"),
         CheckScope("tests-c"),
     ]
-    assert list(near(base, patch("a/x.py"), frozenset({"b/test_b.py::x"}), 10)) == [
+    assert list(select_checks(base, patch("a/x.py"), frozenset({"b/test_b.py::x"}), 10)) == [
         CheckScope(name) for name in checks
     ]
 
@@ -100,17 +100,19 @@ def test_near_cases_fit_into_the_time() -> None:
         "tests/test_a.py::one": 5000,
         "tests/test_a.py::two": 5000,
     }
-    (found,) = near(prepared(60_000, durations=durations), patch("src/pkg/a.py"), frozenset(), 10)
+    (found,) = select_checks(
+        prepared(60_000, durations=durations), patch("src/pkg/a.py"), frozenset(), 10
+    )
     assert found.cases == ("tests/test_b.py::red", "tests/test_a.py::one")
 
 
 def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_was_red() -> None:
-    green = prepared(60_000, {})
-    assert list(near(green, patch("src/pkg/a.py"), frozenset(), 10)) == []
+    passed = prepared(60_000, {})
+    assert list(select_checks(passed, patch("src/pkg/a.py"), frozenset(), 10)) == []
     red = Prepared(
-        green.base, "k", FILES, {"tests": CheckRun("tests", Verdict.FAILED, duration_ms=60_000)}
+        passed.base, "k", FILES, {"tests": CheckRun("tests", Verdict.FAILED, duration_ms=60_000)}
     )
-    assert list(near(red, patch("src/pkg/a.py"), frozenset(), 10)) == [CheckScope("tests")]
+    assert list(select_checks(red, patch("src/pkg/a.py"), frozenset(), 10)) == [CheckScope("tests")]
 
 
 @given(
@@ -126,8 +128,8 @@ def test_what_was_red_is_always_run(
 ) -> None:
     base = prepared(milliseconds, cases)
     red = {case for case, outcome in cases.items() if outcome == "failed"}
-    for item in near(base, patch(*sorted(paths)), frozenset(), 10):
-        assert item.whole or red <= set(item.cases) <= set(cases)
+    for item in select_checks(base, patch(*sorted(paths)), frozenset(), 10):
+        assert item.complete or red <= set(item.cases) <= set(cases)
 
 
 def run(cases: dict[str, str], **more: Any) -> CheckRun:
@@ -161,19 +163,19 @@ def test_a_limit_that_was_hit_is_named() -> None:
 
 
 def test_nobody_is_told_to_repair_what_is_green() -> None:
-    mended = WorkspaceState(patch("x"), green=True, proven=True, fixed=("a",))
+    mended = WorkspaceState(patch("x"), passed=True, proven=True, fixed=("a",))
     assert verdict_text(mended) == "All checks are green. If the task is done, finish."
     assert "the whole suite runs in the clean re-check" in verdict_text(
-        WorkspaceState(patch("x"), green=True, whole=False)
+        WorkspaceState(patch("x"), passed=True, complete=False)
     )
-    before = WorkspaceState(patch("x"), green=True, still_red=("a",))
+    before = WorkspaceState(patch("x"), passed=True, still_failing=("a",))
     assert (
         verdict_text(before)
         == "Nothing is red that was not red before your change (a). If the task is done, finish."
     )
     assert verdict_text(WorkspaceState(patch("x"))) == "Repair this."
-    partly = WorkspaceState(patch("x"), green=True, fixed=("a",), still_red=("b",))
-    assert verdict_text(partly).endswith("these are red yet: b. Repair those too.")
+    partial = WorkspaceState(patch("x"), passed=True, fixed=("a",), still_failing=("b",))
+    assert verdict_text(partial).endswith("these are red yet: b. Repair those too.")
 
 
 def test_a_changed_test_file_is_run_as_it_is_now() -> None:
@@ -181,10 +183,10 @@ def test_a_changed_test_file_is_run_as_it_is_now() -> None:
     is not there.
     """
     change = patch("tests/test_b.py", tests=("tests/test_b.py",))
-    assert list(near(prepared(60_000), change, frozenset(), 10)) == [
+    assert list(select_checks(prepared(60_000), change, frozenset(), 10)) == [
         CheckScope("tests", False, (), ("tests/test_b.py",))
     ]
-    assert list(near(prepared(60_000), patch("tests/test_b.py"), frozenset(), 10)) == [
+    assert list(select_checks(prepared(60_000), patch("tests/test_b.py"), frozenset(), 10)) == [
         CheckScope("tests", False)
     ]
 
@@ -222,7 +224,9 @@ async def look(tmp_path: Path, room: Checked, base: Prepared) -> WorkspaceState:
     async with open_app(tmp_path) as app:
         seat = replace(app.seat(), workspace=room)
         place = CheckedWorkspace(TurnContext(seat, app.gate), base)
-        return (await stand(place, base, WorkspaceState(), "turn 1", clean=str, seconds=10))[0]
+        return (
+            await check_changes(place, base, WorkspaceState(), "turn 1", clean=str, max_seconds=10)
+        )[0]
 
 
 def slow(command: str, cases: Sequence[str], files: tuple[str, ...]) -> Prepared:
@@ -258,7 +262,7 @@ async def test_of_ava_the_files_that_import_the_change_run_beside_the_seat_s_own
         (("test/new.ts",), ()),
     ]
     assert [*state.runs["tests"].cases] == ["retry \u203a one", "retry \u203a two", "fixed"]
-    assert (state.narrowed, state.lost, state.whole) == (("tests",), (), False)
+    assert (state.partial_checks, state.regressions, state.complete) == (("tests",), (), False)
 
 
 async def test_of_cargo_the_cases_of_the_module_run_beside_the_seat_s_own_test(

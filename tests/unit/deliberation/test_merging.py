@@ -18,7 +18,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Base, Patch
 from moothall.domain.task import DeliberationRequest, check_deliberation
 from moothall.errors import InvalidRequest, MergeConflict
-from moothall.orchestrator.planning import Defaults, plan
+from moothall.orchestrator.planning import Defaults, plan_deliberation
 from support.council import CouncilHouse, of, open_council, outcomes, verdicts
 from support.repos import SAMPLE, SOLUTION
 
@@ -94,7 +94,7 @@ async def test_what_cannot_be_brought_together_is_said(tmp_path: Path, diff: str
 
 def test_only_commits_are_merged_and_only_in_a_repository() -> None:
     asked = DeliberationRequest("together", "dev", merge=COMMITS)
-    d = plan(asked, LOCAL, Defaults(LimitSettings()), datetime.now(UTC))
+    d = plan_deliberation(asked, LOCAL, Defaults(LimitSettings()), datetime.now(UTC))
     assert len(d.seats) == 1
     with pytest.raises(InvalidRequest, match="merge cannot be right"):
         check_deliberation(d)

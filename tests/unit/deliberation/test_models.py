@@ -21,7 +21,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.task import Deliberation, DeliberationRequest
 from moothall.errors import InvalidRequest
 from moothall.llm.replicas import open_models
-from moothall.orchestrator.planning import Defaults, plan
+from moothall.orchestrator.planning import Defaults, plan_deliberation
 from moothall.testing.model import Answer, Fault, ScriptedModel, phase_of, scripted_model
 from support.council import (
     ONE,
@@ -51,7 +51,7 @@ DOWN: Answer = lambda _body, _headers: Fault("status", status=503)  # noqa: E731
 
 
 def planned(role: str = "dev", council: Council | None = None, **asked: Any) -> Deliberation:
-    return plan(
+    return plan_deliberation(
         DeliberationRequest("x", role, **asked),
         LOCAL,
         Defaults(LimitSettings(), models=MODELS),
@@ -107,7 +107,7 @@ async def two_models(
         )
         async with open_models(models, app.server.base_url) as opened:
             named = {name: NamedModel(llm, opened[name]) for name, llm in models.named.items()}
-            app.parts = replace(app.parts, model=opened["default"], llm=default, named=named)
+            app.parts = replace(app.parts, model=opened["default"], llm=default, named_models=named)
             yield app, deep
 
 

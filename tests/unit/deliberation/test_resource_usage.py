@@ -49,17 +49,17 @@ FACTS = st.one_of(
 @given(st.lists(FACTS), st.lists(FACTS))
 def test_progress_never_falls_over_a_restart_either(before: list[Any], after: list[Any]) -> None:
     first = ProgressEstimate(D)
-    told = [data["progress"] for fact in before if (data := first.after(*fact))]
+    told = [data["progress"] for fact in before if (data := first.update(*fact))]
     again = ProgressEstimate(D, max(told, default=0.0))
-    told += [data["progress"] for fact in after if (data := again.after(*fact))]
+    told += [data["progress"] for fact in after if (data := again.update(*fact))]
     assert told == sorted(told)
     assert all(0 <= progress <= 1 for progress in told)
 
 
 def test_it_tells_what_was_measured_and_ends_at_one() -> None:
     advance = ProgressEstimate(D)
-    advance.after(*turn(SEATS[0]))
-    told = advance.after(*turn(SEATS[1]))
+    advance.update(*turn(SEATS[0]))
+    told = advance.update(*turn(SEATS[1]))
     assert told is not None
     assert (told["agent"], told["workstream"], told["current_task"], told["seat"]) == (
         "greeting",
@@ -77,13 +77,13 @@ def test_it_tells_what_was_measured_and_ends_at_one() -> None:
     }
     assert told["metrics"] == {**expected, "cpu_ms": 14, "max_rss_bytes": 9}
     for seat in SEATS:
-        told = advance.after(EventType.SEAT_FINISHED, {"seat": seat})
+        told = advance.update(EventType.SEAT_FINISHED, {"seat": seat})
     assert told is not None
     assert told["progress"] == 1.0
 
 
 def test_a_council_that_is_no_agents_tells_nothing() -> None:
-    assert ProgressEstimate(deliberation()).after(*turn(SEATS[0])) is None
+    assert ProgressEstimate(deliberation()).update(*turn(SEATS[0])) is None
 
 
 def ran(status: str) -> CheckRun:

@@ -15,7 +15,7 @@ from moothall.sandbox_runtime.edits import replace
 from moothall.sandbox_runtime.paths import ToolFailure
 from moothall.tools.catalogue import CATALOGUE
 
-ALL = SeatTools.of([*CATALOGUE.values()])
+ALL = SeatTools.from_specs([*CATALOGUE.values()])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -31,12 +31,12 @@ def call(name: str, arguments: Any) -> FunctionCall:
 @given(st.sampled_from(ALL.names) | st.text(), st.text() | JSON.map(json.dumps))
 def test_whatever_a_model_writes_is_an_action_or_says_why_not(name: str, arguments: str) -> None:
     with suppress(UnusableCallError):
-        assert ALL.action_of(FunctionCall("c", name, arguments)).tool in CATALOGUE
+        assert ALL.read_action(FunctionCall("c", name, arguments)).tool in CATALOGUE
 
 
 def test_a_seat_with_a_shell_has_five_tools_and_one_without_has_those_it_may_use() -> None:
     assert ALL.names == ("bash", "view", "edit", "write", SUBMIT)
-    without = SeatTools.of([spec for spec in CATALOGUE.values() if spec.category != "code"])
+    without = SeatTools.from_specs([spec for spec in CATALOGUE.values() if spec.category != "code"])
     assert {"files_search", "git_log", "tests_pytest"} < {*without.names}
     assert not without.has_shell
 
@@ -86,7 +86,7 @@ def test_a_seat_with_a_shell_has_five_tools_and_one_without_has_those_it_may_use
 def test_calls_become_actions_of_the_catalogue(
     name: str, arguments: Any, tool: str, translated: dict[str, Any]
 ) -> None:
-    action = ALL.action_of(call(name, arguments))
+    action = ALL.read_action(call(name, arguments))
     assert (action.tool, action.arguments) == (tool, translated)
 
 
@@ -95,7 +95,7 @@ def test_calls_become_actions_of_the_catalogue(
 )
 def test_what_is_no_line_number_says_so(number: str) -> None:
     with pytest.raises(UnusableCallError, match="whole number from 1"):
-        ALL.action_of(call("view", f'{{"path": "a", "start": {number}}}'))
+        ALL.read_action(call("view", f'{{"path": "a", "start": {number}}}'))
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_what_is_no_line_number_says_so(number: str) -> None:
     ],
 )
 def test_errors_name_what_the_seat_is_offered(name: str, error: str, told: str) -> None:
-    assert ALL.in_short_names(error, call(name, {})) == told
+    assert ALL.translate_error(error, call(name, {})) == told
 
 
 def test_an_ambiguous_edit_is_told_without_a_count() -> None:
     with pytest.raises(ToolFailure) as failed:
         replace("a.py", "x\ny\nx\n", "x", "z")
-    assert ALL.in_short_names(str(failed.value), call("edit", {})) == (
+    assert ALL.translate_error(str(failed.value), call("edit", {})) == (
         "old text occurs 2 times in 'a.py' (lines 1, 3), not once: send more of the lines around "
         "it so that it occurs once, or "
         "all=true to replace all"
@@ -140,7 +140,7 @@ def test_an_ambiguous_edit_is_told_without_a_count() -> None:
 
 def test_bash_says_what_a_call_keeps_and_how_long_it_may_take() -> None:
     shell = CATALOGUE["code.shell"]
-    (bash, *_) = SeatTools.of(
+    (bash, *_) = SeatTools.from_specs(
         [replace_field(shell, caps=replace_field(shell.caps, seconds=900))]
     ).offered
     assert "A command may take 120 s, or timeout_seconds, up to 900." in bash.description

@@ -38,7 +38,7 @@ class Heard:
         self.told: list[Writing] = []
         self.came, self.down = asyncio.Event(), down
 
-    async def hint(self, writing: Writing) -> None:
+    async def publish_partial(self, writing: Writing) -> None:
         self.told.append(writing)
         self.came.set()
         if self.down:
@@ -46,7 +46,7 @@ class Heard:
 
 
 def text_of(*pieces: str) -> str:
-    growing = StreamedReply("s", Heard().hint, scrub)
+    growing = StreamedReply("s", Heard().publish_partial, scrub)
     for piece in pieces:
         growing.add(piece)
     return growing.writing.text
@@ -71,18 +71,18 @@ def test_of_a_long_answer_the_end_is_told() -> None:
 
 async def test_it_is_told_while_it_grows_and_taken_back_at_its_end() -> None:
     heard = Heard()
-    growing = StreamedReply("agent-dev-001", heard.hint, scrub, every=0.001)
-    async with asyncio.timeout(10), beside(growing.tell(), "growing"):
+    growing = StreamedReply("agent-dev-001", heard.publish_partial, scrub, interval_seconds=0.001)
+    async with asyncio.timeout(10), beside(growing.publish_periodically(), "growing"):
         growing.add("one two")
         await heard.came.wait()
-    await growing.over()
+    await growing.publish_end()
     assert heard.told == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
 
 
 async def test_what_stays_the_same_is_told_again_for_who_begins_to_look() -> None:
     heard = Heard()
-    growing = StreamedReply("s", heard.hint, scrub, every=0.001)
-    async with asyncio.timeout(10), beside(growing.tell(), "growing"):
+    growing = StreamedReply("s", heard.publish_partial, scrub, interval_seconds=0.001)
+    async with asyncio.timeout(10), beside(growing.publish_periodically(), "growing"):
         growing.add("one two")
         for _ in range(3):
             await heard.came.wait()
@@ -113,10 +113,10 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
         model = RecordedModel(
             Slow(),
             ledger=Ledger(d.budget),
-            facts=EventWriter(app.bus, d),
+            events=EventWriter(app.bus, d),
             recording=Recording(),
             settings=app.parts.llm,
-            hint=heard.hint,
+            publish_partial=heard.publish_partial,
         )
         deadline = datetime.now(UTC) + timedelta(seconds=20)
         reply = await model.ask(
@@ -150,7 +150,7 @@ async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_
         d = app.deliberation()
         ledger, facts = Ledger(d.budget), EventWriter(app.bus, d)
         model = RecordedModel(
-            Counting(), ledger=ledger, facts=facts, recording=Recording(), settings=app.parts.llm
+            Counting(), ledger=ledger, events=facts, recording=Recording(), settings=app.parts.llm
         )
         deadline = datetime.now(UTC) + timedelta(seconds=20)
         request = ChatRequest(
@@ -163,19 +163,19 @@ async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_
 
 async def test_what_came_at_once_is_not_told_at_all() -> None:
     heard = Heard()
-    growing = StreamedReply("s", heard.hint, scrub, every=60)
-    async with beside(growing.tell(), "growing"):
+    growing = StreamedReply("s", heard.publish_partial, scrub, interval_seconds=60)
+    async with beside(growing.publish_periodically(), "growing"):
         growing.add("one two")
-    await growing.over()
+    await growing.publish_end()
     assert heard.told == []
 
 
 async def test_where_nobody_can_be_told_the_work_goes_on() -> None:
     heard = Heard(down=True)
-    growing = StreamedReply("s", heard.hint, scrub, every=0.001)
-    async with asyncio.timeout(10), beside(growing.tell(), "growing"):
+    growing = StreamedReply("s", heard.publish_partial, scrub, interval_seconds=0.001)
+    async with asyncio.timeout(10), beside(growing.publish_periodically(), "growing"):
         growing.add("one two")
         await heard.came.wait()
         await asyncio.sleep(0)
-    await growing.over()
+    await growing.publish_end()
     assert len(heard.told) == 2

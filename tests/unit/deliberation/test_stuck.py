@@ -4,13 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.deliberation.turns import FINISH, TOO_EARLY, UNUSABLE, TurnStep, is_again, stuck
+from moothall.deliberation.turns import (
+    FINISH,
+    TOO_EARLY,
+    UNUSABLE,
+    TurnStep,
+    find_stuck_reason,
+    is_repeat,
+)
 
 A, B = frozenset({"t::a"}), frozenset({"t::b"})
 
 
-def change(asked: str, tree: str, red: frozenset[str] = A) -> TurnStep:
-    return TurnStep(asked, tree, changed=True, red=red)
+def change(asked: str, tree: str, failing: frozenset[str] = A) -> TurnStep:
+    return TurnStep(asked, tree, changed=True, failing=failing)
 
 
 @pytest.mark.parametrize(
@@ -61,22 +68,22 @@ def change(asked: str, tree: str, red: frozenset[str] = A) -> TurnStep:
     ],
 )
 def test_circles(steps: list[TurnStep], found: str) -> None:
-    assert stuck(steps, 3) == found
+    assert find_stuck_reason(steps, 3) == found
 
 
 def test_the_second_look_at_the_same_files_is_a_repeat() -> None:
-    assert not is_again([TurnStep("look")])
-    assert is_again([TurnStep("look"), TurnStep("other"), TurnStep("look")])
-    assert not is_again([TurnStep("look"), change("a", "1"), TurnStep("look", "1")])
-    assert not is_again([change("a", "1"), change("a", "2")])
+    assert not is_repeat([TurnStep("look")])
+    assert is_repeat([TurnStep("look"), TurnStep("other"), TurnStep("look")])
+    assert not is_repeat([TurnStep("look"), change("a", "1"), TurnStep("look", "1")])
+    assert not is_repeat([change("a", "1"), change("a", "2")])
 
 
 _STEPS = st.builds(
     TurnStep,
-    asked=st.sampled_from(["a", "b", FINISH]),
-    tree=st.sampled_from(["", "1", "2"]),
+    action_digest=st.sampled_from(["a", "b", FINISH]),
+    change_digest=st.sampled_from(["", "1", "2"]),
     changed=st.booleans(),
-    red=st.sampled_from([frozenset(), A, B]),
+    failing=st.sampled_from([frozenset(), A, B]),
 )
 
 
@@ -88,9 +95,9 @@ def test_whoever_repeats_itself_is_found_within_one_round_more(
     more.
     """
     last = TurnStep("same", "9", changed=True)
-    assert stuck([*steps, last, last], limit)
+    assert find_stuck_reason([*steps, last, last], limit)
     look = TurnStep("look", "9")
-    assert stuck([*steps, look, look, look], limit)
+    assert find_stuck_reason([*steps, look, look, look], limit)
 
 
 @given(st.integers(1, 20), st.integers(2, 4))
@@ -98,4 +105,4 @@ def test_a_seat_that_gets_on_is_left_alone(count: int, limit: int) -> None:
     steps = [
         change(f"do {number}", str(number), frozenset({str(number)})) for number in range(count)
     ]
-    assert not any(stuck(steps[: end + 1], limit) for end in range(count))
+    assert not any(find_stuck_reason(steps[: end + 1], limit) for end in range(count))

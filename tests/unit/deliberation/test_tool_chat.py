@@ -18,7 +18,7 @@ class Parrot:
         self.requests: list[ChatRequest] = []
         self.words: tuple[str, ...] = ()
 
-    def words_for(self, _call_id: str) -> tuple[str, ...]:
+    def steering_for(self, _call_id: str) -> tuple[str, ...]:
         return self.words
 
     async def ask(self, request: ChatRequest) -> ChatReply:
@@ -43,19 +43,19 @@ def chat_with(model: Any) -> ToolChat:
 async def take(chat: ToolChat, first: int, last: int) -> None:
     for turn in range(first, last + 1):
         reply = await chat.ask(f"propose/0.{turn}", SOON)
-        chat.add(reply, [Message("tool", f"{turn}: {'x' * 1_200}", call_id="c")])
+        chat.add_turn(reply, [Message("tool", f"{turn}: {'x' * 1_200}", call_id="c")])
 
 
 async def test_going_back_undoes_compaction_and_what_was_heard() -> None:
     model = Parrot()
     chat = chat_with(model)
     await take(chat, 1, 2)
-    state = chat.state()
+    state = chat.snapshot()
     model.words = ("Mind the spelling.",)
     await take(chat, 3, 8)
     assert any(request.call_id.endswith(".0") for request in model.requests), "it was compacted"
     done = model.requests[2:]
-    chat.back_to(state)
+    chat.restore(state)
     model.requests.clear()
     await take(chat, 3, 8)
     assert [request.messages for request in model.requests if request.call_id.endswith(".3")] == [

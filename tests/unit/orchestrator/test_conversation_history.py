@@ -17,7 +17,7 @@ from moothall.domain.ids import key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
-from moothall.orchestrator.conversation_history import EndedTask, thread_text
+from moothall.orchestrator.conversation_history import EndedTask, conversation_text
 from moothall.orchestrator.planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus
@@ -135,18 +135,18 @@ async def test_the_older_is_condensed_and_the_oldest_left_out() -> None:
         )
         for n in range(30, 0, -1)
     ]
-    told = thread_text(before, 2000)
+    told = conversation_text(before, 2000)
     assert tokens(told) <= 2000
     assert all(words in told for words in ("question 30", "answer 30", "question 29"))
     assert "question 1\n" not in told
-    whole = thread_text(before[:2], 100_000)
+    whole = conversation_text(before[:2], 100_000)
     assert whole.count("word") == 2 * 400
     assert told.index("question 29") < told.index("question 30")
 
 
 async def test_what_has_no_answer_says_why() -> None:
     one = deliberation("one")
-    told = thread_text(
+    told = conversation_text(
         [EndedTask(one, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns"))],
         1000,
     )

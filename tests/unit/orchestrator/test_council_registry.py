@@ -13,7 +13,7 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import AlreadyExists, InvalidRequest, NoCouncil, NotFound
 from moothall.orchestrator.council_registry import CouncilRegistry
-from moothall.orchestrator.planning import Defaults, plan
+from moothall.orchestrator.planning import Defaults, plan_deliberation
 from moothall.testing.bus import MemoryBus
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -69,11 +69,11 @@ async def test_its_settings_fill_the_zeros_of_a_request(council_registry: Counci
         "dev", 2, CouncilConfig(rounds=3, peer_review=True, params=params), LOCAL
     )
     asked = DeliberationRequest("x", "dev")
-    planned = plan(asked, LOCAL, Defaults(LimitSettings()), NOW, council)
+    planned = plan_deliberation(asked, LOCAL, Defaults(LimitSettings()), NOW, council)
     assert planned.seats == ("agent-dev-001", "agent-dev-002")
     assert (planned.rounds, planned.peer_review, planned.protocol) == (3, True, "debate")
     assert (planned.adaptive, planned.max_turns, (planned.deadline - NOW).seconds) == (True, 4, 60)
-    own = plan(
+    own = plan_deliberation(
         DeliberationRequest("x", "dev", rounds=1, num_agents=1, protocol="vote"),
         LOCAL,
         Defaults(LimitSettings()),
@@ -82,7 +82,7 @@ async def test_its_settings_fill_the_zeros_of_a_request(council_registry: Counci
     )
     assert (own.rounds, len(own.seats), own.protocol) == (1, 1, "vote")
     with pytest.raises(InvalidRequest, match="the dev council has 2: agent-dev-001, agent-dev-002"):
-        plan(
+        plan_deliberation(
             DeliberationRequest("x", "dev", num_agents=3),
             LOCAL,
             Defaults(LimitSettings()),
@@ -138,7 +138,7 @@ async def test_agents_come_and_go(council_registry: CouncilRegistry) -> None:
     with pytest.raises(AlreadyExists, match="other data"):
         await council_registry.register("dev", Agent("specialist"), LOCAL)
     await council_registry.unregister("dev", "agent-dev-001", LOCAL)
-    with pytest.raises(NotFound, match="there sit specialist"):
+    with pytest.raises(NotFound, match="its agents: specialist"):
         await council_registry.unregister("dev", "agent-dev-001", LOCAL)
     await council_registry.unregister("dev", "specialist", LOCAL)
     with pytest.raises(NoCouncil, match="has no agents"):

@@ -19,7 +19,7 @@ from moothall.domain.ids import key_of
 from moothall.domain.task import Deliberation, DeliberationRequest, Fork
 from moothall.domain.topic import deliberation_topics
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
-from moothall.orchestrator.fork import take_over
+from moothall.orchestrator.fork import inherit_turns
 from moothall.orchestrator.planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.settings import AllSettings
@@ -56,7 +56,7 @@ async def fork(
 
 
 async def run(app: Any, d: Deliberation) -> list[Event]:
-    recording = Recording.of(await take_over(app.bus, d, await events_of(app.bus, d.task_id)))
+    recording = Recording.of(await inherit_turns(app.bus, d, await events_of(app.bus, d.task_id)))
     return [
         event for event in await app.run(d, recording) if event.data.get("task_id") == d.task_id
     ]
@@ -189,7 +189,7 @@ async def test_what_it_was_forked_from_is_gone(council: Any) -> None:
         for one in deliberation_topics("task-1"):
             await app.bus.forget(one)
         with pytest.raises(NotFound, match="task-1 was removed"):
-            await take_over(app.bus, d, await events_of(app.bus, d.task_id))
+            await inherit_turns(app.bus, d, await events_of(app.bus, d.task_id))
 
 
 async def test_each_fork_has_an_id_of_its_own_and_the_same_id_is_the_same_fork(

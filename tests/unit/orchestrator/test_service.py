@@ -30,7 +30,7 @@ from moothall.errors import (
 from moothall.events.codec import encode, encode_batch
 from moothall.orchestrator.conversation_history import find_request
 from moothall.orchestrator.hidden_tests import fetch_hidden
-from moothall.orchestrator.planning import Defaults, plan
+from moothall.orchestrator.planning import Defaults, plan_deliberation
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus
 from support.graph import MemoryGraph
@@ -99,7 +99,7 @@ async def test_hidden_tests_are_stored_for_hosts_and_shown_by_no_event(bus: Memo
 
 
 def test_zero_means_the_default() -> None:
-    planned = plan(TASK, LOCAL, Defaults(LimitSettings()), NOW)
+    planned = plan_deliberation(TASK, LOCAL, Defaults(LimitSettings()), NOW)
     assert planned.seats == ("agent-dev-001", "agent-dev-002", "agent-dev-003")
     assert (planned.protocol, planned.rounds) == ("tests_then_verify", 1)
     assert planned.deadline == NOW + timedelta(seconds=LimitSettings().deliberation_seconds)
@@ -108,12 +108,14 @@ def test_zero_means_the_default() -> None:
 
 def test_no_rounds_at_all_can_be_asked_for() -> None:
     request = DeliberationRequest(description="x", role="dev", protocol="debate", rounds=0)
-    assert plan(request, LOCAL, Defaults(LimitSettings()), NOW).rounds == 0
+    assert plan_deliberation(request, LOCAL, Defaults(LimitSettings()), NOW).rounds == 0
 
 
 def test_single_has_one_seat() -> None:
     request = DeliberationRequest(description="x", role="qa", protocol="single", num_agents=5)
-    assert plan(request, LOCAL, Defaults(LimitSettings()), NOW).seats == ("agent-qa-001",)
+    assert plan_deliberation(request, LOCAL, Defaults(LimitSettings()), NOW).seats == (
+        "agent-qa-001",
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,12 +161,12 @@ def test_single_has_one_seat() -> None:
 )
 def test_what_cannot_be_right_is_named(request_: DeliberationRequest, wanted: str) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
-        plan(request_, LOCAL, Defaults(LimitSettings()), NOW)
+        plan_deliberation(request_, LOCAL, Defaults(LimitSettings()), NOW)
 
 
 def test_checks_of_a_request_are_commands_with_names_of_their_own() -> None:
     asked = replace(TASK, checks=("make lint", "python -c 'print(1)'"), tools=("files.read",))
-    planned = plan(asked, LOCAL, Defaults(LimitSettings()), NOW)
+    planned = plan_deliberation(asked, LOCAL, Defaults(LimitSettings()), NOW)
     assert planned.checks == {
         "validation-1": ("make", "lint"),
         "validation-2": ("python", "-c", "print(1)"),
@@ -187,7 +189,7 @@ def test_a_check_that_cannot_be_right_is_refused(
     request_: DeliberationRequest, wanted: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
-        plan(request_, LOCAL, Defaults(LimitSettings()), NOW)
+        plan_deliberation(request_, LOCAL, Defaults(LimitSettings()), NOW)
 
 
 async def test_submitted_is_recorded_and_handed_out(
@@ -337,7 +339,7 @@ def _telling(
         Remembering(),
         Defaults(limits),
         clock=lambda: NOW,
-        tell=Briefings(graph.ask, limits).tell,
+        write_briefing=Briefings(graph.ask, limits).tell,
     )
 
 
@@ -415,7 +417,7 @@ async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None
         Remembering(),
         Defaults(LimitSettings()),
         clock=lambda: NOW,
-        tell=Briefings(away, LimitSettings()).tell,
+        write_briefing=Briefings(away, LimitSettings()).tell,
     )
     assert (
         await deliberations.submit(replace(OF_STORY, context="a design"), LOCAL)
@@ -491,8 +493,10 @@ async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_not
 def test_several_models_go_round_the_seats() -> None:
     models = Models.of(LlmSettings(model="qwen"), {"x": LlmSettings(model="deep", tier="large")})
     defaults = Defaults(LimitSettings(), models=models)
-    planned = plan(replace(TASK, num_agents=3, model="default, large"), LOCAL, defaults, NOW)
+    planned = plan_deliberation(
+        replace(TASK, num_agents=3, model="default, large"), LOCAL, defaults, NOW
+    )
     assert planned.model == ""
     assert [planned.model_of(seat) for seat in planned.seats] == ["", "x", ""]
     with pytest.raises(InvalidRequest, match="gpt"):
-        plan(replace(TASK, model="default,gpt"), LOCAL, defaults, NOW)
+        plan_deliberation(replace(TASK, model="default,gpt"), LOCAL, defaults, NOW)

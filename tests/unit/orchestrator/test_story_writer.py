@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.errors import Temporary
-from moothall.orchestrator.story_writer import MODEL, RULES, StoryWriter, read, refine, suggest
+from moothall.orchestrator.story_writer import (
+    MODEL,
+    RULES,
+    StoryWriter,
+    read_story,
+    refine,
+    suggest,
+)
 from moothall.stories.coach import StoryDraft, check, score
 from support.deliberation_service import MemoryDesk
 
@@ -106,10 +113,10 @@ def test_a_reply_is_read_line_by_line(marks: str) -> None:
         f"Here it is:\n{marks}Title:{marks} Export\n{marks}Description:{marks} As a clerk\nI want "
         f"it.\n{marks}Acceptance criteria:{marks}\n- Given a, when b, then c\n"
     )
-    assert read(said) == StoryDraft(
+    assert read_story(said) == StoryDraft(
         "Export", "As a clerk\nI want it.", ("- Given a, when b, then c",)
     )
-    assert read("I cannot do that.") == StoryDraft()
+    assert read_story("I cannot do that.") == StoryDraft()
 
 
 @pytest.mark.parametrize(
@@ -155,5 +162,5 @@ def test_the_rules_never_lower_a_score_and_mend_all_at_once(draft: StoryDraft) -
 
 @given(st.text(max_size=300))
 def test_any_reply_and_any_goal_can_be_read(said: str) -> None:
-    read(said)
+    read_story(said)
     suggest(said)

@@ -55,13 +55,13 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
         again = RecordedModel(
             app.parts.model,
             ledger=Ledger(d.budget),
-            facts=EventWriter(app.bus, d),
+            events=EventWriter(app.bus, d),
             recording=Recording.of(log),
             settings=app.parts.llm,
-            words={"later": "and later"},
+            steering={"later": "and later"},
         )
-        heard = [len(again.words_for(str(event.data["call_id"]))) for event in called]
+        heard = [len(again.steering_for(str(event.data["call_id"]))) for event in called]
         assert heard == [0, 1]
-        assert len(again.words_for(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, (
+        assert len(again.steering_for(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, (
             "a call that was never made hears all"
         )

@@ -77,7 +77,7 @@ def share_of_time(council: DeliberationContext, share: float) -> datetime | None
     """Return until when an agent may work: a share of the time that is left; None if that is too
     little.
     """
-    left = seconds_until(council.until)
+    left = seconds_until(council.deadline)
     if left < _LEAST_SECONDS:
         return None
     return datetime.now(UTC) + timedelta(seconds=left * share)
@@ -89,7 +89,7 @@ async def run_agent(council: DeliberationContext, task: AgentTask) -> str:
     A lost workspace is opened again, and the same replies are used. Raises what ended the agent
     without any change or answer.
     """
-    prepared, d = council.prepared, council.d
+    prepared, d = council.prepared, council.deliberation
     if prepared is None:
         raise AssertionError("agents with tools work on a repository")
     setup = council.setup_of(task.seat)
@@ -107,26 +107,26 @@ async def run_agent(council: DeliberationContext, task: AgentTask) -> str:
     loop = ToolLoop(
         chat,
         task.tools,
-        council.parts.limits,
-        facts=council.facts,
+        council.dependencies.limits,
+        events=council.events,
         role=d.role,
-        question=task.may_answer,
+        may_answer=task.may_answer,
         examine=task.examine,
-        recorded=task.recorded,
+        published=task.recorded,
     )
     called = workspace_name(d.task_id, task.seat, *filter(None, [task.workspace]))
     restore = loop.checkpoint()
     for lost in range(1, _WORKSPACES + 1):
         try:
-            async with council.parts.workspaces.open(
+            async with council.dependencies.workspaces.open(
                 prepared, called, patch=task.patch
             ) as workspace:
                 if task.prepare is not None:
                     await task.prepare(workspace)
-                context = council.context_of(task.seat, workspace, task.until)
-                turn = TurnContext(context, council.parts.gate)
+                context = council.call_context_for(task.seat, workspace, task.until)
+                turn = TurnContext(context, council.dependencies.gateway)
                 place = CheckedWorkspace(turn, prepared, frozenset(), d.description)
-                attempt = await loop.work(place, task.where, task.turns)
+                attempt = await loop.run_attempt(place, task.where, task.turns)
                 return attempt.draft.content if attempt.draft is not None else ""
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _WORKSPACES:
@@ -149,10 +149,10 @@ async def report(
 ) -> None:
     """Publish what an agent found, once for each `ordinal`."""
     spent = (
-        Usage() if agent in council.d.seats else council.model.usage_of(agent)
+        Usage() if agent in council.deliberation.seats else council.model.usage_of(agent)
     )  # a seat's own work is told as its own
     said = Report(agent, message, cases=tuple(cases), usage=spent)
-    await council.facts.say(
+    await council.events.publish(
         EventType.EVIDENCE_REPORTED,
         ordinal or agent,
         report=dump(replace(said, **more)),  # type: ignore[arg-type]

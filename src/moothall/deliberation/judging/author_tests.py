@@ -150,7 +150,7 @@ class AuthorTests:
             if (evidence := task.result()) is None:
                 continue
             at = f"cross/{author.seat}/{author.fingerprint}"
-            await self.facts.show(
+            await self.facts.publish_evidence(
                 item, evidence, at, cross_author=author.seat, cross_fingerprint=author.fingerprint
             )
             vote = CrossRun(
@@ -265,7 +265,7 @@ class AuthorTests:
                 base.output[-_OUTPUT:],
             ]
         )
-        return bool(missing_names(errors) & names_in(self.facts.d.description))
+        return bool(missing_names(errors) & names_in(self.facts.deliberation.description))
 
     async def _vote(self, diff: str, author: Proposal, valid: ValidCases) -> Evidence | None:
         """Return what a candidate comes to under the cases of an author; None if that differs from

@@ -70,7 +70,7 @@ async def judge_claims(council: DeliberationContext) -> list[EvaluatedProposal]:
         }
     found = {diff: task.result() for diff, task in tasks.items()}
     for item in new:
-        await council.facts.show(item.proposal, found[item.proposal.diff])
+        await council.events.publish_evidence(item.proposal, found[item.proposal.diff])
     return [
         replace(
             item,
@@ -100,7 +100,7 @@ async def _read(council: DeliberationContext, author: Proposal) -> str:
         readable_diff(tests_of(author)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
     )
     messages = prompts.claim_prompt(setup.judge_system, council.task_text, shown)
-    step = f"-/verify/{council.d.rounds + 1}.claim.{author.candidate}"
+    step = f"-/verify/{council.deliberation.rounds + 1}.claim.{author.candidate}"
     reply = await council.ask(
         step, messages, claim_schema(), review_tokens(setup.llm), temperature=0.0
     )

@@ -73,7 +73,7 @@ async def _summarize(council: DeliberationContext, given: Sequence[Answer]) -> l
     setup = council.setup_of("-")
     room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
     judged = {item.proposal.candidate: item for item in council.judged}
-    round_ = council.d.rounds + 1
+    round_ = council.deliberation.rounds + 1
 
     async def summarize(number: int, answer: Answer) -> str:
         item = judged[answer.proposals[0].candidate]
@@ -151,7 +151,7 @@ async def _compare_group(
     if len(members) == 1:
         return _Placed((tuple(members),))
     setup = council.setup_of("-")
-    round_ = council.d.rounds + 1
+    round_ = council.deliberation.rounds + 1
 
     async def ask(order: Sequence[int], turn: int) -> tuple[Mapping[int, int], str]:
         messages = comparison_prompt(
@@ -206,7 +206,7 @@ async def _publish(council: DeliberationContext, placed: _Placed) -> list[Review
                 comment=comment,
             )
             found.append(review)
-            await council.facts.say(
+            await council.events.publish(
                 EventType.SEAT_REVIEWED,
                 f"{COMPARISON}/{review.candidate}/{proposal.fingerprint}",
                 seat=COMPARISON,

@@ -496,7 +496,9 @@ class Evaluator:
                 continue  # the caller named it
             path = find_test_file(case, tests)
             text = await self._runs.text(path) if path else ""
-            if not concerns_change(case, text, said.get(case, ""), code, self._facts.d.description):
+            if not concerns_change(
+                case, text, said.get(case, ""), code, self._facts.deliberation.description
+            ):
                 found.add(case)
         return found
 
@@ -525,7 +527,7 @@ class Evaluator:
             evidence=(*found.evidence, *([shown] if shown.look else [])),
             look=(*screen(diff, own_tests), *(f"{path}:1: {WRITTEN}" for path in sorted(written))),
             change=same_change(change),
-            idle=changes_nothing(diff, change, self._facts.d.description),
+            idle=changes_nothing(diff, change, self._facts.deliberation.description),
         )
 
     async def _before(self, diff: str) -> dict[str, str]:
@@ -604,7 +606,7 @@ class Evaluator:
             flaky=sorted(flaky),
             changed=changed_files(proposal.diff),
             altered=self._altered.get(proposal.diff, ()),
-            task=self._facts.d.description,
+            task=self._facts.deliberation.description,
             unrelated=unrelated,
         )
 
@@ -613,9 +615,11 @@ class Evaluator:
         applies = Verdict.PASSED if found.applies else Verdict.FAILED
         whole = Evidence("applies", applies, proven=found.proven, look=found.look)
         told = {name: value for name, value in dump(found).items() if name != "evidence"}
-        await self._facts.show(proposal, whole, "applies", assessment=told)
+        await self._facts.publish_evidence(proposal, whole, "applies", assessment=told)
         for item in found.evidence:
-            await self._facts.show(proposal, replace(item, output=clip(item.output, _OUTPUT)))
+            await self._facts.publish_evidence(
+                proposal, replace(item, output=clip(item.output, _OUTPUT))
+            )
 
     @property
     def author_tests(self) -> AuthorTests:

@@ -179,7 +179,7 @@ async def _one_review(
     council: DeliberationContext, order: _Wanted, places: asyncio.Semaphore | None
 ) -> list[Review]:
     """Return the reviews of an answer's proposals, published; [] if the reviewer gave none."""
-    wanted = prompts.criteria(council.d.constraints)
+    wanted = prompts.criteria(council.deliberation.constraints)
     why = "the budget is used up"
     corrections: list[Message] = []
     for attempt in range(1, _TRIES + 1):
@@ -220,7 +220,7 @@ async def _publish(
         review_of(read, order.reviewer, proposal, wanted) for proposal in order.answer.proposals
     ]
     for review, proposal in zip(reviews, order.answer.proposals, strict=True):
-        await council.facts.say(
+        await council.events.publish(
             EventType.SEAT_REVIEWED,
             f"{order.step}/{review.candidate}/{proposal.fingerprint}",
             seat=order.reviewer,
@@ -278,18 +278,18 @@ async def _ask_for_review(
         evidence=clip(_facts_of(council, order.answer), room // 3),
         wanted=wanted,
         mode=setup.mode,
-        role=council.d.reviewer,
+        role=council.deliberation.reviewer,
     )
-    left = seconds_until(council.until)
+    left = seconds_until(council.deadline)
     reply = await council.ask_or_raise(
         f"{order.step}.{attempt}",
         (*messages, *corrections),
         review_schema(len(wanted)),
         review_tokens(setup.llm),
-        temperature=0.0 if order.phase == "verify" else council.warmth(order.reviewer),
-        seed=seed_of(council.d.seed, order.step, attempt),
+        temperature=0.0 if order.phase == "verify" else council.temperature_of(order.reviewer),
+        seed=seed_of(council.deliberation.seed, order.step, attempt),
         scored=True,
-        deadline=council.until - timedelta(seconds=min(_CLOSING_SECONDS, left * _CLOSING_SHARE)),
+        deadline=council.deadline - timedelta(seconds=min(_CLOSING_SECONDS, left * _CLOSING_SHARE)),
     )
     try:
         return read_review(reply, len(wanted))
@@ -329,7 +329,7 @@ async def find_contradictions(council: DeliberationContext) -> frozenset[str]:
     ]
 
     async def read(author: Proposal) -> None:
-        step = f"-/verify/{council.d.rounds + 1}.tests.{author.candidate}"
+        step = f"-/verify/{council.deliberation.rounds + 1}.tests.{author.candidate}"
         shown = clip(
             readable_diff(tests_of(author)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
         )
@@ -343,7 +343,7 @@ async def find_contradictions(council: DeliberationContext) -> frozenset[str]:
             why = ""
         if why:
             found = Evidence(CONTRADICTION, Verdict.FAILED, why=f"they contradict the task: {why}")
-            await council.facts.show(author, found)
+            await council.events.publish_evidence(author, found)
         council.contradictions[author.candidate] = why
 
     async with asyncio.TaskGroup() as group:

@@ -61,7 +61,7 @@ async def _read(
         readable_diff(tests_of(item.proposal)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
     )
     reply = await council.ask(
-        f"-/verify/{council.d.rounds + 1}.superseded.{item.proposal.candidate}",
+        f"-/verify/{council.deliberation.rounds + 1}.superseded.{item.proposal.candidate}",
         prompts.superseded_prompt(setup.judge_system, council.task_text, shown, cases),
         numbered_schema("superseded", _MOST),
         review_tokens(setup.llm),
@@ -83,7 +83,7 @@ async def _excuse(
         return None
     why = council.superseded[cases[0]][:_WHY]
     evidence = Evidence(SUPERSEDED, Verdict.PASSED, passed=len(cases), shown=cases, why=why)
-    await council.facts.show(item.proposal, evidence)
+    await council.events.publish_evidence(item.proposal, evidence)
     return replace(
         item, assessment=replace(item.assessment, evidence=(*item.assessment.evidence, evidence))
     )

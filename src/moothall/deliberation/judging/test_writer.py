@@ -60,9 +60,9 @@ TESTS_CHARS = 24_000
 
 def may_write_tests(council: DeliberationContext) -> bool:
     """Whether the test writer is wanted, and can work."""
-    d, prepared = council.d, council.prepared
+    d, prepared = council.deliberation, council.prepared
     if (
-        not council.parts.evidence.test_writer
+        not council.dependencies.evidence.test_writer
         or council.evaluator is None
         or prepared is None
         or council.ledger.used_up
@@ -127,7 +127,7 @@ class IndependentTests:
             evaluator.author_tests, self.author, verdicts, judged, published=published
         )
         if published:
-            shown = council.parts.clean(self.author.diff)[:TESTS_CHARS]
+            shown = council.dependencies.clean(self.author.diff)[:TESTS_CHARS]
             await report(council, TEST_WRITER, _summary(verdicts), cases=verdicts.cases, diff=shown)
         return found
 
@@ -174,7 +174,7 @@ async def _write(council: DeliberationContext) -> tuple[Proposal | None, str]:
         again = bool(kept) and kept[-1].diff == author.diff
         kept.append(author)
         answer, good = await _try_on_base(council, author)
-        if missing := missing_examples(council.d.description, author.diff):
+        if missing := missing_examples(council.deliberation.description, author.diff):
             answer += (
                 f"\nNone of your tests has these examples of the task:\n{examples_text(missing)}"
             )
@@ -183,7 +183,7 @@ async def _write(council: DeliberationContext) -> tuple[Proposal | None, str]:
     task = AgentTask(
         seat=TEST_WRITER,
         head=evidence_prompt.writer_prompt(
-            setup.shared, turns, examples_text(find_examples(council.d.description))
+            setup.shared, turns, examples_text(find_examples(council.deliberation.description))
         ),
         tools=tools.with_submit(evidence_prompt.SUBMIT_TESTS),
         examine=examine,
@@ -206,7 +206,9 @@ async def tests_of_agent(council: DeliberationContext, patch: Patch, agent: str)
     """Return the tests in an agent's change."""
     if council.evaluator is None:
         raise AssertionError("tests run where there is a repository")
-    return await tests_in(council.evaluator.author_tests.runs, patch, agent, council.d.role)
+    return await tests_in(
+        council.evaluator.author_tests.runs, patch, agent, council.deliberation.role
+    )
 
 
 async def _try_on_base(council: DeliberationContext, author: Proposal) -> tuple[str, bool]:

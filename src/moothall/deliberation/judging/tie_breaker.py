@@ -71,9 +71,9 @@ def find_tie(council: DeliberationContext) -> tuple[EvaluatedProposal, ...]:
     """Return the different answers that tests leave level on the first place; () if there are none,
     or nobody can compare them.
     """
-    d, tools = council.d, tools_of(council.setup_of(TIE_BREAKER))
+    d, tools = council.deliberation, tools_of(council.setup_of(TIE_BREAKER))
     if (
-        not council.parts.evidence.tie_breaker
+        not council.dependencies.evidence.tie_breaker
         or council.evaluator is None
         or tools is None
         or not tools.has_shell
@@ -100,7 +100,7 @@ async def break_tie(
     diffs = tuple(sorted({item.proposal.diff for item in tied}))
     found = await _compare(council, diffs)
     if found.author is None:
-        council.same = bool(found.same)
+        council.answers_equivalent = bool(found.same)
         said = (
             f"{len(diffs)} answers behave the same: {found.same}"
             if found.same
@@ -116,7 +116,7 @@ async def break_tie(
         TIE_BREAKER,
         _summary(verdicts, diffs),
         cases=verdicts.cases,
-        diff=council.parts.clean(found.author.diff)[:TESTS_CHARS],
+        diff=council.dependencies.clean(found.author.diff)[:TESTS_CHARS],
     )
     return result
 
@@ -216,7 +216,7 @@ async def _lay_out(
             f"answer-{letter}",
             WRITE,
             {"path": f"{_FOLDER}/{letter}.patch", "content": diff},
-            council.d.deadline,
+            council.deliberation.deadline,
         )
         await workspace.call(call)
     copies = "; ".join(
@@ -232,7 +232,10 @@ async def _lay_out(
         f"({small} && unset GIT_DIR GIT_WORK_TREE && cd {_PLACE} && {{ {copies}; }})"
     )
     call = ToolCall(
-        "answers", BASH, {"command": command, "timeout_seconds": _COPY_SECONDS}, council.d.deadline
+        "answers",
+        BASH,
+        {"command": command, "timeout_seconds": _COPY_SECONDS},
+        council.deliberation.deadline,
     )
     result = await workspace.call(call)
     if result.error:

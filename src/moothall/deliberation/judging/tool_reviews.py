@@ -48,7 +48,7 @@ def reviews_with_tools(council: DeliberationContext, reviewer: str) -> bool:
     """Whether a reviewer gets a workspace and a shell."""
     setup = council.setup_of(reviewer)
     return (
-        council.parts.evidence.review_tools
+        council.dependencies.evidence.review_tools
         and council.prepared is not None
         and setup.tools is not None
         and setup.tools.has_shell
@@ -85,7 +85,7 @@ async def review_with_tools(council: DeliberationContext, order: ReviewOrder) ->
             clip(readable_diff(order.diff), room),
             evidence=clip(order.evidence, room // 3),
             wanted=order.wanted,
-            role=ROLES[council.d.reviewer] if council.d.reviewer else "",
+            role=ROLES[council.deliberation.reviewer] if council.deliberation.reviewer else "",
             turns=turns,
         ),
         tools=setup.tools.with_submit(evidence_prompt.submit_review(len(order.wanted))),

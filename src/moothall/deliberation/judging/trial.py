@@ -271,7 +271,7 @@ async def vote(
             why=f"fails {name_cases(failed)}" if failed else "",
         )
         if published:
-            await tests.facts.show(
+            await tests.facts.publish_evidence(
                 item.proposal, evidence, f"cross/{author.seat}", cross_author=author.seat
             )
         found.append(

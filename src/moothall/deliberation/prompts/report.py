@@ -114,21 +114,22 @@ def ignored_text(ignored: Mapping[str, str]) -> str:
 
 def verdict_text(state: WorkspaceState) -> str:
     """What a seat may conclude from its checks, in a sentence or two."""
-    if not state.green:
+    if not state.passed:
         return "Repair this."
-    if state.partly:
+    if state.partly_fixed:
         return (
             f"{len(state.fixed)} of the tests that were red are green now, and beside them these "
-            f"are red yet: {_name_some(state.still_red)}. Repair those too."
+            f"are red yet: {_name_some(state.still_failing)}. Repair those too."
         )
     where = (
         "All checks are green"
-        if state.whole
+        if state.complete
         else "The cases near your change are green; the whole suite runs in the clean re-check"
     )
-    if state.still_red:
+    if state.still_failing:
         where = (
-            f"Nothing is red that was not red before your change ({_name_some(state.still_red)})"
+            "Nothing is red that was not red before your change "
+            f"({_name_some(state.still_failing)})"
         )
     return f"{where}. If the task is done, finish."
 

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moothall.deliberation.local_checks import WorkspaceState, red_ids
+from moothall.deliberation.local_checks import WorkspaceState, failing_cases
 from moothall.deliberation.prompts.report import ignored_text, output_text
 from moothall.deliberation.prompts.text import clip
 from moothall.domain.evidence import RED, CheckRun
@@ -122,19 +122,19 @@ def new_failures(run: CheckRun, base: CheckRun | None) -> list[str]:
         failed_before = base is not None and base.verdict != "passed"
         return [] if run.verdict == "passed" or failed_before else [run.check]
     before = base.cases if base is not None else {}
-    return [case for case in red_ids(run) if before.get(case) not in RED]
+    return [case for case in failing_cases(run) if before.get(case) not in RED]
 
 
 def is_clean(state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, str]) -> bool:
     """Whether nothing speaks against a submission as far as the checks near it tell: no new
     failure, nothing lost, and some test ran.
     """
-    if state.lost or left_out:
+    if state.regressions or left_out:
         return False
     if any(
         _known_cases(run, prepared) == 0
         for name, run in state.runs.items()
-        if name in state.narrowed
+        if name in state.partial_checks
     ):
         return False
     if any(
@@ -161,12 +161,14 @@ def submission_text(
         parts.append("0 tests ran near your change: nothing shows that it works.")
     share = most // (len(state.runs) + 1)
     parts += [
-        _check_text(run, prepared, share, narrowed=name in state.narrowed)
+        _check_text(run, prepared, share, narrowed=name in state.partial_checks)
         for name, run in state.runs.items()
     ]
-    parts += [_left_out_text(name, prepared) for name in state.narrowed if name not in state.runs]
-    if state.lost:
-        parts.append(f"Passed before your change and not after it: {_names(state.lost)}.")
+    parts += [
+        _left_out_text(name, prepared) for name in state.partial_checks if name not in state.runs
+    ]
+    if state.regressions:
+        parts.append(f"Passed before your change and not after it: {_names(state.regressions)}.")
     return clip("\n\n".join(parts), most)
 
 
@@ -186,7 +188,7 @@ def _left_out_text(check: str, prepared: Prepared) -> str:
 def _check_text(run: CheckRun, prepared: Prepared, most: int, *, narrowed: bool) -> str:
     base = prepared.runs.get(run.check)
     new = new_failures(run, base)
-    old = [case for case in red_ids(run) if case not in new]
+    old = [case for case in failing_cases(run) if case not in new]
     passed = sum(outcome == "passed" for outcome in run.cases.values())
     counted = f"{len(run.cases)} tests ran, {passed} passed" if run.cases else str(run.verdict)
     lines = [f"{run.check}: {counted}, {run.duration_ms / 1000:.1f} s"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.authorization.grants import grant_for
-from moothall.deliberation.conversation import Exchange, window
+from moothall.deliberation.conversation import Exchange, fit_to_window
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.prompts.failure_context import red_cases
 from moothall.deliberation.prompts.reply import read_turn
@@ -337,11 +337,11 @@ def turns(count: int, size: int) -> list[Exchange]:
 
 
 def test_a_short_conversation_is_kept_whole() -> None:
-    assert len(window(HEAD, turns(3, 10), 4000)) == 8
+    assert len(fit_to_window(HEAD, turns(3, 10), 4000)) == 8
 
 
 def test_the_oldest_results_go_first_and_the_last_turns_stay() -> None:
-    messages = window(HEAD, turns(5, 1000), 1600)
+    messages = fit_to_window(HEAD, turns(5, 1000), 1600)
     text = "\n".join(message.content for message in messages)
     assert messages[:2] == HEAD
     assert "(brief 0; the details were left out)" in text
@@ -352,7 +352,7 @@ def test_the_oldest_results_go_first_and_the_last_turns_stay() -> None:
 
 @given(st.integers(0, 12), st.integers(0, 3000), st.integers(400, 3000))
 def test_a_conversation_fits_its_window(count: int, size: int, budget: int) -> None:
-    messages = window(HEAD, turns(count, size), budget)
+    messages = fit_to_window(HEAD, turns(count, size), budget)
     assert messages[:2] == HEAD
     assert [message.role for message in messages[2:]] == ["assistant", "user"] * (
         (len(messages) - 2) // 2

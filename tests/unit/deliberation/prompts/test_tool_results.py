@@ -25,10 +25,10 @@ def prepared() -> Prepared:
     )
 
 
-def standing(*cases: str, narrowed: bool = True) -> WorkspaceState:
+def standing(*cases: str, partial_checks: bool = True) -> WorkspaceState:
     run = CheckRun("tests", Verdict.PASSED, dict.fromkeys(cases, "passed"))
     return WorkspaceState(
-        CHANGE, {"tests": run} if cases else {}, narrowed=("tests",) if narrowed else ()
+        CHANGE, {"tests": run} if cases else {}, partial_checks=("tests",) if partial_checks else ()
     )
 
 
@@ -38,7 +38,7 @@ def test_a_narrowed_run_says_how_many_of_the_existing_tests_it_had() -> None:
         some, prepared(), {}, 2000
     )
     assert is_clean(some, prepared(), {})
-    whole = standing(*BASE, narrowed=False)
+    whole = standing(*BASE, partial_checks=False)
     assert "existing tests ran" not in submission_text(whole, prepared(), {}, 2000)
 
 
