@@ -53,17 +53,17 @@ from statistics import fmean
 from moothall.concurrency import leaves, seconds_until
 from moothall.deliberation.context import DeliberationContext, Dependencies, SeatState, convene
 from moothall.deliberation.event_writer import EventWriter
-from moothall.deliberation.judging.agents import report
-from moothall.deliberation.judging.claims import is_done_already, judge_claims
-from moothall.deliberation.judging.comparison import GROUP, compare
+from moothall.deliberation.judging.agents import publish_report
+from moothall.deliberation.judging.claims import check_claims, is_done_already
+from moothall.deliberation.judging.comparison import GROUP_SIZE, compare_answers
 from moothall.deliberation.judging.evaluator import EvaluatedProposal
 from moothall.deliberation.judging.reviews import (
-    WIDE_WINDOW,
+    WIDE_WINDOW_TOKENS,
     Answer,
-    answers,
-    assign,
-    find_contradictions,
-    hold_reviews,
+    assign_reviews,
+    collect_reviews,
+    find_contradicting_seats,
+    group_answers,
 )
 from moothall.deliberation.judging.superseded import excuse_superseded
 from moothall.deliberation.judging.test_writer import IndependentTests
@@ -202,10 +202,10 @@ async def _run(council: DeliberationContext) -> None:
         await _take_seats(council)
         await _revise_in_rounds(council, protocol)
         await _cross_tests(council)
-        _note(council, await judge_claims(council))
+        _note(council, await check_claims(council))
         await _second_wave(council, protocol, tests)
-    _note(council, await judge_claims(council))
-    _note(council, await tests.run(published=True))
+    _note(council, await check_claims(council))
+    _note(council, await tests.apply(published=True))
     if protocol.reviews_ties:
         if tied := find_tie(council):
             _note(council, await break_tie(council, tied))
@@ -220,9 +220,12 @@ async def _revise_in_rounds(council: DeliberationContext, protocol: Protocol) ->
         if protocol.revises_on:
             await _cross_tests(council)  # its results are in what authors read of the other answers
         if protocol.revises_on == "reviews" and len(council.proposers) >= _FIRST_SEATS:
-            given = answers(seat_state.latest.proposal for seat_state in council.proposers)
-            found = await hold_reviews(
-                council, assign(given, _seats(council.proposers), each=1), "critique", round_
+            given = group_answers(seat_state.latest.proposal for seat_state in council.proposers)
+            found = await collect_reviews(
+                council,
+                assign_reviews(given, _seats(council.proposers), each=1),
+                "critique",
+                round_,
             )
             await _revise_all(council, council.proposers, round_, found)
         elif protocol.revises_on == "evidence" and not council.about_text and not _good(council):
@@ -247,13 +250,13 @@ async def _second_wave(
         return
     if is_done_already(council):
         return
-    _note(council, await tests.run(published=False))
+    _note(council, await tests.apply(published=False))
     if any(item.passes and item.candidate.level.independent for item in council.judged):
         return
     wave = council.d.rounds + 1
     council.notes = await distil_notes(council, wave)
     council.wave = wave
-    await report(
+    await publish_report(
         council,
         SECOND_WAVE,
         "second wave: no answer is reproduced or proven, so all seats begin anew with notes",
@@ -269,23 +272,23 @@ async def _review_ties(council: DeliberationContext) -> None:
     # Who is asked for one function, as it is lost in longer prompts, is no judge of two answers.
     judges = [seat for seat in council.d.seats if council.setup_of(seat).function is None]
     if tied and judges and not (council.about_text or council.d.peer_review):
-        given = _with_twins(council, answers(candidate.proposal for candidate in tied))
-        if _protocol(council).compares or len(given) > GROUP:
-            await compare(council, given)
+        given = _with_twins(council, group_answers(candidate.proposal for candidate in tied))
+        if _protocol(council).compares or len(given) > GROUP_SIZE:
+            await compare_answers(council, given)
             return
         # One review of each, all at temperature 0: the model judges them alike, whoever asks.
         authors = [
             seat if seat in judges else judges[0]
             for seat in (min(answer.seats) for answer in given)
         ]
-        pairs = assign(given, authors, each=1)
+        pairs = assign_reviews(given, authors, each=1)
         # With `council.same` an agent with a shell has found no difference; a workspace for each
         # reviewer finds none either.
-        found = await hold_reviews(
+        found = await collect_reviews(
             council, pairs, "verify", council.d.rounds + 1, tools=not council.same
         )
-        if council.setup_of("-").llm.context_tokens >= WIDE_WINDOW:
-            await compare(council, _level_after(given, found))
+        if council.setup_of("-").llm.context_tokens >= WIDE_WINDOW_TOKENS:
+            await compare_answers(council, _level_after(given, found))
 
 
 def _level_after(given: Sequence[Answer], found: Sequence[Review]) -> list[Answer]:
@@ -487,8 +490,8 @@ async def _cross_tests(council: DeliberationContext) -> None:
         return
     async with council.matrix_turn:  # seats that end at the same time ask for it side by side
         _note(council, await excuse_superseded(council))
-        contradicting = await find_contradictions(council)
-        _note(council, await council.evaluator.cross(council.judged, contradicting))
+        contradicting = await find_contradicting_seats(council)
+        _note(council, await council.evaluator.run_cross_tests(council.judged, contradicting))
 
 
 def _note(council: DeliberationContext, judged: Sequence[EvaluatedProposal]) -> None:
@@ -503,10 +506,13 @@ async def _judge_by_peers(council: DeliberationContext) -> None:
     evidence.
     """
     if council.about_text or council.d.peer_review:
-        given = answers(item.proposal for item in council.judged)
+        given = group_answers(item.proposal for item in council.judged)
         if len(given) > 1 or council.d.peer_review:
-            await hold_reviews(
-                council, assign(given, _reviewers(council)), "critique", council.d.rounds + 1
+            await collect_reviews(
+                council,
+                assign_reviews(given, _reviewers(council)),
+                "critique",
+                council.d.rounds + 1,
             )
 
 
@@ -525,6 +531,6 @@ def _with_twins(council: DeliberationContext, given: Sequence[Answer]) -> tuple[
     texts = {answer.text for answer in given}
     return tuple(
         answer
-        for answer in answers(item.proposal for item in council.judged)
+        for answer in group_answers(item.proposal for item in council.judged)
         if answer.text in texts
     )

@@ -26,8 +26,8 @@ from moothall.deliberation.code_blocks import BlockRunner, TurnContext
 from moothall.deliberation.context import DeliberationContext, SeatState
 from moothall.deliberation.conversation import Conversation, SamplingSettings
 from moothall.deliberation.judging.clean_runs import workspace_name
-from moothall.deliberation.judging.evaluator import EvaluatedProposal, facts_text
-from moothall.deliberation.judging.reviews import review_text
+from moothall.deliberation.judging.evaluator import EvaluatedProposal, format_check_results
+from moothall.deliberation.judging.reviews import format_review
 from moothall.deliberation.local_checks import CheckedWorkspace
 from moothall.deliberation.prompts import prompts, tool_prompt
 from moothall.deliberation.prompts.comparing import notes_text
@@ -330,8 +330,8 @@ async def _revise(
     council: DeliberationContext, seat_state: SeatState, round_: int, reviews: Sequence[Review]
 ) -> None:
     agent, judged = _agent(seat_state), seat_state.latest
-    evidence = facts_text(judged, council.prepared.runs) if council.prepared else ""
-    texts = [review_text(review) for review in reviews]
+    evidence = format_check_results(judged, council.prepared.runs) if council.prepared else ""
+    texts = [format_review(review) for review in reviews]
     agent.talk.tell(prompts.revise_text(evidence, texts, rivals_of(council, seat_state)))
     last = seat_state.drafts[-1]
     # Its own workspace, opened again on its own patch: the same files, a fresh executor.
@@ -519,7 +519,7 @@ async def _submit(
         seat_state.judged.append(EvaluatedProposal(proposal, Assessment(applies=True)))
     else:
         seat_state.judged.append(
-            await council.evaluator.judge(proposal, patch.diff if patch else "")
+            await council.evaluator.evaluate(proposal, patch.diff if patch else "")
         )
 
 

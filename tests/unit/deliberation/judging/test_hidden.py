@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moothall.deliberation.judging.evaluator import EvaluatedProposal, facts_text
+from moothall.deliberation.judging.evaluator import EvaluatedProposal, format_check_results
 from moothall.domain.evidence import Evidence, EvidenceLevel, Verdict
 from moothall.domain.proposal import Assessment, Proposal
 from moothall.ranking import passes_gates
@@ -31,7 +31,7 @@ def test_the_level_the_lines_to_look_at_and_the_facts_name_no_hidden_test() -> N
         EvidenceLevel.UNPROVEN,
     )
     assert judged.seen.look == ("src/a.py:3: ends the process",)
-    assert "hidden" not in f"{judged.seen}{facts_text(judged, {})}"
+    assert "hidden" not in f"{judged.seen}{format_check_results(judged, {})}"
 
 
 def test_an_answer_that_only_a_hidden_test_refuses_looks_like_one_that_passes() -> None:
