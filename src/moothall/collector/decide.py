@@ -27,7 +27,7 @@ from moothall.domain.proposal import (
 from moothall.domain.task import Deliberation
 from moothall.domain.text import as_sentence
 from moothall.ranking import rank
-from moothall.ranking.gates import plain
+from moothall.ranking.gates import sanitize_line
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -277,7 +277,7 @@ def _missing(state: DeliberationState, candidate: str) -> tuple[str, ...]:
 
 def _reason(report: Report) -> str:
     """Return a report as a reason, with the tokens of its agent."""
-    message = plain(report.message, _REPORT)
+    message = sanitize_line(report.message, _REPORT)
     spent = report.usage.prompt_tokens + report.usage.completion_tokens
     return as_sentence(
         f"{message[:1].upper()}{message[1:]}" + (f" ({spent} tokens)" if spent else "")

@@ -35,9 +35,9 @@ from moothall.domain.repository import Patch, Prepared, checks_near
 from moothall.domain.secrets import brings_secret
 from moothall.domain.tool import ToolCall
 from moothall.errors import PatchRefused
-from moothall.ranking import assess, is_done, passes_gates
+from moothall.ranking import assess, is_done, passes_acceptance_checks
 from moothall.ranking.contention import as_errored, hit_limit_under_load
-from moothall.ranking.joined_secrets import joined_secrets
+from moothall.ranking.joined_secrets import find_joined_secrets
 
 Clean = Callable[[str], str]
 T = TypeVar("T")
@@ -260,7 +260,10 @@ async def commit_changes(context: CallContext, message: str, clean: Clean) -> Pa
     if held := first_covered(context.grant.protected, patch.paths):
         raise PatchRefused(f"{held!r} may not be changed by this role; put it back as it was.")
     tests = (path for path in patch.paths if looks_like_test(path))
-    if brings_secret(patch.diff, clean) or joined_secrets(patch.diff, {}, tests, clean).certain:
+    if (
+        brings_secret(patch.diff, clean)
+        or find_joined_secrets(patch.diff, {}, tests, clean).certain
+    ):
         raise PatchRefused(_NOT_TAKEN_OVER)
     return patch
 
@@ -299,7 +302,7 @@ async def _look(
     return WorkspaceState(
         patch=patch,
         runs=runs,
-        green=passes_gates(candidate) and not found.unsolved,
+        green=passes_acceptance_checks(candidate) and not found.unsolved,
         proven=is_done(found),
         whole=len(chosen) == len(profile.checks) and all(item.whole for item in chosen),
         narrowed=tuple(item.check for item in chosen if not item.whole),

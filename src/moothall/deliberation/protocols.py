@@ -78,7 +78,7 @@ from moothall.domain.protocol import PROTOCOLS, Protocol
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, MoothallError
-from moothall.ranking import is_done, ties
+from moothall.ranking import find_ties, is_done
 
 __all__ = ["HOST_STOPS", "Dependencies", "deliberate"]
 
@@ -268,7 +268,7 @@ async def _second_wave(
 
 
 async def _review_ties(council: DeliberationContext) -> None:
-    tied = ties([item.candidate for item in council.judged])
+    tied = find_ties([item.candidate for item in council.judged])
     # Who is asked for one function, as it is lost in longer prompts, is no judge of two answers.
     judges = [seat for seat in council.d.seats if council.setup_of(seat).function is None]
     if tied and judges and not (council.about_text or council.d.peer_review):

@@ -14,7 +14,7 @@ from moothall.deliberation.prompts.reply import whole_text
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.variants import MalformedReplyError
 from moothall.domain.proposal import SeatStatus
-from moothall.ranking.gates import counts, name_cases
+from moothall.ranking.gates import format_cases, format_counts
 from moothall.ranking.syntax.diffs import file_diffs
 
 _SUMMARY_CHARS, _NOTES_CHARS = 800, 6_000
@@ -59,9 +59,9 @@ def _describe(judged: EvaluatedProposal, names: dict[str, str]) -> str:
         f"Evidence: {judged.visible.level.words}",
     ]
     found = judged.seen
-    lines += [f"{item.check}: {item.verdict}{counts(item)}" for item in found.evidence]
+    lines += [f"{item.check}: {item.verdict}{format_counts(item)}" for item in found.evidence]
     if found.regressions:
-        lines.append(f"Passed before and not any more: {name_cases(found.regressions)}")
+        lines.append(f"Passed before and not any more: {format_cases(found.regressions)}")
     for author, passed in {run.author: run.passed for run in judged.cross}.items():
         lines.append(
             f"{'Passes' if passed else 'Fails'} {names.get(author, 'the tests of another answer')}."

@@ -64,7 +64,7 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
-from moothall.ranking import passes_gates
+from moothall.ranking import passes_acceptance_checks
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -339,7 +339,7 @@ async def _revise(
         council,
         seat_state,
         round_,
-        start=replace(last, green=last.green and passes_gates(judged.visible)),
+        start=replace(last, green=last.green and passes_acceptance_checks(judged.visible)),
     )
     same = (
         council.parts.clean(draft.patch.diff) == judged.proposal.diff

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moothall.domain.evidence import OWN_TESTS, Evidence, EvidenceLevel, Verdict
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal, Review
-from moothall.ranking import passes_gates, rank, ties
+from moothall.ranking import find_ties, passes_acceptance_checks, rank
 
 SEATS = tuple(f"agent-dev-{number:03d}" for number in range(1, 6))
 GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
@@ -106,7 +106,9 @@ def test_shuffling_changes_nothing(field: list[Candidate], shuffle: random.Rando
         for item in shuffle.sample(field, len(field))
     ]
     assert rank(mixed) == rank(field)
-    assert [item.proposal for item in ties(mixed)] == [item.proposal for item in ties(field)]
+    assert [item.proposal for item in find_ties(mixed)] == [
+        item.proposal for item in find_ties(field)
+    ]
 
 
 @given(fields())
@@ -192,16 +194,16 @@ def test_nobody_helps_itself(field: list[Candidate], passed: bool, score: float)
 def test_missing_evidence_never_passes(field: list[Candidate]) -> None:
     for item in field:
         bare = replace(item, assessment=replace(item.assessment, required=("build",)))
-        assert not passes_gates(bare)
+        assert not passes_acceptance_checks(bare)
         assert any("build is missing" in reason for reason in rank([bare])[0].reasons)
 
 
 @given(fields())
 def test_ties_are_distinct_answers_that_share_the_first_place(field: list[Candidate]) -> None:
-    tied = ties(field)
+    tied = find_ties(field)
     assert len(tied) != 1
     assert len({item.proposal.diff for item in tied}) == len(tied)
-    assert all(passes_gates(item) for item in tied)
+    assert all(passes_acceptance_checks(item) for item in tied)
     if tied:
         assert rank(field)[0].candidate in {item.proposal.candidate for item in tied} or any(
             item.reviews for item in field
@@ -248,8 +250,10 @@ def test_the_same_change_by_two_seats_outweighs_one_and_words_alone_are_no_answe
     assert (first.seat in SEATS[:2], last.seat) == (True, SEATS[2])
     assert "2 seats make the same change of the code." in first.reasons
     words = candidate(4, "y", idle=True)
-    assert not passes_gates(words)
-    assert passes_gates(replace(words, assessment=replace(words.assessment, proven=True)))
+    assert not passes_acceptance_checks(words)
+    assert passes_acceptance_checks(
+        replace(words, assessment=replace(words.assessment, proven=True))
+    )
 
 
 def brings(
@@ -469,18 +473,22 @@ def test_text_is_ranked_by_reviews_alone() -> None:
         text(4, "same", 0.1),
     ]
     assert order(*answers)[:2] == [SEATS[1], SEATS[0]]
-    assert [item.proposal.content for item in ties(answers)] == ["a long answer", "short", "same"]
+    assert [item.proposal.content for item in find_ties(answers)] == [
+        "a long answer",
+        "short",
+        "same",
+    ]
     assert not any(place.proven for place in rank(answers))
 
 
 def test_ties_need_different_answers() -> None:
-    assert ties([candidate(1, "a"), candidate(2, "a")]) == ()
-    assert ties([candidate(1, "a"), candidate(2, "b", proven=True)]) == ()
-    assert ties([]) == ()
+    assert find_ties([candidate(1, "a"), candidate(2, "a")]) == ()
+    assert find_ties([candidate(1, "a"), candidate(2, "b", proven=True)]) == ()
+    assert find_ties([]) == ()
     assert rank([]) == ()
     assert (
         len(
-            ties(
+            find_ties(
                 [
                     candidate(1, "a"),
                     candidate(2, "b"),

@@ -22,10 +22,10 @@ from moothall.deliberation.prompts.text import clip
 from moothall.domain.evidence import OWN_TESTS, RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import CrossRun, Proposal
-from moothall.ranking.gates import name_cases
-from moothall.ranking.relevance import missing_names, names_in
+from moothall.ranking.gates import format_cases
+from moothall.ranking.relevance import find_identifiers, find_missing_names
 from moothall.ranking.syntax.diffs import FileDiff, file_diffs
-from moothall.ranking.syntax.rust_tests import with_tests_of
+from moothall.ranking.syntax.rust_tests import restore_base_tests
 from moothall.ranking.test_authorship import containers
 
 _OUTPUT_CHARS = 8000
@@ -48,7 +48,7 @@ def brings_inline_tests(part: FileDiff, base: str) -> bool:
     base: the text of the file before the change.
     """
     after = part.apply(base)
-    return adds_inline_tests(part) or with_tests_of(after, base) != after
+    return adds_inline_tests(part) or restore_base_tests(after, base) != after
 
 
 async def runnable_paths(
@@ -275,7 +275,7 @@ class AuthorTests:
                     case: outcome for case, outcome in run.cases.items() if case not in base_cases
                 }
                 if failing := [case for case, outcome in new.items() if outcome in RED]:
-                    return (), f"its tests fail on the base: {name_cases(failing)}"
+                    return (), f"its tests fail on the base: {format_cases(failing)}"
                 if number == 1:
                     passing += [case for case, outcome in new.items() if outcome == "passed"]
         return (
@@ -301,7 +301,7 @@ class AuthorTests:
                 base.output[-_OUTPUT_CHARS:],
             ]
         )
-        return bool(missing_names(errors) & names_in(self.facts.d.description))
+        return bool(find_missing_names(errors) & find_identifiers(self.facts.d.description))
 
     async def _score_candidate(
         self, diff: str, author: Proposal, valid: ValidCases
@@ -337,7 +337,7 @@ class AuthorTests:
             shown=tuple(case for names in cases.values() for case in names if case not in failing)[
                 :_MAX_NAMED_CASES
             ],
-            why=f"fails {name_cases(failing)}" if failing else "",
+            why=f"fails {format_cases(failing)}" if failing else "",
         )
 
     async def run_tests(

@@ -33,14 +33,19 @@ from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.errors import NotFound
-from moothall.ranking import assess, changed_files, passes_gates
+from moothall.ranking import assess, changed_files, passes_acceptance_checks
 from moothall.ranking.assess import differing_cases, is_silent, unmatched_cases
-from moothall.ranking.doctests import altered_examples
-from moothall.ranking.gates import counts
-from moothall.ranking.joined_secrets import joined_secrets
+from moothall.ranking.doctests import find_altered_examples
+from moothall.ranking.gates import format_counts
+from moothall.ranking.joined_secrets import find_joined_secrets
 from moothall.ranking.relevance import concerns_change, find_test_file
-from moothall.ranking.screening import screen
-from moothall.ranking.syntax.normal import changed_code, changes_nothing, normal_change, same_change
+from moothall.ranking.screening import find_suspicious_lines
+from moothall.ranking.syntax.normal import (
+    change_digest,
+    changes_only_wording,
+    existing_code_files,
+    normalize_change,
+)
 from moothall.sandbox_runtime.cases import WRITTEN
 from moothall.sandbox_runtime.checks import tells_cases
 
@@ -100,7 +105,7 @@ class EvaluatedProposal:
     @property
     def passes(self) -> bool:
         """True if the candidate passes all acceptance checks."""
-        return passes_gates(self.candidate)
+        return passes_acceptance_checks(self.candidate)
 
     @property
     def solves(self) -> bool:
@@ -108,7 +113,11 @@ class EvaluatedProposal:
         tests pass, and no failing case concerns the task.
         """
         visible = self.visible
-        return not visible.own_failing and not visible.assessment.unsolved and passes_gates(visible)
+        return (
+            not visible.own_failing
+            and not visible.assessment.unsolved
+            and passes_acceptance_checks(visible)
+        )
 
 
 class Evaluator:
@@ -153,7 +162,7 @@ class Evaluator:
 
     async def _assess(self, proposal: Proposal, key: str) -> Assessment:
         await self._run_hidden_on_base()
-        self._altered_examples[proposal.diff] = altered_examples(
+        self._altered_examples[proposal.diff] = find_altered_examples(
             self._runner.unredact(proposal.diff), await self._read_changed_code(proposal.diff)
         )
         all_checks = dict.fromkeys(self._prepared.base.profile.checks, ())
@@ -567,8 +576,8 @@ class Evaluator:
         """
         diff, own_tests = self._runner.unredact(proposal.diff), proposal.own_tests
         base_texts = await self._read_changed_code(proposal.diff)
-        change = normal_change(diff, base_texts, own_tests)
-        secrets = joined_secrets(
+        change = normalize_change(diff, base_texts, own_tests)
+        secrets = find_joined_secrets(
             diff,
             base_texts,
             (path for path in changed_files(diff) if path in own_tests or looks_like_test(path)),
@@ -581,15 +590,18 @@ class Evaluator:
         return replace(
             assessment,
             evidence=(*assessment.evidence, *([secrets_evidence] if secrets_evidence.look else [])),
-            look=(*screen(diff, own_tests), *(f"{path}:1: {WRITTEN}" for path in sorted(written))),
-            change=same_change(change),
-            idle=changes_nothing(diff, change, self._facts.d.description),
+            look=(
+                *find_suspicious_lines(diff, own_tests),
+                *(f"{path}:1: {WRITTEN}" for path in sorted(written)),
+            ),
+            change=change_digest(change),
+            idle=changes_only_wording(diff, change, self._facts.d.description),
         )
 
     async def _read_changed_code(self, diff: str) -> dict[str, str]:
         """Return the base texts of the code files that a diff changes."""
         base_texts: dict[str, str] = {}
-        for path in changed_code(self._runner.unredact(diff)):
+        for path in existing_code_files(self._runner.unredact(diff)):
             with suppress(NotFound):
                 base_texts[path] = await self._runner.read_base_file(path)
         return base_texts
@@ -817,7 +829,7 @@ def format_check_results(evaluated: EvaluatedProposal, base_runs: Mapping[str, C
         lines.append("The patch changes comments, docstrings or formatting alone.")
     for evidence in assessment.evidence:
         lines.append(
-            f"{evidence.check}: {evidence.verdict}{counts(evidence)}"
+            f"{evidence.check}: {evidence.verdict}{format_counts(evidence)}"
             f"{': ' if evidence.red else ''}{', '.join(evidence.red[:10])}"
         )
         if evidence.red_before:

@@ -37,7 +37,7 @@ from moothall.domain.evidence import CONTRADICTION, Evidence, Verdict
 from moothall.domain.ids import digest, seed_of
 from moothall.domain.proposal import Proposal, Review
 from moothall.errors import BusUnavailable, ModelReplyInvalid, MoothallError
-from moothall.ranking.gates import plain
+from moothall.ranking.gates import sanitize_line
 from moothall.ranking.syntax.diffs import file_diffs
 
 REVIEWS_PER_SEAT = 3
@@ -214,9 +214,8 @@ async def _request_review(
         return await _publish_reviews(council, request, reply, criteria)
     for proposal in request.answer.proposals:
         candidate = proposal.candidate
-        message = (
-            f"review of {candidate} by {request.reviewer} is missing: {plain(why, _WHY_CHARS)}"
-        )
+        reason = sanitize_line(why, _WHY_CHARS)
+        message = f"review of {candidate} by {request.reviewer} is missing: {reason}"
         await publish_report(
             council,
             request.reviewer,

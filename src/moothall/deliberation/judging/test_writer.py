@@ -50,7 +50,7 @@ from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.repository import Patch
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ports import Workspace
-from moothall.ranking.gates import name_cases, plain
+from moothall.ranking.gates import format_cases, sanitize_line
 
 _MAX_READ_ATTEMPTS = 2
 _OUTPUT_CHARS = 4_000
@@ -119,7 +119,9 @@ class IndependentTests:
         if self.author is None:
             if published:
                 await publish_report(
-                    council, TEST_WRITER, f"test writer: no tests: {plain(self.why, _WHY_CHARS)}"
+                    council,
+                    TEST_WRITER,
+                    f"test writer: no tests: {sanitize_line(self.why, _WHY_CHARS)}",
                 )
             return candidates
         diffs = tuple(
@@ -312,15 +314,15 @@ def _summarize(verdicts: Verdicts) -> str:
         total - len(verdicts.cases_with(PASSES_ON_BASE)) - len(verdicts.cases_with(OTHER_REASON))
     )
     counted = len(verdicts.counted)
-    counts = (
+    totals = (
         f"test writer: {total} {'test' if total == 1 else 'tests'}, {failing_on_base} of them "
         f"{'fails' if failing_on_base == 1 else 'fail'} on the base"
     )
-    counts += (
+    totals += (
         "" if counted == failing_on_base else f", {counted} {'counts' if counted == 1 else 'count'}"
     )
     warning = (
-        f"the test writer's test fails on every answer: {name_cases(failing_everywhere)}"
+        f"the test writer's test fails on every answer: {format_cases(failing_everywhere)}"
         if failing_everywhere
         else ""
     )
@@ -329,4 +331,4 @@ def _summarize(verdicts: Verdicts) -> str:
         if failing_everywhere and counted and not verdicts.red
         else ""
     )
-    return "; ".join(filter(None, [counts, warning, verdicts.describe_dropped()]))
+    return "; ".join(filter(None, [totals, warning, verdicts.describe_dropped()]))

@@ -38,8 +38,8 @@ from moothall.domain.repository import Patch
 from moothall.domain.tool import ToolCall
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ports import Workspace
-from moothall.ranking import ties
-from moothall.ranking.gates import name_cases, plain
+from moothall.ranking import find_ties
+from moothall.ranking.gates import format_cases, sanitize_line
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -86,7 +86,7 @@ def find_tie(council: DeliberationContext) -> tuple[EvaluatedProposal, ...]:
         return ()
     if d.merge or d.agent is not None or council.ledger.used_up:
         return ()
-    tied = ties([evaluated.candidate for evaluated in council.judged])
+    tied = find_ties([evaluated.candidate for evaluated in council.judged])
     if len({candidate.assessment.change or candidate.proposal.diff for candidate in tied}) < 2:  # noqa: PLR2004
         return ()  # nothing to tell apart: only comments, formatting or tests differ
     names = [candidate.proposal.candidate for candidate in tied[:_MAX_ANSWERS]]
@@ -111,7 +111,9 @@ async def break_tie(
             if finding.same
             else f"no test: {finding.why}"
         )
-        await publish_report(council, TIE_BREAKER, f"tie-breaker: {plain(message, _WHY_CHARS)}")
+        await publish_report(
+            council, TIE_BREAKER, f"tie-breaker: {sanitize_line(message, _WHY_CHARS)}"
+        )
         return candidates
     trial = Trial(evaluator.author_tests, finding.author, diffs, must_distinguish=True)
     verdicts = await trial.judge_cases(
@@ -274,6 +276,6 @@ def _summarize(verdicts: Verdicts, diffs: Sequence[str]) -> str:
     tests = "test tells" if len(counted) == 1 else "tests tell"
     result = (
         f"tie-breaker: its {tests} {len(diffs)} answers apart, {passing} "
-        f"{'passes' if passing == 1 else 'pass'}: {name_cases(counted)}"
+        f"{'passes' if passing == 1 else 'pass'}: {format_cases(counted)}"
     )
     return "; ".join(filter(None, [result, verdicts.describe_dropped()]))

@@ -24,8 +24,8 @@ from moothall.deliberation.judging.test_files import is_crate_module, is_run_alo
 from moothall.domain.evidence import CheckRun, Evidence, JudgedCase, Verdict
 from moothall.domain.proposal import CrossRun, Proposal
 from moothall.domain.repository import Patch
-from moothall.ranking.gates import name_cases, plain
-from moothall.ranking.syntax.diffs import FileDiff, file_diffs, keep_files
+from moothall.ranking.gates import format_cases, sanitize_line
+from moothall.ranking.syntax.diffs import FileDiff, file_diffs, filter_files
 from moothall.ranking.test_authorship import containers
 
 COUNTS = "counts"
@@ -63,7 +63,7 @@ async def extract_tests(
             )
         return part.path in base_texts and brings_inline_tests(part, base_texts[part.path])
 
-    diff = keep_files(patch.diff, is_test_change)
+    diff = filter_files(patch.diff, is_test_change)
     return Proposal(
         seat,
         role,
@@ -110,7 +110,8 @@ class Verdicts:
             if state not in {COUNTS, FAILS_EVERYWHERE}:
                 by_state.setdefault(state, []).append(case)
         return "; ".join(
-            f"{name_cases(cases)}: {plain(state, 200)}" for state, cases in by_state.items()
+            f"{format_cases(cases)}: {sanitize_line(state, 200)}"
+            for state, cases in by_state.items()
         )
 
 
@@ -284,7 +285,7 @@ async def add_cross_runs(
             proven=not failed and bool(reproducing),
             red=failed[:_MAX_NAMED_CASES],
             shown=reproducing[:_MAX_NAMED_CASES],
-            why=f"fails {name_cases(failed)}" if failed else "",
+            why=f"fails {format_cases(failed)}" if failed else "",
         )
         if published:
             await tests.facts.show(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moothall.deliberation.judging.evaluator import EvaluatedProposal, format_check_results
 from moothall.domain.evidence import Evidence, EvidenceLevel, Verdict
 from moothall.domain.proposal import Assessment, Proposal
-from moothall.ranking import passes_gates
+from moothall.ranking import passes_acceptance_checks
 
 
 def test_the_level_the_lines_to_look_at_and_the_facts_name_no_hidden_test() -> None:
@@ -48,4 +48,8 @@ def test_an_answer_that_only_a_hidden_test_refuses_looks_like_one_that_passes() 
         ),
     )
     judged = EvaluatedProposal(Proposal("agent-dev-001", "dev", "", "diff"), found)
-    assert (judged.passes, passes_gates(judged.visible), judged.solves) == (False, True, True)
+    assert (judged.passes, passes_acceptance_checks(judged.visible), judged.solves) == (
+        False,
+        True,
+        True,
+    )
