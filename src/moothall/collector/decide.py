@@ -120,7 +120,7 @@ def decide(
         return replace(
             outcome,
             final_state="no_winner",
-            error_message=f"No candidate passes every gate; {nearest}",
+            error_message=f"No candidate passes all acceptance checks; {nearest}",
         )
     return replace(
         outcome,

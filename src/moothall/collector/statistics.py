@@ -71,68 +71,84 @@ class Statistics:
         self._seq = 0
         self._reading = asyncio.Lock()
 
-    async def get_totals(self, who: Principal) -> Totals:
+    async def get_totals(self, principal: Principal) -> Totals:
         """Return the totals of a tenant."""
-        ended, running = await self._read_decisions(who)
-        roles = Counter([item.role for item in ended]) + Counter([item.role for item in running])
+        decisions, active = await self._read_decisions(principal)
+        roles = Counter(decision.role for decision in decisions)
+        roles.update(deliberation.role for deliberation in active)
         return Totals(
-            deliberations=len(ended) + len(running),
-            orchestrations=sum(item.orchestrated for item in ended)
-            + sum(d.origin == ORCHESTRATE for d in running),
-            average_ms=_mean([item.duration_ms for item in ended if not item.cancelled]),
-            active_councils=len({item.role for item in running}),
+            deliberations=len(decisions) + len(active),
+            orchestrations=sum(decision.orchestrated for decision in decisions)
+            + sum(deliberation.origin == ORCHESTRATE for deliberation in active),
+            average_ms=_mean(
+                [decision.duration_ms for decision in decisions if not decision.cancelled]
+            ),
+            active_councils=len({deliberation.role for deliberation in active}),
             by_role=dict(sorted(roles.items())),
         )
 
-    async def get_metrics(self, who: Principal, range_ms: int = 0) -> Metrics:
+    async def get_metrics(self, principal: Principal, range_ms: int = 0) -> Metrics:
         """Return the figures of decisions within the last `range_ms`, and of active deliberations.
 
         range_ms: 0 for all decisions.
         """
-        ended, running = await self._read_decisions(who)
+        decisions, active = await self._read_decisions(principal)
         since = self._clock().timestamp() * 1000 - range_ms if range_ms else -math.inf
-        recent = [item for item in ended if item.ended_at_ms >= since]
-        busy = {(item.role, seat) for item in running for seat in item.seats}
-        registered = {council.role: council for council in await self._councils.list(who)}
+        recent = [decision for decision in decisions if decision.ended_at_ms >= since]
+        busy = {(deliberation.role, seat) for deliberation in active for seat in deliberation.seats}
+        registered = {council.role: council for council in await self._councils.list(principal)}
         roles = sorted(
-            {*registered, *(item.role for item in recent), *(item.role for item in running)}
+            {
+                *registered,
+                *(decision.role for decision in recent),
+                *(deliberation.role for deliberation in active),
+            }
         )
         agent_counts = {role: _agent_count(registered.get(role)) for role in roles}
         return Metrics(
-            latencies=_latencies([item for item in recent if not item.cancelled]),
+            latencies=_latencies([decision for decision in recent if not decision.cancelled]),
             agents_by_role=agent_counts,
             active_agents=len(busy),
-            response_ms=_mean([duration for item in recent for duration in item.seat_ms]),
+            response_ms=_mean([duration for decision in recent for duration in decision.seat_ms]),
             councils={
                 Council(role).id: _health(
                     agent_counts[role],
                     sum(busy_role == role for busy_role, _ in busy),
-                    [item.won for item in recent if item.role == role and not item.cancelled],
+                    [
+                        decision.won
+                        for decision in recent
+                        if decision.role == role and not decision.cancelled
+                    ],
                 )
                 for role in roles
             },
         )
 
-    def find_busy_agents(self, who: Principal) -> Mapping[str, frozenset[str]]:
+    def find_busy_agents(self, principal: Principal) -> Mapping[str, frozenset[str]]:
         """Return by role the agents that have a seat now."""
         agents_by_role: dict[str, frozenset[str]] = {}
         for deliberation in self._active_deliberations():
-            if deliberation.tenant == who.tenant:
+            if deliberation.tenant == principal.tenant:
                 agents_by_role[deliberation.role] = agents_by_role.get(
                     deliberation.role, frozenset()
                 ) | set(deliberation.seats)
         return agents_by_role
 
-    async def _read_decisions(self, who: Principal) -> tuple[list[_Decision], list[Deliberation]]:
+    async def _read_decisions(
+        self, principal: Principal
+    ) -> tuple[list[_Decision], list[Deliberation]]:
         async with self._reading:  # concurrent readers would read the same events twice
             async for recorded in self._log.replay(TOPICS, self._seq):
                 self._seq = recorded.seq
                 self._add_decision(recorded.event, recorded.extra.get("time", ""))
-        ended = [item for (tenant, _), item in self._decisions.items() if tenant == who.tenant]
+        ended = [
+            item for (tenant, _), item in self._decisions.items() if tenant == principal.tenant
+        ]
         running = [
             item
             for item in self._active_deliberations()
-            if item.tenant == who.tenant and (item.tenant, item.task_id) not in self._decisions
+            if item.tenant == principal.tenant
+            and (item.tenant, item.task_id) not in self._decisions
         ]
         return ended, running
 
@@ -185,11 +201,13 @@ def _health(agents: int, busy: int, won: Sequence[bool]) -> CouncilHealth:
     return CouncilHealth(status, max(0, agents - busy), busy, sum(won) / len(won) if won else 0.0)
 
 
-def _latencies(ended: Sequence[_Decision]) -> Latencies:
-    durations = sorted(item.duration_ms for item in ended)
+def _latencies(decisions: Sequence[_Decision]) -> Latencies:
+    durations = sorted(decision.duration_ms for decision in decisions)
     return Latencies(
         deliberation_ms=_mean(durations),
-        orchestration_ms=_mean([item.duration_ms for item in ended if item.orchestrated]),
+        orchestration_ms=_mean(
+            [decision.duration_ms for decision in decisions if decision.orchestrated]
+        ),
         p50_ms=_percentile(durations, 50),
         p95_ms=_percentile(durations, 95),
         p99_ms=_percentile(durations, 99),

@@ -27,7 +27,7 @@ _BUSY = (
 
 
 def hit_limit_under_load(run: CheckRun, base: CheckRun | None = None) -> bool:
-    """Whether a check hit a time limit while the machine was busy. Cases that fail on the base do
+    """True if a check hit a time limit while the machine was busy. Cases that fail on the base do
     not count.
     """
     if not run.contended:

@@ -56,8 +56,8 @@ class Failure:
 
     def __str__(self) -> str:
         """Return the message and the location in one line."""
-        place = f"({self.path}:{self.line})" if self.path else ""
-        return " ".join(part for part in (self.message, place) if part)
+        location = f"({self.path}:{self.line})" if self.path else ""
+        return " ".join(part for part in (self.message, location) if part)
 
 
 class FailureReader:
@@ -79,11 +79,11 @@ class FailureReader:
             return Failure(lines[0][:_MAX_MESSAGE_CHARS], *self._find_location(case, lines[1:]))
         for matches, read_format in _READERS:
             if any(map(matches, lines)):
-                message, places = read_format(lines)
+                message, location_lines = read_format(lines)
                 break
         else:
-            message, places = _read_other(lines)
-        return Failure(_one_line(message), *self._find_location(case, places))
+            message, location_lines = _read_other(lines)
+        return Failure(_one_line(message), *self._find_location(case, location_lines))
 
     def _find_location(self, case: str, lines: Iterable[str]) -> tuple[str, int]:
         """Return the path and line of the first location in the repository in `lines`; an empty
@@ -180,8 +180,8 @@ def _read_rust(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
     panic_text = lines[panic_index].partition(" panicked at ")[2]
     if panic_text.startswith("'"):  # before Rust 1.73: 'message', src/lib.rs:6:17
         text = "\n".join([panic_text, *lines[panic_index + 1 : panic_index + 6]])
-        message, _, place = text[1:].rpartition("', ")
-        return message.split("\n"), [place]
+        message, _, location = text[1:].rpartition("', ")
+        return message.split("\n"), [location]
     message_lines = takewhile(
         lambda line: line and not line.startswith(("note: ", "stack backtrace:")),
         lines[panic_index + 1 :],
@@ -210,10 +210,10 @@ def _read_go(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
     if logged:
         # Log lines of a test look like its errors: take the first one that reads like an error, or
         # else the last one.
-        message, place = next(
+        message, location = next(
             (entry for entry in logged if _GO_ERROR_WORDS.search(" ".join(entry[0]))), logged[-1]
         )
-        return _read_testify(message), [place]
+        return _read_testify(message), [location]
     if build_error := next(filter(None, map(_GO_BUILD.match, lines)), None):
         return [build_error["text"]], [build_error["place"]]
     last_line = [line for line in lines if line.strip() and not _GO_MARK.match(line)][-1:]
@@ -245,7 +245,7 @@ def _read_tap(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
 
 def _read_stack(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
     first_frame = next(number for number, line in enumerate(lines) if _STACK_FRAME.match(line))
-    head, places = lines[:first_frame], [*lines[first_frame:], *lines[:first_frame]]
+    head, location_lines = lines[:first_frame], [*lines[first_frame:], *lines[:first_frame]]
     error_index, match = next(
         ((number, error) for number, line in enumerate(head) if (error := _ERROR.search(line))),
         (0, None),
@@ -256,12 +256,16 @@ def _read_stack(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
     if syntax_index := next(
         (number for number, line in enumerate(head) if line.strip().startswith("SyntaxError: ")), 0
     ):
-        error_index, places = (
+        error_index, location_lines = (
             syntax_index,
-            [_AT_END.sub(r":\1", head[syntax_index]), *reversed(head[:syntax_index]), *places],
+            [
+                _AT_END.sub(r":\1", head[syntax_index]),
+                *reversed(head[:syntax_index]),
+                *location_lines,
+            ],
         )
     message_lines = takewhile(lambda line: not _CODE_FRAME.match(line), head[error_index:])
-    return [line for line in message_lines if not line.lstrip().startswith("●")], places
+    return [line for line in message_lines if not line.lstrip().startswith("●")], location_lines
 
 
 def _read_other(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:

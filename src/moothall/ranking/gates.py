@@ -76,8 +76,8 @@ def _find_failures(candidate: Candidate) -> Iterable[str]:
         is_single = len(regressions) == 1
         edited = any(may_be_own(case, candidate.proposal.own_tests) for case in regressions)
         yield (
-            f"{len(regressions)} {'test' if is_single else 'tests'} that passed on the base "
-            f"{'does' if is_single else 'do'} not any more: {format_cases(regressions)}."
+            f"{len(regressions)} {'test' if is_single else 'tests'} that passed on the base no "
+            f"longer {'does' if is_single else 'do'}: {format_cases(regressions)}."
             f"{_EDITED if edited else ''}"
         )
 
@@ -101,8 +101,8 @@ def format_counts(evidence: Evidence) -> str:
 
 def format_cases(cases: Sequence[str]) -> str:
     """Return the first few names as one line."""
-    more = ", …" if len(cases) > _MAX_NAMED_CASES else ""
-    return ", ".join(sanitize_line(case) for case in cases[:_MAX_NAMED_CASES]) + more
+    suffix = ", …" if len(cases) > _MAX_NAMED_CASES else ""
+    return ", ".join(sanitize_line(case) for case in cases[:_MAX_NAMED_CASES]) + suffix
 
 
 def _explain_failure(evidence: Evidence) -> str:

@@ -77,12 +77,12 @@ class _Standing:
     @property
     def tests_failed(self) -> int:
         """The number of failing tests of other authors."""
-        own = self.candidate.proposal.seat
+        own_seat = self.candidate.proposal.seat
         return len(
             {
                 (run.author, case)
                 for run in self.candidate.cross
-                if run.author != own
+                if run.author != own_seat
                 for case in run.failed
             }
         )
@@ -123,7 +123,11 @@ class Criterion:
 
 
 CRITERIA: tuple[Criterion, ...] = (
-    Criterion("failed gates", lambda standing: -len(standing.failures), lambda value: str(-value)),
+    Criterion(
+        "failed acceptance checks",
+        lambda standing: -len(standing.failures),
+        lambda value: str(-value),
+    ),
     Criterion(
         "proven",
         lambda standing: int(standing.candidate.level is EvidenceLevel.PROVEN),
@@ -393,18 +397,21 @@ def _explain(standing: _Standing, standings: Sequence[_Standing]) -> Iterable[st
     if still_failing := [
         case for evidence in standing.candidate.assessment.evidence for case in evidence.red_before
     ]:
-        yield f"Red before and still: {format_cases(still_failing)}."
+        yield f"Still failing, as on the base: {format_cases(still_failing)}."
     if flaky := [
         case for evidence in standing.candidate.assessment.evidence for case in evidence.flaky
     ]:
         yield f"No evidence, since they differ from run to run: {format_cases(flaky)}."
-    if other := standing.candidate.assessment.unrelated:
-        yield f"No evidence, since they have nothing to do with the change: {format_cases(other)}."
+    if unrelated := standing.candidate.assessment.unrelated:
+        yield (
+            "No evidence, since they have nothing to do with the change: "
+            f"{format_cases(unrelated)}."
+        )
     yield from _explain_cross_tests(standing)
     if standing.cluster_size > 1:
         yield (
-            f"{standing.cluster_size} seats behave the same under every check and test; {passed} "
-            "candidates passed the gates."
+            f"{standing.cluster_size} seats behave the same under every check and test; "
+            f"{passed} candidates passed all acceptance checks."
         )
     if standing.same_change_count > 1:
         yield f"{standing.same_change_count} seats make the same change of the code."
@@ -415,7 +422,7 @@ def _explain(standing: _Standing, standings: Sequence[_Standing]) -> Iterable[st
         verb = "is" if len(missing) == 1 else "are"
         yield (
             f"{len(missing)} of {total} reviews {verb} missing: "
-            f"{'; '.join(sanitize_line(reviewer, 300) for reviewer in missing)}."
+            f"{'; '.join(sanitize_line(reason, 300) for reason in missing)}."
         )
 
 
@@ -530,8 +537,8 @@ def _describe_pass(candidate: Candidate) -> str:
         for name in dict.fromkeys(candidate.assessment.required)
     ]
     return (
-        "Passes every gate: "
-        f"{'; '.join(['the patch applies', *results, 'nothing that was green is red'])}."
+        "Passes all acceptance checks: "
+        f"{'; '.join(['the patch applies', *results, 'no test that passed on the base fails'])}."
     )
 
 

@@ -74,8 +74,8 @@ def concerns_change(case: str, text: str, detail: str, changed: Sequence[str], t
         return True
     if any(path.endswith((".go", ".rs")) for path in changed):
         return True
-    words = set(_WORD.findall(text[:_MAX_READ_CHARS]))
-    names = {
+    text_words = set(_WORD.findall(text[:_MAX_READ_CHARS]))
+    changed_names = {
         part.partition(".")[0] for path in changed for part in path.split("/")
     } - _GENERIC_NAMES
     changes_scripts = any(
@@ -83,8 +83,8 @@ def concerns_change(case: str, text: str, detail: str, changed: Sequence[str], t
         for path in changed
     )
     return (
-        not names
-        or bool(names & words)
+        not changed_names
+        or bool(changed_names & text_words)
         or (changes_scripts and bool(_RELATIVE_IMPORT.search(text[:_MAX_READ_CHARS])))
     )
 

@@ -415,7 +415,7 @@ def test_an_answer_that_changes_a_test_which_it_breaks_is_told_which_version_cou
     proposal = Proposal(SEATS[0], "dev", "done", diff("a"), own_tests=("t.py",))
     (refused,) = rank([candidate(1, proposal=proposal, regressions=("t.py::x",))])
     assert refused.reasons[0] == (
-        "1 test that passed on the base does not any more: t.py::x. The answer changes tests "
+        "1 test that passed on the base no longer does: t.py::x. The answer changes tests "
         "there, but they count as they are on the base."
     )
 
@@ -426,17 +426,17 @@ def test_reasons_say_what_happened_in_numbers() -> None:
     first, second = rank([bad, good])
     assert first.reasons == (
         (
-            "Passes every gate: the patch applies; tests passed (2 of 2 passed); nothing that was "
-            "green is red."
+            "Passes all acceptance checks: the patch applies; tests passed (2 of 2 passed); no "
+            "test that passed on the base fails."
         ),
         "Proven: a test that failed on the base, and that its author did not write, passes.",
-        f"Above {SEATS[1]}: failed gates: 0 against 2.",
+        f"Above {SEATS[1]}: failed acceptance checks: 0 against 2.",
     )
     assert second.reasons == (
         "Required check tests failed (1 of 2 passed).",
-        "2 tests that passed on the base do not any more: t.py::x?[31m, t.py::y.",
+        "2 tests that passed on the base no longer do: t.py::x?[31m, t.py::y.",
         "Unproven: no test that failed on the base passes.",
-        f"Below {SEATS[0]}: failed gates: 2 against 0.",
+        f"Below {SEATS[0]}: failed acceptance checks: 2 against 0.",
     )
 
 

@@ -156,7 +156,7 @@ async def publish_report(
     *,
     ordinal: str = "",
     cases: Sequence[JudgedCase] = (),
-    **more: str | bool,
+    **extra: str | bool,
 ) -> None:
     """Publish a finding of an agent, once for each `ordinal`."""
     # The usage of a seat is part of its own outcome.
@@ -165,5 +165,5 @@ async def publish_report(
     await council.facts.say(
         EventType.EVIDENCE_REPORTED,
         ordinal or agent,
-        report=dump(replace(finding, **more)),  # type: ignore[arg-type]
+        report=dump(replace(finding, **extra)),  # type: ignore[arg-type]
     )

@@ -46,8 +46,8 @@ def is_done_already(council: DeliberationContext) -> bool:
 
     Tests could not choose between such answers.
     """
-    passing = [item for item in council.judged if item.passes]
-    return bool(passing) and all(item.candidate.already_done for item in passing)
+    passing = [evaluated for evaluated in council.judged if evaluated.passes]
+    return bool(passing) and all(evaluated.candidate.already_done for evaluated in passing)
 
 
 async def check_claims(council: DeliberationContext) -> list[EvaluatedProposal]:
@@ -59,30 +59,30 @@ async def check_claims(council: DeliberationContext) -> list[EvaluatedProposal]:
     if evaluator is None:
         return []
     unchecked = [
-        item
-        for item in council.judged
-        if item.passes
-        and claims_done(item.proposal)
-        and not any(evidence.check == ALREADY_DONE for evidence in item.assessment.evidence)
+        claim
+        for claim in council.judged
+        if claim.passes
+        and claims_done(claim.proposal)
+        and not any(evidence.check == ALREADY_DONE for evidence in claim.assessment.evidence)
     ]
-    claims = {item.proposal.diff: item for item in unchecked}
+    claims = {claim.proposal.diff: claim for claim in unchecked}
     async with asyncio.TaskGroup() as group:
         tasks = {
-            diff: group.create_task(_check_claim(council, evaluator, item))
-            for diff, item in claims.items()
+            diff: group.create_task(_check_claim(council, evaluator, claim))
+            for diff, claim in claims.items()
         }
     evidence_by_diff = {diff: task.result() for diff, task in tasks.items()}
-    for item in unchecked:
-        await council.facts.show(item.proposal, evidence_by_diff[item.proposal.diff])
+    for claim in unchecked:
+        await council.facts.show(claim.proposal, evidence_by_diff[claim.proposal.diff])
     return [
         replace(
-            item,
+            claim,
             assessment=replace(
-                item.assessment,
-                evidence=(*item.assessment.evidence, evidence_by_diff[item.proposal.diff]),
+                claim.assessment,
+                evidence=(*claim.assessment.evidence, evidence_by_diff[claim.proposal.diff]),
             ),
         )
-        for item in unchecked
+        for claim in unchecked
     ]
 
 

@@ -725,9 +725,10 @@ class Evaluator:
     ) -> tuple[Proposal, ...]:
         """Return the latest proposal of each seat whose tests count."""
         latest_by_seat = {
-            item.proposal.seat: item.proposal
-            for item in evaluated
-            if item.assessment.applies and await self._author_tests.find_paths(item.proposal)
+            candidate.proposal.seat: candidate.proposal
+            for candidate in evaluated
+            if candidate.assessment.applies
+            and await self._author_tests.find_paths(candidate.proposal)
         }
         return tuple(
             [
@@ -746,7 +747,7 @@ class Evaluator:
         """
         if not _needs_cross_tests(evaluated):
             return tuple(evaluated)
-        proposals = [item.proposal for item in evaluated if item.passes]
+        proposals = [candidate.proposal for candidate in evaluated if candidate.passes]
         authors = [
             author
             for author in await self.find_test_authors(evaluated)
@@ -754,7 +755,8 @@ class Evaluator:
         ]
         votes = await self._author_tests.run_cross_tests(authors, proposals)
         return tuple(
-            replace(item, cross=votes.get(item.proposal.candidate, ())) for item in evaluated
+            replace(candidate, cross=votes.get(candidate.proposal.candidate, ()))
+            for candidate in evaluated
         )
 
 
@@ -811,9 +813,9 @@ def _needs_cross_tests(evaluated: Sequence[EvaluatedProposal]) -> bool:
     """True if tests of other seats can change the result: candidates compete, or one is
     not proven.
     """
-    passing = [item for item in evaluated if item.passes]
-    return len({item.proposal.diff for item in passing}) > 1 or any(
-        not item.assessment.proven for item in passing
+    passing = [candidate for candidate in evaluated if candidate.passes]
+    return len({candidate.proposal.diff for candidate in passing}) > 1 or any(
+        not candidate.assessment.proven for candidate in passing
     )
 
 

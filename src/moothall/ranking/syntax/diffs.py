@@ -70,7 +70,7 @@ def filter_files(diff: str, keep: Callable[[FileDiff], bool]) -> str:
     Deleted, renamed and binary files are dropped.
     """
     starts = [match.start() for match in _START.finditer(diff)]
-    kept = []
+    parts = []
     for start, end in zip(starts, [*starts[1:], len(diff)], strict=False):
         part = diff[start:end]
         file_diff = next(file_diffs(part), None)
@@ -79,8 +79,8 @@ def filter_files(diff: str, keep: Callable[[FileDiff], bool]) -> str:
             and "\nrename from " not in part.partition("\n@@ ")[0]
             and keep(file_diff)
         ):
-            kept.append(part)
-    return "".join(kept)
+            parts.append(part)
+    return "".join(parts)
 
 
 def file_diffs(diff: str) -> Iterator[FileDiff]:

@@ -79,19 +79,19 @@ def _items(text: str) -> Iterator[_Item]:
         position = end
 
 
-def _item_end(text: str, at: int, brace_ends: Mapping[int, int]) -> int:
+def _item_end(text: str, position: int, brace_ends: Mapping[int, int]) -> int:
     """Return the end of an item, after its body or semicolon; 0 if it has none.
 
-    at: the end of its name.
+    position: the end of its name.
     """
-    if text[at : at + 1] == "(":
-        at = _bracket_end(text, at)
-        if at < 0:
+    if text[position : position + 1] == "(":
+        position = _bracket_end(text, position)
+        if position < 0:
             return 0
-    found = next((match for match in _BODY_START.finditer(text, at) if match[0] in "{;"), None)
-    if found is None:
+    body = next((match for match in _BODY_START.finditer(text, position) if match[0] in "{;"), None)
+    if body is None:
         return 0
-    return found.end() if found[0] == ";" else brace_ends.get(found.start(), 0)
+    return body.end() if body[0] == ";" else brace_ends.get(body.start(), 0)
 
 
 def _match_braces(text: str) -> dict[int, int]:
@@ -105,10 +105,10 @@ def _match_braces(text: str) -> dict[int, int]:
     return ends
 
 
-def _bracket_end(text: str, at: int) -> int:
-    """Return the position of the bracket that closes the one at `at`; -1 if there is none."""
+def _bracket_end(text: str, position: int) -> int:
+    """Return the position of the bracket that closes the one at `position`; -1 if there is none."""
     depth = 0
-    for match in _BRACKETS.finditer(text, at):
+    for match in _BRACKETS.finditer(text, position):
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(match[0], 0)
         if depth == 0:
             return match.start()
