@@ -49,7 +49,7 @@ class _Reading:
 class Overview:
     """An overview of the tasks of all tenants.
 
-    under_way: returns the states of active deliberations.
+    active_states: returns the states of active deliberations.
 
     Memory: a short view of each tenant's last 1,000 tasks, and the facts of the 100 tasks that were
     requested last.

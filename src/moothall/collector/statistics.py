@@ -51,7 +51,7 @@ class _Decision:
 class Statistics:
     """Statistics of deliberations.
 
-    under_way: returns the active deliberations.
+    active_deliberations: returns the active deliberations.
 
     Memory: a few numbers of each of the last 100,000 decisions.
     """

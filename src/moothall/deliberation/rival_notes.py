@@ -56,9 +56,9 @@ def _describe(judged: EvaluatedProposal, names: dict[str, str]) -> str:
     lines = [
         f"Summary by its author: {clip(proposal.content.strip(), _SUMMARY_CHARS)}",
         f"Changed files: {changed or 'none'}",
-        f"Evidence: {judged.visible.level.words}",
+        f"Evidence: {judged.visible_candidate.level.words}",
     ]
-    found = judged.seen
+    found = judged.visible_assessment
     lines += [f"{item.check}: {item.verdict}{format_counts(item)}" for item in found.evidence]
     if found.regressions:
         lines.append(f"Passed before and not any more: {format_cases(found.regressions)}")

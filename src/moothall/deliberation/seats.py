@@ -339,7 +339,9 @@ async def _revise(
         council,
         seat_state,
         round_,
-        start=replace(last, green=last.green and passes_acceptance_checks(judged.visible)),
+        start=replace(
+            last, green=last.green and passes_acceptance_checks(judged.visible_candidate)
+        ),
     )
     same = (
         council.parts.clean(draft.patch.diff) == judged.proposal.diff
@@ -456,7 +458,9 @@ async def _attempt(
     if council.d.agent is not None:  # the re-check is the server's, and has its limits
         prepared = replace(prepared, bounds=council.d.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
-    also = frozenset(seat_state.latest.seen.regressions) if start else frozenset[str]()
+    also = (
+        frozenset(seat_state.latest.visible_assessment.regressions) if start else frozenset[str]()
+    )
     for lost in range(1, _WORKSPACES + 1):
         try:
             async with council.parts.workspaces.open(prepared, called, patch=patch) as workspace:

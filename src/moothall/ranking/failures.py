@@ -113,13 +113,13 @@ class FailureReader:
             file for file in same_name if not folder or file.endswith(("/" + path, " " + path))
         ]
         container = case.partition("::")[0]
-        in_subject = [
+        in_container = [
             file
             for file in matching
             if file == container or container.endswith(file.rpartition("/")[0])
         ]
-        if len(matching) > 1 and in_subject:
-            matching = [max(in_subject, key=len)]
+        if len(matching) > 1 and in_container:
+            matching = [max(in_container, key=len)]
         return matching[0] if len(matching) == 1 else path if matching else ""
 
 
@@ -216,11 +216,11 @@ def _read_go(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
         return _read_testify(message), [location]
     if build_error := next(filter(None, map(_GO_BUILD.match, lines)), None):
         return [build_error["text"]], [build_error["place"]]
-    last_line = [line for line in lines if line.strip() and not _GO_MARK.match(line)][-1:]
+    last_lines = [line for line in lines if line.strip() and not _GO_MARK.match(line)][-1:]
     is_unfinished = any(line.startswith("=== RUN ") for line in lines) and not any(
         "--- FAIL: " in line for line in lines
     )
-    return last_line or ["the test process ended in it"] * is_unfinished, ()
+    return last_lines or ["the test process ended in it"] * is_unfinished, ()
 
 
 def _read_testify(lines: Sequence[str]) -> Iterable[str]:

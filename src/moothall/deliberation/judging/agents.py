@@ -100,7 +100,7 @@ async def run_agent(council: DeliberationContext, task: AgentTask) -> str:
     """
     prepared, d = council.prepared, council.d
     if prepared is None:
-        raise AssertionError("agents with tools work on a repository")
+        raise AssertionError("agents with tools require a repository")
     setup = council.setup_of(task.seat)
     llm = setup.llm.model_copy(update={"max_tokens": max(setup.llm.max_tokens, MIN_REPLY_TOKENS)})
     chat = ToolChat(

@@ -93,14 +93,14 @@ class EvaluatedProposal:
         return Candidate(self.proposal, self.assessment, self.cross)
 
     @property
-    def seen(self) -> Assessment:
+    def visible_assessment(self) -> Assessment:
         """The assessment without hidden tests, for seats and reviewers."""
         return without_hidden(self.assessment)
 
     @property
-    def visible(self) -> Candidate:
+    def visible_candidate(self) -> Candidate:
         """The candidate without hidden tests, for seats and reviewers."""
-        return replace(self.candidate, assessment=self.seen)
+        return replace(self.candidate, assessment=self.visible_assessment)
 
     @property
     def passes(self) -> bool:
@@ -112,7 +112,7 @@ class EvaluatedProposal:
         """True if the author can see nothing left to repair: the acceptance checks and its own
         tests pass, and no failing case concerns the task.
         """
-        visible = self.visible
+        visible = self.visible_candidate
         return (
             not visible.own_failing
             and not visible.assessment.unsolved
@@ -823,7 +823,7 @@ def format_check_results(evaluated: EvaluatedProposal, base_runs: Mapping[str, C
     """Format the check results of a candidate for its author or a reviewer, without names
     of seats.
     """
-    assessment = evaluated.seen
+    assessment = evaluated.visible_assessment
     lines = (
         [] if assessment.applies else ["The patch is empty or does not apply on a clean checkout."]
     )

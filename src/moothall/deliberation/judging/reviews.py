@@ -262,7 +262,7 @@ def _format_evidence(council: DeliberationContext, answer: Answer) -> str:
     )
     if evaluated is None or prepared is None:
         return ""
-    suspicious_lines = evaluated.seen.look
+    suspicious_lines = evaluated.visible_assessment.look
     return "\n".join(
         [
             format_check_results(evaluated, prepared.runs),

@@ -217,14 +217,14 @@ async def _write_tests(council: DeliberationContext) -> tuple[Proposal | None, s
 async def extract_agent_tests(council: DeliberationContext, patch: Patch, agent: str) -> Proposal:
     """Return the tests in an agent's change."""
     if council.evaluator is None:
-        raise AssertionError("tests run where there is a repository")
+        raise AssertionError("running tests requires a repository")
     return await extract_tests(council.evaluator.author_tests.runner, patch, agent, council.d.role)
 
 
 async def _try_on_base(council: DeliberationContext, author: Proposal) -> tuple[str, bool]:
     """Run the tests on the base; return a report for the agent, and whether each of them fails."""
     if council.evaluator is None:
-        raise AssertionError("tests run where there is a repository")
+        raise AssertionError("running tests requires a repository")
     tests = council.evaluator.author_tests
     lines: list[str] = []
     all_fail = False
@@ -299,7 +299,7 @@ def make_case_reader(
                 f"only {evidence_prompt.READ_CASES} tests are read",
             )
             return {cases[number - 1]: why for number, why in dropped.items()} | unread
-        return dict.fromkeys(cases, "nobody could read it against the task")
+        return dict.fromkeys(cases, "no model could compare it with the task")
 
     return read_cases
 

@@ -101,7 +101,7 @@ async def break_tie(
     """
     candidates, evaluator = council.judged, council.evaluator
     if evaluator is None:
-        raise AssertionError("answers are compared where there is a repository")
+        raise AssertionError("comparing answers requires a repository")
     diffs = tuple(sorted({candidate.proposal.diff for candidate in tied}))
     finding = await _compare_answers(council, diffs)
     if finding.author is None:
@@ -132,11 +132,8 @@ async def break_tie(
 
 async def _compare_answers(council: DeliberationContext, diffs: Sequence[str]) -> _Finding:
     """Run the agent and return its result."""
-    setup, deadline, evaluator = (
-        council.setup_of(TIE_BREAKER),
-        agent_deadline(council, TIME_SHARE),
-        council.evaluator,
-    )
+    setup, evaluator = council.setup_of(TIE_BREAKER), council.evaluator
+    deadline = agent_deadline(council, TIME_SHARE)
     tools = select_tools(setup)
     finding = _Finding()
     if deadline is None or tools is None or evaluator is None:
@@ -158,10 +155,8 @@ async def _compare_answers(council: DeliberationContext, diffs: Sequence[str]) -
         except UnusableCallError as error:
             return f"error: {error}", False
         if arguments.get(evidence_prompt.SAME) is True:
-            finding.author, finding.same = (
-                None,
-                str(arguments.get("summary") or "no reason is given"),
-            )
+            finding.author = None
+            finding.same = str(arguments.get("summary") or "no reason is given")
             return "Handed in.", True
         author = await extract_agent_tests(council, await commit(), TIE_BREAKER)
         if not author.diff:
@@ -187,9 +182,8 @@ async def _compare_answers(council: DeliberationContext, diffs: Sequence[str]) -
             if resubmitted or distinguishes
             else "Correct the tests and submit again, or submit with same set to true."
         )
-        return "\n".join(
-            [*(lines or ["No new test ran."]), instruction]
-        ), resubmitted or distinguishes
+        result = "\n".join([*(lines or ["No new test ran."]), instruction])
+        return result, resubmitted or distinguishes
 
     async def prepare(workspace: Workspace) -> None:
         # In a second workspace the same replies are replayed.
