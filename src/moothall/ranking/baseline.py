@@ -157,10 +157,8 @@ def diagnose(prepared: Prepared) -> Diagnosis:
         for row in rows
     ):
         return Diagnosis(rows)
-    fault = (
-        "all that it tells differs between two runs of the same files, so nothing of it is evidence"
-    )
-    advice = f"Name a command that says the same each time in [checks] of {_CONFIG_FILE}."
+    fault = "all its results differ between two runs of the same files, so none of them is evidence"
+    advice = f"Name a command with stable results in [checks] of {_CONFIG_FILE}."
     return Diagnosis(
         tuple(replace(row, fault=fault, advice=advice) if row.required else row for row in rows)
     )
@@ -226,7 +224,7 @@ def _find_fault(prepared: Prepared, run: CheckRun) -> tuple[str, str]:
             fault.rstrip("."),
             ""
             if run.cases
-            else f"Give it more, or name a smaller command for it in [checks] of {_CONFIG_FILE}.",
+            else f"Raise the limit, or name a smaller command in [checks] of {_CONFIG_FILE}.",
         )
     missing_modules = _find_missing_modules(run, prepared.files)
     if missing_modules and all(
@@ -306,7 +304,7 @@ def _explain_no_tests(run: CheckRun, argv: Sequence[str]) -> tuple[str, str]:
     ):
         return (
             "pytest refuses its options",
-            f"Mend the project's pytest configuration, or [checks] in {_CONFIG_FILE}.",
+            f"Fix the project's pytest configuration, or [checks] in {_CONFIG_FILE}.",
         )
     if not run.cases and (
         (run.exit_code and _NO_TESTS.search(run.output))

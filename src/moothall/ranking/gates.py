@@ -69,7 +69,7 @@ def _find_failures(candidate: Candidate) -> Iterable[str]:
     for evidence in assessment.evidence:
         if evidence.check == SECRETS and evidence.verdict is Verdict.FAILED:
             yield (
-                "What looks like a key or password is made of parts at "
+                "What looks like a key or password is assembled from parts at "
                 f"{format_cases(evidence.look)}."
             )
     if regressions := [case for case in assessment.regressions if case not in candidate.superseded]:

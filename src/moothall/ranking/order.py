@@ -491,14 +491,14 @@ def _explain_evidence(standing: _Standing) -> Iterable[str]:
         suspicious_lines = [
             sanitize_line(line, _LINE_CHARS) for line in assessment.look[:_MAX_SUSPICIOUS_LINES]
         ]
-        yield (f"A person should look: {'; '.join(suspicious_lines)}.")
+        yield f"A person should look: {'; '.join(suspicious_lines)}."
 
 
 def _explain_remarks(evidence: Sequence[Evidence]) -> Iterable[str]:
     for entry in evidence:
         if entry.check == SECRETS and entry.verdict is Verdict.PASSED:
             yield (
-                "A person should look whether a key or password is hidden at "
+                "A person should check whether a key or password is hidden at "
                 f"{format_cases(entry.look)}."
             )
         if entry.check == CANARY and entry.why:
