@@ -83,12 +83,12 @@ async def test_a_report_that_misses_what_must_fail_is_not_believed(
         pytest.skip(f"{pool.program} is not installed; apt-get install golang or nodejs brings it")
     async with court(tmp_path, {**pool.base, **pool.test}, pool.argv, task=_TASK) as place:
         evaluator = place.evaluator()
-        judged = await evaluator.judge(place.proposal(forge(pool)))
+        judged = await evaluator.evaluate(place.proposal(forge(pool)))
         (tests, *_) = judged.assessment.evidence
         assert not judged.passes
         assert judged.candidate.level is not EvidenceLevel.PROVEN
         assert (tests.verdict, "must fail" in tests.why) == ("missing", True), tests
-        right = await evaluator.judge(place.proposal(pool.right))
+        right = await evaluator.evaluate(place.proposal(pool.right))
     assert (right.passes, right.candidate.level) == (True, EvidenceLevel.PROVEN), right.assessment
     assert not any(item.check == CANARY for item in right.assessment.evidence)
     assert not any("z" in item.red for item in right.assessment.evidence)
@@ -105,7 +105,7 @@ async def test_an_honest_answer_is_believed_and_its_counts_are_those_of_its_test
             "it"
         )
     async with court(tmp_path, {**pool.base, **pool.test}, pool.argv, task=_TASK) as place:
-        judged = await place.evaluator().judge(place.proposal(pool.right))
+        judged = await place.evaluator().evaluate(place.proposal(pool.right))
         base = place.prepared.runs["tests"]
     (tests, *_) = judged.assessment.evidence
     assert judged.passes, judged.assessment

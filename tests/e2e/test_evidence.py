@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moothall.deliberation.judging import trial
-from moothall.deliberation.judging.evaluator import facts_text
+from moothall.deliberation.judging.evaluator import format_check_results
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.repository import Patch
 from moothall.ranking import changed_files
@@ -296,7 +296,7 @@ async def test_a_claim_that_the_task_is_done_needs_a_test_that_passes_on_the_bas
             "it"
         )
     async with court(tmp_path / "done", {**pool.base, **pool.right}, pool.argv, task=TASK) as place:
-        cases, why = await place.evaluator().cases_on_base(place.proposal(pool.test))
+        cases, why = await place.evaluator().find_cases_passing_on_base(place.proposal(pool.test))
         assert ([case for case in cases if "percents" in case.lower()], why) == (list(cases), "")
         assert cases
         old = {
@@ -304,11 +304,11 @@ async def test_a_claim_that_the_task_is_done_needs_a_test_that_passes_on_the_bas
             for path, text in pool.base.items()
             if path in pool.test or "test" in path.lower()
         }
-        assert (await place.evaluator().cases_on_base(place.proposal(old)))[
+        assert (await place.evaluator().find_cases_passing_on_base(place.proposal(old)))[
             1
         ] == "it brings no new test that passes on the base"
     async with court(tmp_path / "open", pool.base, pool.argv, task=TASK) as place:
-        cases, why = await place.evaluator().cases_on_base(place.proposal(pool.test))
+        cases, why = await place.evaluator().find_cases_passing_on_base(place.proposal(pool.test))
     assert (cases, "its tests fail on the base" in why) == ((), True)
 
 
@@ -324,12 +324,12 @@ async def test_an_answer_that_breaks_a_hidden_test_is_refused_and_its_author_is_
     }
     broken = {"shop/price.py": PYTHON.replace("return price", "return 0 if price == 7 else price")}
     async with court(tmp_path, pool.base, pool.argv, task=TASK, hidden=hidden) as place:
-        judged = await place.evaluator().judge(place.proposal(broken))
-        fine = await place.evaluator().judge(place.proposal(pool.right))
+        judged = await place.evaluator().evaluate(place.proposal(broken))
+        fine = await place.evaluator().evaluate(place.proposal(pool.right))
     assert (judged.passes, judged.solves, fine.passes) == (False, True, True)
     assert judged.assessment.regressions == ("hidden:tests/test_secret.py::test_secret",)
     assert not any("secret" in item.output for item in judged.assessment.evidence)
-    assert "secret" not in facts_text(judged, place.prepared.runs)
+    assert "secret" not in format_check_results(judged, place.prepared.runs)
 
 
 async def test_a_test_of_the_author_in_the_file_of_a_hidden_one_neither_replaces_nor_voids_it(
@@ -382,10 +382,10 @@ async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(
             {**pool.right, **written, "go.work": "go 1.19\n", "README.md": "new\n"}, 9
         )
         patch = Patch("", "", made.diff, changed_files(made.diff), made.own_tests)
-        author = await trial.tests_in(tests.runs, patch, "test-writer", "dev")
-        verdicts = await trial.Trial(tests, author, [item.diff for item in (right, *wrong)]).run(
-            fits
-        )
+        author = await trial.extract_tests(tests.runner, patch, "test-writer", "dev")
+        verdicts = await trial.Trial(
+            tests, author, [item.diff for item in (right, *wrong)]
+        ).judge_cases(fits)
     assert set(changed_files(author.diff)) == set(written), "nothing but tests is taken over"
     assert len(verdicts.counted) == 1, verdicts.states
     assert verdicts.red == {*verdicts.counted}
@@ -450,7 +450,7 @@ async def test_a_test_that_is_not_valid_decides_nothing(
     text = f"from shop.price import discount\n\n\n{test}"
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
         evaluator = place.evaluator()
-        valid = await evaluator._tests.validate(
+        valid = await evaluator._author_tests.validate(
             place.proposal({**pool.right, "tests/test_mine.py": text})
         )
     assert (valid.cases, valid.why) == ({}, why)
@@ -469,7 +469,7 @@ async def test_a_wrong_test_beside_a_right_change_refuses_nothing(tmp_path: Path
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
         right = {**pool.right, "tests/test_mine.py": text}
         first, *_ = await place.rank(pool.wrong[0], right, pool.wrong[1])
-        judged = await place.evaluator().judge(place.proposal(right))
+        judged = await place.evaluator().evaluate(place.proposal(right))
     assert (first.seat, first.passed_gates, first.level) == (
         "agent-dev-002",
         True,
@@ -498,14 +498,14 @@ async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_bas
         tmp_path, pool.base, pool.argv, task="Add half_price(price) to shop/price.py"
     ) as place:
         evaluator = place.evaluator()
-        assert (await evaluator._tests.validate(place.proposal({**added, **test}))).cases
+        assert (await evaluator._author_tests.validate(place.proposal({**added, **test}))).cases
     async with court(
         tmp_path / "other",
         pool.base,
         pool.argv,
         task="The price of half a thing is wrong, see shop/price.py",
     ) as place:
-        valid = await place.evaluator()._tests.validate(place.proposal({**added, **test}))
+        valid = await place.evaluator()._author_tests.validate(place.proposal({**added, **test}))
     assert (valid.cases, valid.why) == (
         {},
         "they fail on the base for a reason that the task does not give",

@@ -87,11 +87,11 @@ async def test_the_right_answer_is_selected_or_nothing_is_claimed(
             proposals = [
                 place.proposal(files, seat) for seat, files in enumerate(seats.values(), 1)
             ]
-            judged = await asyncio.gather(*map(evaluator.judge, proposals))
+            judged = await asyncio.gather(*map(evaluator.evaluate, proposals))
             names = dict(zip([item.seat for item in proposals], seats, strict=True))
             return {
                 names[item.seat]: item
-                for item in rank([one.candidate for one in await evaluator.cross(judged)])
+                for item in rank([one.candidate for one in await evaluator.run_cross_tests(judged)])
             }
 
         mistaken, other = pool.files(wrong), pool.files(other_wrong)

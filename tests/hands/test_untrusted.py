@@ -218,10 +218,10 @@ async def test_a_key_in_parts_is_refused_or_shown_to_a_person(tmp_path: Path) ->
         )
         done = await command("deliberate", *options, "Add hello_world() to src/utils.py.")
     by_seat = {result["seat"]: " ".join(result["reasons"]) for result in done.document["results"]}
-    assert "made of parts at src/utils.py:" in by_seat["agent-dev-001"], done.err
+    assert "assembled from parts at src/utils.py:" in by_seat["agent-dev-001"], done.err
     assert "agent-dev-002" not in by_seat
     assert done.document["winner_id"] == "agent-dev-003"
     assert (
-        "A person should look whether a key or password is hidden at src/utils.py:"
+        "A person should check whether a key or password is hidden at src/utils.py:"
         in by_seat["agent-dev-003"]
     )

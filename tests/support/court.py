@@ -84,8 +84,8 @@ class Court:
         """Rank the patches of so many seats, as a council without reviews does."""
         evaluator = self.evaluator()
         proposals = [self.proposal(files, seat) for seat, files in enumerate(patches, 1)]
-        judged = await asyncio.gather(*map(evaluator.judge, proposals))
-        return rank([item.candidate for item in await evaluator.cross(judged)])
+        judged = await asyncio.gather(*map(evaluator.evaluate, proposals))
+        return rank([item.candidate for item in await evaluator.run_cross_tests(judged)])
 
     async def _read(self, base: Base, path: str, limit: int) -> str:
         return (await self.app.clone.read(base.sha, path, limit)).decode()

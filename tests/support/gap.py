@@ -69,10 +69,10 @@ async def _choose_one(folder: Path, program: Program, generated: Sequence[Genera
     runs = CleanCheckoutRunner(d, prepared, workspaces, workspaces.read, asyncio.Semaphore(1))
     evaluator = Evaluator(runs, EventWriter(MemoryBus(), d))
     judged = [
-        await evaluator.judge(Proposal(seat, "dev", "", _diff(repo, path, f"{item.text}\n")))
+        await evaluator.evaluate(Proposal(seat, "dev", "", _diff(repo, path, f"{item.text}\n")))
         for seat, item in zip(d.seats, generated, strict=True)
     ]
-    first = rank([item.candidate for item in await evaluator.cross(judged)])[0]
+    first = rank([item.candidate for item in await evaluator.run_cross_tests(judged)])[0]
     selected = generated[d.seats.index(first.seat)]
     return Choice(
         program.name,

@@ -379,12 +379,12 @@ class Pools:
             seat = f"agent-dev-{number:03d}"
             names[seat] = name
             judged.append(
-                await evaluator.judge(
+                await evaluator.evaluate(
                     Proposal(seat, "dev", "", made.diff, made.commit_sha, own_tests=made.tests)
                 )
             )
             self._tell(f"{recipe.name}, {mode}: judged {name}")
-        ranked = rank([item.candidate for item in await evaluator.cross(judged)])
+        ranked = rank([item.candidate for item in await evaluator.run_cross_tests(judged)])
         right = {UPSTREAM, *(item.name for item in recipe.variants if item.right)}
         found = outcome(
             recipe.name,

@@ -49,7 +49,7 @@ class CouncilCalls:
         """List the councils that were made."""
         who = caller()
         councils = await self._dependencies.councils.list(who, request.role_filter)
-        busy = self._dependencies.tallies.busy(who)
+        busy = self._dependencies.tallies.find_busy_agents(who)
         return pb.ListCouncilsResponse(
             councils=[
                 _council_info(

@@ -25,7 +25,7 @@ class MetricsService:
         health = await self._dependencies.checkup.look()
         down = health.status is Condition.DOWN
         totals = (
-            await self._dependencies.tallies.totals(caller())
+            await self._dependencies.tallies.get_totals(caller())
             if request.include_stats and not down
             else None
         )
@@ -62,7 +62,7 @@ class MetricsService:
             raise InvalidRequest(
                 f"time_range_ms is {request.time_range_ms}; milliseconds back from now, 0 for all"
             )
-        found = await self._dependencies.tallies.metrics(caller(), request.time_range_ms)
+        found = await self._dependencies.tallies.get_metrics(caller(), request.time_range_ms)
         answer = pb.GetMetricsResponse()
         if kind in {"all", "performance"}:
             took = found.latencies

@@ -15,7 +15,7 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
 from moothall.api.metrics_service import MetricsService
 from moothall.api.planning import StoryCalls
-from moothall.collector.progress import Progress, ProgressStep, describe
+from moothall.collector.progress import Progress, ProgressStep, apply_event
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
@@ -159,7 +159,7 @@ class OrchestratorService(
         # Read from the beginning: how far it is follows from all events, also from those that the
         # caller has seen.
         async for recorded in self._deliberations.watch(task_id, 0, who):
-            progress, step = describe(progress, recorded)
+            progress, step = apply_event(progress, recorded)
             if recorded.comes_after(after_seq):
                 yield _update(task_id, recorded, step)
 

@@ -163,7 +163,7 @@ async def open_doors(
 
     async with AsyncExitStack() as stack:
         metrics = await enter_beside(
-            stack, figures(settings.metrics, bus, lambda: behind.collector.under_way, see)
+            stack, figures(settings.metrics, bus, lambda: behind.collector.active_count, see)
         )
         planner = Planner(bus, settings.limits, deliberations.check)
         architects = (

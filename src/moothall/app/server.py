@@ -310,9 +310,9 @@ async def _leave(
     data_dir_lock.withdraw(settings.data_dir)
     await asyncio.sleep(_DRAIN_SECONDS)
     told = 0
-    while collector.under_way:
-        if told != collector.under_way:
-            told = collector.under_way
+    while collector.active_count:
+        if told != collector.active_count:
+            told = collector.active_count
             with suppress(OSError, SystemExit):  # whoever read this is gone
                 report_progress(
                     f"{told} other deliberation(s) are under way here; waiting for them"
@@ -339,7 +339,7 @@ async def model_url(
 def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Collector:
     """Return what decides, beside others on the same bus."""
     return Collector(
-        bus, repositories, settings.limits, alone=functools.partial(alone, settings, bus)
+        bus, repositories, settings.limits, lock=functools.partial(alone, settings, bus)
     )
 
 

@@ -54,7 +54,7 @@ class Tasks:
     async def latest(self, state: str = "", limit: int = 50) -> Sequence[TaskView]:
         """Return the latest tasks, those under way first. `state` narrows: live, ended, failed."""
         under_way = [] if state in {"ended", "failed"} else await self._under_way()
-        return await Overview(self._bus, lambda: under_way).latest(LOCAL, state, limit)
+        return await Overview(self._bus, lambda: under_way).list_tasks(LOCAL, state, limit)
 
     async def last_asked(self, repository: str, without: str = "") -> str:
         """Return the task that was asked last of one agent about a repository ('': about text),
@@ -87,7 +87,7 @@ class Tasks:
         """
         under_way = await self._under_way()
         try:
-            return await Overview(self._bus, lambda: under_way).thread(task_id, LOCAL)
+            return await Overview(self._bus, lambda: under_way).get_conversation(task_id, LOCAL)
         except NotFound:
             return ()
 
@@ -101,7 +101,7 @@ class Tasks:
     async def views(self, task_ids: Sequence[str]) -> Mapping[str, TaskView]:
         """Return how tasks stand, by id; what is not known is left out."""
         under_way = await self._under_way() if task_ids else []
-        return await Overview(self._bus, lambda: under_way).find(task_ids, LOCAL)
+        return await Overview(self._bus, lambda: under_way).find_tasks(task_ids, LOCAL)
 
     async def ids(self) -> Sequence[str]:
         """Return the ids of all of its tasks that the log tells of."""

@@ -25,7 +25,7 @@ from moothall.config import Settings
 if TYPE_CHECKING:  # imported by the command that runs
     from moothall.app.repository import RepositoryCheck
     from moothall.ranking.baseline import CheckRow, Diagnosis
-    from moothall.ranking.failures import Failures
+    from moothall.ranking.failures import FailureReader
 
 _SHOWN = 20
 _INDENT, _REASON = 2, 400
@@ -207,12 +207,12 @@ _STYLES = ("green", "red", "dim", "yellow", "yellow")
 
 
 def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
-    from moothall.ranking.failures import Failures
+    from moothall.ranking.failures import FailureReader
 
     run = checked.prepared.runs.get(row.check) if checked.prepared else None
     told, failures = (
         run.details if run else {},
-        Failures(checked.prepared.files if checked.prepared else ()),
+        FailureReader(checked.prepared.files if checked.prepared else ()),
     )
     if run and not row.told and row.red and row.required:  # the command is the case
         told = {row.check: row.output}
@@ -261,9 +261,9 @@ def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
         )
 
 
-def _reason(failures: Failures, details: Mapping[str, str], case: str) -> str:
+def _reason(failures: FailureReader, details: Mapping[str, str], case: str) -> str:
     """Return the assertion of a red case, and its file and line."""
-    said = plain(str(failures.read(case, details.get(case, ""))), _REASON)
+    said = plain(str(failures.read_failure(case, details.get(case, ""))), _REASON)
     return said or (
         "its subtests failed" if any(other.startswith(f"{case}/") for other in details) else ""
     )

@@ -18,7 +18,7 @@ from moothall.app.server import open_app
 from moothall.cli.council import hold_council
 from moothall.cli.documents import outcome_document
 from moothall.cli.runtime import say
-from moothall.collector.progress import Progress, describe
+from moothall.collector.progress import Progress, apply_event
 from moothall.config import Settings, secret_values
 from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.briefing import BriefingRequest
@@ -163,7 +163,7 @@ class McpBackend:
 
         async def tell(recorded: Recorded) -> None:
             nonlocal progress
-            progress, step = describe(progress, recorded)
+            progress, step = apply_event(progress, recorded)
             await call.report_progress(step.percent, 100, step.step)
 
         return _document(await hold_council(self.deliberations, asked, tell))

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from moothall.cli.show import BASE, describe_event, line_of, thought_of
 from moothall.cli.text import plain
-from moothall.collector.progress import Progress, describe
-from moothall.collector.seat_progress import AWAITED, ENDED
+from moothall.collector.progress import Progress, apply_event
+from moothall.collector.seat_progress import ENDED, WAITING_ACTIVITIES
 from moothall.domain.event import EventType, Recorded
 
 _COUNCIL = "council"
@@ -65,19 +65,20 @@ class SeatLines:
     def take(self, recorded: Recorded) -> None:
         """Note an event."""
         event = recorded.event
-        self._progress, step = describe(self._progress, recorded)
+        self._progress, step = apply_event(self._progress, recorded)
         if event.type is EventType.DELIBERATION_REQUESTED:
             self._lines |= {
-                seat: _Line(waits=lane.waits) for seat, lane in self._progress.lanes.items()
+                seat: _Line(waits=seat_progress.activity)
+                for seat, seat_progress in self._progress.seats.items()
             }
         seat = str(event.data.get("seat") or "")
-        if seat in self._progress.lanes:
+        if seat in self._progress.seats:
             said = describe_event(recorded)
             known = self._lines[seat]
             words, style = said or (known.words, known.style)
             if event.type is EventType.MODEL_CALLED:  # figures: with -v
                 words, style = known.words, known.style
-            self._lines[seat] = _Line(words, style, self._progress.lanes[seat].waits)
+            self._lines[seat] = _Line(words, style, self._progress.seats[seat].activity)
         elif event.type in {EventType.AGENT_PROGRESS, EventType.DELIBERATION_STARTED}:
             self.tell(step.step)
         if (
@@ -92,7 +93,7 @@ class SeatLines:
         """What the council and seats at work wait for, in words; '' while none is at work."""
         found: dict[str, list[str]] = {}
         for name, line in self._lines.items():
-            if line.waits in AWAITED:
+            if line.waits in WAITING_ACTIVITIES:
                 found.setdefault(line.waits, []).append(name)
         return "; ".join(
             f"{', '.join(names)} {waits if len(names) == 1 else waits.replace('waits', 'wait')}"

@@ -1,4 +1,4 @@
-"""Folds what happened into outcomes. The log is the truth; all that is kept here can be rebuilt
+"""Folding of events into outcomes. The log is authoritative: all state here can be rebuilt
 from it.
 """
 

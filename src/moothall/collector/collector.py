@@ -1,18 +1,16 @@
-"""The collector: consumes what councils do, and decides each deliberation exactly once.
+"""The collector: consumes the events of deliberations and decides each deliberation exactly once.
 
-How it survives being killed anywhere: an event that makes a deliberation ready is acked only after
-the decision is on the log, so it comes again; a decision is made from the first prefix of the log
-that
-calls for one, so it comes out the same. Who has seen all of that prefix come, in order, knows it;
-who has not (after a restart, a redelivery, at a deadline) reads the log. Delivering the same diff
-on the same base
-gives the same commit; and the decision's event has an id that depends on the deliberation only.
-What waits for its deadline alone is found by its status document.
+Crash safety: an event that makes a deliberation ready is acked only after the decision is on the
+log, so it is redelivered after a crash. A decision depends on the first prefix of the log that
+requires one, so a repeated decision is the same. A collector that received the whole prefix in
+order has it in memory; otherwise (after a restart, a redelivery, or at a deadline) it reads the
+log. Delivering the same diff on the same base gives the same commit, and the id of the decision's
+event depends on the deliberation only. Deliberations that only wait for their deadline are found by
+their status documents.
 
-How several work side by side: they share the consumer, so each is given some of a deliberation's
-events and reads the log where one of them may call for a decision; whoever had the last one sees
-them all there. A decision is recorded only where there is none, and a document never goes back,
-whoever is slow.
+Concurrent collectors: they share the consumer, so each receives some of a deliberation's events. It
+reads the log if one of them may require a decision; the receiver of the last event sees all of them
+there. A decision is recorded only if there is none, and a status document never goes back.
 """
 
 from __future__ import annotations
@@ -27,10 +25,18 @@ from datetime import UTC, datetime, timedelta
 from cachetools import FIFOCache
 
 from moothall import telemetry
-from moothall.collector.decide import decide, pending_outcome, ready
+from moothall.collector.decide import decide, is_ready, pending_outcome
 from moothall.collector.delivery import deliver
-from moothall.collector.fold import DeliberationState, fold, task_of
-from moothall.collector.records import DOCUMENTS, fold_known, read, record, replay, show, with_time
+from moothall.collector.fold import DeliberationState, fold, task_id_of
+from moothall.collector.records import (
+    DOCUMENTS,
+    fold_or_skip,
+    publish_status,
+    read_log,
+    record_decision,
+    replay_state,
+    with_log_time,
+)
 from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded
@@ -45,58 +51,59 @@ from moothall.telemetry.events import write_of
 log = telemetry.get_logger(__name__)
 
 DURABLE = "collector"
-_AT_ONCE = 32  # deliberations whose decisions are delivered side by side
-_REMEMBERED = 10_000
-_UNTOLD = 96  # of the messages that its consumer holds at a time
-_SETTLING = {
+_MAX_CONCURRENT = 32  # deliberations whose decisions are delivered concurrently
+_MAX_DECIDED_IDS = 10_000
+_MAX_UNPUBLISHED = 96  # requests that wait for their status document, of the messages in flight
+_DECIDING_EVENTS = {
     EventType.SEAT_FINISHED,
     EventType.DELIBERATION_REQUESTED,
     EventType.DELIBERATION_CANCELLED,
     EventType.DELIBERATION_DECIDED,
 }
-"""What can call for a decision. Of an event of another type it follows that the one that did is not
-acked yet.
+"""The event types that can require a decision. If a deliberation is ready at an event of another
+type, the event that made it ready is not acked yet.
 """
 
 
 @dataclass(slots=True)
-class _Case:
-    """One undecided deliberation in memory."""
+class _ActiveDeliberation:
+    """An undecided deliberation in memory."""
 
     state: DeliberationState
-    whole: bool = False
-    """Whether every event since the request came here, in the order of the log."""
-    prefix: DeliberationState | None = None
-    """The first state that called for a decision, of a deliberation that came whole."""
-    shown: DeliberationStatus | None = None
-    settling: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by whoever decides it."""
-    latest: str = ""
-    """The traceparent of the event that was folded last: what a decision came of."""
-    quiet: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while nobody is putting its status document."""
-    due: float = 0.0
-    """When it gets its first document (monotonic seconds): one that has ended by then needs none of
-    its way.
+    is_complete: bool = False
+    """True if this collector received every event since the request, in the order of the log."""
+    settled_state: DeliberationState | None = None
+    """The first state that required a decision; set only if `is_complete`."""
+    published_status: DeliberationStatus | None = None
+    decision_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held during the decision."""
+    last_traceparent: str = ""
+    """The traceparent of the last folded event, which led to the decision."""
+    document_idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while no status document is being published."""
+    first_document_at: float = 0.0
+    """When the first status document is published (monotonic seconds). A deliberation that ends
+    earlier needs none.
     """
-    told: asyncio.Future[None] | None = None
-    """Done once it has a document, or needs none: until then its request is not acked, for nothing
-    else tells of its deadline.
+    document_published: asyncio.Future[None] | None = None
+    """Done once a status document is published or not needed. Until then the request is not acked,
+    since no other record contains the deadline.
     """
 
     def __post_init__(self) -> None:
-        self.quiet.set()
+        self.document_idle.set()
 
-    def tell(self) -> None:
-        if self.told is not None and not self.told.done():
-            self.told.set_result(None)
+    def mark_document_published(self) -> None:
+        if self.document_published is not None and not self.document_published.done():
+            self.document_published.set_result(None)
 
 
 class Collector:
-    """`run` goes on until cancelled. `alone` keeps others on the same bus from what somebody is at,
-    by its name; they wait.
+    """The collector of a process.
 
-    Memory: the facts of the deliberations that are under way, and the ids of the last decided ones.
+    lock: returns a lock across the collectors on a bus, by name.
+
+    Memory: the facts of active deliberations, and the ids of recently decided ones.
     """
 
     def __init__(
@@ -105,7 +112,7 @@ class Collector:
         repositories: Repositories,
         limits: LimitSettings,
         *,
-        alone: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
+        lock: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
         tick_seconds: float = 1.0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -113,215 +120,238 @@ class Collector:
         self._repositories = repositories
         self._quorum = limits.quorum
         self._grace = timedelta(seconds=limits.grace_seconds)
-        self._alone = alone
+        self._lock = lock
         self._tick_seconds = tick_seconds
         self._clock = clock
-        self._cases: dict[str, _Case] = {}
-        self._loading: dict[str, asyncio.Event] = {}
-        self._decided: FIFOCache[str, None] = FIFOCache(_REMEMBERED)
-        self._untold = 0
-        self._place = self._seq = 0
+        self._active: dict[str, _ActiveDeliberation] = {}
+        self._loads: dict[str, asyncio.Event] = {}
+        self._decided: FIFOCache[str, None] = FIFOCache(_MAX_DECIDED_IDS)
+        self._unpublished_count = 0
+        self._last_place = self._last_seq = 0
 
     @property
-    def under_way(self) -> int:
-        """Deliberations in memory."""
-        return len(self._cases)
+    def active_count(self) -> int:
+        """The number of active deliberations in memory."""
+        return len(self._active)
 
     def deliberations(self) -> tuple[Deliberation, ...]:
-        """Return those in memory: asked for and not decided."""
+        """Return the active deliberations: requested and not decided."""
         return tuple(
-            case.state.requested.value
-            for case in self._cases.values()
-            if case.state.requested is not None
+            active.state.requested.value
+            for active in self._active.values()
+            if active.state.requested is not None
         )
 
     def states(self) -> tuple[DeliberationState, ...]:
-        """Return what is known of those in memory."""
-        return tuple(case.state for case in self._cases.values())
+        """Return the states of the active deliberations."""
+        return tuple(active.state for active in self._active.values())
 
     async def run(self) -> None:
-        """Take up what an earlier run left, then consume, watch deadlines and what others do until
-        cancelled.
+        """Resume the open deliberations, then consume events, and follow deadlines and other
+        collectors, until cancelled.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(
-                self._bus.consume(DURABLE, self.handle, concurrency=_AT_ONCE, glance=self.glance),
+                self._bus.consume(
+                    DURABLE, self.handle, concurrency=_MAX_CONCURRENT, glance=self.try_fold
+                ),
                 name="collector-events",
             )
             group.create_task(self._follow_documents(), name="collector-documents")
-            group.create_task(self._follow_words(), name="collector-words")
+            group.create_task(self._follow_steering(), name="collector-steering")
             group.create_task(self._watch_deadlines(group), name="collector-deadlines")
 
-    def glance(self, recorded: Recorded) -> bool | asyncio.Future[None]:
-        """Fold an event of a deliberation in memory; whether that was all, or when. What calls for
-        more, `handle` does.
+    def try_fold(self, recorded: Recorded) -> bool | asyncio.Future[None]:
+        """Fold an event of an active deliberation without I/O.
+
+        Return True if the event needs no more work, or a future that completes when it needs none.
+        Return False if `handle` must process it.
         """
-        first = self._in_order(recorded)
+        is_first = self._check_order(recorded)
         event = recorded.event
         task_id = event.data.get("task_id")
         if not isinstance(task_id, str):
-            return False  # its handling says what is wrong with it
+            return False  # `handle` reports what is wrong with it
         if task_id in self._decided:
             return True
-        case = self._cases.get(task_id)
-        asked = event.type is EventType.DELIBERATION_REQUESTED
+        active = self._active.get(task_id)
+        is_request = event.type is EventType.DELIBERATION_REQUESTED
         try:
-            if case is None:  # else it is to be read from the log
-                return asked and first and task_id not in self._loading and self._open(recorded)
-            case.state = fold(case.state, with_time(recorded))
+            if active is None:  # if not new, `handle` reads it from the log
+                return (
+                    is_request
+                    and is_first
+                    and task_id not in self._loads
+                    and self._add_active(recorded)
+                )
+            active.state = fold(active.state, with_log_time(recorded))
         except InvalidRequest:
             return False
-        case.latest = event.traceparent
-        if event.type in _SETTLING and (
-            not case.whole or case.state.settled or case.state.decided is not None
+        active.last_traceparent = event.traceparent
+        if event.type in _DECIDING_EVENTS and (
+            not active.is_complete or active.state.settled or active.state.decided is not None
         ):
-            if case.state.settled and case.whole and case.prefix is None:
-                case.prefix = case.state
+            if active.state.settled and active.is_complete and active.settled_state is None:
+                active.settled_state = active.state
             return False
-        return (asked and case.told) or True  # a request may be delivered again
+        return (
+            is_request and active.document_published
+        ) or True  # a request may be delivered again
 
-    def _open(self, recorded: Recorded) -> bool | asyncio.Future[None]:
-        """Keep a fresh deliberation in memory. Its document is put off; not where many wait for
-        theirs already, for each is a message in hand. Raises `InvalidRequest`.
+    def _add_active(self, recorded: Recorded) -> bool | asyncio.Future[None]:
+        """Keep a new deliberation in memory. Raises `InvalidRequest`.
+
+        Its status document is delayed, unless many others already wait for theirs, since each of
+        them holds a message.
         """
-        state = fold(None, with_time(recorded))
-        case = self._cases[check_key(state.task_id, "task_id")] = _Case(state, whole=True)
-        if self._untold >= _UNTOLD:
+        state = fold(None, with_log_time(recorded))
+        active = self._active[check_key(state.task_id, "task_id")] = _ActiveDeliberation(
+            state, is_complete=True
+        )
+        if self._unpublished_count >= _MAX_UNPUBLISHED:
             return False
-        case.due = time.monotonic() + self._tick_seconds
-        case.told = asyncio.get_running_loop().create_future()
-        case.told.add_done_callback(self._is_told)
-        self._untold += 1
-        return case.told
+        active.first_document_at = time.monotonic() + self._tick_seconds
+        active.document_published = asyncio.get_running_loop().create_future()
+        active.document_published.add_done_callback(self._on_document_published)
+        self._unpublished_count += 1
+        return active.document_published
 
-    def _is_told(self, _: asyncio.Future[None]) -> None:
-        self._untold -= 1
+    def _on_document_published(self, _: asyncio.Future[None]) -> None:
+        self._unpublished_count -= 1
 
-    def _in_order(self, recorded: Recorded) -> bool:
-        """Note whether this is the next delivery and the first of its event. Else no deliberation
-        is whole any more.
+    def _check_order(self, recorded: Recorded) -> bool:
+        """Return whether this is the first delivery of its event.
+
+        If it is not the next delivery in order, no active deliberation is complete any more.
         """
         place = int(recorded.extra.get("place", "0"))
-        first = recorded.extra.get("deliveries") == "1"
-        if place and place == self._place:
-            return first  # it came in one message with the last
-        if place != self._place + 1 or (first and not recorded.comes_after(self._seq)):
-            for case in self._cases.values():
-                case.whole = False
-        self._place = place
-        self._seq = max(self._seq, recorded.message or recorded.seq)
-        return first
+        is_first = recorded.extra.get("deliveries") == "1"
+        if place and place == self._last_place:
+            return is_first  # it is in the same message as the last event
+        if place != self._last_place + 1 or (is_first and not recorded.comes_after(self._last_seq)):
+            for active in self._active.values():
+                active.is_complete = False
+        self._last_place = place
+        self._last_seq = max(self._last_seq, recorded.message or recorded.seq)
+        return is_first
 
     async def handle(self, recorded: Recorded) -> None:
-        """Fold one event; show and decide what it makes ready. Returning is the ack.
+        """Fold one event, then publish and decide as required. Returning acks the event.
 
-        Raises `InvalidRequest` for a malformed event, `Temporary` where the bus fails.
+        Raises `InvalidRequest` for a malformed event, `Temporary` if the bus fails.
         """
-        event = with_time(recorded)
-        task_id = check_key(task_of(event), "task_id")
+        event = with_log_time(recorded)
+        task_id = check_key(task_id_of(event), "task_id")
         if task_id in self._decided:
             return
-        known = task_id in self._cases or task_id in self._loading
-        case = await self._case(task_id)
-        if case is None:
-            fold(None, event)  # still tells a malformed event from a stray one
+        was_active = task_id in self._active or task_id in self._loads
+        active = await self._find_active(task_id)
+        if active is None:
+            fold(None, event)  # raises for a malformed event, but not for a stray one
             return
-        case.state = fold(case.state, event)
-        case.latest = event.traceparent
-        if known and event.type in _SETTLING and not case.whole:
-            async with aclosing(
-                read(self._bus, task_id)
-            ) as events:  # what is missing here came to others
+        active.state = fold(active.state, event)
+        active.last_traceparent = event.traceparent
+        if was_active and event.type in _DECIDING_EVENTS and not active.is_complete:
+            # Other collectors received the missing events.
+            async with aclosing(read_log(self._bus, task_id)) as events:
                 async for other in events:
-                    case.state = fold_known(case.state, other) or case.state
-        await self._advance(case)
+                    active.state = fold_or_skip(active.state, other) or active.state
+        await self._update(active)
 
-    async def _case(self, task_id: str) -> _Case | None:
-        """Return the deliberation in memory, read from the log if need be; None if nobody asked for
-        it or it is decided.
+    async def _find_active(self, task_id: str) -> _ActiveDeliberation | None:
+        """Return the active deliberation, read from the log if necessary; None if it was not
+        requested or is decided.
         """
-        while task_id in self._loading:
-            await self._loading[task_id].wait()
-        if task_id in self._cases or task_id in self._decided:
-            return self._cases.get(task_id)
-        loaded = self._loading[task_id] = asyncio.Event()
+        while task_id in self._loads:
+            await self._loads[task_id].wait()
+        if task_id in self._active or task_id in self._decided:
+            return self._active.get(task_id)
+        loaded = self._loads[task_id] = asyncio.Event()
         try:
-            state = await replay(self._bus, task_id)
+            state = await replay_state(self._bus, task_id)
             if state is not None and state.requested is not None:
-                self._cases[task_id] = _Case(state)
+                self._active[task_id] = _ActiveDeliberation(state)
         finally:
-            del self._loading[task_id]
+            del self._loads[task_id]
             loaded.set()
-        return self._cases.get(task_id)
+        return self._active.get(task_id)
 
-    async def _advance(self, case: _Case) -> None:
-        if case.state.decided is not None or ready(case.state, self._clock(), self._grace):
-            await self._settle(case)
+    async def _update(self, active: _ActiveDeliberation) -> None:
+        if active.state.decided is not None or is_ready(active.state, self._clock(), self._grace):
+            await self._decide_once(active)
         else:
-            await self._show(case)
+            await self._publish_status(active)
 
-    async def _show(self, case: _Case) -> None:
-        """Put the status document when it changed. One at a time, so that it never goes back."""
-        if not case.quiet.is_set():
-            return  # whoever is at it looks again
-        case.quiet.clear()
+    async def _publish_status(self, active: _ActiveDeliberation) -> None:
+        """Publish the status document if it changed.
+
+        Only one task at a time does so, so that the status never goes back.
+        """
+        if not active.document_idle.is_set():
+            return  # the running task checks again
+        active.document_idle.clear()
         try:
             while (
-                document := pending_outcome(case.state)
-            ) is not None and document.status is not case.shown:
-                await show(self._bus, document)
-                case.shown = document.status
-            case.tell()
+                document := pending_outcome(active.state)
+            ) is not None and document.status is not active.published_status:
+                await publish_status(self._bus, document)
+                active.published_status = document.status
+            active.mark_document_published()
         finally:
-            case.quiet.set()
+            active.document_idle.set()
 
-    async def _settle(self, case: _Case) -> None:
-        """Decide from the log, deliver, record. Whoever comes while another is at it waits, and
-        finds it done.
+    async def _decide_once(self, active: _ActiveDeliberation) -> None:
+        """Decide from the log, deliver and record. Concurrent callers wait, then find it
+        decided.
         """
-        asked = case.state.requested
-        about = {"moothall.task_id": case.state.task_id}
-        async with case.settling:
-            if case.state.task_id in self._decided:
+        requested = active.state.requested
+        attributes = {"moothall.task_id": active.state.task_id}
+        async with active.decision_lock:
+            if active.state.task_id in self._decided:
                 return
-            if case.state.decided is not None:
-                await self._close(case, case.state.decided.value)
+            if active.state.decided is not None:
+                await self._publish_outcome(active, active.state.decided.value)
                 return
             with (
                 telemetry.span(
-                    "decide", about, parent=asked.traceparent if asked else "", links=[case.latest]
+                    "decide",
+                    attributes,
+                    parent=requested.traceparent if requested else "",
+                    links=[active.last_traceparent],
                 ) as span,
-                telemetry.bound(task_id=case.state.task_id),
+                telemetry.bound(task_id=active.state.task_id),
                 telemetry.metrics.DECIDE_SECONDS.time(),
             ):
-                async with self._alone(f"decide.{case.state.task_id}"):
-                    await self._decide(case, span)
+                async with self._lock(f"decide.{active.state.task_id}"):
+                    await self._decide(active, span)
 
-    async def _decide(self, case: _Case, span: telemetry.Span) -> None:
-        if case.state.task_id in self._decided:
-            return  # by another process that was at it
-        state = case.prefix or await replay(self._bus, case.state.task_id, until_settled=True)
+    async def _decide(self, active: _ActiveDeliberation, span: telemetry.Span) -> None:
+        if active.state.task_id in self._decided:
+            return  # by another process
+        state = active.settled_state or await replay_state(
+            self._bus, active.state.task_id, until_settled=True
+        )
         if state is None or state.requested is None:
-            self._cases.pop(case.state.task_id, None)
-            case.tell()
+            self._active.pop(active.state.task_id, None)
+            active.mark_document_published()
             return
         if state.decided is not None:
-            await self._close(case, state.decided.value)
+            await self._publish_outcome(active, state.decided.value)
             return
-        if not ready(state, self._clock(), self._grace):
-            return  # it was paused meanwhile
+        if not is_ready(state, self._clock(), self._grace):
+            return  # it was paused in the meantime
         deliberation = state.requested.value
         outcome = decide(state, quorum=self._quorum, grace=self._grace)
         if outcome.winner_id and outcome.final_state == "committed":
             outcome = await deliver(self._repositories, deliberation, outcome)
         if (
-            other := await record(
+            existing := await record_decision(
                 self._bus,
-                self._decision(deliberation, outcome, state.requested.event_id),
+                self._decision_event(deliberation, outcome, state.requested.event_id),
                 state.task_id,
             )
         ) is not None:
-            await self._close(case, other)
+            await self._publish_outcome(active, existing)
             return
         log.info(
             "decided",
@@ -330,112 +360,112 @@ class Collector:
             winner=outcome.winner_id,
             branch=outcome.branch,
         )
-        _count(outcome, span)
-        await self._close(case, outcome)
+        _record_metrics(outcome, span)
+        await self._publish_outcome(active, outcome)
 
-    async def _close(self, case: _Case, outcome: Outcome) -> None:
-        """Show the end and forget the rest."""
-        while not case.quiet.is_set():  # another who waited may have been quicker
-            await case.quiet.wait()
-        case.quiet.clear()
+    async def _publish_outcome(self, active: _ActiveDeliberation, outcome: Outcome) -> None:
+        """Publish the outcome and forget the deliberation."""
+        while not active.document_idle.is_set():  # another waiting task may have been faster
+            await active.document_idle.wait()
+        active.document_idle.clear()
         try:
             await self._bus.put(outcome.task_id, dump(outcome))
             self._forget(outcome.task_id)
-            case.tell()
+            active.mark_document_published()
         finally:
-            case.quiet.set()
+            active.document_idle.set()
 
     def _forget(self, task_id: str) -> None:
-        """It is decided, and shown."""
-        if (case := self._cases.pop(task_id, None)) is not None:
-            case.tell()
+        """Remove a decided deliberation from memory."""
+        if (active := self._active.pop(task_id, None)) is not None:
+            active.mark_document_published()
         self._decided[task_id] = None
 
-    def _decision(self, deliberation: Deliberation, outcome: Outcome, cause: str) -> Event:
+    def _decision_event(self, deliberation: Deliberation, outcome: Outcome, cause: str) -> Event:
         time = self._clock().isoformat()
         return write_of(
             deliberation, EventType.DELIBERATION_DECIDED, dump(outcome), cause=cause, time=time
         )
 
     async def _follow_documents(self) -> None:
-        """Load what is open, whoever was given its request: nothing else may come of it but its
-        deadline. Forget what others decide.
+        """Load open deliberations, whichever collector received their requests, since only their
+        deadline may remain. Forget those that others decide.
         """
         async with aclosing(self._bus.bucket(DOCUMENTS).follow()) as documents:
             async for key, document in documents:
                 if not _is_open(document.get("status")):
                     self._forget(key)
                     continue
-                while key not in self._cases and key not in self._decided:
+                while key not in self._active and key not in self._decided:
                     try:
-                        if await self._case(key) is None:
+                        if await self._find_active(key) is None:
                             break
                     except MoothallError as error:
                         log.warning(
-                            "could not take up yet",
+                            "could not load a deliberation yet",
                             task_id=key,
                             code=error.code,
                             reason=error.message,
                         )
                         await asyncio.sleep(self._tick_seconds)
 
-    async def _follow_words(self) -> None:
-        """A pause moves a deadline, whoever was given it."""
-        async with aclosing(self._bus.follow((Channel.WORDS.all,))) as words:
-            async for recorded in words:
-                case = self._cases.get(str(recorded.event.data.get("task_id")))
-                if case is not None:
-                    case.state = fold_known(case.state, recorded) or case.state
+    async def _follow_steering(self) -> None:
+        """Fold pauses, which postpone deadlines, whichever collector receives them."""
+        async with aclosing(self._bus.follow((Channel.WORDS.all,))) as messages:
+            async for recorded in messages:
+                active = self._active.get(str(recorded.event.data.get("task_id")))
+                if active is not None:
+                    active.state = fold_or_skip(active.state, recorded) or active.state
 
     async def _watch_deadlines(self, group: asyncio.TaskGroup) -> None:
-        """Decide what is due though no event comes. A decision that failed for now is tried
-        again.
+        """Decide deliberations whose deadline has passed. Retry decisions that failed
+        temporarily.
         """
         while True:
             await asyncio.sleep(self._tick_seconds)
-            now, beat = self._clock(), time.monotonic()
-            for task_id, case in list(self._cases.items()):
-                document = pending_outcome(case.state) if beat >= case.due else None
-                if document is not None and document.status is not case.shown:
-                    group.create_task(self._show_late(case), name=f"show-{task_id}")
-                # One that is decided and still here could not be closed, and its event was acked
-                # meanwhile.
-                if not case.settling.locked() and (
-                    case.state.decided is not None or ready(case.state, now, self._grace)
+            now, monotonic_now = self._clock(), time.monotonic()
+            for task_id, active in list(self._active.items()):
+                document = (
+                    pending_outcome(active.state)
+                    if monotonic_now >= active.first_document_at
+                    else None
+                )
+                if document is not None and document.status is not active.published_status:
+                    group.create_task(self._try_publish_status(active), name=f"show-{task_id}")
+                # If a decided deliberation is still in memory, its outcome could not be published,
+                # and its event has been acked.
+                if not active.decision_lock.locked() and (
+                    active.state.decided is not None or is_ready(active.state, now, self._grace)
                 ):
-                    group.create_task(self._settle_late(case), name=f"decide-{task_id}")
+                    group.create_task(self._try_decide(active), name=f"decide-{task_id}")
 
-    async def _show_late(self, case: _Case) -> None:
-        """Show what was only glanced at: a deliberation that ends within a tick needs no document
-        of its way.
-        """
+    async def _try_publish_status(self, active: _ActiveDeliberation) -> None:
+        """Publish a delayed status document. A deliberation that ends within a tick needs none."""
         try:
-            if self._cases.get(case.state.task_id) is case:
-                await self._show(case)
+            if self._active.get(active.state.task_id) is active:
+                await self._publish_status(active)
         except MoothallError as error:
             log.warning(
-                "could not show yet",
-                task_id=case.state.task_id,
+                "could not publish a status yet",
+                task_id=active.state.task_id,
                 code=error.code,
                 reason=error.message,
             )
 
-    async def _settle_late(self, case: _Case) -> None:
+    async def _try_decide(self, active: _ActiveDeliberation) -> None:
         try:
-            await self._settle(case)
+            await self._decide_once(active)
         except MoothallError as error:
             log.warning(
                 "could not decide yet",
-                task_id=case.state.task_id,
+                task_id=active.state.task_id,
                 code=error.code,
                 reason=error.message,
             )
 
 
-def _count(outcome: Outcome, span: telemetry.Span) -> None:
-    """Say how a deliberation ended, to the span and the figures. A crash before may have it counted
-    again.
-    """
+def _record_metrics(outcome: Outcome, span: telemetry.Span) -> None:
+    """Record the outcome in the span and the metrics. After a crash it may be counted again."""
     span.set({"moothall.status": outcome.status, "moothall.final_state": outcome.final_state})
     span.set({"moothall.winner": outcome.winner_id or "", "moothall.proven": outcome.proven})
     telemetry.metrics.DELIBERATIONS_DECIDED.add(outcome.status, outcome.final_state, outcome.role)

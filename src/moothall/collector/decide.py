@@ -1,6 +1,5 @@
-"""From facts to an outcome. No clock is read: what happened after the last moment does not count,
-so a
-decision that is made again later, after a crash, is the same one.
+"""Decision of a deliberation from its facts. It reads no clock and ignores facts after the decision
+deadline, so a repeated decision, after a crash, is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from moothall.domain.proposal import (
 from moothall.domain.task import Deliberation
 from moothall.domain.text import as_sentence
 from moothall.ranking import rank
-from moothall.ranking.gates import plain
+from moothall.ranking.gates import sanitize_line
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -35,13 +34,15 @@ K = TypeVar("K")
 GRACE = timedelta(seconds=10)
 QUORUM = 0.5
 RECHECK = "clean re-check"
-_REPORT = 600  # characters of a report among the reasons
-_UNNEEDED = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
+_MAX_REPORT_CHARS = 600  # of a report among the reasons
+_NOT_NEEDED = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
 
 
-def last_moment(state: DeliberationState, grace: timedelta) -> datetime | None:
-    """Return when the deliberation is decided with what there is: never while it is paused; None
-    while nobody asked for it.
+def decision_deadline(state: DeliberationState, grace: timedelta) -> datetime | None:
+    """Return when the deliberation is decided with the facts so far.
+
+    Pauses postpone it, without limit while paused. Return None if the deliberation was not
+    requested.
     """
     return (
         None
@@ -50,16 +51,16 @@ def last_moment(state: DeliberationState, grace: timedelta) -> datetime | None:
     )
 
 
-def ready(state: DeliberationState, now: datetime, grace: timedelta = GRACE) -> bool:
-    """Whether to decide: all seats finished, or it was cancelled, or its time is up. Never
-    twice.
+def is_ready(state: DeliberationState, now: datetime, grace: timedelta = GRACE) -> bool:
+    """True if the deliberation should be decided: all seats have finished, it was cancelled, or its
+    time is up. A decided one is never ready.
     """
-    last = last_moment(state, grace)
-    return last is not None and state.decided is None and (state.settled or now >= last)
+    deadline = decision_deadline(state, grace)
+    return deadline is not None and state.decided is None and (state.settled or now >= deadline)
 
 
 def pending_outcome(state: DeliberationState) -> Outcome | None:
-    """Return the document that callers poll while nothing is decided; None while nobody asked."""
+    """Return the status document of an undecided deliberation; None if it was not requested."""
     if state.requested is None:
         return None
     status = DeliberationStatus.PENDING if state.started is None else DeliberationStatus.IN_PROGRESS
@@ -69,66 +70,65 @@ def pending_outcome(state: DeliberationState) -> Outcome | None:
 def decide(
     state: DeliberationState, *, quorum: float = QUORUM, grace: timedelta = GRACE
 ) -> Outcome:
-    """Return how a deliberation that is `ready` ends. Its winner is not delivered yet.
+    """Return the outcome of a deliberation that is ready. The winner is not delivered yet.
 
-    `quorum` is the share of needed seats that must have proposed and been checked when others are
-    late.
+    quorum: the share of needed seats that must have proposed and been checked if others are late.
     """
-    last = last_moment(state, grace)
-    if state.requested is None or last is None:
+    deadline = decision_deadline(state, grace)
+    if state.requested is None or deadline is None:
         raise ValueError(f"deliberation {state.task_id!r} was never requested")
     deliberation = state.requested.value
-    state = _until(state, last)
-    seats = tuple(_seat(state, seat) for seat in deliberation.seats)
-    candidates = candidates_of(state)
-    places = rank(candidates)
+    state = _state_at(state, deadline)
+    seats = tuple(_seat_outcome(state, seat) for seat in deliberation.seats)
+    candidates = collect_candidates(state)
+    ranked = rank(candidates)
     outcome = replace(
         _outcome(deliberation, DeliberationStatus.COMPLETED),
-        results=_results(places, candidates, _reports(state)),
+        results=_results(ranked, candidates, _sorted_reports(state)),
         seats=seats,
-        usage=_total(usage for _, usage in _values(state.calls)),
-        duration_ms=_duration(state, deliberation),
+        usage=_total(usage for _, usage in _sorted_values(state.calls)),
+        duration_ms=_duration_ms(state, deliberation),
     )
     if state.cancelled is not None:
         reason = state.cancelled.value.strip()
-        return _end_as(
+        return _with_error(
             outcome,
             DeliberationStatus.CANCELLED,
             f"Cancelled: {reason}" if reason else "Cancelled.",
         )
-    missed = [
+    needed_seats = [
         seat
         for seat in seats
-        if seat.status not in _UNNEEDED and seat.error_code != OUT_OF_PATIENCE
+        if seat.status not in _NOT_NEEDED and seat.error_code != OUT_OF_PATIENCE
     ]
-    late = any(seat.status is SeatStatus.LATE for seat in missed)
-    evaluated = _seats_evaluated(state, candidates)
-    needed = max(1, len(missed))
-    if late and len(evaluated) / needed < quorum:
-        said = (
-            f"The time was up with {len(evaluated)} of {needed} seats proposed and checked; "
+    has_late_seat = any(seat.status is SeatStatus.LATE for seat in needed_seats)
+    evaluated = _evaluated_seats(state, candidates)
+    needed_count = max(1, len(needed_seats))
+    if has_late_seat and len(evaluated) / needed_count < quorum:
+        message = (
+            f"The time was up with {len(evaluated)} of {needed_count} seats proposed and checked; "
             f"{quorum:.0%} were needed."
         )
-        return _end_as(outcome, DeliberationStatus.TIMEOUT, said)
+        return _with_error(outcome, DeliberationStatus.TIMEOUT, message)
     if not candidates:
-        said = f"No seat proposed anything: {_codes(seats)}."
+        message = f"No seat proposed anything: {_count_error_codes(seats)}."
         if len({(seat.error_code, seat.error_message) for seat in seats}) == 1:
-            said = f"{said} {seats[0].error_message}".rstrip()
-        return _end_as(outcome, DeliberationStatus.FAILED, said)
-    if not places[0].passed_gates:
-        best = f"{places[0].candidate}, the nearest, does not: {places[0].reasons[0]}"
+            message = f"{message} {seats[0].error_message}".rstrip()
+        return _with_error(outcome, DeliberationStatus.FAILED, message)
+    if not ranked[0].passed_gates:
+        nearest = f"{ranked[0].candidate}, the nearest, does not: {ranked[0].reasons[0]}"
         return replace(
             outcome,
             final_state="no_winner",
-            error_message=f"No candidate passes every gate; {best}",
+            error_message=f"No candidate passes all acceptance checks; {nearest}",
         )
     return replace(
         outcome,
-        winner_id=places[0].seat,
-        proven=places[0].proven,
-        evidence_level=places[0].level,
-        undecided=places[0].undecided,
-        final_state=_final_state(deliberation, outcome.results[0].diff, candidates, places[0]),
+        winner_id=ranked[0].seat,
+        proven=ranked[0].proven,
+        evidence_level=ranked[0].level,
+        undecided=ranked[0].undecided,
+        final_state=_final_state(deliberation, outcome.results[0].diff, candidates, ranked[0]),
     )
 
 
@@ -137,84 +137,92 @@ def _final_state(
 ) -> str:
     if deliberation.is_answer(diff):
         return "answered"
-    claim = any(
-        item.proposal.candidate == winner.candidate and item.already_done for item in candidates
+    claims_done = any(
+        candidate.proposal.candidate == winner.candidate and candidate.already_done
+        for candidate in candidates
     )
-    return "already_done" if claim and not winner.level.independent else "committed"
+    return "already_done" if claims_done and not winner.level.independent else "committed"
 
 
-def candidates_of(state: DeliberationState) -> tuple[Candidate, ...]:
-    """Return every proposal of a seat that was asked, with all that is known of it."""
+def collect_candidates(state: DeliberationState) -> tuple[Candidate, ...]:
+    """Return the proposals of requested seats as candidates, with all facts about them."""
     if state.requested is None:
         return ()
-    asked = state.requested.value
-    seats = set(asked.seats)
+    deliberation = state.requested.value
+    seats = set(deliberation.seats)
     proposals = [proposal for proposal in _pick_proposals(state) if proposal.seat in seats]
-    tests = _latest_tests(proposals)
-    found = []
+    latest_tests = _latest_tests(proposals)
+    candidates = []
     for proposal in proposals:
-        of = {(proposal.candidate, proposal.fingerprint), (proposal.candidate, "")}
-        facts = _assessment(state, proposal)
-        cross = [(key, fact.value) for key, fact in sorted(state.cross.items()) if key[:2] in of]
-        # A candidate that nobody re-checked lacks evidence, and missing evidence never passes.
-        assessment = facts.value if facts else Assessment(applies=True, required=(RECHECK,))
+        keys = {(proposal.candidate, proposal.fingerprint), (proposal.candidate, "")}
+        assessment_fact = _find_assessment(state, proposal)
+        cross_runs = [
+            (key, fact.value) for key, fact in sorted(state.cross.items()) if key[:2] in keys
+        ]
+        # A candidate without a re-check lacks evidence, and missing evidence never passes.
+        assessment = (
+            assessment_fact.value
+            if assessment_fact
+            else Assessment(applies=True, required=(RECHECK,))
+        )
         evidence = tuple(
-            fact.value for key, fact in sorted(state.evidence.items()) if key[:2] in of
+            fact.value for key, fact in sorted(state.evidence.items()) if key[:2] in keys
         )
         candidate = Candidate(
             proposal=proposal,
             assessment=replace(assessment, evidence=evidence),
             cross=tuple(
-                run for (*_, author, made), run in cross if made in {"", tests.get(author)}
+                run
+                for (*_, author, fingerprint), run in cross_runs
+                if fingerprint in {"", latest_tests.get(author)}
             ),
             reviews=tuple(
-                fact.value for key, fact in sorted(state.reviews.items()) if key[:2] in of
+                fact.value for key, fact in sorted(state.reviews.items()) if key[:2] in keys
             ),
-            about_text=asked.is_answer(proposal.diff),
-            missing=_missing(state, proposal.candidate),
+            about_text=deliberation.is_answer(proposal.diff),
+            missing=_missing_reviews(state, proposal.candidate),
         )
-        found.append(candidate)
-    return tuple(found)
+        candidates.append(candidate)
+    return tuple(candidates)
 
 
 def _pick_proposals(state: DeliberationState) -> list[Proposal]:
-    """Return one proposal a name. Where two hosts made two, the one that was judged stands, of
-    equals the earlier.
+    """Return one proposal per name.
+
+    If two hosts made one each, prefer the assessed one, then the earlier.
     """
-    names: dict[str, list[Fact[Proposal]]] = {}
+    facts_by_name: dict[str, list[Fact[Proposal]]] = {}
     for (name, _), fact in state.proposals.items():
-        names.setdefault(name, []).append(fact)
+        facts_by_name.setdefault(name, []).append(fact)
 
-    def worth(fact: Fact[Proposal]) -> tuple[bool, datetime, str]:
-        return _assessment(state, fact.value) is None, fact.time, fact.event_id
+    def preference(fact: Fact[Proposal]) -> tuple[bool, datetime, str]:
+        return _find_assessment(state, fact.value) is None, fact.time, fact.event_id
 
-    return [min(facts, key=worth).value for _, facts in sorted(names.items())]
+    return [min(facts, key=preference).value for _, facts in sorted(facts_by_name.items())]
 
 
-def _assessment(state: DeliberationState, proposal: Proposal) -> Fact[Assessment] | None:
+def _find_assessment(state: DeliberationState, proposal: Proposal) -> Fact[Assessment] | None:
     name = proposal.candidate
     return state.assessments.get((name, proposal.fingerprint)) or state.assessments.get((name, ""))
 
 
 def _latest_tests(proposals: Iterable[Proposal]) -> dict[str, str]:
-    """Say by author which of its proposals its tests are taken from: the latest that brought
-    any.
-    """
-    bringing = (proposal for proposal in proposals if proposal.own_tests)
+    """Return by author the fingerprint of its latest proposal with tests."""
+    with_tests = (proposal for proposal in proposals if proposal.own_tests)
     return {
         proposal.seat: proposal.fingerprint
-        for proposal in sorted(bringing, key=lambda item: item.revision)
+        for proposal in sorted(with_tests, key=lambda proposal: proposal.revision)
     }
 
 
-def _until(state: DeliberationState, last: datetime) -> DeliberationState:
-    """The state as it was at `last`."""
+def _state_at(state: DeliberationState, deadline: datetime) -> DeliberationState:
+    """Return the state without facts after a deadline."""
 
     def keep(facts: Mapping[K, Fact[T]]) -> Mapping[K, Fact[T]]:
-        return {key: fact for key, fact in facts.items() if fact.time <= last}
+        return {key: fact for key, fact in facts.items() if fact.time <= deadline}
 
     return state._replace(
-        cancelled=state.cancelled if state.cancelled and state.cancelled.time <= last else None,
+        cancelled=state.cancelled if state.cancelled and state.cancelled.time <= deadline else None,
         proposals=keep(state.proposals),
         assessments=keep(state.assessments),
         evidence=keep(state.evidence),
@@ -227,86 +235,91 @@ def _until(state: DeliberationState, last: datetime) -> DeliberationState:
     )
 
 
-def _seat(state: DeliberationState, seat: str) -> SeatOutcome:
-    """What became of a seat; one that never answered is late, or cancelled with all of them."""
-    usage = _total(spent for caller, spent in _values(state.calls) if caller == seat)
+def _seat_outcome(state: DeliberationState, seat: str) -> SeatOutcome:
+    """Return the outcome of a seat. A seat without an end is late, or cancelled with the
+    deliberation.
+    """
+    usage = _total(spent for caller, spent in _sorted_values(state.calls) if caller == seat)
     if seat in state.finished:
-        ended = state.finished[seat]
+        finished = state.finished[seat]
         return replace(
-            ended.value,
-            usage=usage if usage.calls else ended.value.usage,
-            duration_ms=_since_request(state, ended.time),
+            finished.value,
+            usage=usage if usage.calls else finished.value.usage,
+            duration_ms=_ms_since_request(state, finished.time),
         )
     if state.cancelled is not None:
         return SeatOutcome(seat, SeatStatus.CANCELLED, usage=usage)
     if seat in state.failures:
         return replace(state.failures[seat].value, usage=usage)
-    said = "no answer before the deadline" + (
+    message = "no answer before the deadline" + (
         "; what it had proposed is ranked" if _has_proposed(state, seat) else ""
     )
-    return SeatOutcome(seat, SeatStatus.LATE, "DEADLINE_EXCEEDED", said, usage)
+    return SeatOutcome(seat, SeatStatus.LATE, "DEADLINE_EXCEEDED", message, usage)
 
 
 def _has_proposed(state: DeliberationState, seat: str) -> bool:
-    return any(proposal.seat == seat for proposal in _values(state.proposals))
+    return any(proposal.seat == seat for proposal in _sorted_values(state.proposals))
 
 
-def _seats_evaluated(state: DeliberationState, candidates: Sequence[Candidate]) -> set[str]:
+def _evaluated_seats(state: DeliberationState, candidates: Sequence[Candidate]) -> set[str]:
     return {
-        item.proposal.seat
-        for item in candidates
-        if item.about_text or _assessment(state, item.proposal) is not None
+        candidate.proposal.seat
+        for candidate in candidates
+        if candidate.about_text or _find_assessment(state, candidate.proposal) is not None
     }
 
 
-def _reports(state: DeliberationState) -> tuple[Report, ...]:
-    """Return the reports of agents beside the seats, sorted by name and message."""
-    return tuple(sorted(_values(state.reports), key=lambda item: (item.agent, item.message)))
+def _sorted_reports(state: DeliberationState) -> tuple[Report, ...]:
+    """Return the reports of agents beside the seats, sorted by agent and message."""
+    return tuple(
+        sorted(_sorted_values(state.reports), key=lambda report: (report.agent, report.message))
+    )
 
 
-def _missing(state: DeliberationState, candidate: str) -> tuple[str, ...]:
+def _missing_reviews(state: DeliberationState, candidate: str) -> tuple[str, ...]:
     """Return a message for each review of a candidate that was requested and is missing."""
-    given = {reviewer for (name, _, reviewer, _) in state.reviews if name == candidate}
-    reports = {
-        item.agent: item.message
-        for item in _reports(state)
-        if item.missing and item.candidate == candidate
+    reviewers = {reviewer for (name, _, reviewer, _) in state.reviews if name == candidate}
+    messages = {
+        report.agent: report.message
+        for report in _sorted_reports(state)
+        if report.missing and report.candidate == candidate
     }
-    return tuple(message for agent, message in sorted(reports.items()) if agent not in given)
+    return tuple(message for agent, message in sorted(messages.items()) if agent not in reviewers)
 
 
-def _reason(report: Report) -> str:
-    """Return a report as a reason, with the tokens of its agent."""
-    message = plain(report.message, _REPORT)
-    spent = report.usage.prompt_tokens + report.usage.completion_tokens
+def _format_report(report: Report) -> str:
+    """Return a report as a reason, with the number of tokens that its agent used."""
+    message = sanitize_line(report.message, _MAX_REPORT_CHARS)
+    tokens = report.usage.prompt_tokens + report.usage.completion_tokens
     return as_sentence(
-        f"{message[:1].upper()}{message[1:]}" + (f" ({spent} tokens)" if spent else "")
+        f"{message[:1].upper()}{message[1:]}" + (f" ({tokens} tokens)" if tokens else "")
     )
 
 
 def _results(
-    places: Sequence[RankedCandidate], candidates: Sequence[Candidate], reports: Sequence[Report]
+    ranked: Sequence[RankedCandidate], candidates: Sequence[Candidate], reports: Sequence[Report]
 ) -> tuple[Result, ...]:
-    """Return the places with their evidence. Reports about no single answer are reasons of the
-    first.
+    """Return the ranked candidates with their evidence.
+
+    Reports that concern no single answer become reasons of the first.
     """
-    general = tuple(_reason(item) for item in reports if not item.candidate)
-    by_name = {item.proposal.candidate: item for item in candidates}
+    general_reasons = tuple(_format_report(report) for report in reports if not report.candidate)
+    by_name = {report.proposal.candidate: report for report in candidates}
     results = []
-    for place in places:
-        candidate = by_name[place.candidate]
+    for entry in ranked:
+        candidate = by_name[entry.candidate]
         proposal = candidate.proposal
         results.append(
             Result(
-                rank=place.rank,
-                seat=place.seat,
+                rank=entry.rank,
+                seat=entry.seat,
                 role=proposal.role,
-                score=place.score,
-                reasons=(*place.reasons, *(general if place.rank == 1 else ())),
-                passed_gates=place.passed_gates,
-                proven=place.proven,
-                evidence_level=place.level,
-                undecided=place.undecided,
+                score=entry.score,
+                reasons=(*entry.reasons, *(general_reasons if entry.rank == 1 else ())),
+                passed_gates=entry.passed_gates,
+                proven=entry.proven,
+                evidence_level=entry.level,
+                undecided=entry.undecided,
                 evidence=candidate.assessment.evidence,
                 reviews=candidate.reviews,
                 content=proposal.content,
@@ -315,7 +328,9 @@ def _results(
                 revision=proposal.revision,
                 operations=proposal.operations,
                 created_at_ms=proposal.created_at_ms,
-                checks={item.check: str(item.verdict) for item in candidate.assessment.evidence},
+                checks={
+                    report.check: str(report.verdict) for report in candidate.assessment.evidence
+                },
                 message=proposal.message,
             )
         )
@@ -334,13 +349,13 @@ def _outcome(deliberation: Deliberation, status: DeliberationStatus) -> Outcome:
     )
 
 
-def _end_as(outcome: Outcome, status: DeliberationStatus, message: str) -> Outcome:
+def _with_error(outcome: Outcome, status: DeliberationStatus, message: str) -> Outcome:
     return replace(outcome, status=status, final_state=status.value.lower(), error_message=message)
 
 
-def _duration(state: DeliberationState, deliberation: Deliberation) -> int:
-    """Milliseconds from the request to what brought the decision about: a cancel, the last seat, or
-    the deadline.
+def _duration_ms(state: DeliberationState, deliberation: Deliberation) -> int:
+    """Return the time in milliseconds from the request to the cancellation, the end of the last
+    seat, or the deadline, whichever led to the decision.
     """
     if state.requested is None:
         return 0
@@ -350,25 +365,29 @@ def _duration(state: DeliberationState, deliberation: Deliberation) -> int:
         end = max(state.finished[seat].time for seat in deliberation.seats)
     else:
         end = state.pauses.later(deliberation.deadline)
-    return _since_request(state, end)
+    return _ms_since_request(state, end)
 
 
-def _since_request(state: DeliberationState, end: datetime) -> int:
-    """Milliseconds; 0 where one of the two has no time."""
+def _ms_since_request(state: DeliberationState, end: datetime) -> int:
+    """Return the time since the request in milliseconds; 0 if one of the times is unknown."""
     if state.requested is None or UNDATED in {state.requested.time, end}:
         return 0
     return max(0, round((end - state.requested.time).total_seconds() * 1000))
 
 
-def _codes(seats: Sequence[SeatOutcome]) -> str:
+def _count_error_codes(seats: Sequence[SeatOutcome]) -> str:
     return ", ".join(
         f"{count} x {code}"
-        for code, count in sorted(Counter(s.error_code or s.status.value for s in seats).items())
+        for code, count in sorted(
+            Counter(seat.error_code or seat.status.value for seat in seats).items()
+        )
     )
 
 
-def _values(facts: Mapping[K, Fact[T]]) -> list[T]:
-    """Values in the order of their keys: sums of floats must not depend on who came first."""
+def _sorted_values(facts: Mapping[K, Fact[T]]) -> list[T]:
+    """Return the values sorted by key, so that sums of floats do not depend on the order of
+    arrival.
+    """
     return [facts[key].value for key in sorted(facts, key=str)]
 
 

@@ -1,4 +1,4 @@
-"""Making the winner a branch where its owner finds it."""
+"""Delivery of the winner as a branch in its repository."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from moothall.ports import Repositories
 
 log = telemetry.get_logger(__name__)
 
-_MESSAGE = 4_000
-_TITLE = 72  # characters of the first line of a commit message
+_MAX_MESSAGE_CHARS = 4_000
+_MAX_TITLE_CHARS = 72
 _TRAILER = re.compile(r"\s*(?:[\w-]+-by|deliberation|winner|skip-checks)\s*:", re.IGNORECASE)
-_SKIP = re.compile(
+_SKIP_CI = re.compile(
     r"\[(?:skip|no|ci)[ -](?:ci|skip|actions|checks)\]|\[(?:actions|azurepipelines)[ "
     r"-]skip\]|\*\*\*NO_CI\*\*\*",
     re.IGNORECASE,
@@ -29,15 +29,18 @@ _SKIP = re.compile(
 async def deliver(
     repositories: Repositories, deliberation: Deliberation, outcome: Outcome
 ) -> Outcome:
-    """Make the winner a branch. That it could not be made does not undo the decision; it is
-    told.
+    """Deliver the winner as a branch.
+
+    A failure does not revoke the decision; the outcome describes it.
     """
     winner = outcome.results[0]
     branch = f"moothall/{deliberation.task_id}"
-    asked = deliberation.repository or RepositoryRef()
-    # The registry's id where it has one: a URL would be fetched and checked again.
+    requested_ref = deliberation.repository or RepositoryRef()
+    # Prefer the registry's id: a URL would be fetched and checked again.
     ref = RepositoryRef(
-        id=asked.id, url="" if asked.id else asked.url, ref=deliberation.base_sha or ""
+        id=requested_ref.id,
+        url="" if requested_ref.id else requested_ref.url,
+        ref=deliberation.base_sha or "",
     )
     try:
         with (
@@ -45,28 +48,27 @@ async def deliver(
             telemetry.metrics.DELIVER_SECONDS.time(),
         ):
             base = await repositories.resolve(ref, tenant=deliberation.tenant)
-            diff = await _exact(repositories, base, winner)
+            diff = await _applied_diff(repositories, base, winner)
             sha = await repositories.deliver(
-                base, diff, branch, _message(deliberation, outcome), deliberation.merge
+                base, diff, branch, _commit_message(deliberation, outcome), deliberation.merge
             )
     except MoothallError as error:
         log.warning(
             "delivery failed", task_id=deliberation.task_id, code=error.code, reason=error.message
         )
-        said = (
+        message = (
             f"{winner.seat} won, but branch {branch} could not be made: {error.message} "
             f"[{error.code}]"
         )
-        return replace(outcome, final_state="failed", error_message=said)
+        return replace(outcome, final_state="failed", error_message=message)
     return replace(outcome, branch=branch, commit_sha=sha)
 
 
-async def _exact(repositories: Repositories, base: Base, winner: Result) -> str:
-    """Return the winner's diff as it was run: the log's may lack what stood in it and looked like a
-    secret, and the commit has it.
+async def _applied_diff(repositories: Repositories, base: Base, winner: Result) -> str:
+    """Return the winner's diff as it was run.
 
-    Raises `PatchRefused` where that is gone and something is missing in what the diff adds: nothing
-    is delivered that was not run.
+    The log's diff may lack text that looked like a secret; the commit has it. Raises `PatchRefused`
+    if the commit is gone and an added line is incomplete, since only a tested diff is delivered.
     """
     if HOLE not in winner.diff or not winner.commit_sha:
         return winner.diff
@@ -75,41 +77,45 @@ async def _exact(repositories: Repositories, base: Base, winner: Result) -> str:
     except PatchRefused:
         if any(HOLE in line for line in winner.diff.splitlines() if line.startswith("+")):
             raise
-        return winner.diff  # a hole in what it only stands beside would not apply
+        return winner.diff  # a hole in a context line would not apply
 
 
-def _message(deliberation: Deliberation, outcome: Outcome) -> str:
-    """The same for the same decision, so that delivering again makes the same commit."""
-    title = title_of(deliberation.description)
-    # On a forge, words in a commit message have effects: they close issues and notify people.
-    own = "" if deliberation.origin == FORGE else own_message(outcome.results[0].message)
+def _commit_message(deliberation: Deliberation, outcome: Outcome) -> str:
+    """Return a message that depends on the decision only, so that a repeated delivery makes the
+    same commit.
+    """
+    title = commit_title(deliberation.description)
+    # On a forge, a commit message can close issues and notify people.
+    own = "" if deliberation.origin == FORGE else clean_commit_message(outcome.results[0].message)
     return (
         f"{own or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} "
         f"({outcome.level.words})\n"
     )
 
 
-def title_of(description: str) -> str:
-    """Return the first line of a commit message for a task: its first sentence if that is short
-    enough, else whole words.
+def commit_title(description: str) -> str:
+    """Return the first line of a commit message: the task's first sentence if it is short enough,
+    else its first words.
     """
     text = " ".join(description.strip().partition("\n\n")[0].split())
     sentence = text.partition(". ")[0]
-    if len(text) <= _TITLE:
+    if len(text) <= _MAX_TITLE_CHARS:
         return text
-    if len(sentence) <= _TITLE:
+    if len(sentence) <= _MAX_TITLE_CHARS:
         return sentence
-    words = textwrap.shorten(text, _TITLE, placeholder="…")
-    return words if words != "…" else f"{text[: _TITLE - 1]}…"
+    shortened = textwrap.shorten(text, _MAX_TITLE_CHARS, placeholder="…")
+    return shortened if shortened != "…" else f"{text[: _MAX_TITLE_CHARS - 1]}…"
 
 
-def own_message(message: str) -> str:
-    """Clean a seat's own commit message: printable lines, no trailers, no words that skip CI."""
+def clean_commit_message(message: str) -> str:
+    """Return a seat's commit message with printable lines only, without trailers and markers that
+    skip CI.
+    """
     text = "\n".join(
-        "".join(sign if sign.isprintable() else " " for sign in line)
+        "".join(char if char.isprintable() else " " for char in line)
         for line in message.splitlines()
     )
-    while _SKIP.search(text):  # what is left may be another: "[skip[skip ci] ci]"
-        text = _SKIP.sub("", text)
-    kept = [line.rstrip() for line in text.split("\n") if not _TRAILER.match(line)]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()[:_MESSAGE]
+    while _SKIP_CI.search(text):  # the rest may form another marker: "[skip[skip ci] ci]"
+        text = _SKIP_CI.sub("", text)
+    lines = [line.rstrip() for line in text.split("\n") if not _TRAILER.match(line)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()[:_MAX_MESSAGE_CHARS]

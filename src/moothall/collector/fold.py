@@ -1,8 +1,8 @@
-"""A deliberation's events folded into facts: pure, and deaf to order and to repetition.
+"""Fold of a deliberation's events into facts. It is pure, and independent of order and repetition.
 
-Every fact has a key, and of two facts with one key the earlier stays (then the smaller event id).
-So the fold is a least upper bound over a set of events: any order and any number of copies of the
-same events give the same state.
+Every fact has a key. Of two facts with the same key, the earlier one wins (then the smaller event
+id). The fold is therefore a least upper bound over a set of events: any order and any number of
+copies of the same events give the same state.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ UNDATED = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Fact(Generic[T]):
-    """What one event said, when, and which event. An event without a time counts as always in
-    time.
+    """The content of one event, with its time and id.
+
+    An event without a time counts as on time.
     """
 
     time: datetime
     event_id: str
     value: T
     traceparent: str = ""
-    """Only of the request: the decision belongs to its trace."""
+    """Set only for the request, whose trace includes the decision."""
 
 
 _NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
 class DeliberationState(NamedTuple):
-    """All facts of one deliberation that its outcome depends on.
+    """The facts of one deliberation that determine its outcome.
 
-    Keys begin with (candidate, digest of its diff), for two hosts that worked at the same time may
-    have made
-    different proposals of one name, and what was found of one says nothing of the other; the digest
-    is empty where
-    the event doesn't tell. Then follow check; author and the digest of the author's diff; reviewer
-    and event id.
-    The others: seat; call id; event id. Answers and prompts are not kept, so that a state stays
-    small. A
-    tuple, for a new one is made with each event, at a third of what a dataclass takes.
+    The keys of most mappings begin with (candidate, digest of its diff): two concurrent hosts may
+    have made different proposals with the same name, and facts of one do not apply to the other.
+    The digest is '' if the event lacks it. The rest of the key is the check (evidence), the author
+    and the digest of the author's diff (cross), or the reviewer and the event id (reviews).
+
+    The other mappings have as keys the seat, the call id (calls) or the event id (reports). Answers
+    and prompts are not kept, so that a state stays small. The class is a tuple because each event
+    creates a new one, at a third of the cost of a dataclass.
     """
 
     task_id: str
@@ -77,53 +77,51 @@ class DeliberationState(NamedTuple):
 
     @property
     def all_finished(self) -> bool:
-        """Whether every seat of the request has ended."""
+        """True if every requested seat has ended."""
         if self.requested is None or len(self.finished) < len(self.requested.value.seats):
             return False
         return all(seat in self.finished for seat in self.requested.value.seats)
 
     @property
     def settled(self) -> bool:
-        """Whether the events alone, without a clock, call for a decision."""
+        """True if the events alone, without a clock, require a decision."""
         return self.requested is not None and (self.cancelled is not None or self.all_finished)
 
 
-def task_of(event: Event) -> str:
-    """Return the deliberation that an event belongs to; raises `InvalidRequest` if it names
-    none.
-    """
+def task_id_of(event: Event) -> str:
+    """Return the task key of an event. Raises `InvalidRequest` if it has none."""
     return _text(event.data, "task_id")
 
 
 def fold(state: DeliberationState | None, event: Event) -> DeliberationState:
-    """Return the state with what the event says. Types that no outcome depends on change nothing.
+    """Return the state after an event. Event types that affect no outcome change nothing.
 
-    Raises `InvalidRequest` for an event that is malformed, or of another deliberation.
+    Raises `InvalidRequest` for a malformed event, or one of another deliberation.
     """
-    task_id = task_of(event)
+    task_id = task_id_of(event)
     if state is None:
         state = DeliberationState(task_id)
     if state.task_id != task_id:
         raise InvalidRequest(
             f"event {event.id} is of deliberation {task_id[:80]!r}, not of {state.task_id!r}"
         )
-    reader = _READERS.get(event.type)
-    return state if reader is None else reader(state, event, _time(event))
+    handler = _HANDLERS.get(event.type)
+    return state if handler is None else handler(state, event, _time(event))
 
 
 def _text(data: Mapping[str, Any], name: str) -> str:
     value = data.get(name)
     if not isinstance(value, str) or not value:
-        raise InvalidRequest(f"the event's data has no {name}: expected a text that is not empty")
+        raise InvalidRequest(f"the event's data has no {name}: expected non-empty text")
     return value
 
 
 def _text_or_empty(data: Mapping[str, Any], name: str) -> str:
-    """Return a text that older events lack: then it is empty."""
+    """Return a text; '' if it is missing, as in older events."""
     return _text(data, name) if name in data else ""
 
 
-def _object(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = data.get(name)
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"the event's data has no {name}: expected an object")
@@ -148,7 +146,7 @@ def _earlier(known: Fact[T] | None, new: Fact[T]) -> Fact[T]:
     return min(known, new, key=lambda fact: (fact.time, fact.event_id))
 
 
-def _with(known: Mapping[K, Fact[T]], key: K, new: Fact[T]) -> Mapping[K, Fact[T]]:
+def _with_fact(known: Mapping[K, Fact[T]], key: K, new: Fact[T]) -> Mapping[K, Fact[T]]:
     return {**known, key: _earlier(known.get(key), new)}
 
 
@@ -174,7 +172,7 @@ def _on_cancelled(state: DeliberationState, event: Event, time: datetime) -> Del
     )
 
 
-def _on_turned(state: DeliberationState, event: Event, _: datetime) -> DeliberationState:
+def _on_paused_or_resumed(state: DeliberationState, event: Event, _: datetime) -> DeliberationState:
     return state._replace(pauses=state.pauses.with_event(event))
 
 
@@ -185,14 +183,16 @@ def _on_decided(state: DeliberationState, event: Event, time: datetime) -> Delib
 
 
 def _on_proposed(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    proposal = load(Proposal, _object(event.data, "proposal"))
+    proposal = load(Proposal, _mapping(event.data, "proposal"))
     key = (proposal.candidate, proposal.fingerprint)
-    return state._replace(proposals=_with(state.proposals, key, Fact(time, event.id, proposal)))
+    return state._replace(
+        proposals=_with_fact(state.proposals, key, Fact(time, event.id, proposal))
+    )
 
 
 def _on_checked(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     key = (_text(event.data, "candidate"), _text_or_empty(event.data, "fingerprint"))
-    evidence = load(Evidence, _object(event.data, "evidence"))
+    evidence = load(Evidence, _mapping(event.data, "evidence"))
     author = event.data.get("cross_author")
     if author is not None:
         run = CrossRun(
@@ -201,64 +201,70 @@ def _on_checked(state: DeliberationState, event: Event, time: datetime) -> Delib
             cases=evidence.shown,
             failed=evidence.red,
         )
-        tests = _text_or_empty(event.data, "cross_fingerprint")
+        tests_fingerprint = _text_or_empty(event.data, "cross_fingerprint")
         return state._replace(
-            cross=_with(state.cross, (*key, run.author, tests), Fact(time, event.id, run))
+            cross=_with_fact(
+                state.cross, (*key, run.author, tests_fingerprint), Fact(time, event.id, run)
+            )
         )
     if event.data.get("assessment") is not None:
-        assessment = load(Assessment, _object(event.data, "assessment"))
+        assessment = load(Assessment, _mapping(event.data, "assessment"))
         state = state._replace(
-            assessments=_with(state.assessments, key, Fact(time, event.id, assessment))
+            assessments=_with_fact(state.assessments, key, Fact(time, event.id, assessment))
         )
     return state._replace(
-        evidence=_with(state.evidence, (*key, evidence.check), Fact(time, event.id, evidence))
+        evidence=_with_fact(state.evidence, (*key, evidence.check), Fact(time, event.id, evidence))
     )
 
 
 def _on_reviewed(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    """The envelope says who reviewed whom: a review's own words for it come from further out."""
+    """Fold a review. The envelope's reviewer and candidate replace those in the review, which is
+    untrusted.
+    """
     reviewer, candidate = _text(event.data, "seat"), _text(event.data, "candidate")
-    given = {**_object(event.data, "review"), "reviewer": reviewer, "candidate": candidate}
+    review_data = {**_mapping(event.data, "review"), "reviewer": reviewer, "candidate": candidate}
     key = (candidate, _text_or_empty(event.data, "fingerprint"), reviewer, event.id)
     return state._replace(
-        reviews=_with(state.reviews, key, Fact(time, event.id, load(Review, given)))
+        reviews=_with_fact(state.reviews, key, Fact(time, event.id, load(Review, review_data)))
     )
 
 
 def _on_failed(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    seat, error = _text(event.data, "seat"), _object(event.data, "error")
+    seat, error = _text(event.data, "seat"), _mapping(event.data, "error")
     outcome = SeatOutcome(
         seat, SeatStatus.FAILED, _text(error, "code"), str(error.get("message") or "")
     )
-    return state._replace(failures=_with(state.failures, seat, Fact(time, event.id, outcome)))
+    return state._replace(failures=_with_fact(state.failures, seat, Fact(time, event.id, outcome)))
 
 
 def _on_finished(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     seat = _text(event.data, "seat")
-    outcome = load(SeatOutcome, {**_object(event.data, "outcome"), "seat": seat})
-    return state._replace(finished=_with(state.finished, seat, Fact(time, event.id, outcome)))
+    outcome = load(SeatOutcome, {**_mapping(event.data, "outcome"), "seat": seat})
+    return state._replace(finished=_with_fact(state.finished, seat, Fact(time, event.id, outcome)))
 
 
 def _on_reported(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    report = load(Report, _object(event.data, "report"))
-    return state._replace(reports=_with(state.reports, event.id, Fact(time, event.id, report)))
+    report = load(Report, _mapping(event.data, "report"))
+    return state._replace(reports=_with_fact(state.reports, event.id, Fact(time, event.id, report)))
 
 
 def _on_called(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    usage = load(Usage, _object(event.data, "usage"))
+    usage = load(Usage, _mapping(event.data, "usage"))
     seat = str(event.data.get("seat") or "")
     return state._replace(
-        calls=_with(state.calls, _text(event.data, "call_id"), Fact(time, event.id, (seat, usage)))
+        calls=_with_fact(
+            state.calls, _text(event.data, "call_id"), Fact(time, event.id, (seat, usage))
+        )
     )
 
 
-_READERS: Mapping[EventType, Callable[[DeliberationState, Event, datetime], DeliberationState]] = {
+_HANDLERS: Mapping[EventType, Callable[[DeliberationState, Event, datetime], DeliberationState]] = {
     EventType.DELIBERATION_REQUESTED: _on_requested,
     EventType.DELIBERATION_STARTED: _on_started,
     EventType.SEAT_STARTED: _on_started,
     EventType.DELIBERATION_CANCELLED: _on_cancelled,
-    EventType.DELIBERATION_PAUSED: _on_turned,
-    EventType.DELIBERATION_RESUMED: _on_turned,
+    EventType.DELIBERATION_PAUSED: _on_paused_or_resumed,
+    EventType.DELIBERATION_RESUMED: _on_paused_or_resumed,
     EventType.DELIBERATION_DECIDED: _on_decided,
     EventType.SEAT_PROPOSED: _on_proposed,
     EventType.SEAT_REVISED: _on_proposed,

@@ -1,4 +1,4 @@
-"""What is under way, followed from the log: for a process that decides nothing itself."""
+"""Active deliberations, followed from the log by a process that makes no decisions."""
 
 from __future__ import annotations
 
@@ -21,38 +21,40 @@ log = get_logger(__name__)
 
 _CHANNELS = (Channel.RESULTS, Channel.RESPONSES, Channel.WORDS)
 _OPEN = {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
-_REMEMBERED = 10_000
-_AGAIN_SECONDS = 1.0
+_MAX_DECIDED_IDS = 10_000
+_RETRY_SECONDS = 1.0
 
 
 class Observer:
-    """Memory: the facts of the deliberations that are under way, and the ids of the last decided
-    ones.
+    """An observer of active deliberations.
+
+    Memory: the facts of active deliberations, and the ids of recently decided ones.
     """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._states: dict[str, DeliberationState] = {}
-        self._decided: FIFOCache[str, None] = FIFOCache(_REMEMBERED)
+        self._decided: FIFOCache[str, None] = FIFOCache(_MAX_DECIDED_IDS)
 
     @property
-    def under_way(self) -> int:
-        """Deliberations in memory."""
+    def active_count(self) -> int:
+        """The number of active deliberations in memory."""
         return len(self._states)
 
     def states(self) -> tuple[DeliberationState, ...]:
-        """Return what is known of those in memory."""
+        """Return the states of the active deliberations."""
         return tuple(self._states.values())
 
     def deliberations(self) -> tuple[Deliberation, ...]:
-        """Return those in memory: asked for and not decided."""
+        """Return the active deliberations: requested and not decided."""
         return tuple(
             state.requested.value for state in self._states.values() if state.requested is not None
         )
 
     async def run(self, last_seq: int) -> None:
-        """Take up what is open, then follow what comes after `last_seq`, the log's end as it was
-        before, until cancelled.
+        """Load open deliberations, then follow the log until cancelled.
+
+        last_seq: the end of the log before the open deliberations are listed.
         """
         for key in await self._bus.keys():
             document = await self._bus.get(key)
@@ -62,9 +64,9 @@ class Observer:
             self._bus.follow([channel.all for channel in _CHANNELS], last_seq)
         ) as records:
             async for recorded in records:
-                await self._see(recorded.event)
+                await self._handle(recorded.event)
 
-    async def _see(self, event: Event) -> None:
+    async def _handle(self, event: Event) -> None:
         key = event.data.get("task_id")
         if not isinstance(key, str) or key in self._decided:
             return
@@ -76,7 +78,7 @@ class Observer:
             self._close(key)
         elif key in self._states or event.type is EventType.DELIBERATION_REQUESTED:
             self._fold(key, event)
-        else:  # it was asked for before we came
+        else:  # requested before this observer started
             await self._load(key)
 
     async def _load(self, key: str) -> None:
@@ -85,9 +87,12 @@ class Observer:
                 return await self._read(key)
             except Temporary as error:
                 log.warning(
-                    "could not look yet", task_id=key, code=error.code, reason=error.message
+                    "could not load a deliberation yet",
+                    task_id=key,
+                    code=error.code,
+                    reason=error.message,
                 )
-                await asyncio.sleep(_AGAIN_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _read(self, key: str) -> None:
         async for recorded in self._bus.replay([channel.of(key) for channel in _CHANNELS]):
@@ -96,13 +101,13 @@ class Observer:
                 return
             self._fold(key, recorded.event)
         if key not in self._states or self._states[key].requested is None:
-            self._close(key)  # nobody asked for it
+            self._close(key)  # it was never requested
 
     def _fold(self, key: str, event: Event) -> None:
         try:
             self._states[key] = fold(self._states.get(key), event)
         except InvalidRequest:
-            return  # the collector says so
+            return  # the collector reports it
 
     def _close(self, key: str) -> None:
         self._states.pop(key, None)

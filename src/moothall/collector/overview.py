@@ -1,7 +1,6 @@
-"""Tasks at a glance: what is under way from memory, what ended from the log, read when somebody
-asks.
+"""Overview of tasks: active ones from memory, ended ones from the log, read on request.
 
-Nothing is counted on the way of a deliberation. What ended before the log was pruned is not in it.
+Deliberations record nothing for it. It lacks tasks that ended before the log was pruned.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from datetime import datetime
 from cachetools import FIFOCache, LRUCache
 
 from moothall.collector.fold import UNDATED, DeliberationState
-from moothall.collector.progress import Progress, describe, percent_of, status_of
+from moothall.collector.progress import Progress, apply_event, percent_of, status_of
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
@@ -27,17 +26,19 @@ from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Log
 
 _TOPICS = (Channel.RESPONSES.all,)
-_KEPT = 1000  # of a tenant
-_TENANTS = 1000
-_FOLLOWED = 100
-_TEXT = 500
+_MAX_TASKS_PER_TENANT = 1000
+_MAX_TENANTS = 1000
+_MAX_FOLLOWED = 100
+_MAX_TEXT_CHARS = 500
 _FAILED = {DeliberationStatus.FAILED, DeliberationStatus.TIMEOUT}
 
 
 @dataclass(slots=True)
 class _Reading:
-    """How far a deliberation's events were read, and what they said. Two hosts at once record the
-    same fact twice: it counts once.
+    """The position in a deliberation's log, and the progress up to it.
+
+    known: the ids of the events so far. Two concurrent hosts record the same fact twice; it counts
+    once.
     """
 
     seq: int = 0
@@ -46,134 +47,155 @@ class _Reading:
 
 
 class Overview:
-    """Deliberations at a glance. `under_way` gives what is known of the deliberations that are not
-    decided yet.
+    """An overview of the tasks of all tenants.
 
-    Memory: a few lines of each tenant's last thousand tasks, and the facts of the hundred that were
-    looked at last.
+    active_states: returns the states of active deliberations.
+
+    Memory: a short view of each tenant's last 1,000 tasks, and the facts of the 100 tasks that were
+    requested last.
     """
 
-    def __init__(self, log: Log, under_way: Callable[[], Iterable[DeliberationState]]) -> None:
+    def __init__(self, log: Log, active_states: Callable[[], Iterable[DeliberationState]]) -> None:
         self._log = log
-        self._under_way = under_way
-        self._ended: LRUCache[str, FIFOCache[str, TaskView]] = LRUCache(_TENANTS)
+        self._active_states = active_states
+        self._ended: LRUCache[str, FIFOCache[str, TaskView]] = LRUCache(_MAX_TENANTS)
         self._seq = 0
-        self._reading = asyncio.Lock()
-        self._followed: LRUCache[str, _Reading] = LRUCache(_FOLLOWED)
-        self._following = asyncio.Lock()
+        self._ended_lock = asyncio.Lock()
+        self._readings: LRUCache[str, _Reading] = LRUCache(_MAX_FOLLOWED)
+        self._progress_lock = asyncio.Lock()
 
-    async def latest(self, who: Principal, state: str = "", limit: int = 50) -> Sequence[TaskView]:
-        """Return the tenant's tasks: those under way, then those that ended, the latest first.
-        `state` narrows: live, ended, failed.
+    async def list_tasks(
+        self, principal: Principal, state: str = "", limit: int = 50
+    ) -> Sequence[TaskView]:
+        """Return the tenant's tasks: active ones, then ended ones, the latest first.
+
+        state: live, ended or failed; '' for all.
         """
-        ended = await self._read(who.tenant)
-        live = [] if state in {"ended", "failed"} else self._live(who.tenant, ended)
-        over = [] if state == "live" else [*ended.values()][::-1]
+        ended = await self._read_ended(principal.tenant)
+        live = [] if state in {"ended", "failed"} else self._active_views(principal.tenant, ended)
+        ended_views = [] if state == "live" else [*ended.values()][::-1]
         if state == "failed":
-            over = [view for view in over if view.status in _FAILED]
-        shown = [*sorted(live, key=lambda view: view.requested, reverse=True), *over][:limit]
-        return [await self._for_tenant(view, who) for view in shown]
+            ended_views = [view for view in ended_views if view.status in _FAILED]
+        views = [*sorted(live, key=lambda view: view.requested, reverse=True), *ended_views][:limit]
+        return [await self._for_principal(view, principal) for view in views]
 
-    async def get(self, task_id: str, who: Principal) -> TaskView:
-        """Return one. Raises `NotFound`, also for another tenant's."""
-        ended = await self._read(who.tenant)
-        key = key_of(task_id, who.tenant)
-        found = ended.get(key) or next(
-            (view for view in self._live(who.tenant, ended) if view.task_id == key), None
+    async def get_task(self, task_id: str, principal: Principal) -> TaskView:
+        """Return a task. Raises `NotFound`, also for another tenant's."""
+        ended = await self._read_ended(principal.tenant)
+        key = key_of(task_id, principal.tenant)
+        task = ended.get(key) or next(
+            (view for view in self._active_views(principal.tenant, ended) if view.task_id == key),
+            None,
         )
-        if found is None:
+        if task is None:
             raise NotFound(f"no task {task_id!r}")
-        return await self._for_tenant(found, who)
+        return await self._for_principal(task, principal)
 
-    async def find(self, task_ids: Iterable[str], who: Principal) -> Mapping[str, TaskView]:
-        """Return those of a tenant's tasks, by id; what is not known is left out."""
-        ended = await self._read(who.tenant)
-        known = {**{view.task_id: view for view in self._live(who.tenant, ended)}, **ended}
-        return {name: known[key] for name in task_ids if (key := key_of(name, who.tenant)) in known}
+    async def find_tasks(
+        self, task_ids: Iterable[str], principal: Principal
+    ) -> Mapping[str, TaskView]:
+        """Return the tenant's tasks by id; unknown ids are omitted."""
+        ended = await self._read_ended(principal.tenant)
+        views = {
+            **{view.task_id: view for view in self._active_views(principal.tenant, ended)},
+            **ended,
+        }
+        return {
+            task_id: views[key]
+            for task_id in task_ids
+            if (key := key_of(task_id, principal.tenant)) in views
+        }
 
-    async def thread(self, task_id: str, who: Principal) -> Sequence[TaskView]:
-        """Return the tasks of a conversation up to one, the first first, as far as they are known.
-        Raises `NotFound`, also for another tenant's.
+    async def get_conversation(self, task_id: str, principal: Principal) -> Sequence[TaskView]:
+        """Return the tasks of a conversation up to `task_id`, the first one first, without removed
+        ones. Raises `NotFound`, also for another tenant's task.
         """
-        found = [await self.get(task_id, who)]
-        while (before := found[0].follows) and len(found) < _FOLLOWED:
+        tasks = [await self.get_task(task_id, principal)]
+        while (previous_id := tasks[0].follows) and len(tasks) < _MAX_FOLLOWED:
             try:
-                found.insert(0, await self.get(before, who))
+                tasks.insert(0, await self.get_task(previous_id, principal))
             except NotFound:
                 break  # it was removed
-        return found
+        return tasks
 
-    async def progress(self, task_id: str, who: Principal) -> Progress:
-        """Return how far a deliberation is, seat by seat. Read from the log since it was last asked
-        for. Raises `NotFound`, also for another tenant's.
+    async def get_progress(self, task_id: str, principal: Principal) -> Progress:
+        """Return the progress of a deliberation by seat; only new events are read from the log.
+        Raises `NotFound`, also for another tenant's task.
         """
-        key = key_of(check_id(task_id, "task_id"), who.tenant)
-        async with self._following:
-            reading = self._followed.get(key) or _Reading()
+        key = key_of(check_id(task_id, "task_id"), principal.tenant)
+        async with self._progress_lock:
+            reading = self._readings.get(key) or _Reading()
             async for recorded in self._log.replay(deliberation_topics(key), reading.seq):
                 reading.seq = recorded.seq
-                if recorded.event.tenant == who.tenant and recorded.event.id not in reading.known:
+                if (
+                    recorded.event.tenant == principal.tenant
+                    and recorded.event.id not in reading.known
+                ):
                     reading.known.add(recorded.event.id)
-                    reading.progress, _ = describe(reading.progress, recorded)
+                    reading.progress, _ = apply_event(reading.progress, recorded)
             state = reading.progress.state
             if state is None or state.requested is None:
                 raise NotFound(f"no task {task_id!r}")
-            self._followed[key] = reading
+            self._readings[key] = reading
             return reading.progress
 
-    def _live(self, tenant: str, ended: Mapping[str, TaskView]) -> Sequence[TaskView]:
-        found = (
+    def _active_views(self, tenant: str, ended: Mapping[str, TaskView]) -> Sequence[TaskView]:
+        views = (
             live_view(state)
-            for state in self._under_way()
+            for state in self._active_states()
             if state.requested and state.requested.value.tenant == tenant
         )
-        return [view for view in found if view.task_id not in ended]
+        return [view for view in views if view.task_id not in ended]
 
-    async def _read(self, tenant: str) -> Mapping[str, TaskView]:
-        """Read the decisions that came since the last question."""
-        async with self._reading:
+    async def _read_ended(self, tenant: str) -> Mapping[str, TaskView]:
+        """Read the decisions since the last call."""
+        async with self._ended_lock:
             async for recorded in self._log.replay(_TOPICS, self._seq):
-                self._take(recorded)
+                self._add_decision(recorded)
                 self._seq = recorded.seq
         return self._ended.get(tenant, {})
 
-    def _take(self, recorded: Recorded) -> None:
+    def _add_decision(self, recorded: Recorded) -> None:
         event = recorded.event
         if event.type is not EventType.DELIBERATION_DECIDED:
             return
         try:
             outcome = load(Outcome, event.data)
         except InvalidRequest:
-            return  # the collector's own; of a version that this one cannot read
-        of = self._ended.setdefault(event.tenant, FIFOCache(_KEPT))
-        of.setdefault(
+            return  # a collector of another version wrote an outcome that this one cannot read
+        tenant_views = self._ended.setdefault(event.tenant, FIFOCache(_MAX_TASKS_PER_TENANT))
+        tenant_views.setdefault(
             outcome.task_id, ended_view(outcome, event.time or recorded.extra.get("time", ""))
         )
 
-    async def _for_tenant(self, view: TaskView, who: Principal) -> TaskView:
-        """As its tenant knows it."""
-        return replace(await self._describe(view), task_id=own_id(view.task_id, who.tenant))
+    async def _for_principal(self, view: TaskView, principal: Principal) -> TaskView:
+        """Return a complete view with the task id as the tenant knows it."""
+        return replace(
+            await self._with_request_fields(view), task_id=own_id(view.task_id, principal.tenant)
+        )
 
-    async def _describe(self, view: TaskView) -> TaskView:
-        """Add what only the request says."""
+    async def _with_request_fields(self, view: TaskView) -> TaskView:
+        """Add the fields that only the request contains."""
         if view.description:
             return view
         recorded = await self._log.first(Channel.RESULTS.of(view.task_id))
         if recorded is None or recorded.event.type is not EventType.DELIBERATION_REQUESTED:
             return view
-        full = _with_request(view, load(Deliberation, recorded.event.data), recorded.event.time)
-        for of in self._ended.values():
-            if of.get(view.task_id) is view:
-                of[view.task_id] = full
-        return full
+        complete_view = _with_request(
+            view, load(Deliberation, recorded.event.data), recorded.event.time
+        )
+        for tenant_views in self._ended.values():
+            if tenant_views.get(view.task_id) is view:
+                tenant_views[view.task_id] = complete_view
+        return complete_view
 
 
 def live_view(state: DeliberationState) -> TaskView:
-    """Return how a deliberation that is under way stands; only of one that was requested."""
+    """Return the view of an active, requested deliberation."""
     if state.requested is None:
         raise ValueError(f"deliberation {state.task_id!r} was never requested")
-    asked = state.requested
-    seats = tuple(seat_of(state, seat) for seat in asked.value.seats)
+    request = state.requested
+    seats = tuple(seat_view(state, seat) for seat in request.value.seats)
     view = TaskView(
         state.task_id,
         status_of(state),
@@ -181,21 +203,23 @@ def live_view(state: DeliberationState) -> TaskView:
         progress=percent_of(state),
         paused=state.pauses.held,
     )
-    return _with_request(view, asked.value, _stamp(asked.time))
+    return _with_request(view, request.value, _format_time(request.time))
 
 
 def ended_view(outcome: Outcome, time: str) -> TaskView:
-    """Return how a deliberation ended."""
+    """Return the view of an ended deliberation."""
     return TaskView(
         outcome.task_id,
         outcome.status,
         role=outcome.role,
         seats=tuple(
-            TaskSeat(seat.seat, seat.status.value, seat.error_code, seat.error_message[:_TEXT])
+            TaskSeat(
+                seat.seat, seat.status.value, seat.error_code, seat.error_message[:_MAX_TEXT_CHARS]
+            )
             for seat in outcome.seats
         ),
         progress=100,
-        error=outcome.error_message[:_TEXT],
+        error=outcome.error_message[:_MAX_TEXT_CHARS],
         final_state=outcome.final_state,
         winner_id=outcome.winner_id,
         proven=outcome.proven,
@@ -210,7 +234,7 @@ def _with_request(view: TaskView, d: Deliberation, time: str) -> TaskView:
     return replace(
         view,
         role=d.role,
-        description=d.description[:_TEXT],
+        description=d.description[:_MAX_TEXT_CHARS],
         protocol=d.protocol,
         repository=d.repository.id if d.repository else "",
         base_sha=d.base_sha or "",
@@ -222,16 +246,18 @@ def _with_request(view: TaskView, d: Deliberation, time: str) -> TaskView:
     )
 
 
-def _stamp(time: datetime) -> str:
+def _format_time(time: datetime) -> str:
     return "" if time == UNDATED else time.isoformat(timespec="milliseconds")
 
 
-def seat_of(state: DeliberationState, seat: str) -> TaskSeat:
-    """Return how a seat stands."""
-    ended = state.finished.get(seat) or state.failures.get(seat)
-    if ended is not None:
-        value = ended.value
-        return TaskSeat(seat, value.status.value, value.error_code, value.error_message[:_TEXT])
+def seat_view(state: DeliberationState, seat: str) -> TaskSeat:
+    """Return the state of a seat."""
+    end = state.finished.get(seat) or state.failures.get(seat)
+    if end is not None:
+        value = end.value
+        return TaskSeat(
+            seat, value.status.value, value.error_code, value.error_message[:_MAX_TEXT_CHARS]
+        )
     if any(fact.value.seat == seat for fact in state.proposals.values()):
         return TaskSeat(seat, "proposed")
     return TaskSeat(seat, "working" if state.started is not None else "waiting")

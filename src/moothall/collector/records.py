@@ -1,5 +1,5 @@
-"""What the log and the documents say of one deliberation, and saying it there: each once, whoever
-else is at it.
+"""Reading and writing of one deliberation's log and status document. Concurrent writers publish
+each only once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ log = get_logger(__name__)
 DOCUMENTS = "deliberations"
 
 
-def with_time(recorded: Recorded) -> Event:
-    """An event without a time of its own has the log's, where the bus tells it."""
+def with_log_time(recorded: Recorded) -> Event:
+    """Return the event, with the log's time if it has none."""
     event = recorded.event
     return (
         event
@@ -31,67 +31,67 @@ def with_time(recorded: Recorded) -> Event:
     )
 
 
-def fold_known(state: DeliberationState | None, recorded: Recorded) -> DeliberationState | None:
-    """Fold what was recorded. A malformed event is skipped: its own delivery puts it among the dead
+def fold_or_skip(state: DeliberationState | None, recorded: Recorded) -> DeliberationState | None:
+    """Fold an event of the log; skip a malformed one, whose own delivery moves it to the dead
     letters.
     """
     try:
-        return fold(state, with_time(recorded))
+        return fold(state, with_log_time(recorded))
     except InvalidRequest as error:
         log.warning("skipped a malformed event", seq=recorded.seq, reason=error.message)
         return state
 
 
-def read(bus: Bus, task_id: str) -> AsyncGenerator[Recorded, None]:
-    """Yield what the log has of one deliberation."""
+def read_log(bus: Bus, task_id: str) -> AsyncGenerator[Recorded, None]:
+    """Yield the events of one deliberation from the log."""
     return bus.replay(
         (Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id))
     )
 
 
-async def replay(
+async def replay_state(
     bus: Bus, task_id: str, *, until_settled: bool = False
 ) -> DeliberationState | None:
-    """Fold the log of one deliberation; `until_settled` stops at the first event that calls for a
-    decision.
+    """Return the state of one deliberation from the log; None if there is none.
+
+    until_settled: stop at the first event that requires a decision.
     """
     state: DeliberationState | None = None
-    async for recorded in read(bus, task_id):
+    async for recorded in read_log(bus, task_id):
         settled = state is not None and state.settled
         if until_settled and settled and recorded.event.type is not EventType.DELIBERATION_DECIDED:
             continue
-        state = fold_known(state, recorded)
+        state = fold_or_skip(state, recorded)
     return state
 
 
-async def show(bus: Bus, document: Outcome) -> None:
-    """Put the document of one under way, unless there is one that is as late or later."""
+async def publish_status(bus: Bus, document: Outcome) -> None:
+    """Publish the status document of an undecided deliberation, unless a later status exists."""
     bucket = bus.bucket(DOCUMENTS)
     while True:
-        known, revision = await bucket.get_with_revision(document.task_id)
-        if known is not None and known.get("status") not in {DeliberationStatus.PENDING} - {
+        current, revision = await bucket.get_with_revision(document.task_id)
+        if current is not None and current.get("status") not in {DeliberationStatus.PENDING} - {
             document.status
         }:
             return
         try:
             await bucket.replace(document.task_id, dump(document), revision)
         except AlreadyExists:
-            continue  # another was faster, or this is the echo of one that we sent
+            continue  # another process was faster, or this is a repeat of our own write
         return
 
 
-async def record(bus: Bus, decision: Event, task_id: str) -> Outcome | None:
-    """Record a decision unless there is one; then return that one, by whomever."""
-    after = -1
+async def record_decision(bus: Bus, decision: Event, task_id: str) -> Outcome | None:
+    """Record a decision. If there is one already, by any process, return it instead."""
+    last_seen = -1
     seq = 0
-    while seq != after:  # else it was recorded once, and is not there any more
-        after = seq
+    while seq != last_seen:  # if equal, a decision was recorded once but is gone now
+        last_seen = seq
         try:
-            await bus.create(decision, after)
+            await bus.create(decision, last_seen)
         except AlreadyExists:
-            async for recorded in bus.replay(
-                (Channel.RESPONSES.of(task_id),)
-            ):  # a cancel may stand before it
+            # A cancellation may precede the decision.
+            async for recorded in bus.replay((Channel.RESPONSES.of(task_id),)):
                 seq = recorded.message or recorded.seq
                 if recorded.event.type is EventType.DELIBERATION_DECIDED:
                     return load(Outcome, recorded.event.data)

@@ -1,9 +1,8 @@
-"""The tally: figures of what was decided, read from the log when somebody asks.
+"""Statistics of decided deliberations, read from the log on request.
 
-Nothing is counted on the way of a deliberation. Each question reads the decisions that came since
-the last one,
-so the figures are those of the log, right after a restart too; what the log was pruned of is not in
-them.
+Deliberations record no counters. Each request reads the decisions since the last one, so the
+figures are those of the log, also right after a restart. They lack decisions that were pruned from
+the log.
 """
 
 from __future__ import annotations
@@ -29,144 +28,171 @@ from moothall.ports import Log
 
 TOPICS = (Channel.RESPONSES.all,)
 ORCHESTRATE = "orchestrate"
-_REMEMBERED = 100_000
+_MAX_DECISIONS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
-    """A decision, as small as it can be. Times in milliseconds, `at` since the epoch."""
+class _Decision:
+    """A decision, reduced to what the figures need.
 
-    at: float
+    ended_at_ms: since the epoch.
+    seat_ms: the durations of its seats.
+    """
+
+    ended_at_ms: float
     role: str
     orchestrated: bool
     won: bool
     cancelled: bool
-    took: int
-    seats: tuple[int, ...]
+    duration_ms: int
+    seat_ms: tuple[int, ...]
 
 
 class Statistics:
-    """Counts of what was done. `under_way` gives the deliberations that are not decided yet.
+    """Statistics of deliberations.
 
-    Memory: a few numbers of each of the last hundred thousand decisions.
+    active_deliberations: returns the active deliberations.
+
+    Memory: a few numbers of each of the last 100,000 decisions.
     """
 
     def __init__(
         self,
         log: Log,
         councils: CouncilRegistry,
-        under_way: Callable[[], Iterable[Deliberation]],
+        active_deliberations: Callable[[], Iterable[Deliberation]],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._log = log
         self._councils = councils
-        self._under_way = under_way
+        self._active_deliberations = active_deliberations
         self._clock = clock
-        self._ended: FIFOCache[tuple[str, str], _Ended] = FIFOCache(_REMEMBERED)
+        self._decisions: FIFOCache[tuple[str, str], _Decision] = FIFOCache(_MAX_DECISIONS)
         self._seq = 0
         self._reading = asyncio.Lock()
 
-    async def totals(self, who: Principal) -> Totals:
-        """Return how much there was."""
-        ended, running = await self._of(who)
-        roles = Counter([item.role for item in ended]) + Counter([item.role for item in running])
+    async def get_totals(self, principal: Principal) -> Totals:
+        """Return the totals of a tenant."""
+        decisions, active = await self._read_decisions(principal)
+        roles = Counter(decision.role for decision in decisions)
+        roles.update(deliberation.role for deliberation in active)
         return Totals(
-            deliberations=len(ended) + len(running),
-            orchestrations=sum(i.orchestrated for i in ended)
-            + sum(d.origin == ORCHESTRATE for d in running),
-            average_ms=_mean([item.took for item in ended if not item.cancelled]),
-            active_councils=len({item.role for item in running}),
+            deliberations=len(decisions) + len(active),
+            orchestrations=sum(decision.orchestrated for decision in decisions)
+            + sum(deliberation.origin == ORCHESTRATE for deliberation in active),
+            average_ms=_mean(
+                [decision.duration_ms for decision in decisions if not decision.cancelled]
+            ),
+            active_councils=len({deliberation.role for deliberation in active}),
             by_role=dict(sorted(roles.items())),
         )
 
-    async def metrics(self, who: Principal, range_ms: int = 0) -> Metrics:
-        """Return the figures of what ended within the last `range_ms` (0: ever), and of what is
-        under way now.
+    async def get_metrics(self, principal: Principal, range_ms: int = 0) -> Metrics:
+        """Return the figures of decisions within the last `range_ms`, and of active deliberations.
+
+        range_ms: 0 for all decisions.
         """
-        ended, running = await self._of(who)
+        decisions, active = await self._read_decisions(principal)
         since = self._clock().timestamp() * 1000 - range_ms if range_ms else -math.inf
-        recent = [item for item in ended if item.at >= since]
-        busy = {(item.role, seat) for item in running for seat in item.seats}
-        made = {council.role: council for council in await self._councils.list(who)}
-        roles = sorted({*made, *(item.role for item in recent), *(item.role for item in running)})
-        seat_state = {role: _agents(made.get(role)) for role in roles}
+        recent = [decision for decision in decisions if decision.ended_at_ms >= since]
+        busy = {(deliberation.role, seat) for deliberation in active for seat in deliberation.seats}
+        registered = {council.role: council for council in await self._councils.list(principal)}
+        roles = sorted(
+            {
+                *registered,
+                *(decision.role for decision in recent),
+                *(deliberation.role for deliberation in active),
+            }
+        )
+        agent_counts = {role: _agent_count(registered.get(role)) for role in roles}
         return Metrics(
-            latencies=_latencies([item for item in recent if not item.cancelled]),
-            agents_by_role=seat_state,
+            latencies=_latencies([decision for decision in recent if not decision.cancelled]),
+            agents_by_role=agent_counts,
             active_agents=len(busy),
-            response_ms=_mean([took for item in recent for took in item.seats]),
+            response_ms=_mean([duration for decision in recent for duration in decision.seat_ms]),
             councils={
                 Council(role).id: _health(
-                    seat_state[role],
-                    sum(of == role for of, _ in busy),
-                    [item.won for item in recent if item.role == role and not item.cancelled],
+                    agent_counts[role],
+                    sum(busy_role == role for busy_role, _ in busy),
+                    [
+                        decision.won
+                        for decision in recent
+                        if decision.role == role and not decision.cancelled
+                    ],
                 )
                 for role in roles
             },
         )
 
-    def busy(self, who: Principal) -> Mapping[str, frozenset[str]]:
+    def find_busy_agents(self, principal: Principal) -> Mapping[str, frozenset[str]]:
         """Return by role the agents that have a seat now."""
-        found: dict[str, frozenset[str]] = {}
-        for item in self._under_way():
-            if item.tenant == who.tenant:
-                found[item.role] = found.get(item.role, frozenset()) | set(item.seats)
-        return found
+        agents_by_role: dict[str, frozenset[str]] = {}
+        for deliberation in self._active_deliberations():
+            if deliberation.tenant == principal.tenant:
+                agents_by_role[deliberation.role] = agents_by_role.get(
+                    deliberation.role, frozenset()
+                ) | set(deliberation.seats)
+        return agents_by_role
 
-    async def _of(self, who: Principal) -> tuple[list[_Ended], list[Deliberation]]:
-        async with self._reading:  # two readers would read the same twice
+    async def _read_decisions(
+        self, principal: Principal
+    ) -> tuple[list[_Decision], list[Deliberation]]:
+        async with self._reading:  # concurrent readers would read the same events twice
             async for recorded in self._log.replay(TOPICS, self._seq):
                 self._seq = recorded.seq
-                self._note(recorded.event, recorded.extra.get("time", ""))
-        ended = [item for (tenant, _), item in self._ended.items() if tenant == who.tenant]
+                self._add_decision(recorded.event, recorded.extra.get("time", ""))
+        ended = [
+            item for (tenant, _), item in self._decisions.items() if tenant == principal.tenant
+        ]
         running = [
             item
-            for item in self._under_way()
-            if item.tenant == who.tenant and (item.tenant, item.task_id) not in self._ended
+            for item in self._active_deliberations()
+            if item.tenant == principal.tenant
+            and (item.tenant, item.task_id) not in self._decisions
         ]
         return ended, running
 
-    def _note(self, event: Event, recorded_at: str) -> None:
+    def _add_decision(self, event: Event, recorded_at: str) -> None:
         if event.type is not EventType.DELIBERATION_DECIDED:
             return
         key = (event.tenant, str(event.data.get("task_id")))
-        if key not in self._ended:
-            self._ended[key] = _read(event, recorded_at)
+        if key not in self._decisions:
+            self._decisions[key] = _parse_decision(event, recorded_at)
 
 
-def _read(event: Event, recorded_at: str) -> _Ended:
-    """What is malformed counts as nothing: a decision is a decision."""
+def _parse_decision(event: Event, recorded_at: str) -> _Decision:
+    """Return a decision. Malformed fields count as zero or empty, but the decision counts."""
     data = event.data
     seats = data.get("seats")
-    took = (
-        [_whole(seat.get("duration_ms")) for seat in seats if isinstance(seat, Mapping)]
+    durations = (
+        [_positive_int(seat.get("duration_ms")) for seat in seats if isinstance(seat, Mapping)]
         if isinstance(seats, list)
         else []
     )
     status = data.get("status")
-    return _Ended(
-        at=_at(event.time or recorded_at),
+    return _Decision(
+        ended_at_ms=_epoch_ms(event.time or recorded_at),
         role=str(data.get("role") or "")[:20],
         orchestrated=data.get("origin") == ORCHESTRATE,
         won=status == DeliberationStatus.COMPLETED.value and bool(data.get("winner_id")),
         cancelled=status == DeliberationStatus.CANCELLED.value,
-        took=_whole(data.get("duration_ms")),
-        seats=tuple(number for number in took if number),
+        duration_ms=_positive_int(data.get("duration_ms")),
+        seat_ms=tuple(duration for duration in durations if duration),
     )
 
 
-def _whole(value: Any) -> int:
+def _positive_int(value: Any) -> int:
     return value if isinstance(value, int) and 0 < value < 2**53 else 0
 
 
-def _at(time: str) -> float:
+def _epoch_ms(time: str) -> float:
     try:
         return datetime.fromisoformat(time).timestamp() * 1000
     except (ValueError, OverflowError):
         return 0.0
 
 
-def _agents(council: Council | None) -> int:
+def _agent_count(council: Council | None) -> int:
     return DEFAULT_SEATS if council is None else len(council.agents)
 
 
@@ -175,14 +201,16 @@ def _health(agents: int, busy: int, won: Sequence[bool]) -> CouncilHealth:
     return CouncilHealth(status, max(0, agents - busy), busy, sum(won) / len(won) if won else 0.0)
 
 
-def _latencies(ended: Sequence[_Ended]) -> Latencies:
-    took = sorted(item.took for item in ended)
+def _latencies(decisions: Sequence[_Decision]) -> Latencies:
+    durations = sorted(decision.duration_ms for decision in decisions)
     return Latencies(
-        deliberation_ms=_mean(took),
-        orchestration_ms=_mean([item.took for item in ended if item.orchestrated]),
-        p50_ms=_percentile(took, 50),
-        p95_ms=_percentile(took, 95),
-        p99_ms=_percentile(took, 99),
+        deliberation_ms=_mean(durations),
+        orchestration_ms=_mean(
+            [decision.duration_ms for decision in decisions if decision.orchestrated]
+        ),
+        p50_ms=_percentile(durations, 50),
+        p95_ms=_percentile(durations, 95),
+        p99_ms=_percentile(durations, 99),
     )
 
 
@@ -191,14 +219,15 @@ def _mean(numbers: Sequence[int]) -> float:
 
 
 def _percentile(ordered: Sequence[int], percent: int) -> float:
-    """By nearest rank."""
+    """Return a percentile by nearest rank."""
     return float(ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]) if ordered else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of a tenant, as far as the log reaches. Times in milliseconds. `by_role` counts
-    deliberations.
+    """The totals of a tenant, as far as the log reaches. Times in milliseconds.
+
+    by_role: the number of deliberations.
     """
 
     deliberations: int = 0
@@ -210,8 +239,8 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Milliseconds from a request to its decision; percentiles by nearest rank. 0 where nothing
-    ended.
+    """The time from a request to its decision in milliseconds; percentiles by nearest rank, 0
+    without decisions.
     """
 
     deliberation_ms: float = 0.0
@@ -223,8 +252,10 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class CouncilHealth:
-    """A council now. `status` is busy, idle, or empty where nobody sits; `success_rate` is winners
-    among what ended, 0..1.
+    """The current state of a council.
+
+    status: busy, idle, or empty if it has no agents.
+    success_rate: the share of decisions with a winner, 0..1.
     """
 
     status: str
@@ -235,8 +266,10 @@ class CouncilHealth:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Of a tenant, within a time range. `councils` by council id; an agent is active while it has a
-    seat.
+    """The figures of a tenant within a time range.
+
+    active_agents: the agents that have a seat now.
+    councils: by council id.
     """
 
     latencies: Latencies

@@ -36,9 +36,9 @@ from moothall.domain.repository import Patch, Prepared, checks_near
 from moothall.domain.secrets import brings_secret
 from moothall.domain.tool import ToolCall
 from moothall.errors import PatchRefused
-from moothall.ranking import assess, is_done, passes_gates
+from moothall.ranking import assess, is_done, passes_acceptance_checks
 from moothall.ranking.contention import as_errored, hit_limit_under_load
-from moothall.ranking.joined_secrets import joined_secrets
+from moothall.ranking.joined_secrets import find_joined_secrets
 
 Clean = Callable[[str], str]
 T = TypeVar("T")
@@ -267,7 +267,10 @@ async def commit_changes(context: CallContext, message: str, clean: Clean) -> Pa
     if protected := first_covered(context.grant.protected, patch.paths):
         raise PatchRefused(f"{protected!r} may not be changed by this role; put it back as it was.")
     tests = (path for path in patch.paths if looks_like_test(path))
-    if brings_secret(patch.diff, clean) or joined_secrets(patch.diff, {}, tests, clean).certain:
+    if (
+        brings_secret(patch.diff, clean)
+        or find_joined_secrets(patch.diff, {}, tests, clean).certain
+    ):
         raise PatchRefused(_KEY_REFUSAL)
     return patch
 
@@ -305,7 +308,7 @@ async def _run_selected_checks(
     return WorkspaceState(
         patch=patch,
         runs=runs,
-        passed=passes_gates(candidate) and not assessment.unsolved,
+        passed=passes_acceptance_checks(candidate) and not assessment.unsolved,
         proven=is_done(assessment),
         complete=len(scopes) == len(profile.checks) and all(scope.complete for scope in scopes),
         partial_checks=tuple(scope.check for scope in scopes if not scope.complete),

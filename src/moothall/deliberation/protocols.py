@@ -56,17 +56,17 @@ from moothall.deliberation.context import (
     create_context,
 )
 from moothall.deliberation.event_writer import EventWriter
-from moothall.deliberation.judging.agents import report
-from moothall.deliberation.judging.claims import is_done_already, judge_claims
-from moothall.deliberation.judging.comparison import GROUP, compare
+from moothall.deliberation.judging.agents import publish_report
+from moothall.deliberation.judging.claims import check_claims, is_done_already
+from moothall.deliberation.judging.comparison import GROUP_SIZE, compare_answers
 from moothall.deliberation.judging.evaluator import EvaluatedProposal
 from moothall.deliberation.judging.reviews import (
-    WIDE_WINDOW,
+    WIDE_WINDOW_TOKENS,
     Answer,
-    answers,
-    assign,
-    find_contradictions,
-    hold_reviews,
+    assign_reviews,
+    collect_reviews,
+    find_contradicting_seats,
+    group_answers,
 )
 from moothall.deliberation.judging.superseded import excuse_superseded
 from moothall.deliberation.judging.test_writer import IndependentTests
@@ -81,7 +81,7 @@ from moothall.domain.protocol import PROTOCOLS, Protocol
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, MoothallError
-from moothall.ranking import is_done, ties
+from moothall.ranking import find_ties, is_done
 
 __all__ = ["HOST_STOPS", "Dependencies", "deliberate"]
 
@@ -212,10 +212,10 @@ async def _run_protocol(council: DeliberationContext) -> None:
         await _fill_seats(council)
         await _run_revision_rounds(council, protocol)
         await _run_cross_tests(council)
-        _update_judged(council, await judge_claims(council))
+        _update_judged(council, await check_claims(council))
         await _run_second_wave(council, protocol, tests)
-    _update_judged(council, await judge_claims(council))
-    _update_judged(council, await tests.run(published=True))
+    _update_judged(council, await check_claims(council))
+    _update_judged(council, await tests.apply(published=True))
     if protocol.reviews_ties:
         if tied := find_tie(council):
             _update_judged(council, await break_tie(council, tied))
@@ -230,12 +230,12 @@ async def _run_revision_rounds(council: DeliberationContext, protocol: Protocol)
         if protocol.revises_on:
             await _run_cross_tests(council)  # authors read the results
         if protocol.revises_on == "reviews" and len(council.proposers) >= _MIN_SEATS:
-            distinct_answers = answers(
+            distinct_answers = group_answers(
                 seat_state.latest.proposal for seat_state in council.proposers
             )
-            reviews = await hold_reviews(
+            reviews = await collect_reviews(
                 council,
-                assign(distinct_answers, _seat_names(council.proposers), each=1),
+                assign_reviews(distinct_answers, _seat_names(council.proposers), each=1),
                 "critique",
                 round_,
             )
@@ -266,13 +266,13 @@ async def _run_second_wave(
         return
     if is_done_already(council):
         return
-    _update_judged(council, await tests.run(published=False))
+    _update_judged(council, await tests.apply(published=False))
     if any(item.passes and item.candidate.level.independent for item in council.judged):
         return
     wave = council.deliberation.rounds + 1
     council.notes = await distil_notes(council, wave)
     council.wave = wave
-    await report(
+    await publish_report(
         council,
         SECOND_WAVE,
         "second wave: no answer is reproduced or proven, so all seats begin anew with notes",
@@ -284,33 +284,35 @@ async def _run_second_wave(
 
 
 async def _review_ties(council: DeliberationContext) -> None:
-    tied = ties([item.candidate for item in council.judged])
+    tied = find_ties([item.candidate for item in council.judged])
     # Models that are asked for one function, because longer prompts confuse them, cannot judge.
     judges = [
         seat for seat in council.deliberation.seats if council.setup_of(seat).function is None
     ]
     if tied and judges and not (council.about_text or council.deliberation.peer_review):
-        tied_answers = _with_all_authors(council, answers(candidate.proposal for candidate in tied))
-        if _protocol(council).compares or len(tied_answers) > GROUP:
-            await compare(council, tied_answers)
+        tied_answers = _with_all_authors(
+            council, group_answers(candidate.proposal for candidate in tied)
+        )
+        if _protocol(council).compares or len(tied_answers) > GROUP_SIZE:
+            await compare_answers(council, tied_answers)
             return
         # One review of each is enough: at temperature 0 all seats get the same one.
         authors = [
             seat if seat in judges else judges[0]
             for seat in (min(answer.seats) for answer in tied_answers)
         ]
-        pairs = assign(tied_answers, authors, each=1)
+        pairs = assign_reviews(tied_answers, authors, each=1)
         # If an agent with a shell found no difference (`answers_equivalent`), reviewers with a
         # workspace each would not find one either.
-        reviews = await hold_reviews(
+        reviews = await collect_reviews(
             council,
             pairs,
             "verify",
             council.deliberation.rounds + 1,
             tools=not council.answers_equivalent,
         )
-        if council.setup_of("-").llm.context_tokens >= WIDE_WINDOW:
-            await compare(council, _tied_after_reviews(tied_answers, reviews))
+        if council.setup_of("-").llm.context_tokens >= WIDE_WINDOW_TOKENS:
+            await compare_answers(council, _tied_after_reviews(tied_answers, reviews))
 
 
 def _tied_after_reviews(tied: Sequence[Answer], reviews: Sequence[Review]) -> list[Answer]:
@@ -522,8 +524,10 @@ async def _run_cross_tests(council: DeliberationContext) -> None:
         return
     async with council.cross_test_lock:  # several seats may end at the same time
         _update_judged(council, await excuse_superseded(council))
-        contradicting = await find_contradictions(council)
-        _update_judged(council, await council.evaluator.cross(council.judged, contradicting))
+        contradicting = await find_contradicting_seats(council)
+        _update_judged(
+            council, await council.evaluator.run_cross_tests(council.judged, contradicting)
+        )
 
 
 def _update_judged(council: DeliberationContext, judged: Sequence[EvaluatedProposal]) -> None:
@@ -538,11 +542,11 @@ def _update_judged(council: DeliberationContext, judged: Sequence[EvaluatedPropo
 async def _review_by_peers(council: DeliberationContext) -> None:
     """Let all seats review: if requested, and always about text, which has no other evidence."""
     if council.about_text or council.deliberation.peer_review:
-        distinct_answers = answers(item.proposal for item in council.judged)
+        distinct_answers = group_answers(item.proposal for item in council.judged)
         if len(distinct_answers) > 1 or council.deliberation.peer_review:
-            await hold_reviews(
+            await collect_reviews(
                 council,
-                assign(distinct_answers, _list_reviewers(council)),
+                assign_reviews(distinct_answers, _list_reviewers(council)),
                 "critique",
                 council.deliberation.rounds + 1,
             )
@@ -567,6 +571,6 @@ def _with_all_authors(council: DeliberationContext, tied: Sequence[Answer]) -> t
     texts = {answer.text for answer in tied}
     return tuple(
         answer
-        for answer in answers(item.proposal for item in council.judged)
+        for answer in group_answers(item.proposal for item in council.judged)
         if answer.text in texts
     )

@@ -12,7 +12,7 @@ from moothall.deliberation.prompts.reply import whole_text
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.variants import MalformedReplyError
 from moothall.domain.proposal import SeatStatus
-from moothall.ranking.gates import counts, name_cases
+from moothall.ranking.gates import format_cases, format_counts
 from moothall.ranking.syntax.diffs import file_diffs
 
 _SUMMARY_CHARS, _NOTES_CHARS = 800, 6_000
@@ -53,12 +53,12 @@ def _describe(judged: EvaluatedProposal, names: dict[str, str]) -> str:
     lines = [
         f"Summary by its author: {clip(proposal.content.strip(), _SUMMARY_CHARS)}",
         f"Changed files: {changed or 'none'}",
-        f"Evidence: {judged.visible.level.words}",
+        f"Evidence: {judged.visible_candidate.level.words}",
     ]
-    assessment = judged.seen
-    lines += [f"{item.check}: {item.verdict}{counts(item)}" for item in assessment.evidence]
+    assessment = judged.visible_assessment
+    lines += [f"{item.check}: {item.verdict}{format_counts(item)}" for item in assessment.evidence]
     if assessment.regressions:
-        lines.append(f"Passed before and not any more: {name_cases(assessment.regressions)}")
+        lines.append(f"Passed before and not any more: {format_cases(assessment.regressions)}")
     for author, passed in {run.author: run.passed for run in judged.cross}.items():
         lines.append(
             f"{'Passes' if passed else 'Fails'} {names.get(author, 'the tests of another answer')}."

@@ -28,8 +28,8 @@ from moothall.deliberation.code_blocks import BlockRunner, TurnContext
 from moothall.deliberation.context import DeliberationContext, SeatState
 from moothall.deliberation.conversation import Conversation, SamplingSettings
 from moothall.deliberation.judging.clean_runs import workspace_name
-from moothall.deliberation.judging.evaluator import EvaluatedProposal, facts_text
-from moothall.deliberation.judging.reviews import review_text
+from moothall.deliberation.judging.evaluator import EvaluatedProposal, format_check_results
+from moothall.deliberation.judging.reviews import format_review
 from moothall.deliberation.local_checks import CheckedWorkspace
 from moothall.deliberation.prompts import prompts, tool_prompt
 from moothall.deliberation.prompts.comparing import notes_text
@@ -66,7 +66,7 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
-from moothall.ranking import passes_gates
+from moothall.ranking import passes_acceptance_checks
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -355,8 +355,8 @@ async def _revise(
     council: DeliberationContext, seat_state: SeatState, round_: int, reviews: Sequence[Review]
 ) -> None:
     agent, judged = _agent_of(seat_state), seat_state.latest
-    evidence = facts_text(judged, council.prepared.runs) if council.prepared else ""
-    texts = [review_text(review) for review in reviews]
+    evidence = format_check_results(judged, council.prepared.runs) if council.prepared else ""
+    texts = [format_review(review) for review in reviews]
     agent.conversation.append_text(
         prompts.revise_text(evidence, texts, rivals_of(council, seat_state))
     )
@@ -366,7 +366,9 @@ async def _revise(
         council,
         seat_state,
         round_,
-        start=replace(last, passed=last.passed and passes_gates(judged.visible)),
+        start=replace(
+            last, passed=last.passed and passes_acceptance_checks(judged.visible_candidate)
+        ),
     )
     unchanged = (
         council.dependencies.clean(draft.patch.diff) == judged.proposal.diff
@@ -485,7 +487,9 @@ async def _run_attempt(
     if council.deliberation.agent is not None:  # re-checks have the server's limits
         prepared = replace(prepared, bounds=council.deliberation.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
-    required_cases = frozenset(seat_state.latest.seen.regressions) if start else frozenset[str]()
+    required_cases = (
+        frozenset(seat_state.latest.visible_assessment.regressions) if start else frozenset[str]()
+    )
     for attempt_number in range(1, _MAX_WORKSPACES + 1):
         try:
             async with council.dependencies.workspaces.open(
@@ -566,7 +570,7 @@ async def _submit_proposal(
         seat_state.judged.append(EvaluatedProposal(proposal, Assessment(applies=True)))
     else:
         seat_state.judged.append(
-            await council.evaluator.judge(proposal, patch.diff if patch else "")
+            await council.evaluator.evaluate(proposal, patch.diff if patch else "")
         )
 
 

@@ -160,7 +160,7 @@ async def _run(
 ) -> CheckRuns:
     """Run a check with hidden tests laid over an answer. diffs: of the tests, and of the answer."""
     tests, diff = diffs
-    return await runs.run(
+    return await runs.run_checks(
         {check: ()},
         "hidden",
         digest(diff)[:8],

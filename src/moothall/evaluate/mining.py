@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from moothall.deliberation.judging.author_tests import adds_inline_tests
 from moothall.domain.evidence import CheckRun
-from moothall.ranking.relevance import missing_names, names_in
+from moothall.ranking.relevance import find_identifiers, find_missing_names
 from moothall.ranking.syntax.diffs import file_diffs
 from moothall.ranking.test_authorship import containers
 from moothall.repositories.patch_rules import is_test
@@ -249,9 +249,9 @@ def _fails(before: CheckRun, case: str, text: str) -> bool:
             before.output[-8000:],
         ]
     )
-    missing = missing_names(errors)
+    missing = find_missing_names(errors)
     return (
-        bool(missing & names_in(text))
+        bool(missing & find_identifiers(text))
         if missing or case not in before.cases
         else before.cases[case] == "errored"
     )

@@ -1,21 +1,20 @@
-"""Who comes first, and why: acceptance checks, evidence, order. Pure; no model and no clock has a
-say here.
+"""Ranking of candidates: acceptance checks, evidence and order. Pure: no models, no clock.
 
-Below it, `syntax` reads patches and code.
+The subpackage `syntax` parses patches and code.
 """
 
 from moothall.ranking.assess import assess, is_done
 from moothall.ranking.baseline import Diagnosis, diagnose
-from moothall.ranking.gates import passes_gates
-from moothall.ranking.order import changed_files, rank, ties
+from moothall.ranking.gates import passes_acceptance_checks
+from moothall.ranking.order import changed_files, find_ties, rank
 
 __all__ = [
     "Diagnosis",
     "assess",
     "changed_files",
     "diagnose",
+    "find_ties",
     "is_done",
-    "passes_gates",
+    "passes_acceptance_checks",
     "rank",
-    "ties",
 ]

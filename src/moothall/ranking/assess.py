@@ -1,7 +1,7 @@
-"""Compare the runs of a candidate's checks with the runs of the untouched base.
+"""Comparison of the check runs of a candidate with those of the unchanged base, case by case.
 
-Case by case: a case that passed must pass still, and a new case must pass. A case that failed
-before may fail still. A check that reports no cases is one case of its own name.
+A case that passed on the base must still pass, and a new case must pass. A case that failed on the
+base may still fail. A check that reports no cases counts as one case with its own name.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Profile
 from moothall.ranking.doctests import is_example_of
-from moothall.ranking.test_authorship import containers, may_be_own, same_file
+from moothall.ranking.test_authorship import containers, may_be_own, may_be_same_file
 
 HIT_LIMIT = "hit the limit of"
-"""What the details of a case say that was stopped at its time limit."""
-_NAMED = 20
-_FIXED = 200
+"""The text in the details of a case that was stopped at its time limit."""
+_MAX_NAMED_CASES = 20
+_MAX_FIXED_CASES = 200
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+")
 _WORD = re.compile(r"\w+")
 _LAST_PART = re.compile(r"::| > |[./]")
-_COMMON = frozenset(
+_COMMON_STEMS = frozenset(
     {
         "index",
         "main",
@@ -41,21 +41,25 @@ _COMMON = frozenset(
         "conftest",
     }
 )
-_ABOUT_TESTS = re.compile(
+_TASK_ABOUT_TESTS = re.compile(
     r"\b(?:tests?|specs?|suite|checks?)\b[^.\n]{0,60}\b(?:fail\w*|pass\w*|red|green|broken|breaks?)\b"
     r"|\b(?:fail\w*|red|broken)\b[^.\n]{0,40}\b(?:tests?|specs?|suite|checks?)\b",
     re.IGNORECASE,
 )
-_SHORTEST = 3
-_READ = 20_000
+_MIN_NAME_CHARS = 3
+_MAX_READ_CHARS = 20_000
 
 
-def is_done(found: Assessment) -> bool:
-    """Whether it is proven, and nothing beside what it mended is still red: no case of the same
-    file or package.
+def is_done(assessment: Assessment) -> bool:
+    """True if the candidate is proven, and no case in the files or packages of its fixed cases
+    still fails.
     """
-    mended = {container for case in found.fixed for container in containers(case)[-1:]}
-    return found.proven and not any(mended & set(containers(case)) for case in found.still_red)
+    fixed_containers = {
+        container for case in assessment.fixed for container in containers(case)[-1:]
+    }
+    return assessment.proven and not any(
+        fixed_containers & set(containers(case)) for case in assessment.still_red
+    )
 
 
 def assess(
@@ -63,7 +67,7 @@ def assess(
     candidate_runs: Mapping[str, CheckRun],
     profile: Profile,
     own_tests: Sequence[str],
-    applies: bool,  # noqa: FBT001 - a fact among facts; callers name it
+    applies: bool,  # noqa: FBT001 - callers pass it by name
     *,
     flaky: Sequence[str] = (),
     changed: Sequence[str] = (),
@@ -71,72 +75,87 @@ def assess(
     task: str = "",
     unrelated: Collection[str] = (),
 ) -> Assessment:
-    """Compare a candidate's runs on a clean checkout with the base's.
+    """Compare a candidate's runs on a clean checkout with those of the base.
 
-    `own_tests` are the paths of test files that the author added or changed: what passes in them
-    proves nothing. `flaky` are cases that differ between two runs of the same tree: no evidence
-    either way. `changed` are the paths that the candidate changes, `altered` those whose
-    documentation examples changed and prove nothing, `task` the task's text, `unrelated` cases that
-    prove nothing because they do not concern the change. If a patch does not apply, all its runs
-    are missing.
+    own_tests: paths of test files that the author added or changed. Their cases prove nothing.
+    applies: the patch applies. If not, all its runs are missing.
+    flaky: cases that differ between two runs of the same tree. They are no evidence either way.
+    changed: paths that the candidate changes.
+    altered: files whose documentation examples changed. Their cases prove nothing.
+    task: the task's text.
+    unrelated: cases that prove nothing, because they do not concern the change.
 
-    A check of an unproven candidate is failed, too, if cases that failed before fail still and
-    concern the task. The acceptance checks count that against it only if the task asks for tests to
-    pass (`missed`).
+    A check of an unproven candidate also fails if cases that failed on the base still fail and
+    concern the task. The acceptance checks count this against the candidate only if the task asks
+    for tests to pass (`missed`).
     """
     runs = candidate_runs if applies else {}
-    forgiven = frozenset((*profile.known_failures, *flaky))
+    ignored_cases = frozenset((*profile.known_failures, *flaky))
     names = (*profile.checks, *sorted(set(runs) - set(profile.checks)))
     required = tuple(name for name in profile.checks if name not in profile.advisory)
-    compared = [
-        _Compared(name, prepared_runs.get(name), runs.get(name), forgiven, changed)
+    comparisons = [
+        _CheckComparison(name, prepared_runs.get(name), runs.get(name), ignored_cases, changed)
         for name in names
     ]
     fixed = {
-        item.name: [case for case in item.fixed_cases(own_tests, altered) if case not in unrelated]
-        for item in compared
-        if item.name not in profile.advisory
+        comparison.name: [
+            case for case in comparison.fixed_cases(own_tests, altered) if case not in unrelated
+        ]
+        for comparison in comparisons
+        if comparison.name not in profile.advisory
     }
-    barren = not any(item.shows_green for item in compared if item.name in required)
+    nothing_passed = not any(
+        comparison.shows_green for comparison in comparisons if comparison.name in required
+    )
     proven = any(fixed.values())
     evidence = tuple(
-        item.evidence(
-            proven=bool(fixed.get(item.name)),
+        comparison.evidence(
+            proven=bool(fixed.get(comparison.name)),
             undone=not proven
-            and item.name in required
-            and (barren or bool(item.concerned(changed, task))),
+            and comparison.name in required
+            and (nothing_passed or bool(comparison.concerned_cases(changed, task))),
             flaky=frozenset(flaky),
         )
-        for item in compared
+        for comparison in comparisons
     )
-    lost = (
-        {case for item in compared if item.name in required for case in item.lost}
+    regressions = (
+        {
+            case
+            for comparison in comparisons
+            if comparison.name in required
+            for case in comparison.lost
+        }
         if applies
         else set()
     )
     unsolved = [
         case
-        for item in compared
-        if item.name in required and not proven
-        for case in item.concerned(changed, task)
+        for comparison in comparisons
+        if comparison.name in required and not proven
+        for case in comparison.concerned_cases(changed, task)
     ]
     return Assessment(
         applies=applies,
         required=required,
-        regressions=tuple(sorted(lost)),
+        regressions=tuple(sorted(regressions)),
         proven=proven,
-        behaviour=_behaviour(
+        behaviour=_behaviour_digest(
             prepared_runs,
             {name: run for name, run in runs.items() if name in required},
             own_tests,
-            forgiven,
+            ignored_cases,
         )
         if applies
         else "",
         evidence=evidence,
-        fixed=tuple(sorted(case for cases in fixed.values() for case in cases))[:_FIXED],
+        fixed=tuple(sorted(case for cases in fixed.values() for case in cases))[:_MAX_FIXED_CASES],
         still_red=tuple(
-            sorted(case for item in compared if item.name in required for case in item.red_before)
+            sorted(
+                case
+                for comparison in comparisons
+                if comparison.name in required
+                for case in comparison.red_before
+            )
         ),
         unrelated=tuple(sorted(unrelated)),
         unsolved=tuple(unsolved),
@@ -144,116 +163,126 @@ def assess(
     )
 
 
-def cases_of(run: CheckRun) -> Mapping[str, str]:
-    """Return a run's cases; a check that tells none is one case of its own name, unless it did not
-    run at all.
+def effective_cases(run: CheckRun) -> Mapping[str, str]:
+    """Return the cases of a run. A check that reports none counts as one case with its own name,
+    unless it did not run.
     """
     if run.cases or run.verdict is Verdict.MISSING:
         return run.cases
     return {run.check: str(run.verdict) if run.status == "success" else "errored"}
 
 
-def differing_cases(one: CheckRun, other: CheckRun) -> set[str]:
-    """Return the cases that two runs of the same tree tell differently. A run that was stopped
-    tells nothing.
+def differing_cases(first_run: CheckRun, second_run: CheckRun) -> set[str]:
+    """Return the cases whose results differ between two runs of the same tree.
+
+    A run that was stopped gives no results.
     """
-    if other.status != "success" or one.status != "success":
+    if second_run.status != "success" or first_run.status != "success":
         return set()
-    first, second = cases_of(one), cases_of(other)
+    first_cases, second_cases = effective_cases(first_run), effective_cases(second_run)
     return {
         case
-        for case in first.keys() & second.keys()
-        if (first[case] in RED) != (second[case] in RED)
+        for case in first_cases.keys() & second_cases.keys()
+        if (first_cases[case] in RED) != (second_cases[case] in RED)
     }
 
 
-def unmatched_cases(one: CheckRun, other: CheckRun) -> set[str]:
-    """Return the cases that only one of two runs of the untouched base told of, as where a name
-    holds a random number or the time.
+def unmatched_cases(first_run: CheckRun, second_run: CheckRun) -> set[str]:
+    """Return the cases that only one of two runs of the unchanged base reported, such as names with
+    a random number or the time.
 
-    Not for a candidate's runs: its code could end one of them early.
+    Do not use this for a candidate's runs: its code could end one of them early.
     """
-    if one.status != "success" or other.status != "success" or not (one.cases and other.cases):
+    if (
+        first_run.status != "success"
+        or second_run.status != "success"
+        or not (first_run.cases and second_run.cases)
+    ):
         return set()
-    return set(one.cases.keys() ^ other.cases.keys())
+    return set(first_run.cases.keys() ^ second_run.cases.keys())
 
 
-class _Compared:
-    """One check before and after."""
+class _CheckComparison:
+    """The runs of one check on the base and on a candidate."""
 
     def __init__(
         self,
         name: str,
         base: CheckRun | None,
-        now: CheckRun | None,
-        forgiven: AbstractSet[str],
+        run: CheckRun | None,
+        ignored_cases: AbstractSet[str],
         changed: Sequence[str],
     ) -> None:
-        self.name, self.now = name, now
+        self.name, self.run = name, run
         self._base = base
-        self._forgiven = forgiven
-        self._before = cases_of(base) if base else {}
-        self._after = cases_of(now) if now else {}
-        self.shows_green = any(outcome == "passed" for outcome in self._after.values())
+        self._ignored_cases = ignored_cases
+        self._base_cases = effective_cases(base) if base else {}
+        self._cases = effective_cases(run) if run else {}
+        self.shows_green = any(outcome == "passed" for outcome in self._cases.values())
         red = [
-            case for case, outcome in self._after.items() if outcome in RED and case not in forgiven
+            case
+            for case, outcome in self._cases.items()
+            if outcome in RED and case not in ignored_cases
         ]
-        self.red_before = [case for case in red if self._before.get(case) in RED]
-        self.new_red = [case for case in red if self._before.get(case) not in RED]
-        self._findings = _new_findings(base, now, changed)
-        if now and now.findings:
-            self.red_before, self.new_red = [], []  # a linter is judged by what it found
+        self.red_before = [case for case in red if self._base_cases.get(case) in RED]
+        self.new_red = [case for case in red if self._base_cases.get(case) not in RED]
+        self._findings = _new_findings(base, run, changed)
+        if run and run.findings:
+            self.red_before, self.new_red = [], []  # a linter is judged by its findings
 
     @property
     def lost(self) -> list[str]:
-        """Cases that passed and do not pass any more, or are gone. A run that was stopped, or ran
-        no test, tells nothing of the rest.
+        """The cases that passed on the base and now fail or are missing.
+
+        A run that was stopped, or that ran no test, gives no result for missing cases.
         """
-        before = self._base.cases if self._base else {}
-        whole = self.now is None or (
-            self.now.status == "success" and not is_silent(self._base, self.now)
+        base_cases = self._base.cases if self._base else {}
+        is_complete = self.run is None or (
+            self.run.status == "success" and not is_silent(self._base, self.run)
         )
         return [
             case
-            for case, outcome in before.items()
+            for case, outcome in base_cases.items()
             if outcome == "passed"
-            and self._after.get(case) != "passed"
-            and case not in self._forgiven
-            and (whole or case in self._after)
+            and self._cases.get(case) != "passed"
+            and case not in self._ignored_cases
+            and (is_complete or case in self._cases)
         ]
 
-    def concerned(self, changed: Sequence[str], task: str) -> list[str]:
-        """Return the cases that failed before, still fail, and have to do with the change or the
-        task.
+    def concerned_cases(self, changed: Sequence[str], task: str) -> list[str]:
+        """Return the cases that failed on the base, still fail, and concern the change or
+        the task.
         """
-        base, now = self._base, self.now
-        if base is None or now is None:
+        base, run = self._base, self.run
+        if base is None or run is None:
             return []
         return [
             case
             for case in self.red_before
-            if concerns(case, base.details.get(case, ""), now.details.get(case, ""), changed, task)
+            if concerns(case, base.details.get(case, ""), run.details.get(case, ""), changed, task)
         ]
 
     def fixed_cases(self, own_tests: Sequence[str], altered: Sequence[str] = ()) -> list[str]:
-        """Cases that were red and are green, and not by the author; a linter proves nothing."""
-        base, now = self._base, self.now
-        if base is None or now is None or base.findings or now.findings:
+        """Return the cases that failed on the base, pass now, and are not by the author. A linter
+        proves nothing.
+        """
+        base, run = self._base, self.run
+        if base is None or run is None or base.findings or run.findings:
             return []
-        packages = frozenset(case.partition("::")[0] for case in self._after)
+        packages = frozenset(case.partition("::")[0] for case in self._cases)
         return [
             case
-            for case, outcome in self._after.items()
+            for case, outcome in self._cases.items()
             if outcome == "passed"
-            and case not in self._forgiven
-            and _was_red(base, self._before, case)
-            and not _only_faster(base, now, case)
+            and case not in self._ignored_cases
+            and _failed_on_base(base, self._base_cases, case)
+            and not _only_faster(base, run, case)
             and not may_be_own(case, own_tests, packages)
             and not is_example_of(case, altered)
         ]
 
     def evidence(self, *, proven: bool, undone: bool, flaky: AbstractSet[str]) -> Evidence:
-        run = self.now
+        run = self.run
         if run is None:
             return Evidence(check=self.name, verdict=Verdict.MISSING)
         outcomes = list(run.cases.values())
@@ -267,26 +296,30 @@ class _Compared:
             output=run.output,
             proven=proven,
             before=sum(case in run.cases for case in self.red_before),
-            red=tuple((*self.new_red, *self._findings)[:_NAMED]),
-            red_before=tuple(self.red_before[:_NAMED]),
-            flaky=tuple(sorted(flaky & self._after.keys())[:_NAMED]),
-            why=self._why(run),
+            red=tuple((*self.new_red, *self._findings)[:_MAX_NAMED_CASES]),
+            red_before=tuple(self.red_before[:_MAX_NAMED_CASES]),
+            flaky=tuple(sorted(flaky & self._cases.keys())[:_MAX_NAMED_CASES]),
+            why=self._explain_stop(run),
         )
 
-    def _why(self, run: CheckRun) -> str:
-        """Return what stopped the run, or why it has no verdict; '' if it ran to its end."""
+    def _explain_stop(self, run: CheckRun) -> str:
+        """Return why the run stopped or has no verdict; '' if it completed."""
         if run.status != "success":
             return run.output.partition("\n")[0][:300]
         if is_silent(self._base, run):
-            last = next(
+            last_line = next(
                 (line.strip() for line in reversed(run.output.splitlines()) if line.strip()), ""
             )
-            return f"0 tests ran, exit code {run.exit_code}" + (f": {last}"[:250] if last else "")
+            return f"0 tests ran, exit code {run.exit_code}" + (
+                f": {last_line}"[:250] if last_line else ""
+            )
         return ""
 
     def _verdict(self, run: CheckRun, *, undone: bool) -> Verdict:
-        """The exit code alone is not believed where there are cases: code under test can end its
-        process with any.
+        """Return the verdict of a run.
+
+        The exit code alone is not trusted if there are cases, since code under test can exit with
+        any code.
         """
         if run.status != "success":
             return Verdict.MISSING if run.status == UNBELIEVED else Verdict.ERRORED
@@ -295,7 +328,7 @@ class _Compared:
         if run.verdict is Verdict.ERRORED and (
             not self._base or self._base.verdict is not Verdict.ERRORED
         ):
-            return Verdict.ERRORED  # it did not run to its end, as it did on the base
+            return Verdict.ERRORED  # it stopped early, unlike on the base
         if self.new_red or self._findings:
             return Verdict.FAILED
         if run.cases and not self.shows_green:
@@ -303,68 +336,75 @@ class _Compared:
         return Verdict.FAILED if undone and self.red_before else Verdict.PASSED
 
 
-def _new_findings(base: CheckRun | None, now: CheckRun | None, changed: Sequence[str]) -> list[str]:
-    """What a linter finds now and did not on the base: where it was red already, on changed files
-    only.
+def _new_findings(base: CheckRun | None, run: CheckRun | None, changed: Sequence[str]) -> list[str]:
+    """Return the findings of a linter that are not on the base. If the linter failed on the base,
+    return only those in changed files.
     """
-    if now is None or not now.findings:
+    if run is None or not run.findings:
         return []
-    before = Counter(base.findings) if base else Counter[str]()
-    new = list((Counter(now.findings) - before).elements())
+    base_findings = Counter(base.findings) if base else Counter[str]()
+    new_findings = list((Counter(run.findings) - base_findings).elements())
     if base is None or base.verdict is Verdict.PASSED or not changed:
-        return new if now.verdict is not Verdict.PASSED else []
+        return new_findings if run.verdict is not Verdict.PASSED else []
     return [
-        line for line in new if any(same_file(line.partition(":")[0], path) for path in changed)
+        line
+        for line in new_findings
+        if any(may_be_same_file(line.partition(":")[0], path) for path in changed)
     ]
 
 
-def _was_red(base: CheckRun, before: Mapping[str, str], case: str) -> bool:
-    """A test that could not even be collected or compiled was red too; its file, package or check
-    is then the red case.
+def _failed_on_base(base: CheckRun, base_cases: Mapping[str, str], case: str) -> bool:
+    """True if a case failed on the base.
+
+    A test that could not be collected or compiled failed too; the failed case is then its file,
+    package or check.
     """
-    if case in before:
-        return before[case] in RED
+    if case in base_cases:
+        return base_cases[case] in RED
     if not base.cases:
-        return before.get(base.check) in RED
-    return any(before.get(container) in RED for container in containers(case))
+        return base_cases.get(base.check) in RED
+    return any(base_cases.get(container) in RED for container in containers(case))
 
 
-def _only_faster(base: CheckRun, now: CheckRun, case: str) -> bool:
-    """Whether a case was only stopped at its limit on the base, and is hardly faster now."""
-    limit = base.durations.get(case, 0)
+def _only_faster(base: CheckRun, run: CheckRun, case: str) -> bool:
+    """True if a case was stopped at its limit on the base, and is hardly faster now."""
+    base_ms = base.durations.get(case, 0)
     return (
         HIT_LIMIT in base.details.get(case, "")
-        and limit > 0
-        and now.durations.get(case, 0) * 2 > limit
+        and base_ms > 0
+        and run.durations.get(case, 0) * 2 > base_ms
     )
 
 
-def _behaviour(
-    base: Mapping[str, CheckRun],
-    now: Mapping[str, CheckRun],
+def _behaviour_digest(
+    base_runs: Mapping[str, CheckRun],
+    runs: Mapping[str, CheckRun],
     own_tests: Sequence[str],
-    forgiven: AbstractSet[str],
+    ignored_cases: AbstractSet[str],
 ) -> str:
-    """Equal for candidates that no shared test tells apart. A new test of the author's own is not
-    shared: counting it would put everyone who wrote one into a cluster of one. Checks without
-    cases, such as linters, and advisory ones say nothing of behaviour; '' if there are no others.
+    """Return a digest that is equal for candidates that no shared test distinguishes.
+
+    An author's own new tests are not shared: each author would form a separate cluster. Checks
+    without cases, such as linters, and advisory checks do not describe behaviour. Return '' if
+    there are no others.
     """
     parts: list[str] = []
-    for name in sorted(now):
-        before = base[name].cases if name in base else {}
-        packages = frozenset(case.partition("::")[0] for case in now[name].cases)
+    for name in sorted(runs):
+        base_cases = base_runs[name].cases if name in base_runs else {}
+        packages = frozenset(case.partition("::")[0] for case in runs[name].cases)
         parts += [
             f"{name}/{case}={outcome}"
-            for case, outcome in sorted(now[name].cases.items())
-            if case not in forgiven
-            and (case in before or not may_be_own(case, own_tests, packages))
+            for case, outcome in sorted(runs[name].cases.items())
+            if case not in ignored_cases
+            and (case in base_cases or not may_be_own(case, own_tests, packages))
         ]
     return digest(*parts) if parts else ""
 
 
 def is_silent(base: CheckRun | None, run: CheckRun | None) -> bool:
-    """Whether a run that reached its end reports no case although the base's run did: an error of
-    the run, or a broken build.
+    """True if a completed run reports no case, although the base's run did.
+
+    This is an error of the run, or a broken build.
     """
     return bool(
         base
@@ -377,46 +417,53 @@ def is_silent(base: CheckRun | None, run: CheckRun | None) -> bool:
 
 
 def asks_for(case: str, task: str) -> bool:
-    """Whether the task names this test or what it tests (`hello_world` of `test_hello_world`), or
-    says that tests fail.
+    """True if the task names this test or the function under test (`hello_world` of
+    `test_hello_world`), or says that tests fail.
     """
-    last = _LAST_PART.split(case.partition("[")[0])[-1]
-    words = set(_WORD.findall(task))
-    return bool(_ABOUT_TESTS.search(task[:_READ])) or (
-        len(_bare(last)) > _SHORTEST and (last in words or _bare(last) in words)
+    test_name = _LAST_PART.split(case.partition("[")[0])[-1]
+    task_words = set(_WORD.findall(task))
+    return bool(_TASK_ABOUT_TESTS.search(task[:_MAX_READ_CHARS])) or (
+        len(_strip_test_affixes(test_name)) > _MIN_NAME_CHARS
+        and (test_name in task_words or _strip_test_affixes(test_name) in task_words)
     )
 
 
 def concerns(case: str, before: str, after: str, changed: Sequence[str], task: str = "") -> bool:
-    """Whether a case that stayed red concerns a change of the files `changed`: it says something
-    else than `before`, or names one of the files, or its own name or place has the name of one; or
-    the task names it, or speaks of tests that fail.
+    """True if a case that still fails concerns a change of the files `changed`, or the task.
+
+    This holds if its output differs from `before`, if the output or the case's name mentions one of
+    the files, if the task names the case, or if the task says that tests fail.
     """
-    if _ABOUT_TESTS.search(task[:_READ]):
+    if _TASK_ABOUT_TESTS.search(task[:_MAX_READ_CHARS]):
         return True
-    before, after = before[:_READ], after[:_READ]
+    before, after = before[:_MAX_READ_CHARS], after[:_MAX_READ_CHARS]
     if before and after and _VARYING.sub("", before) != _VARYING.sub("", after):
         return True
-    said = frozenset(_WORD.findall(f"{case}\n{before}\n{after}"))
-    words = {word for name in _WORD.findall(case) for word in (name, _bare(name))}
+    mentioned_words = frozenset(_WORD.findall(f"{case}\n{before}\n{after}"))
+    case_words = {
+        word for name in _WORD.findall(case) for word in (name, _strip_test_affixes(name))
+    }
     for path in changed:
-        name = path.rpartition("/")[2]
-        stem = name.partition(".")[0]
+        file_name = path.rpartition("/")[2]
+        stem = file_name.partition(".")[0]
         if (
-            name in before
-            or name in after
+            file_name in before
+            or file_name in after
             or (
-                len(stem) >= _SHORTEST
-                and stem not in _COMMON
-                and (stem in words or _bare(stem) in said)
+                len(stem) >= _MIN_NAME_CHARS
+                and stem not in _COMMON_STEMS
+                and (stem in case_words or _strip_test_affixes(stem) in mentioned_words)
             )
         ):
             return True
-    last = _LAST_PART.split(case.partition("[")[0])[-1]
-    asked = set(_WORD.findall(task))
-    return last in asked or (len(_bare(last)) > _SHORTEST and _bare(last) in asked)
+    test_name = _LAST_PART.split(case.partition("[")[0])[-1]
+    task_words = set(_WORD.findall(task))
+    return test_name in task_words or (
+        len(_strip_test_affixes(test_name)) > _MIN_NAME_CHARS
+        and _strip_test_affixes(test_name) in task_words
+    )
 
 
-def _bare(name: str) -> str:
-    """A test's name without what says that it is one."""
+def _strip_test_affixes(name: str) -> str:
+    """Return a test's name without the prefix or suffix that marks it as a test."""
     return re.sub(r"^(?:test_?|Test|Example|Fuzz)|_?[tT]ests?$", "", name) or name

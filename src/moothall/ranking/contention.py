@@ -19,7 +19,7 @@ _TIME_LIMIT = re.compile(
     r")?(?:timeout|deadline|time)|deadline exceeded|too long\b",
     re.IGNORECASE,
 )
-_READ = 20_000
+_MAX_READ_CHARS = 20_000
 _BUSY = (
     "a time limit was hit while the machine was busy, which proves nothing about the code; "
     "free some cores, or raise workspace.case_seconds and workspace.check_floor_seconds"
@@ -27,7 +27,7 @@ _BUSY = (
 
 
 def hit_limit_under_load(run: CheckRun, base: CheckRun | None = None) -> bool:
-    """Whether a check hit a time limit while the machine was busy. Cases that fail on the base do
+    """True if a check hit a time limit while the machine was busy. Cases that fail on the base do
     not count.
     """
     if not run.contended:
@@ -42,7 +42,7 @@ def hit_limit_under_load(run: CheckRun, base: CheckRun | None = None) -> bool:
 def as_errored(run: CheckRun, base: CheckRun | None = None) -> CheckRun:
     """Return the run as unfinished: no case counts as failed because of a time limit."""
     stopped = stopped_cases(run, base)
-    first, rest = (
+    headline, rest = (
         (run.output.partition("\n")[::2]) if run.status == "timeout" else (run.check, run.output)
     )
     return replace(
@@ -52,7 +52,7 @@ def as_errored(run: CheckRun, base: CheckRun | None = None) -> CheckRun:
         cases={
             case: "errored" if case in stopped else outcome for case, outcome in run.cases.items()
         },
-        output=f"{first}: {_BUSY}\n{rest}",
+        output=f"{headline}: {_BUSY}\n{rest}",
     )
 
 
@@ -71,4 +71,4 @@ def _is_silent(run: CheckRun) -> bool:
 
 
 def _names_limit(text: str) -> bool:
-    return _TIME_LIMIT.search(text[-_READ:]) is not None
+    return _TIME_LIMIT.search(text[-_MAX_READ_CHARS:]) is not None

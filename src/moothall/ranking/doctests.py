@@ -1,8 +1,8 @@
-"""Examples of documentation that are run as tests: doctests of Python and of text files, and those
-of Rust's doc comments. Pure.
+"""Documentation examples that run as tests: doctests of Python and text files, and examples in Rust
+doc comments. Pure.
 
-They stand beside the code, or in a README, and so in what an author changes. One whose example is
-not as on the base proves nothing by it.
+Authors change the files that contain them. A file whose examples differ from the base proves
+nothing by them.
 """
 
 from __future__ import annotations
@@ -17,83 +17,90 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from moothall.ranking.syntax.diffs import file_diffs
-from moothall.ranking.test_authorship import lies_in_module, same_file
+from moothall.ranking.test_authorship import lies_in_module, may_be_same_file
 
 _TEXTS = (".rst", ".md", ".txt")
 _COMMENT = re.compile(r"^\s*//[/!] ?(.*)$")
 _DOTTED = re.compile(r"\w+(?:\.\w+)+")
 
 
-def altered_examples(diff: str, base: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the changed files whose examples are not all as they were. `base`: the texts before of
-    those that were there; a text file is altered where it is changed.
+def find_altered_examples(diff: str, base: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the changed files whose examples differ from the base.
+
+    A changed text file always counts as altered.
+
+    base: the texts of existing files before the change.
     """
-    found = []
+    altered = []
     for part in file_diffs(diff):
         if part.path.endswith(_TEXTS):
-            found.append(part.path)
+            altered.append(part.path)
         elif part.path in base and part.path.endswith((".py", ".rs")):
-            read = _of_python if part.path.endswith(".py") else _of_rust
+            extract_examples = _python_examples if part.path.endswith(".py") else _rust_examples
             before, after = (
-                Counter(read(base[part.path])),
-                Counter(read(part.apply(base[part.path]))),
+                Counter(extract_examples(base[part.path])),
+                Counter(extract_examples(part.apply(base[part.path]))),
             )
             if before - after:
-                found.append(part.path)
-    return tuple(found)
+                altered.append(part.path)
+    return tuple(altered)
 
 
 def is_example_of(case: str, paths: Iterable[str]) -> bool:
-    """Whether a case is an example of one of these files, by what its runner calls it."""
-    head, mark, rest = case.partition("::")
-    if head.endswith(" doc"):
-        head = posixpath.normpath(rest.partition(" - ")[0])
-    elif not mark and _DOTTED.fullmatch(head):
-        return any(lies_in_module(head, path) for path in paths)
+    """True if a case, by the name that its runner gives it, is an example of one of these files."""
+    container, separator, rest = case.partition("::")
+    if container.endswith(" doc"):
+        container = posixpath.normpath(rest.partition(" - ")[0])
+    elif not separator and _DOTTED.fullmatch(container):
+        return any(lies_in_module(container, path) for path in paths)
     return any(
-        same_file(head, path)
+        may_be_same_file(container, path)
         for path in paths
         if path.endswith((".py", *_TEXTS)) or case.partition("::")[0].endswith(" doc")
     )
 
 
-def _of_python(text: str) -> Iterator[tuple[str, str]]:
-    """Yield by the name of what it documents all that a docstring runs: a line more may make
-    another example hold.
+def _python_examples(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the examples of each docstring, with the name of the documented object.
+
+    All examples of a docstring belong together, since one added line may make another one pass.
     """
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield from _read_examples(ast.parse(text), "")
+        yield from _node_examples(ast.parse(text), "")
 
 
-def _read_examples(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+def _node_examples(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        said = ast.get_docstring(node) or ""
-        if ">>>" in said:
+        docstring = ast.get_docstring(node) or ""
+        if ">>>" in docstring:
             try:
-                examples = doctest.DocTestParser().get_examples(said)
+                examples = doctest.DocTestParser().get_examples(docstring)
                 yield (
                     name,
-                    "\0".join(f"{item.source}\n{item.want}\n{item.exc_msg}" for item in examples),
+                    "\0".join(
+                        f"{example.source}\n{example.want}\n{example.exc_msg}"
+                        for example in examples
+                    ),
                 )
             except ValueError:
-                yield name, said
+                yield name, docstring
     for child in ast.iter_child_nodes(node):
-        yield from _read_examples(
+        yield from _node_examples(
             child, f"{name}.{getattr(child, 'name', '')}" if hasattr(child, "name") else name
         )
 
 
-def _of_rust(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the blocks of code of doc comments, with what is said of how they are run."""
+def _rust_examples(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the code blocks of doc comments, with their attributes."""
     block: list[str] | None = None
     for line in text.split("\n"):
-        said = _COMMENT.match(line)
-        fenced = said is not None and said[1].lstrip().startswith(("```", "~~~"))
-        if block is not None and (fenced or said is None):
+        comment = _COMMENT.match(line)
+        is_fence = comment is not None and comment[1].lstrip().startswith(("```", "~~~"))
+        if block is not None and (is_fence or comment is None):
             yield "", "\n".join(block)
             block = None
-        elif fenced and said is not None:
-            block = [said[1].strip()]
-        elif block is not None and said is not None:
-            block.append(said[1].rstrip())
+        elif is_fence and comment is not None:
+            block = [comment[1].strip()]
+        elif block is not None and comment is not None:
+            block.append(comment[1].rstrip())

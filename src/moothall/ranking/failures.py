@@ -1,7 +1,7 @@
-"""The assertion of a failed case and its place, as one line. Pure.
+"""The assertion of a failed case and its location, as one line. Pure.
 
-The text comes from the runner of any language and from the code under test, so every pattern is
-bounded. A text in an unknown form gives less.
+The text comes from test runners of any language and from the code under test, so every pattern is
+bounded. A text in an unknown format yields less.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from itertools import takewhile
 
 from moothall.ranking.assess import HIT_LIMIT
 
-_TEXT, _MESSAGE, _PATH = 20_000, 300, 400
+_MAX_TEXT_CHARS = 20_000
+_MAX_MESSAGE_CHARS = 300
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
-_TOP = "/workspace/"
-_PLACE = re.compile(
+_WORKSPACE_ROOT = "/workspace/"
+_LOCATION = re.compile(
     r'File "(?P<python>[^"\n]{1,400})", line (?P<number>\d{1,9})'
     r"|(?P<path>[^\s()\"'`<>:,]{1,400}\.[A-Za-z]\w{0,5}):(?P<line>\d{1,9})(?!\.?\w)"
 )
-_OWN = (HIT_LIMIT, "was stopped: ", "the process ended in it")
-"""The beginnings of our own reasons, for a case that we stopped or that ended its process."""
+_OWN_REASONS = (HIT_LIMIT, "was stopped: ", "the process ended in it")
+"""Prefixes of our own reasons, for a case that we stopped or that ended its process."""
 _PYTHON_FRAME = re.compile(r'[\s|]*File "[^"\n]{1,400}", line \d+')
 _STACK_FRAME = re.compile(r"\s*at (?:async |new )?\S")
 _ERROR = re.compile(r"(?<![\w.$])[\w.$]{0,200}(?:Error|Exception)(?: \[\w{1,80}\])?: ")
@@ -31,23 +32,22 @@ _CODE_FRAME = re.compile(r"\s*>?\s*\d{1,6} \|")
 _GO_LINE = re.compile(r"\s{4,}(?P<place>[\w.+-]{1,200}\.go:\d{1,9}): ?(?P<text>.*)")
 _GO_MARK = re.compile(r"\s*(?:=== |--- )|(?:FAIL|PASS|ok)\b")
 _GO_BUILD = re.compile(r"(?P<place>\S{1,400}\.go:\d{1,9})(?::\d{1,9})?: (?P<text>.+)")
-_GO_TELLS = re.compile(
+_GO_ERROR_WORDS = re.compile(
     r"(?i)\b(?:want|wanted|expect|expected|got|fail\w*|error|mismatch|unexpected|not "
     r"equal|differ\w*|invalid|panic)\b"
 )
-_TESTIFY = re.compile(r"\s*(?P<field>Error Trace|Error|Messages|Test):\s*(?P<text>.*)")
-_VALUE = re.compile(
+_TESTIFY_FIELD = re.compile(r"\s*(?P<field>Error Trace|Error|Messages|Test):\s*(?P<text>.*)")
+_VALUE_LINE = re.compile(
     r"(?i)\s*(?:- |\+ )?(?:expected|received|actual|got|want|left|right|but was)\b[^:\n]{0,20}:"
 )
-_ONLY_PLACE = re.compile(r"(?:#|at |in )?\s*\S{1,400}:\d{1,9}(?::\d{1,9})?(?::?\s?in .*)?:?")
+_ONLY_LOCATION = re.compile(r"(?:#|at |in )?\s*\S{1,400}:\d{1,9}(?::\d{1,9})?(?::?\s?in .*)?:?")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The assertion or error of a case, and the path and line in the repository where it was
-    raised.
+    """The assertion or error of a case, and its location in the repository.
 
-    `path` is empty if the place is unknown.
+    path: '' if the location is unknown.
     """
 
     message: str = ""
@@ -55,14 +55,15 @@ class Failure:
     line: int = 0
 
     def __str__(self) -> str:
-        """Return both in a line."""
-        place = f"({self.path}:{self.line})" if self.path else ""
-        return " ".join(part for part in (self.message, place) if part)
+        """Return the message and the location in one line."""
+        location = f"({self.path}:{self.line})" if self.path else ""
+        return " ".join(part for part in (self.message, location) if part)
 
 
-class Failures:
-    """Reads the output of failed cases. `files` are those of the repository; other places, as in a
-    library, are skipped.
+class FailureReader:
+    """Reads the output of failed cases.
+
+    files: the files of the repository. Other locations, such as those in a library, are skipped.
     """
 
     def __init__(self, files: Iterable[str]) -> None:
@@ -70,117 +71,122 @@ class Failures:
         for file in files:
             self._files.setdefault(file.rpartition("/")[2], []).append(file)
 
-    def read(self, case: str, detail: str) -> Failure:
-        """Return the failure that `detail`, the output of a case, describes."""
-        text = _ANSI.sub("", detail[:_TEXT]).replace("\r\n", "\n")
+    def read_failure(self, case: str, detail: str) -> Failure:
+        """Return the failure of a case from its output `detail`."""
+        text = _ANSI.sub("", detail[:_MAX_TEXT_CHARS]).replace("\r\n", "\n")
         lines = [line.rstrip() for line in text.split("\n")]
-        if text.startswith(_OWN):
-            return Failure(lines[0][:_MESSAGE], *self._first_place(case, lines[1:]))
-        for knows, read in _READERS:
-            if any(map(knows, lines)):
-                message, places = read(lines)
+        if text.startswith(_OWN_REASONS):
+            return Failure(lines[0][:_MAX_MESSAGE_CHARS], *self._find_location(case, lines[1:]))
+        for matches, read_format in _READERS:
+            if any(map(matches, lines)):
+                message, location_lines = read_format(lines)
                 break
         else:
-            message, places = _read_other(lines)
-        return Failure(_one_line(message), *self._first_place(case, places))
+            message, location_lines = _read_other(lines)
+        return Failure(_one_line(message), *self._find_location(case, location_lines))
 
-    def _first_place(self, case: str, lines: Iterable[str]) -> tuple[str, int]:
-        """Return the path and line of the first place in the repository that `lines` name, or an
-        empty path.
+    def _find_location(self, case: str, lines: Iterable[str]) -> tuple[str, int]:
+        """Return the path and line of the first location in the repository in `lines`; an empty
+        path if there is none.
         """
         for line in lines:
-            for found in _PLACE.finditer(line):
-                number = int(found["number"] or found["line"])
-                if path := self._resolve(case, found["python"] or found["path"]):
+            for match in _LOCATION.finditer(line):
+                number = int(match["number"] or match["line"])
+                if path := self._resolve(case, match["python"] or match["path"]):
                     return path, number
         return "", 0
 
     def _resolve(self, case: str, path: str) -> str:
-        """Return the repository's file for a runner's `path`: relative to the root or a folder
-        below it, or a bare name.
+        """Return the repository's file for the path of a runner, which is relative to the root or
+        to a folder, or a bare file name.
         """
         path = path.removeprefix("file://")
-        if path.startswith("/") and not path.startswith(_TOP):
+        if path.startswith("/") and not path.startswith(_WORKSPACE_ROOT):
             return ""
-        path = path.removeprefix(_TOP).removeprefix("./")
+        path = path.removeprefix(_WORKSPACE_ROOT).removeprefix("./")
         folder, _, name = path.rpartition("/")
-        named = self._files.get(name, [])
-        if path in named:
+        same_name = self._files.get(name, [])
+        if path in same_name:
             return path
-        # A folder with a space in its name is cut there.
-        near = [file for file in named if not folder or file.endswith(("/" + path, " " + path))]
-        subject = case.partition("::")[0]
-        own = [
-            file for file in near if file == subject or subject.endswith(file.rpartition("/")[0])
+        # A runner's path is cut at a space in a folder name.
+        matching = [
+            file for file in same_name if not folder or file.endswith(("/" + path, " " + path))
         ]
-        if len(near) > 1 and own:
-            near = [max(own, key=len)]
-        return near[0] if len(near) == 1 else path if near else ""
+        container = case.partition("::")[0]
+        in_container = [
+            file
+            for file in matching
+            if file == container or container.endswith(file.rpartition("/")[0])
+        ]
+        if len(matching) > 1 and in_container:
+            matching = [max(in_container, key=len)]
+        return matching[0] if len(matching) == 1 else path if matching else ""
 
 
 def _one_line(lines: Iterable[str]) -> str:
-    """Join the lines of a message; values, as `expected: 5`, are set apart by commas."""
+    """Join the lines of a message; separate values, such as `expected: 5`, by commas."""
     joined = ""
     for line in lines:
-        words = " ".join(line.split())
-        if words:
+        text = " ".join(line.split())
+        if text:
             joined += (
-                ", " if joined and joined[-1] not in ":," and _VALUE.match(line) else " "
-            ) + words
+                ", " if joined and joined[-1] not in ":," and _VALUE_LINE.match(line) else " "
+            ) + text
     joined = joined.strip(" ,")
-    return joined if len(joined) <= _MESSAGE else joined[: _MESSAGE - 1] + "…"
+    return joined if len(joined) <= _MAX_MESSAGE_CHARS else joined[: _MAX_MESSAGE_CHARS - 1] + "…"
 
 
-_Read = Callable[[list[str]], tuple[Iterable[str], Iterable[str]]]
-"""Returns the lines of the message, and those that name places, the most telling first."""
+_ReadFormat = Callable[[list[str]], tuple[Iterable[str], Iterable[str]]]
+"""Returns the lines of the message, and those that name locations, the most specific first."""
 
 
 def _read_pytest(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
-    at = next(number for number, line in enumerate(lines) if line.startswith("E "))
+    first_error = next(number for number, line in enumerate(lines) if line.startswith("E "))
     errors = [line[1:].strip() for line in lines if line.startswith("E ")]
     if errors[0].endswith("Traceback (most recent call last):"):
-        errors.reverse()  # of another process, whose last line is the error
-    return errors[:1], [*reversed(lines[:at]), *lines[at:]]
+        errors.reverse()  # a traceback of another process, with the error in its last line
+    return errors[:1], [*reversed(lines[:first_error]), *lines[first_error:]]
 
 
 def _read_python(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
     if any("Exception Group Traceback" in line for line in lines):
         lines = [_GROUP.sub("", line, count=1) for line in lines]
-    at = max(number for number, line in enumerate(lines) if _PYTHON_FRAME.match(line))
-    begun = max(
+    last_frame = max(number for number, line in enumerate(lines) if _PYTHON_FRAME.match(line))
+    start = max(
         (
             number
-            for number, line in enumerate(lines[:at])
+            for number, line in enumerate(lines[:last_frame])
             if line.endswith("Traceback (most recent call last):")
         ),
         default=0,
     )
-    after = [line for line in lines[at + 1 :] if line.strip()]
-    error = next(
-        (number for number, line in enumerate(after) if not line[:1].isspace()), len(after)
+    following = [line for line in lines[last_frame + 1 :] if line.strip()]
+    error_index = next(
+        (number for number, line in enumerate(following) if not line[:1].isspace()), len(following)
     )
-    # A message may have several lines; a diff of the values after it only repeats it.
-    more = takewhile(
+    # A message may have several lines. A diff of the values after it repeats it.
+    continuation = takewhile(
         lambda line: line[:1] not in {" ", "-", "+", "?"} and not line.startswith("First di"),
-        after[error + 1 :],
+        following[error_index + 1 :],
     )
-    return [*after[error : error + 1], *more], [
-        *reversed(lines[begun : at + 1]),
-        *reversed(lines[:begun]),
+    return [*following[error_index : error_index + 1], *continuation], [
+        *reversed(lines[start : last_frame + 1]),
+        *reversed(lines[:start]),
     ]
 
 
 def _read_rust(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
-    at = next(number for number, line in enumerate(lines) if " panicked at " in line)
-    after = lines[at].partition(" panicked at ")[2]
-    if after.startswith("'"):  # before Rust 1.73: 'message', src/lib.rs:6:17
-        whole = "\n".join([after, *lines[at + 1 : at + 6]])
-        message, _, place = whole[1:].rpartition("', ")
-        return message.split("\n"), [place]
-    said = takewhile(
-        lambda line: line and not line.startswith(("note: ", "stack backtrace:")), lines[at + 1 :]
+    panic_index = next(number for number, line in enumerate(lines) if " panicked at " in line)
+    panic_text = lines[panic_index].partition(" panicked at ")[2]
+    if panic_text.startswith("'"):  # before Rust 1.73: 'message', src/lib.rs:6:17
+        text = "\n".join([panic_text, *lines[panic_index + 1 : panic_index + 6]])
+        message, _, location = text[1:].rpartition("', ")
+        return message.split("\n"), [location]
+    message_lines = takewhile(
+        lambda line: line and not line.startswith(("note: ", "stack backtrace:")),
+        lines[panic_index + 1 :],
     )
-    return said, lines[at:]
+    return message_lines, lines[panic_index:]
 
 
 def _read_should_panic(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
@@ -189,41 +195,43 @@ def _read_should_panic(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
 
 
 def _read_go(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
-    told: list[tuple[list[str], str]] = []
+    logged: list[tuple[list[str], str]] = []
     for line in lines:
-        if found := _GO_LINE.fullmatch(line):
-            told.append(([found["text"]], found["place"]))
-        elif told and line[:8].isspace() and not _GO_MARK.match(line):
-            told[-1][0].append(line)
+        if match := _GO_LINE.fullmatch(line):
+            logged.append(([match["text"]], match["place"]))
+        elif logged and line[:8].isspace() and not _GO_MARK.match(line):
+            logged[-1][0].append(line)
     panics = [number for number, line in enumerate(lines) if line.startswith("panic: ")]
     if panics:
-        at = panics[0]
-        return [re.sub(r" \[recovered.*", "", lines[at])], [
-            line for line in lines[at + 1 :] if line.startswith("\t")
+        first_panic = panics[0]
+        return [re.sub(r" \[recovered.*", "", lines[first_panic])], [
+            line for line in lines[first_panic + 1 :] if line.startswith("\t")
         ]
-    if told:
-        # A test's log looks like its errors: take the first line that reads like an error, or else
-        # the last.
-        message, place = next((one for one in told if _GO_TELLS.search(" ".join(one[0]))), told[-1])
-        return _read_testify(message), [place]
-    if built := next(filter(None, map(_GO_BUILD.match, lines)), None):
-        return [built["text"]], [built["place"]]
-    rest = [line for line in lines if line.strip() and not _GO_MARK.match(line)][-1:]
-    unended = any(line.startswith("=== RUN ") for line in lines) and not any(
+    if logged:
+        # Log lines of a test look like its errors: take the first one that reads like an error, or
+        # else the last one.
+        message, location = next(
+            (entry for entry in logged if _GO_ERROR_WORDS.search(" ".join(entry[0]))), logged[-1]
+        )
+        return _read_testify(message), [location]
+    if build_error := next(filter(None, map(_GO_BUILD.match, lines)), None):
+        return [build_error["text"]], [build_error["place"]]
+    last_lines = [line for line in lines if line.strip() and not _GO_MARK.match(line)][-1:]
+    is_unfinished = any(line.startswith("=== RUN ") for line in lines) and not any(
         "--- FAIL: " in line for line in lines
     )
-    return rest or ["the test process ended in it"] * unended, ()
+    return last_lines or ["the test process ended in it"] * is_unfinished, ()
 
 
 def _read_testify(lines: Sequence[str]) -> Iterable[str]:
-    """Return the error of testify's table, and the message after it; other lines as they are."""
+    """Return the error from a table of testify, and the message after it; other lines unchanged."""
     fields: dict[str, list[str]] = {}
     name = ""
     for line in lines:
-        if found := _TESTIFY.fullmatch(line):
-            name = found["field"]
+        if match := _TESTIFY_FIELD.fullmatch(line):
+            name = match["field"]
         if name:
-            fields.setdefault(name, []).append(found["text"] if found else line)
+            fields.setdefault(name, []).append(match["text"] if match else line)
     if "Error" not in fields:
         return lines
     error = list(takewhile(lambda line: not line.strip().startswith("Diff:"), fields["Error"]))
@@ -236,43 +244,47 @@ def _read_tap(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
 
 
 def _read_stack(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
-    at = next(number for number, line in enumerate(lines) if _STACK_FRAME.match(line))
-    head, places = lines[:at], [*lines[at:], *lines[:at]]
-    begun, found = next(
-        ((number, one) for number, line in enumerate(head) if (one := _ERROR.search(line))),
+    first_frame = next(number for number, line in enumerate(lines) if _STACK_FRAME.match(line))
+    head, location_lines = lines[:first_frame], [*lines[first_frame:], *lines[:first_frame]]
+    error_index, match = next(
+        ((number, error) for number, line in enumerate(head) if (error := _ERROR.search(line))),
         (0, None),
     )
-    head[begun : begun + 1] = [
-        line[found.start() :] if found else line for line in head[begun : begun + 1]
+    head[error_index : error_index + 1] = [
+        line[match.start() :] if match else line for line in head[error_index : error_index + 1]
     ]
-    if syntax := next(
+    if syntax_index := next(
         (number for number, line in enumerate(head) if line.strip().startswith("SyntaxError: ")), 0
     ):
-        begun, places = (
-            syntax,
-            [_AT_END.sub(r":\1", head[syntax]), *reversed(head[:syntax]), *places],
+        error_index, location_lines = (
+            syntax_index,
+            [
+                _AT_END.sub(r":\1", head[syntax_index]),
+                *reversed(head[:syntax_index]),
+                *location_lines,
+            ],
         )
-    said = takewhile(lambda line: not _CODE_FRAME.match(line), head[begun:])
-    return [line for line in said if not line.lstrip().startswith("●")], places
+    message_lines = takewhile(lambda line: not _CODE_FRAME.match(line), head[error_index:])
+    return [line for line in message_lines if not line.lstrip().startswith("●")], location_lines
 
 
 def _read_other(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
-    """Read an unknown form: its first paragraph if it names places, else its last line."""
-    shown = [
+    """Read an unknown format: the first paragraph if it names locations, else the last line."""
+    content_lines = [
         line
         for line in lines
         if line.strip()
         and not line.startswith("note: run with")
         and not line.lstrip().startswith("●")
     ]
-    said = [line for line in shown if not _ONLY_PLACE.fullmatch(line.strip())]
-    if len(said) == len(shown):
-        return said[-1:], lines
-    first = next((number for number, line in enumerate(lines) if line in said), 0)
-    return [line for line in takewhile(str.strip, lines[first:]) if line in said], lines
+    message_lines = [line for line in content_lines if not _ONLY_LOCATION.fullmatch(line.strip())]
+    if len(message_lines) == len(content_lines):
+        return message_lines[-1:], lines
+    first = next((number for number, line in enumerate(lines) if line in message_lines), 0)
+    return [line for line in takewhile(str.strip, lines[first:]) if line in message_lines], lines
 
 
-_READERS: Sequence[tuple[Callable[[str], object], _Read]] = (
+_READERS: Sequence[tuple[Callable[[str], object], _ReadFormat]] = (
     (lambda line: line.startswith("E "), _read_pytest),
     (_PYTHON_FRAME.match, _read_python),
     (lambda line: " panicked at " in line, _read_rust),

@@ -1,4 +1,4 @@
-"""The gates: what a candidate must show before anything else about it counts."""
+"""Acceptance checks: the conditions that a candidate must meet to win."""
 
 from __future__ import annotations
 
@@ -10,84 +10,100 @@ from moothall.domain.proposal import Candidate
 from moothall.domain.task import VALIDATION
 from moothall.ranking.test_authorship import may_be_own
 
-_SHOWN = 3
+_MAX_NAMED_CASES = 3
 _NAME_CHARS = 80
 _EDITED = " The answer changes tests there, but they count as they are on the base."
 
 
-def gate_failures(candidate: Candidate) -> tuple[str, ...]:
-    """Return one sentence for each gate that the candidate does not pass; () if it passes all."""
+def list_failed_checks(candidate: Candidate) -> tuple[str, ...]:
+    """Return one sentence for each acceptance check that the candidate fails; () if it
+    passes all.
+    """
     if candidate.about_text:
         return () if candidate.proposal.content.strip() else ("The answer is empty.",)
-    return tuple(_failures(candidate))
+    return tuple(_find_failures(candidate))
 
 
-def passes_gates(candidate: Candidate) -> bool:
-    """Whether the candidate may win."""
-    return not gate_failures(candidate)
+def passes_acceptance_checks(candidate: Candidate) -> bool:
+    """True if the candidate may win."""
+    return not list_failed_checks(candidate)
 
 
-def _failures(candidate: Candidate) -> Iterable[str]:
-    found = candidate.assessment
+def _find_failures(candidate: Candidate) -> Iterable[str]:
+    assessment = candidate.assessment
     if not candidate.proposal.diff.strip():
         yield "The patch is empty."
-    elif not found.applies:
+    elif not assessment.applies:
         yield "The patch does not apply on a clean checkout."
-    elif found.idle and not found.proven:
+    elif assessment.idle and not assessment.proven:
         yield (
             "The patch changes comments, docstrings or formatting alone, and the task asks for "
             "more."
         )
-    barren = not any(
-        item.passed or item.verdict is Verdict.PASSED
-        for item in found.evidence
-        if item.check in found.required
+    nothing_passed = not any(
+        evidence.passed or evidence.verdict is Verdict.PASSED
+        for evidence in assessment.evidence
+        if evidence.check in assessment.required
     )
-    for name in dict.fromkeys(found.required):
-        runs = [item for item in found.evidence if item.check == name]
-        bad = next((item for item in runs if item.verdict is not Verdict.PASSED), None)
-        if not runs or (bad and bad.verdict is Verdict.MISSING):
-            why = plain(bad.why, 300) if bad and bad.why else ""
+    for check in dict.fromkeys(assessment.required):
+        entries = [evidence for evidence in assessment.evidence if evidence.check == check]
+        failed_entry = next(
+            (evidence for evidence in entries if evidence.verdict is not Verdict.PASSED), None
+        )
+        if not entries or (failed_entry and failed_entry.verdict is Verdict.MISSING):
+            why = sanitize_line(failed_entry.why, 300) if failed_entry and failed_entry.why else ""
             yield (
-                f"Required check {plain(name)} has no verdict: {why}."
+                f"Required check {sanitize_line(check)} has no verdict: {why}."
                 if why
-                else f"Required check {plain(name)} is missing."
+                else f"Required check {sanitize_line(check)} is missing."
             )
-        elif bad and (barren or found.missed or not _is_excused(bad, candidate.superseded)):
-            yield f"Required check {plain(name)} {bad.verdict}{counts(bad)}{_because(bad)}."
-    for item in found.evidence:
-        if item.check == SECRETS and item.verdict is Verdict.FAILED:
-            yield f"What looks like a key or password is made of parts at {name_cases(item.look)}."
-    if lost := [case for case in found.regressions if case not in candidate.superseded]:
-        one = len(lost) == 1
-        edited = any(may_be_own(case, candidate.proposal.own_tests) for case in lost)
+        elif failed_entry and (
+            nothing_passed
+            or assessment.missed
+            or not _is_excused(failed_entry, candidate.superseded)
+        ):
+            yield (
+                f"Required check {sanitize_line(check)} {failed_entry.verdict}"
+                f"{format_counts(failed_entry)}{_explain_failure(failed_entry)}."
+            )
+    for evidence in assessment.evidence:
+        if evidence.check == SECRETS and evidence.verdict is Verdict.FAILED:
+            yield (
+                "What looks like a key or password is assembled from parts at "
+                f"{format_cases(evidence.look)}."
+            )
+    if regressions := [case for case in assessment.regressions if case not in candidate.superseded]:
+        is_single = len(regressions) == 1
+        edited = any(may_be_own(case, candidate.proposal.own_tests) for case in regressions)
         yield (
-            f"{len(lost)} {'test' if one else 'tests'} that passed on the base "
-            f"{'does' if one else 'do'} not any more: {name_cases(lost)}."
+            f"{len(regressions)} {'test' if is_single else 'tests'} that passed on the base no "
+            f"longer {'does' if is_single else 'do'}: {format_cases(regressions)}."
             f"{_EDITED if edited else ''}"
         )
 
 
-def _is_excused(item: Evidence, superseded: AbstractSet[str]) -> bool:
-    """Whether all that fails in a check failed on the base or is superseded by the task: no reason
-    against a candidate, but in a check of the caller's.
+def _is_excused(evidence: Evidence, superseded: AbstractSet[str]) -> bool:
+    """True if every failure of a check failed on the base or is superseded by the task.
+
+    Such failures do not count against a candidate, except in a check of the caller's.
     """
-    if item.verdict is not Verdict.FAILED or item.check.startswith(f"{VALIDATION}-"):
+    if evidence.verdict is not Verdict.FAILED or evidence.check.startswith(f"{VALIDATION}-"):
         return False
-    return bool(item.red_before or item.red) and superseded >= {*item.red}
+    return bool(evidence.red_before or evidence.red) and superseded >= {*evidence.red}
 
 
-def counts(item: Evidence) -> str:
-    """Return ` (11 of 13 passed, 1 red before)` where the check counted anything, else nothing."""
-    total = item.passed + item.failed
-    before = f", {item.before} red before" if item.before else ""
-    return f" ({item.passed} of {total} passed{before})" if total else ""
+def format_counts(evidence: Evidence) -> str:
+    """Return ` (11 of 13 passed, 1 red before)`; '' if the check counted nothing."""
+    total = evidence.passed + evidence.failed
+    before = f", {evidence.before} red before" if evidence.before else ""
+    return f" ({evidence.passed} of {total} passed{before})" if total else ""
 
 
-def name_cases(cases: Sequence[str]) -> str:
-    """Return the first of some names, each with its end: names of one file begin alike."""
-    more = ", …" if len(cases) > _SHOWN else ""
-    return ", ".join(_cut_middle(plain(case, len(case))) for case in cases[:_SHOWN]) + more
+def format_cases(cases: Sequence[str]) -> str:
+    """Return the first few names as one line, each with its end: names of one file begin alike."""
+    suffix = ", …" if len(cases) > _MAX_NAMED_CASES else ""
+    names = [_cut_middle(sanitize_line(case, len(case))) for case in cases[:_MAX_NAMED_CASES]]
+    return ", ".join(names) + suffix
 
 
 def _cut_middle(name: str) -> str:
@@ -97,16 +113,20 @@ def _cut_middle(name: str) -> str:
     return f"{name[:head]}…{name[head + 1 - _NAME_CHARS :]}"
 
 
-def _because(item: Evidence) -> str:
-    """What is new and red; else what stopped the check; else what should have become green."""
-    if item.red:
-        return f": {name_cases(item.red)}"
-    if item.why:
-        return f": {plain(item.why, 200)}"
-    return f": red as on the base: {name_cases(item.red_before)}" if item.red_before else ""
+def _explain_failure(evidence: Evidence) -> str:
+    """Return the new failures of a check; else why it stopped; else the failures that remain from
+    the base.
+    """
+    if evidence.red:
+        return f": {format_cases(evidence.red)}"
+    if evidence.why:
+        return f": {sanitize_line(evidence.why, 200)}"
+    return (
+        f": red as on the base: {format_cases(evidence.red_before)}" if evidence.red_before else ""
+    )
 
 
-def plain(text: str, chars: int = _NAME_CHARS) -> str:
-    """Return a name that may come from a model as one short printable line."""
+def sanitize_line(text: str, max_chars: int = _NAME_CHARS) -> str:
+    """Return a text from an untrusted source as one short printable line."""
     line = "".join(char if char.isprintable() else "?" for char in text)
-    return line if len(line) <= chars else f"{line[: chars - 1]}…"
+    return line if len(line) <= max_chars else f"{line[: max_chars - 1]}…"

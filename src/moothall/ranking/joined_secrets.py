@@ -1,8 +1,6 @@
-"""Keys and passwords that a patch brings in parts: what its literals come to when they are joined.
-Pure.
+"""Keys and passwords that a patch assembles from literals. Pure.
 
-What certainly comes to one is told apart from what may: the first is refused, the second is shown
-to a person. Neither tells the value.
+Certain findings are rejected; doubtful ones are shown to a person. Neither contains the value.
 """
 
 from __future__ import annotations
@@ -15,109 +13,124 @@ from itertools import islice
 
 from moothall.domain.secrets import holds_secret, scrub
 from moothall.ranking.syntax.diffs import FileDiff, file_diffs
-from moothall.ranking.syntax.folding import decodings, fold_strings
+from moothall.ranking.syntax.folding import decode_word, fold_strings
 
-Clean = Callable[[str], str]
+Redact = Callable[[str], str]
 _LITERAL = r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|`(?:[^`\\]|\\.)*`"
-_BETWEEN = r"(?:\s|\\\n|//[^\n]*\n|#[^\n]*\n|/\*.{0,200}?\*/)*"
-_SUM = re.compile(
-    rf"(?:{_LITERAL})(?:{_BETWEEN}(?:\+|\.\.?|<>|&|\|\||~|\+\+)?{_BETWEEN}(?:{_LITERAL}))+",
+_SEPARATOR = r"(?:\s|\\\n|//[^\n]*\n|#[^\n]*\n|/\*.{0,200}?\*/)*"
+_CONCATENATION = re.compile(
+    rf"(?:{_LITERAL})(?:{_SEPARATOR}(?:\+|\.\.?|<>|&|\|\||~|\+\+)?{_SEPARATOR}(?:{_LITERAL}))+",
     re.DOTALL,
 )
-_ONE = re.compile(_LITERAL, re.DOTALL)
+_SINGLE_LITERAL = re.compile(_LITERAL, re.DOTALL)
 _ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})|\\u\{?([0-9a-fA-F]{2,6})\}?|\\(.)", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z0-9+/_-]{16,4000}={0,2}")
-_SHORT = re.compile(r"[A-Za-z0-9._~+/=:@-]{1,4000}")
-_TEXT, _WORDS, _SHOWN = 1_000_000, 2000, 20
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=:@-]{1,4000}")
+_MAX_TEXT_CHARS = 1_000_000
+_MAX_MATCHES = 2000
+_MAX_FINDINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedSecrets:
-    """Lines, as `path:number`, whose literals come to a key or password, and those that may."""
+    """Findings, as `path:number`.
+
+    certain: lines whose literals form a key or password.
+    doubtful: lines whose literals may form one.
+    """
 
     certain: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = ()
 
 
-def joined_secrets(
-    diff: str, base: Mapping[str, str], tests: Iterable[str], clean: Clean = scrub
+def find_joined_secrets(
+    diff: str, base: Mapping[str, str], tests: Iterable[str], redact: Redact = scrub
 ) -> JoinedSecrets:
-    """Return what a diff brings that was not there before. `base` are the texts of changed files
-    before: of one that is not given, what the diff shows of it is read. `clean` takes secrets out
-    of a text, the operator's own among them.
+    """Return the secrets that a diff assembles and that were not there before.
 
-    In `tests` a key of a known shape that is made of parts is doubtful only: they show what looks
-    like one. So is what takes more than
-    joining: an encoded or reversed word, and the literals of a file's new lines one after the
-    other, whatever stands between.
+    base: the texts of changed files before the change. If one is missing, the lines in the diff are
+    used.
+    tests: test files, in which a known key shape is only doubtful, since tests show sample keys.
+    redact: removes secrets, including the operator's own, from a text.
+
+    A finding that needs more than concatenation is doubtful: an encoded or reversed word, and all
+    new literals of a file joined.
     """
-    own, certain, doubtful = frozenset(tests), list[str](), list[str]()
+    test_files, certain, doubtful = frozenset(tests), list[str](), list[str]()
 
-    def note(path: str, number: int, text: str, *, sure: bool) -> None:
-        known = holds_secret(text, clean) and not holds_secret(
-            text, scrub
-        )  # a value of the operator's
-        (certain if known or (sure and path not in own) else doubtful).append(f"{path}:{number}")
+    def add_finding(path: str, number: int, text: str, *, is_certain: bool) -> None:
+        is_operator_secret = holds_secret(text, redact) and not holds_secret(text, scrub)
+        is_certain = is_operator_secret or (is_certain and path not in test_files)
+        (certain if is_certain else doubtful).append(f"{path}:{number}")
 
     for part in file_diffs(diff):
-        before, after = _texts(part, base)
-        there = {text for text, _ in _sums(part.path, before)}
-        for text, number in _sums(part.path, after):
-            if text not in there and holds_secret(text, clean):
-                note(part.path, number, text, sure=True)
+        base_text, new_text = _base_and_new_text(part, base)
+        base_strings = {text for text, _ in _concatenated_strings(part.path, base_text)}
+        for text, number in _concatenated_strings(part.path, new_text):
+            if text not in base_strings and holds_secret(text, redact):
+                add_finding(part.path, number, text, is_certain=True)
         added = part.added
         for number, line in added.items():
-            if line.strip() not in before:
+            if line.strip() not in base_text:
                 for text in _decode_words(line):
-                    if holds_secret(text, clean):
-                        note(part.path, number, text, sure=False)
-        pieces = [_value(match[0]) for line in added.values() for match in _ONE.finditer(line)]
-        together = "".join(piece for piece in pieces if _SHORT.fullmatch(piece))
-        if holds_secret(together, clean) and not any(
-            holds_secret(piece, clean) for piece in pieces
+                    if holds_secret(text, redact):
+                        add_finding(part.path, number, text, is_certain=False)
+        literals = [
+            _literal_value(match[0])
+            for line in added.values()
+            for match in _SINGLE_LITERAL.finditer(line)
+        ]
+        joined = "".join(literal for literal in literals if _TOKEN.fullmatch(literal))
+        if holds_secret(joined, redact) and not any(
+            holds_secret(literal, redact) for literal in literals
         ):
-            note(part.path, min(added, default=0), together, sure=False)
-    sure = tuple(dict.fromkeys(certain))[:_SHOWN]
+            add_finding(part.path, min(added, default=0), joined, is_certain=False)
+    certain_lines = tuple(dict.fromkeys(certain))[:_MAX_FINDINGS]
     return JoinedSecrets(
-        sure, tuple(line for line in dict.fromkeys(doubtful) if line not in sure)[:_SHOWN]
+        certain_lines,
+        tuple(line for line in dict.fromkeys(doubtful) if line not in certain_lines)[
+            :_MAX_FINDINGS
+        ],
     )
 
 
-def _texts(part: FileDiff, base: Mapping[str, str]) -> tuple[str, str]:
+def _base_and_new_text(part: FileDiff, base: Mapping[str, str]) -> tuple[str, str]:
     if part.new or part.path in base:
         before = base.get(part.path, "")
-        return before[:_TEXT], part.apply(before)[:_TEXT]
-    lines = part.body[:_TEXT].split("\n")
+        return before[:_MAX_TEXT_CHARS], part.apply(before)[:_MAX_TEXT_CHARS]
+    lines = part.body[:_MAX_TEXT_CHARS].split("\n")
     return tuple(
         "\n".join("" if line[:1] == "@" else line[1:] for line in lines if line[:1] != sign)
         for sign in "+-"
-    )  # type: ignore[return-value]  # two
+    )  # type: ignore[return-value]  # always two
 
 
-def _sums(path: str, text: str) -> Iterator[tuple[str, int]]:
-    """Yield what the literals of a file come to where they are joined, with its line."""
-    found = fold_strings(text) if path.endswith((".py", ".pyi")) else {}
-    yield from found.items()
-    if not found:
-        for match in islice(_SUM.finditer(text), _WORDS):
+def _concatenated_strings(path: str, text: str) -> Iterator[tuple[str, int]]:
+    """Yield the strings that a file forms by concatenating literals, with their lines."""
+    strings = fold_strings(text) if path.endswith((".py", ".pyi")) else {}
+    yield from strings.items()
+    if not strings:
+        for match in islice(_CONCATENATION.finditer(text), _MAX_MATCHES):
             yield (
-                "".join(_value(one[0]) for one in _ONE.finditer(match[0])),
+                "".join(
+                    _literal_value(literal[0]) for literal in _SINGLE_LITERAL.finditer(match[0])
+                ),
                 text.count("\n", 0, match.start()) + 1,
             )
 
 
 def _decode_words(line: str) -> Iterator[str]:
-    for match in islice(_WORD.finditer(line), _WORDS):
-        yield from decodings(match[0])
+    for match in islice(_WORD.finditer(line), _MAX_MATCHES):
+        yield from decode_word(match[0])
 
 
-def _value(literal: str) -> str:
-    """Return what stands between the quotes."""
+def _literal_value(literal: str) -> str:
+    """Return the text of a literal without its quotes."""
 
-    def one(match: re.Match[str]) -> str:
+    def replace_escape(match: re.Match[str]) -> str:
         code = match[1] or match[2]
         return (
             match[3] if not code else chr(int(code, 16)) if int(code, 16) <= sys.maxunicode else ""
         )
 
-    return _ESCAPE.sub(one, literal[1:-1])
+    return _ESCAPE.sub(replace_escape, literal[1:-1])

@@ -1,5 +1,5 @@
-"""Obstacles that keep the checks of a base from judging and that no candidate could remove, and
-slow suites. Pure.
+"""Obstacles that prevent the checks of a base from judging, and that no candidate could remove; and
+slow test suites. Pure.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 from moothall.domain.evidence import RED, CheckRun
-from moothall.ranking.gates import plain
+from moothall.ranking.gates import sanitize_line
 
-_MODULE = re.compile(r"No module named '?(?P<name>\w+)\b(?!\.)")
-_MAX_LINE = 300
-_LONG_MS, _MANY = 120_000, 20_000
-_UNCONFIGURED = re.compile(
+_MISSING_MODULE = re.compile(r"No module named '?(?P<name>\w+)\b(?!\.)")
+_MAX_LINE_CHARS = 300
+_SLOW_SUITE_MS = 120_000
+_LARGE_SUITE_CASES = 20_000
+_DJANGO_UNCONFIGURED = re.compile(
     r"ImproperlyConfigured: Requested settings?\b.* settings are not configured"
 )
-# Messages of package managers, toolchains and drivers. None is one that a test would print by
-# itself.
-_ENVIRONMENT = re.compile(
+# Messages of package managers, toolchains and drivers. No test would print one of them itself.
+_ENVIRONMENT_ERROR = re.compile(
     r"(?m)^.*(?:"
     r"\bERR_PNPM_(?!RECURSIVE_RUN|TEST)\w+"
     r"|npm (?:ERR!|error) code "
@@ -51,72 +51,83 @@ _ENVIRONMENT = re.compile(
 )
 
 
-def red_details(run: CheckRun) -> list[str]:
+def failure_outputs(run: CheckRun) -> list[str]:
     """Return the output of each failed case."""
     return [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
 
 
-def environment_line(run: CheckRun) -> str:
-    """Return the line that says why the environment kept a check from running a single case, or ''.
+def find_environment_error(run: CheckRun) -> str:
+    """Return the error of the environment that prevented a check from running any case, or ''.
 
-    If cases are reported, each failed one has to contain such a line.
+    If cases are reported, each failed one must contain such a line.
     """
-    found = [_ENVIRONMENT.search(text) for text in red_details(run) or [run.output]]
-    if not run.exit_code or not found[0] or not all(found):
+    matches = [_ENVIRONMENT_ERROR.search(text) for text in failure_outputs(run) or [run.output]]
+    if not run.exit_code or not matches[0] or not all(matches):
         return ""
-    return plain(found[0][0].strip(), _MAX_LINE)
+    return sanitize_line(matches[0][0].strip(), _MAX_LINE_CHARS)
 
 
-def unconfigured_django(run: CheckRun) -> bool:
-    """Whether every failed case failed to load because Django's settings are not configured."""
-    red = red_details(run)
-    return bool(red) and all(_UNCONFIGURED.search(text) for text in red)
+def is_django_unconfigured(run: CheckRun) -> bool:
+    """True if every failed case could not load because Django's settings are not configured."""
+    outputs = failure_outputs(run)
+    return bool(outputs) and all(_DJANGO_UNCONFIGURED.search(text) for text in outputs)
 
 
-def suggest_fewer(run: CheckRun, argv: Sequence[str]) -> str:
+def suggest_smaller_suite(run: CheckRun, argv: Sequence[str]) -> str:
     """Return advice for a suite that takes minutes, or ''."""
     if (
         not run.cases
         or run.findings
-        or (run.duration_ms < _LONG_MS and len(run.cases) < _MANY and run.status != "timeout")
+        or (
+            run.duration_ms < _SLOW_SUITE_MS
+            and len(run.cases) < _LARGE_SUITE_CASES
+            and run.status != "timeout"
+        )
     ):
         return ""
-    took = f"{run.duration_ms / 60_000:.1f} minutes for {len(run.cases):,} tests"
-    shares: Counter[str] = Counter()
+    duration = f"{run.duration_ms / 60_000:.1f} minutes for {len(run.cases):,} tests"
+    ms_by_folder: Counter[str] = Counter()
     for case, ms in run.durations.items():
         if "/" in (path := case.partition("::")[0]):
-            shares[path.rpartition("/")[0]] += ms
-    total = sum(shares.values())
-    most = ", ".join(
-        f"{folder} ({ms * 100 // total} %)" for folder, ms in shares.most_common(3) if total
+            ms_by_folder[path.rpartition("/")[0]] += ms
+    total = sum(ms_by_folder.values())
+    slowest_folders = ", ".join(
+        f"{folder} ({ms * 100 // total} %)" for folder, ms in ms_by_folder.most_common(3) if total
     )
-    where = f" Most of the time goes to {most}." if most else ""
+    where = f" Most of the time goes to {slowest_folders}." if slowest_folders else ""
     return (
-        f"Each candidate is judged by the whole suite: {took}.{where} For a task that concerns a "
-        f"part of it, name the test files near the change in a profile, [checks] {run.check} = "
-        f'"{plain(shlex.join(argv))} PATH…", and pass it with --profile FILE.'
+        f"Each candidate is judged by the whole suite: {duration}.{where} For a task that concerns "
+        f"a part of it, name the test files near the change in a profile, [checks] {run.check} = "
+        f'"{sanitize_line(shlex.join(argv))} PATH…", and pass it with --profile FILE.'
     )
 
 
-def folder_off_the_path(run: CheckRun, files: Sequence[str]) -> tuple[str, str]:
+def find_folder_off_path(run: CheckRun, files: Sequence[str]) -> tuple[str, str]:
     """Return a module of the project that the failed cases cannot import, and its folder; two empty
-    strings for none.
+    strings if there is none.
 
-    The folder is one such as src, which is not a package itself: it is not on the path, and the
+    The folder is one like `src`, which is not a package itself, is not on the path, and whose
     module is not installed.
     """
     names = [
-        match["name"] if (match := _MODULE.search(text)) else ""
-        for text in red_details(run) or [run.output]
+        match["name"] if (match := _MISSING_MODULE.search(text)) else ""
+        for text in failure_outputs(run) or [run.output]
     ]
     if not all(names):
         return "", ""
-    present = set(files)
+    existing_paths = set(files)
     for name in dict.fromkeys(names):
-        ends = (f"/{name}/__init__.py", f"/{name}.py")
-        holders = {path.removesuffix(end) for path in files for end in ends if path.endswith(end)}
-        top = any(path in present for path in (f"{name}.py", f"{name}/__init__.py"))
-        fit = sorted(folder for folder in holders if f"{folder}/__init__.py" not in present)
-        if not top and fit:
-            return name, min(fit, key=lambda folder: (folder.count("/"), folder))
+        suffixes = (f"/{name}/__init__.py", f"/{name}.py")
+        folders = {
+            path.removesuffix(suffix)
+            for path in files
+            for suffix in suffixes
+            if path.endswith(suffix)
+        }
+        is_top_level = any(path in existing_paths for path in (f"{name}.py", f"{name}/__init__.py"))
+        candidates = sorted(
+            folder for folder in folders if f"{folder}/__init__.py" not in existing_paths
+        )
+        if not is_top_level and candidates:
+            return name, min(candidates, key=lambda folder: (folder.count("/"), folder))
     return "", ""

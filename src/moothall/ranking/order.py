@@ -1,18 +1,16 @@
-"""Rank candidates. The order is total and does not depend on the order of the input or on seat
-names.
+"""Ranking of candidates. The order is total and depends neither on the order of the input nor on
+seat names.
 
-`CRITERIA` is the whole ranking: it sorts, it explains, and it gives the score. After it only a hash
-of the answer is left. If nothing but the hash puts the winner before another answer, the winner is
-`undecided`.
+`CRITERIA` defines the whole ranking: the order, its explanation and the score. A hash of the answer
+breaks ties. If only the hash ranks the winner before another answer, the winner is `undecided`.
 
-The tests of an author count for the others only if they are valid: they fail on the base for a
-reason that the task gives, and pass on the author's own candidate (`council.judging.author_tests`).
-They never score their author's candidate. Those that another seat's candidate passes, too, count
-first: one author may have misread the task.
+The tests of an author count for other candidates only if they are valid: they fail on the base for
+a reason that the task names, and pass on the author's own candidate
+(`deliberation/judging/author_tests.py`). They never score their author's candidate. Tests that
+another seat's candidate passes too count first, since one author may have misread the task.
 
-The score is the same order as one number, the digits of a mixed-radix number: each criterion
-outweighs all that follow. All gates
-passed: at least 0.5; proven: at least 0.75.
+The score expresses the order as a mixed-radix number: each criterion outweighs all that follow. A
+candidate that passes all acceptance checks has at least 0.5; a proven one has at least 0.75.
 """
 
 from __future__ import annotations
@@ -35,10 +33,9 @@ from moothall.domain.evidence import (
 )
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, RankedCandidate
-from moothall.ranking.gates import counts, gate_failures, name_cases, plain
-from moothall.ranking.review_scores import Opinion, opinions
+from moothall.ranking.gates import format_cases, format_counts, list_failed_checks, sanitize_line
+from moothall.ranking.review_scores import ReviewScore, score_answers
 
-_LINES = 5
 _NO_CHECKS = frozenset(
     {
         "applies",
@@ -53,56 +50,64 @@ _NO_CHECKS = frozenset(
     }
 )
 """Evidence that is no check of the repository."""
-_DIFFER = 3  # files named where answers differ
+_MAX_SUSPICIOUS_LINES = 5
+_LINE_CHARS = 160
+_MAX_NAMED_FILES = 3  # files in which answers differ
 _FILE = re.compile(r"(?m)^diff --git (?:\"?a/.*\"? )?\"?b/(.*?)\"?$")
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """What counts of one candidate.
+    """The ranking values of one candidate.
 
-    votes: author → whether all of its tests pass, one vote an author. confirmed_failed: how many of
-    those fail whose tests a candidate of another seat passes. dominated: candidates that fail some
-    of the tests of other authors that it fails, and no others. cluster: seats that behave the same
-    under all tests. same: seats whose change of the code is the same. opinion: reviews, in
-    thousandths; compared: what of it ranks.
+    votes: by author whether all of its tests pass; one vote per author.
+    confirmed_failed: the authors whose tests fail here but pass on a candidate of another seat.
+    dominated_count: the number of accepted candidates that fail some of the tests of other authors
+    that this one fails, and no others.
+    cluster_size: the number of seats that behave the same under all tests.
+    same_change_count: the number of seats with the same code change.
+    review_score: the reviews, in thousandths.
+    ranked_review_score: the review score that counts in the ranking.
     """
 
     candidate: Candidate
     failures: tuple[str, ...]
     votes: Mapping[str, bool]
     confirmed_failed: int
-    dominated: int
-    cluster: int
-    same: int
-    opinion: Opinion
-    compared: int
+    dominated_count: int
+    cluster_size: int
+    same_change_count: int
+    review_score: ReviewScore
+    ranked_review_score: int
     answer: str
     change: str
 
     @property
     def fixed(self) -> int:
-        """How many cases failed on the base and pass."""
+        """The number of cases that failed on the base and pass."""
         return 0 if self.candidate.about_text else len(self.candidate.assessment.fixed)
 
     @property
     def cross_failed(self) -> int:
-        """How many other authors' tests fail."""
+        """The number of other authors whose tests fail."""
         return sum(not passed for passed in self.votes.values())
 
     @property
     def tests_failed(self) -> int:
-        """How many tests of other authors fail."""
+        """The number of failing tests of other authors."""
         return len(_failed_tests(self.candidate))
 
     @property
     def values(self) -> tuple[int, ...]:
-        """Its value of each criterion; more is better."""
+        """The values by criterion; higher is better."""
         return tuple(criterion.value(self) for criterion in CRITERIA)
 
     @property
     def key(self) -> tuple[int | str, ...]:
-        """Smaller is better. The last two only tell candidates with the same answer apart."""
+        """The sort key; lower is better.
+
+        The last two elements only order candidates with the same answer.
+        """
         name = digest(self.answer, self.candidate.proposal.candidate)
         return (
             *(-value for value in self.values),
@@ -114,149 +119,166 @@ class _Standing:
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One step of the ranking: what it counts, and how it is shown. tested: whether only executed
-    tests decide it. decides: whether a winner by it alone counts as decided.
+    """One criterion of the ranking.
+
+    value: the value of a candidate; higher is better.
+    format_value: formats a value for people.
+    tested: the criterion depends on executed tests only.
+    decides: a winner by this criterion alone counts as decided.
     """
 
     label: str
     value: Callable[[_Standing], int]
-    shown: Callable[[int], str] = str
+    format_value: Callable[[int], str] = str
     tested: bool = True
     decides: bool = True
 
 
 CRITERIA: tuple[Criterion, ...] = (
-    Criterion("failed gates", lambda item: -len(item.failures), lambda value: str(-value)),
     Criterion(
-        "proven",
-        lambda item: int(item.candidate.level is EvidenceLevel.PROVEN),
-        lambda value: "yes" if value else "no",
-    ),
-    Criterion("tests that failed on the base and pass", lambda item: item.fixed),
-    Criterion(
-        "confirmed authors whose tests fail",
-        lambda item: -item.confirmed_failed,
+        "failed acceptance checks",
+        lambda standing: -len(standing.failures),
         lambda value: str(-value),
     ),
     Criterion(
-        "authors whose tests fail", lambda item: -item.cross_failed, lambda value: str(-value)
+        "proven",
+        lambda standing: int(standing.candidate.level is EvidenceLevel.PROVEN),
+        lambda value: "yes" if value else "no",
     ),
-    # Not how many tests fail: if each of two answers fails a test that the other passes, either may
-    # be right.
+    Criterion("tests that failed on the base and pass", lambda standing: standing.fixed),
+    Criterion(
+        "confirmed authors whose tests fail",
+        lambda standing: -standing.confirmed_failed,
+        lambda value: str(-value),
+    ),
+    Criterion(
+        "authors whose tests fail",
+        lambda standing: -standing.cross_failed,
+        lambda value: str(-value),
+    ),
+    # Not the number of failing tests: if each of two candidates fails a test that the other passes,
+    # either may be right.
     Criterion(
         "answers that pass more of the tests of other authors and fail no other one",
-        lambda item: -item.dominated,
+        lambda standing: -standing.dominated_count,
         lambda value: str(-value),
     ),
     Criterion(
         "its own tests that fail",
-        lambda item: -item.candidate.own_failing,
+        lambda standing: -standing.candidate.own_failing,
         lambda value: str(-value),
     ),
     Criterion(
         "the task is already done",
-        lambda item: int(item.candidate.already_done),
+        lambda standing: int(standing.candidate.already_done),
         lambda value: "yes" if value else "no",
     ),
-    Criterion("seats that behave the same", lambda item: item.cluster),
+    Criterion("seats that behave the same", lambda standing: standing.cluster_size),
     Criterion(
-        "reviews", lambda item: item.compared, lambda value: f"{value / 1000:.3f}", tested=False
+        "reviews",
+        lambda standing: standing.ranked_review_score,
+        lambda value: f"{value / 1000:.3f}",
+        tested=False,
     ),
-    Criterion("seats with the same change", lambda item: item.same, tested=False),
-    # Of two that are level, the one with the better evidence: which level is claimed must not
-    # depend on a hash.
+    Criterion(
+        "seats with the same change", lambda standing: standing.same_change_count, tested=False
+    ),
+    # Of two tied candidates, prefer the one with the better evidence, so that the claimed level
+    # does not depend on a hash.
     Criterion(
         "passes a test of another seat",
-        lambda item: int(item.candidate.level.independent),
+        lambda standing: int(standing.candidate.level.independent),
         lambda value: "yes" if value else "no",
         tested=False,
     ),
     Criterion(
         "tests of other authors that fail",
-        lambda item: -item.tests_failed,
+        lambda standing: -standing.tests_failed,
         lambda value: str(-value),
         tested=False,
         decides=False,
     ),
 )
-_TESTED = sum(criterion.tested for criterion in CRITERIA)
-_DECIDING = sum(criterion.decides for criterion in CRITERIA)
+_TESTED_COUNT = sum(criterion.tested for criterion in CRITERIA)
+_DECIDING_COUNT = sum(criterion.decides for criterion in CRITERIA)
 
 
 def rank(candidates: Sequence[Candidate]) -> tuple[RankedCandidate, ...]:
-    """Return a place for every candidate, best first. The first is the winner if it
-    `passed_gates`.
+    """Return the rank of every candidate, best first.
+
+    The first one is the winner if it `passed_gates`.
     """
     standings = _standings(candidates)
-    equals = _equals(standings)
+    undecided = _find_undecided(standings)
     return tuple(
         RankedCandidate(
-            candidate=item.candidate.proposal.candidate,
-            seat=item.candidate.proposal.seat,
-            rank=number,
-            score=_score(item, standings),
+            candidate=standing.candidate.proposal.candidate,
+            seat=standing.candidate.proposal.seat,
+            rank=position,
+            score=_score(standing, standings),
             reasons=(
-                *_facts(item, standings),
-                *_undecided(item, equals),
-                *_neighbours(number - 1, standings),
+                *_explain(standing, standings),
+                *_explain_undecided(standing, undecided),
+                *_explain_neighbours(position - 1, standings),
             ),
-            passed_gates=not item.failures,
-            level=item.candidate.level,
-            undecided=item in equals,
+            passed_gates=not standing.failures,
+            level=standing.candidate.level,
+            undecided=standing in undecided,
         )
-        for number, item in enumerate(standings, 1)
+        for position, standing in enumerate(standings, 1)
     )
 
 
-def ties(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return the distinct answers that share the first place as far as tests decide; () if there is
-    one or none.
+def find_ties(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Return the distinct answers that share the first rank as far as tests decide; () if there is
+    at most one.
 
-    Of the same answer given twice only one is returned: its reviews count for both.
+    An answer that was given twice is returned once; its reviews count for both.
     """
-    passing = [item for item in _standings(candidates) if not item.failures]
-    top = max((item.values[:_TESTED] for item in passing), default=None)
+    passing = [standing for standing in _standings(candidates) if not standing.failures]
+    best_values = max((standing.values[:_TESTED_COUNT] for standing in passing), default=None)
     distinct = {
-        item.answer: item.candidate for item in reversed(passing) if item.values[:_TESTED] == top
+        standing.answer: standing.candidate
+        for standing in reversed(passing)
+        if standing.values[:_TESTED_COUNT] == best_values
     }
     return tuple(reversed(distinct.values())) if len(distinct) > 1 else ()
 
 
 def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
-    failures = [gate_failures(candidate) for candidate in candidates]
-    answers = [_answer(candidate) for candidate in candidates]
-    thought = opinions(candidates, answers, failures)
-    voted = [_votes(candidate) for candidate in candidates]
+    failures = [list_failed_checks(candidate) for candidate in candidates]
+    answers = [_answer_digest(candidate) for candidate in candidates]
+    review_scores = score_answers(candidates, answers, failures)
+    votes_by_candidate = [_votes(candidate) for candidate in candidates]
     changes = [
         candidate.assessment.change or answer
         for candidate, answer in zip(candidates, answers, strict=True)
     ]
     clusters: dict[str, set[str]] = {}
-    makers: dict[str, set[str]] = {}
+    seats_by_change: dict[str, set[str]] = {}
     confirmed = {
         author
-        for votes, failed in zip(voted, failures, strict=True)
+        for votes, failed in zip(votes_by_candidate, failures, strict=True)
         if not failed
         for author in votes
         if votes[author]
     }
     for candidate, failed, answer, change, votes in zip(
-        candidates, failures, answers, changes, voted, strict=True
+        candidates, failures, answers, changes, votes_by_candidate, strict=True
     ):
         if not failed:
             if False not in votes.values():
                 clusters.setdefault(candidate.assessment.behaviour or answer, set()).add(
                     candidate.proposal.seat
                 )
-            makers.setdefault(change, set()).add(candidate.proposal.seat)
+            seats_by_change.setdefault(change, set()).add(candidate.proposal.seat)
 
-    def cluster(
+    def cluster_size(
         candidate: Candidate, failed: Sequence[str], answer: str, votes: Mapping[str, bool]
     ) -> int:
         if candidate.about_text or failed:
             return 0
-        # Two that fail the same test of an author do not agree with each other: each may be wrong
-        # in its own way.
+        # Two candidates that fail the same test do not agree: each may be wrong in its own way.
         return (
             1
             if False in votes.values()
@@ -265,59 +287,73 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
 
     failed_tests = [_failed_tests(candidate) for candidate in candidates]
     accepted = [tests for tests, failed in zip(failed_tests, failures, strict=True) if not failed]
-    found = [
+    standings = [
         _Standing(
             candidate=candidate,
             failures=failed,
             votes=votes,
-            dominated=sum(other < tests for other in accepted),
+            dominated_count=sum(other < tests for other in accepted),
             confirmed_failed=sum(
                 author in confirmed and not passed for author, passed in votes.items()
             ),
-            cluster=cluster(candidate, failed, answer, votes),
-            same=0 if candidate.about_text or failed else len(makers[change]),
-            opinion=thought[answer],
-            compared=thought[answer].mean,
+            cluster_size=cluster_size(candidate, failed, answer, votes),
+            same_change_count=0 if candidate.about_text or failed else len(seats_by_change[change]),
+            review_score=review_scores[answer],
+            ranked_review_score=review_scores[answer].mean,
             answer=answer,
             change=change,
         )
         for candidate, failed, answer, votes, change, tests in zip(
-            candidates, failures, answers, voted, changes, failed_tests, strict=True
+            candidates, failures, answers, votes_by_candidate, changes, failed_tests, strict=True
         )
     ]
-    return sorted(_without_missing(found), key=lambda item: item.key)
+    return sorted(_with_comparable_reviews(standings), key=lambda standing: standing.key)
 
 
-def _without_missing(standings: Sequence[_Standing]) -> list[_Standing]:
-    """Return the standings with what reviews compare. Of answers that tests leave level, if a
-    review of one is missing, only reviewers who judged all of them are compared, and nothing if
-    there are none: a review that is not there has no score.
+def _with_comparable_reviews(standings: Sequence[_Standing]) -> list[_Standing]:
+    """Set the review scores that count in the ranking.
+
+    If tests leave answers tied, and a review of one is missing, only reviewers of all of them
+    count, or none if there is no such reviewer: a missing review has no score.
     """
-    levels: dict[tuple[int, ...], list[_Standing]] = {}
-    for item in standings:
-        levels.setdefault(item.values[:_TESTED], []).append(item)
-    found: list[_Standing] = []
-    for level in levels.values():
-        text = any(item.candidate.about_text for item in level)
-        if text or not any(item.candidate.missing for item in level):
-            found += level
+    tied_by_values: dict[tuple[int, ...], list[_Standing]] = {}
+    for standing in standings:
+        tied_by_values.setdefault(standing.values[:_TESTED_COUNT], []).append(standing)
+    updated: list[_Standing] = []
+    for tied in tied_by_values.values():
+        is_about_text = any(standing.candidate.about_text for standing in tied)
+        if is_about_text or not any(standing.candidate.missing for standing in tied):
+            updated += tied
             continue
-        shared = frozenset.intersection(*(item.opinion.names for item in level))
-        kept = [
+        shared_reviewers = frozenset.intersection(
+            *(standing.review_score.names for standing in tied)
+        )
+        shared_candidates = [
             replace(
-                item.candidate,
-                reviews=tuple(one for one in item.candidate.reviews if one.reviewer in shared),
+                standing.candidate,
+                reviews=tuple(
+                    review
+                    for review in standing.candidate.reviews
+                    if review.reviewer in shared_reviewers
+                ),
             )
-            for item in level
+            for standing in tied
         ]
-        thought = opinions(kept, [item.answer for item in level], [item.failures for item in level])
-        found += [replace(item, compared=thought[item.answer].mean) for item in level]
-    return found
+        review_scores = score_answers(
+            shared_candidates,
+            [standing.answer for standing in tied],
+            [standing.failures for standing in tied],
+        )
+        updated += [
+            replace(standing, ranked_review_score=review_scores[standing.answer].mean)
+            for standing in tied
+        ]
+    return updated
 
 
-def _equals(standings: Sequence[_Standing]) -> list[_Standing]:
-    """Return the winner and the other changes of the code that nothing but a hash or a count of
-    failing tests puts behind it; [] if the first place is decided.
+def _find_undecided(standings: Sequence[_Standing]) -> list[_Standing]:
+    """Return the winner and the other code changes that nothing but a hash or a number of failing
+    tests ranks behind it; [] if the first rank is decided.
     """
     first = next(iter(standings), None)
     if (
@@ -329,24 +365,11 @@ def _equals(standings: Sequence[_Standing]) -> list[_Standing]:
     ):
         return []
     distinct = {
-        item.change: item
-        for item in reversed(standings)
-        if item.values[:_DECIDING] == first.values[:_DECIDING]
+        standing.change: standing
+        for standing in reversed(standings)
+        if standing.values[:_DECIDING_COUNT] == first.values[:_DECIDING_COUNT]
     }
     return list(reversed(distinct.values())) if len(distinct) > 1 else []
-
-
-def _answer(candidate: Candidate) -> str:
-    return digest(candidate.proposal.content if candidate.about_text else candidate.proposal.diff)
-
-
-def _votes(candidate: Candidate) -> dict[str, bool]:
-    """Author → whether all of its tests pass. One vote an author, none for its own candidate."""
-    votes: dict[str, bool] = {}
-    for run in () if candidate.about_text else candidate.cross:
-        if run.author != candidate.proposal.seat:
-            votes[run.author] = votes.get(run.author, True) and run.passed
-    return votes
 
 
 def _failed_tests(candidate: Candidate) -> frozenset[tuple[str, str]]:
@@ -359,134 +382,167 @@ def _failed_tests(candidate: Candidate) -> frozenset[tuple[str, str]]:
     )
 
 
+def _answer_digest(candidate: Candidate) -> str:
+    return digest(candidate.proposal.content if candidate.about_text else candidate.proposal.diff)
+
+
+def _votes(candidate: Candidate) -> dict[str, bool]:
+    """Return by author whether all of its tests pass.
+
+    Each author has one vote, and none for its own candidate.
+    """
+    votes: dict[str, bool] = {}
+    for run in () if candidate.about_text else candidate.cross:
+        if run.author != candidate.proposal.seat:
+            votes[run.author] = votes.get(run.author, True) and run.passed
+    return votes
+
+
 def changed_files(diff: str) -> tuple[str, ...]:
-    """Return the paths that a git diff changes, as they are after it or were before."""
+    """Return the paths that a git diff changes: the new path, or the old one of a deleted file."""
     return tuple(dict.fromkeys(match[1] for match in _FILE.finditer(diff)))
 
 
-def _score(item: _Standing, standings: Sequence[_Standing]) -> float:
-    """Fold the criteria, the last first, into one number in 0..1."""
+def _score(standing: _Standing, standings: Sequence[_Standing]) -> float:
+    """Combine the criteria into one number in 0..1, starting with the last."""
     value = 0.0
-    every = [other.values for other in standings]
-    for at in range(len(CRITERIA) - 1, 0, -1):
-        column = [values[at] for values in every]
-        least, most = (
-            (0, 1) if at == 1 else (min(column), max(column))
-        )  # proven has the same weight in every council
-        value = (item.values[at] - least + value) / (most - least + 1)
+    all_values = [other.values for other in standings]
+    for index in range(len(CRITERIA) - 1, 0, -1):
+        column = [values[index] for values in all_values]
+        # "Proven" has the same weight in every council.
+        lowest, highest = (0, 1) if index == 1 else (min(column), max(column))
+        value = (standing.values[index] - lowest + value) / (highest - lowest + 1)
     most_failures = max(len(other.failures) for other in standings)
     value = (
         1 + value
-        if not item.failures
-        else (most_failures - len(item.failures) + value) / (most_failures + 1)
+        if not standing.failures
+        else (most_failures - len(standing.failures) + value) / (most_failures + 1)
     )
     return round(value / 2, 6)
 
 
-def _facts(item: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
+def _explain(standing: _Standing, standings: Sequence[_Standing]) -> Iterable[str]:
     passed = sum(not other.failures for other in standings)
-    if item.candidate.about_text:
-        yield from item.failures
-        yield _reviews(item)
+    if standing.candidate.about_text:
+        yield from standing.failures
+        yield _describe_reviews(standing)
         return
-    yield from item.failures or (_describe_pass(item.candidate),)
-    yield from _evidence(item)
-    if still := [case for found in item.candidate.assessment.evidence for case in found.red_before]:
-        yield f"Red before and still: {name_cases(still)}."
-    if flaky := [case for found in item.candidate.assessment.evidence for case in found.flaky]:
-        yield f"No evidence, since they differ from run to run: {name_cases(flaky)}."
-    if other := item.candidate.assessment.unrelated:
-        yield f"No evidence, since they have nothing to do with the change: {name_cases(other)}."
-    yield from _others_tests(item)
-    if item.cluster > 1:
+    yield from standing.failures or (_describe_pass(standing.candidate),)
+    yield from _explain_evidence(standing)
+    if still_failing := [
+        case for evidence in standing.candidate.assessment.evidence for case in evidence.red_before
+    ]:
+        yield f"Still failing, as on the base: {format_cases(still_failing)}."
+    if flaky := [
+        case for evidence in standing.candidate.assessment.evidence for case in evidence.flaky
+    ]:
+        yield f"No evidence, since they differ from run to run: {format_cases(flaky)}."
+    if unrelated := standing.candidate.assessment.unrelated:
         yield (
-            f"{item.cluster} seats behave the same under every check and test; {passed} "
-            "candidates passed the gates."
+            "No evidence, since they have nothing to do with the change: "
+            f"{format_cases(unrelated)}."
         )
-    if item.same > 1:
-        yield f"{item.same} seats make the same change of the code."
-    if item.opinion.reviewers:
-        yield _reviews(item)
-    if missing := item.candidate.missing:
-        total = len(missing) + item.opinion.reviewers
-        are = "is" if len(missing) == 1 else "are"
+    yield from _explain_cross_tests(standing)
+    if standing.cluster_size > 1:
         yield (
-            f"{len(missing)} of {total} reviews {are} missing: "
-            f"{'; '.join(plain(one, 300) for one in missing)}."
+            f"{standing.cluster_size} seats behave the same under every check and test; "
+            f"{passed} candidates passed all acceptance checks."
         )
-
-
-def _others_tests(item: _Standing) -> Iterable[str]:
-    if item.votes:
-        many = "author" if len(item.votes) == 1 else "authors"
+    if standing.same_change_count > 1:
+        yield f"{standing.same_change_count} seats make the same change of the code."
+    if standing.review_score.reviewers:
+        yield _describe_reviews(standing)
+    if missing := standing.candidate.missing:
+        total = len(missing) + standing.review_score.reviewers
+        verb = "is" if len(missing) == 1 else "are"
         yield (
-            f"Passes the tests of {len(item.votes) - item.cross_failed} of {len(item.votes)} "
-            f"other {many}."
+            f"{len(missing)} of {total} reviews {verb} missing: "
+            f"{'; '.join(sanitize_line(reason, 300) for reason in missing)}."
         )
-    for run in item.candidate.cross:
-        if run.failed and run.author != item.candidate.proposal.seat:
-            yield f"Fails tests of {plain(run.author)}: {name_cases(run.failed)}."
 
 
-def _evidence(item: _Standing) -> Iterable[str]:
-    found = item.candidate.assessment
-    yield from _remarks(found.evidence)
-    advice = [
-        entry.check
-        for entry in found.evidence
-        if entry.verdict is Verdict.FAILED and entry.check not in {*found.required, *_NO_CHECKS}
+def _explain_cross_tests(standing: _Standing) -> Iterable[str]:
+    if standing.votes:
+        noun = "author" if len(standing.votes) == 1 else "authors"
+        yield (
+            f"Passes the tests of {len(standing.votes) - standing.cross_failed} of "
+            f"{len(standing.votes)} other {noun}."
+        )
+    for run in standing.candidate.cross:
+        if run.failed and run.author != standing.candidate.proposal.seat:
+            yield f"Fails tests of {sanitize_line(run.author)}: {format_cases(run.failed)}."
+
+
+def _explain_evidence(standing: _Standing) -> Iterable[str]:
+    assessment = standing.candidate.assessment
+    yield from _explain_remarks(assessment.evidence)
+    failed_advisory = [
+        evidence.check
+        for evidence in assessment.evidence
+        if evidence.verdict is Verdict.FAILED
+        and evidence.check not in {*assessment.required, *_NO_CHECKS}
     ]
-    if advice:
-        yield f"Fails {name_cases(advice)}, which is advisory and decides nothing."
-    level = item.candidate.level
+    if failed_advisory:
+        yield f"Fails {format_cases(failed_advisory)}, which is advisory and decides nothing."
+    level = standing.candidate.level
     if level is EvidenceLevel.PROVEN:
         yield (
             "Proven: a test that failed on the base, and that its author did not write, "
-            f"passes{_named(found.fixed)}."
+            f"passes{_format_suffix(assessment.fixed)}."
         )
     elif level is EvidenceLevel.REPRODUCED:
-        runs = item.candidate.reproducing
-        authors = ", ".join(plain(author) for author in sorted({run.author for run in runs}))
+        runs = standing.candidate.reproducing
+        authors = ", ".join(
+            sanitize_line(author) for author in sorted({run.author for run in runs})
+        )
         cases = [case for run in runs for case in run.cases]
         yield (
             "Reproduced: tests that fail on the base pass, and were written by "
-            f"{authors}{_named(cases)}."
+            f"{authors}{_format_suffix(cases)}."
         )
     elif level is EvidenceLevel.SELF_TESTED:
         cases = [
-            case for entry in found.evidence if entry.check == OWN_TESTS for case in entry.shown
+            case
+            for entry in assessment.evidence
+            if entry.check == OWN_TESTS
+            for case in entry.shown
         ]
         yield (
             "Self-tested: only its author's own tests fail on the base and pass with "
-            f"it{_named(cases)}."
+            f"it{_format_suffix(cases)}."
         )
     elif any(
-        run.cases for run in item.candidate.cross if run.author != item.candidate.proposal.seat
+        run.cases
+        for run in standing.candidate.cross
+        if run.author != standing.candidate.proposal.seat
     ):
         yield (
             "Unproven: it passes some tests of others that failed on the base, and fails other "
             "ones by the same authors."
         )
-    elif not item.candidate.already_done:
+    elif not standing.candidate.already_done:
         reasons = [
             entry.why
-            for entry in found.evidence
+            for entry in assessment.evidence
             if entry.check in {CONTRADICTION, OWN_TESTS} and entry.why
         ]
-        why = f" Its own tests are no evidence: {plain(reasons[0], 200)}." if reasons else ""
-        yield f"Unproven: no test that failed on the base passes.{why}"
-    if found.look:
-        yield (
-            f"A person should look: {'; '.join(plain(line, 160) for line in found.look[:_LINES])}."
+        why = (
+            f" Its own tests are no evidence: {sanitize_line(reasons[0], 200)}." if reasons else ""
         )
+        yield f"Unproven: no test that failed on the base passes.{why}"
+    if assessment.look:
+        suspicious_lines = [
+            sanitize_line(line, _LINE_CHARS) for line in assessment.look[:_MAX_SUSPICIOUS_LINES]
+        ]
+        yield f"A person should look: {'; '.join(suspicious_lines)}."
 
 
-def _remarks(evidence: Sequence[Evidence]) -> Iterable[str]:
+def _explain_remarks(evidence: Sequence[Evidence]) -> Iterable[str]:
     for entry in evidence:
         if entry.check == SECRETS and entry.verdict is Verdict.PASSED:
             yield (
-                "A person should look whether a key or password is hidden at "
-                f"{name_cases(entry.look)}."
+                "A person should check whether a key or password is hidden at "
+                f"{format_cases(entry.look)}."
             )
         if entry.check == CANARY and entry.why:
             yield f"{entry.why}."
@@ -494,99 +550,110 @@ def _remarks(evidence: Sequence[Evidence]) -> Iterable[str]:
             yield (
                 "A person should look: it breaks tests that expect what the task asks to change, "
                 "as a reader of the task says: "
-                f"{name_cases(entry.shown)} ({plain(entry.why, 200)})."
+                f"{format_cases(entry.shown)} ({sanitize_line(entry.why, 200)})."
             )
         if entry.check == OWN_TESTS and entry.failed:
-            many = "test that it brings fails" if entry.failed == 1 else "tests that it brings fail"
-            yield f"{entry.failed} {many} with its own change: {name_cases(entry.red)}."
+            subject = (
+                "test that it brings fails" if entry.failed == 1 else "tests that it brings fail"
+            )
+            yield f"{entry.failed} {subject} with its own change: {format_cases(entry.red)}."
     for entry in evidence:
         if entry.check == ALREADY_DONE:
             yield (
-                f"It says that the task is already done, but {plain(entry.why, 300)}."
+                f"It says that the task is already done, but {sanitize_line(entry.why, 300)}."
                 if entry.why
                 else (
                     "The task is already done: its tests pass on the base, and a reader of the "
-                    f"task finds that they ask for it{_named(entry.shown)}."
+                    f"task finds that they ask for it{_format_suffix(entry.shown)}."
                 )
             )
 
 
-def _named(cases: Sequence[str]) -> str:
-    return f": {name_cases(cases)}" if cases else ""
+def _format_suffix(cases: Sequence[str]) -> str:
+    return f": {format_cases(cases)}" if cases else ""
 
 
 def _describe_pass(candidate: Candidate) -> str:
-    runs = {item.check: item for item in candidate.assessment.evidence}
-    said = [
-        f"{plain(name)} {_result(runs[name])}{counts(runs[name])}"
+    runs = {evidence.check: evidence for evidence in candidate.assessment.evidence}
+    results = [
+        f"{sanitize_line(name)} {_describe_result(runs[name])}{format_counts(runs[name])}"
         for name in dict.fromkeys(candidate.assessment.required)
     ]
     return (
-        "Passes every gate: "
-        f"{'; '.join(['the patch applies', *said, 'no required case that passed fails'])}."
+        "Passes all acceptance checks: "
+        f"{'; '.join(['the patch applies', *results, 'no test that passed on the base fails'])}."
     )
 
 
-def _result(run: Evidence) -> str:
+def _describe_result(run: Evidence) -> str:
     return "passed" if run.verdict is Verdict.PASSED else "failed as before"
 
 
-def _reviews(item: _Standing) -> str:
-    said = item.opinion
-    if not said.reviewers:
+def _describe_reviews(standing: _Standing) -> str:
+    review_score = standing.review_score
+    if not review_score.reviewers:
         return "Nobody reviewed it: counted as 0.50."
     mean = (
-        f"Reviewed at {said.mean / 1000:.2f} by {said.reviewers} "
-        f"{'seat' if said.reviewers == 1 else 'seats'}"
+        f"Reviewed at {review_score.mean / 1000:.2f} by {review_score.reviewers} "
+        f"{'seat' if review_score.reviewers == 1 else 'seats'}"
     )
-    if not said.doubted:
+    if not review_score.doubted:
         return f"{mean}."
     return (
         f"{mean}; weighed down, since their scores hardly tell right from wrong on what is "
-        f"proven: {', '.join(map(plain, said.doubted))}."
+        f"proven: {', '.join(map(sanitize_line, review_score.doubted))}."
     )
 
 
-def _undecided(item: _Standing, equals: Sequence[_Standing]) -> Iterable[str]:
-    if item not in equals:
+def _explain_undecided(standing: _Standing, undecided: Sequence[_Standing]) -> Iterable[str]:
+    if standing not in undecided:
         return
-    others = [plain(other.candidate.proposal.candidate) for other in equals if other is not item]
+    others = [
+        sanitize_line(other.candidate.proposal.candidate)
+        for other in undecided
+        if other is not standing
+    ]
     paths = dict.fromkeys(
-        path for other in equals for path in changed_files(other.candidate.proposal.diff)
+        path for other in undecided for path in changed_files(other.candidate.proposal.diff)
     )
-    where = name_cases(list(paths)[:_DIFFER])
-    means = "no test or review" if any(other.opinion.reviewers for other in equals) else "no test"
-    unread = " Nobody reviewed them." if means == "no test" else ""
-    counted = len({other.tests_failed for other in equals}) > 1
-    last = "Fewer failing tests decide." if counted else "A hash decides."
+    files = format_cases(list(paths)[:_MAX_NAMED_FILES])
+    evidence = (
+        "no test or review"
+        if any(other.review_score.reviewers for other in undecided)
+        else "no test"
+    )
+    note = " Nobody reviewed them." if evidence == "no test" else ""
+    is_counted = len({other.tests_failed for other in undecided}) > 1
+    last_resort = "Fewer failing tests decide." if is_counted else "A hash decides."
     yield (
-        f"Undecided: {means} tells it from {name_cases(others)}; they differ in {where}.{unread} "
-        f"{last}"
+        f"Undecided: {evidence} tells it from {format_cases(others)}; they differ in "
+        f"{files}.{note} {last_resort}"
     )
 
 
-def _neighbours(index: int, standings: Sequence[_Standing]) -> Iterable[str]:
+def _explain_neighbours(index: int, standings: Sequence[_Standing]) -> Iterable[str]:
     if index:
         better = standings[index - 1]
         yield (
-            f"Below {plain(better.candidate.proposal.candidate)}: "
-            f"{_difference(standings[index], better)}."
+            f"Below {sanitize_line(better.candidate.proposal.candidate)}: "
+            f"{_describe_difference(standings[index], better)}."
         )
     if index + 1 < len(standings):
         worse = standings[index + 1]
         yield (
-            f"Above {plain(worse.candidate.proposal.candidate)}: "
-            f"{_difference(standings[index], worse)}."
+            f"Above {sanitize_line(worse.candidate.proposal.candidate)}: "
+            f"{_describe_difference(standings[index], worse)}."
         )
 
 
-def _difference(item: _Standing, other: _Standing) -> str:
-    """Name the criterion that decides between two neighbours, from the side of `item`."""
-    for criterion, mine, theirs in zip(CRITERIA, item.values, other.values, strict=True):
+def _describe_difference(standing: _Standing, other: _Standing) -> str:
+    """Describe the criterion that decides between two neighbours, from the side of `standing`."""
+    for criterion, mine, theirs in zip(CRITERIA, standing.values, other.values, strict=True):
         if mine != theirs:
-            return f"{criterion.label}: {criterion.shown(mine)} against {criterion.shown(theirs)}"
+            own_value, other_value = criterion.format_value(mine), criterion.format_value(theirs)
+            return f"{criterion.label}: {own_value} against {other_value}"
     return (
         "the same answer"
-        if item.answer == other.answer
+        if standing.answer == other.answer
         else "level on everything; a hash of the answers decides"
     )

@@ -1,16 +1,16 @@
-"""Whether a failing test concerns the change or the task. Pure."""
+"""Relevance of a failing test to the change or the task. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from moothall.ranking.test_authorship import lies_in_module, same_file
+from moothall.ranking.test_authorship import lies_in_module, may_be_same_file
 
 _WORD = re.compile(r"\w+")
 _LAST_PART = re.compile(r"::| > |[./]")
-_RELATIVE = re.compile(r"""["'](?:\.{1,2}/[^"'\n]{0,300}|\.{1,2})["']""")
-_GENERAL = frozenset(
+_RELATIVE_IMPORT = re.compile(r"""["'](?:\.{1,2}/[^"'\n]{0,300}|\.{1,2})["']""")
+_GENERIC_NAMES = frozenset(
     {
         "index",
         "main",
@@ -28,8 +28,8 @@ _GENERAL = frozenset(
         "tests",
     }
 )
-"""Names of files and folders that say nothing of what is in them."""
-_READ = 200_000
+"""Names of files and folders that do not describe their content."""
+_MAX_READ_CHARS = 200_000
 _MISSING = re.compile(
     r"""(?:cannot import name|No module named|has no attribute|NameError: name"""
     r"""|export named|exported member|Property"""
@@ -39,47 +39,58 @@ _MISSING = re.compile(
     r"`(?P<rust>[^`\n]{1,200})`"
     r"|\b(?P<called>[\w.]+) is not (?:a function|a constructor|defined)"
 )
-"""What a test could not be loaded or built without, in the words of Python, Go, Rust and
-JavaScript.
-"""
+"""Messages of Python, Go, Rust and JavaScript that name what a test needs to be loaded or built."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def find_test_file(case: str, files: Sequence[str]) -> str:
-    """Return the file that a case lies in, '' if its name does not say so."""
-    head = case.partition("::")[0].rpartition(" ")[2]
-    if head in files:
-        return head
-    names = [path for path in files if same_file(head, path)] if "/" in head or "." in head else []
-    dotted = [path for path in files if path.endswith(".py") and lies_in_module(head, path)]
-    return next(iter([*names, *dotted]), "")
+    """Return the file of a case; '' if its name does not tell."""
+    container = case.partition("::")[0].rpartition(" ")[2]
+    if container in files:
+        return container
+    by_path = (
+        [path for path in files if may_be_same_file(container, path)]
+        if "/" in container or "." in container
+        else []
+    )
+    by_module = [path for path in files if path.endswith(".py") and lies_in_module(container, path)]
+    return next(iter([*by_path, *by_module]), "")
 
 
 def concerns_change(case: str, text: str, detail: str, changed: Sequence[str], task: str) -> bool:
-    """Whether a case concerns a change of the files `changed`.
+    """True if a case concerns a change of the files `changed`.
 
-    It does if the task names it, if its failure on the base (`detail`) names a changed file, or if
-    its file (`text`) names a changed file, its folder, or imports by relative paths. Unknown text,
-    Go and Rust count as concerned: their tests are compiled with the package.
+    text: the text of the case's file; '' if unknown.
+    detail: the output of its failure on the base.
+
+    This holds if the task names the case, if `detail` names a changed file, or if `text` names a
+    changed file or its folder, or imports by relative paths. It holds for unknown text, and for Go
+    and Rust, whose tests are compiled with the package.
     """
-    last = _LAST_PART.split(case.partition("[")[0])[-1]
-    if not text or last in set(_WORD.findall(task)):
+    test_name = _LAST_PART.split(case.partition("[")[0])[-1]
+    if not text or test_name in set(_WORD.findall(task)):
         return True
     if any(path in detail or path.rpartition("/")[2] in detail for path in changed):
         return True
     if any(path.endswith((".go", ".rs")) for path in changed):
         return True
-    words = set(_WORD.findall(text[:_READ]))
-    names = {part.partition(".")[0] for path in changed for part in path.split("/")} - _GENERAL
-    scripts = any(
+    text_words = set(_WORD.findall(text[:_MAX_READ_CHARS]))
+    changed_names = {
+        part.partition(".")[0] for path in changed for part in path.split("/")
+    } - _GENERIC_NAMES
+    changes_scripts = any(
         path.rpartition(".")[2] in {"js", "mjs", "cjs", "ts", "mts", "cts", "jsx", "tsx"}
         for path in changed
     )
-    return not names or bool(names & words) or (scripts and bool(_RELATIVE.search(text[:_READ])))
+    return (
+        not changed_names
+        or bool(changed_names & text_words)
+        or (changes_scripts and bool(_RELATIVE_IMPORT.search(text[:_MAX_READ_CHARS])))
+    )
 
 
-def missing_names(errors: str) -> set[str]:
-    """Return the names without which tests could not be loaded or built: the last part of each,
+def find_missing_names(errors: str) -> set[str]:
+    """Return the names that tests lacked to be loaded or built: the last part of each, such as
     `half` of `shop.half`.
     """
     return {
@@ -89,6 +100,6 @@ def missing_names(errors: str) -> set[str]:
     }
 
 
-def names_in(task: str) -> set[str]:
+def find_identifiers(task: str) -> set[str]:
     """Return the identifiers in a text."""
     return set(_NAME.findall(task))

@@ -1,13 +1,13 @@
-"""What reviews come to: a mean by answer, in which a reviewer counts as far as its scores tell
-right from wrong on what is proven.
+"""Mean review scores by answer. Reviewers are weighted by how well their scores separate right from
+wrong answers.
 
-Right are answers that are proven and pass the gates, wrong those that fail a gate. Of the pairs of
-a right and a wrong answer that a reviewer judged, it told those apart that it scored higher where
-it should, and half of those that it scored alike. Its weight is
+Right answers are proven and pass the acceptance checks; wrong answers fail one. A reviewer ordered
+a pair of a right and a wrong answer correctly if it scored the right one higher. Equal scores count
+as half a pair. Its weight is
 
-    w = max(0, 2 told / pairs - 1)          1 where it judged no such pair
+    w = max(0, 2 correct / pairs - 1)       1 if it reviewed no such pair
 
-so that one who scores by chance, all alike or the wrong way round counts for nothing.
+A reviewer that scores at random, equally or the wrong way round has weight 0.
 """
 
 from __future__ import annotations
@@ -18,82 +18,100 @@ from dataclasses import dataclass
 
 from moothall.domain.proposal import Candidate
 
-_NEUTRAL = 500
+_NEUTRAL_SCORE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Opinion:
-    """Of one answer: the mean in thousandths, how many reviewers it has, those that count for less
-    than they would, and all their names.
+class ReviewScore:
+    """The reviews of one answer.
+
+    mean: the mean score in thousandths.
+    reviewers: the number of reviewers.
+    doubted: the reviewers with a weight below 1.
+    names: all reviewers.
     """
 
-    mean: int = _NEUTRAL
+    mean: int = _NEUTRAL_SCORE
     reviewers: int = 0
     doubted: tuple[str, ...] = ()
     names: frozenset[str] = frozenset()
 
 
-def opinions(
+def score_answers(
     candidates: Sequence[Candidate], answers: Sequence[str], failures: Sequence[Sequence[str]]
-) -> dict[str, Opinion]:
-    """Return by answer what was thought of it. Reviews are of an answer, not of who gave it: the
-    same answer given twice has all of both, and none by any seat that gave it.
+) -> dict[str, ReviewScore]:
+    """Return the mean review score by answer.
+
+    Reviews belong to an answer, not to its author. An answer that was given twice has the reviews
+    of both proposals, except those of seats that gave it.
     """
-    scores = _scores(candidates, answers)
-    sides = list(zip(candidates, answers, failures, strict=True))
+    scores = _scores_by_reviewer(candidates, answers)
+    entries = list(zip(candidates, answers, failures, strict=True))
     right = {
         answer
-        for item, answer, failed in sides
-        if not failed and item.proven and not item.about_text
+        for candidate, answer, answer_failures in entries
+        if not answer_failures and candidate.proven and not candidate.about_text
     }
-    wrong = {answer for item, answer, failed in sides if failed and not item.about_text} - right
+    wrong = {
+        answer
+        for candidate, answer, answer_failures in entries
+        if answer_failures and not candidate.about_text
+    } - right
     weights = {
-        name: _weight(name, scores, right, wrong)
-        for name in {name for given in scores.values() for name in given}
+        name: _reviewer_weight(name, scores, right, wrong)
+        for name in {name for answer_scores in scores.values() for name in answer_scores}
     }
-    return {answer: _opinion(given, weights) for answer, given in scores.items()}
+    return {
+        answer: _score_answer(answer_scores, weights) for answer, answer_scores in scores.items()
+    }
 
 
-def _opinion(given: Mapping[str, float], weights: Mapping[str, float]) -> Opinion:
-    doubted = tuple(sorted(name for name in given if weights[name] < 1))
-    total = math.fsum(weights[name] for name in given)
+def _score_answer(scores: Mapping[str, float], weights: Mapping[str, float]) -> ReviewScore:
+    doubted = tuple(sorted(name for name in scores if weights[name] < 1))
+    total = math.fsum(weights[name] for name in scores)
     if not total:
-        return Opinion(reviewers=len(given), doubted=doubted, names=frozenset(given))
-    mean = math.fsum(weights[name] * score for name, score in given.items()) / total
-    return Opinion(round(1000 * mean), len(given), doubted, frozenset(given))
+        return ReviewScore(reviewers=len(scores), doubted=doubted, names=frozenset(scores))
+    mean = math.fsum(weights[name] * score for name, score in scores.items()) / total
+    return ReviewScore(round(1000 * mean), len(scores), doubted, frozenset(scores))
 
 
-def _scores(candidates: Sequence[Candidate], answers: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Answer → reviewer → its mean score of it."""
-    givers: dict[str, set[str]] = {}
-    said: dict[str, dict[str, set[float]]] = {}
+def _scores_by_reviewer(
+    candidates: Sequence[Candidate], answers: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Return by answer the mean score of each reviewer."""
+    authors: dict[str, set[str]] = {}
+    scores_by_answer: dict[str, dict[str, set[float]]] = {}
     for candidate, answer in zip(candidates, answers, strict=True):
-        givers.setdefault(answer, set()).add(candidate.proposal.seat)
-        scores = said.setdefault(answer, {})
+        authors.setdefault(answer, set()).add(candidate.proposal.seat)
+        scores = scores_by_answer.setdefault(answer, {})
         for review in candidate.reviews:
             if math.isfinite(review.score):
                 scores.setdefault(review.reviewer, set()).add(min(1.0, max(0.0, review.score)))
     return {
-        answer: {name: _mean(given) for name, given in scores.items() if name not in givers[answer]}
-        for answer, scores in said.items()
+        answer: {
+            name: _mean(values) for name, values in scores.items() if name not in authors[answer]
+        }
+        for answer, scores in scores_by_answer.items()
     }
 
 
-def _weight(
+def _reviewer_weight(
     name: str, scores: Mapping[str, Mapping[str, float]], right: Iterable[str], wrong: Iterable[str]
 ) -> float:
-    good, bad = (
-        [scores[answer][name] for answer in side if name in scores[answer]]
-        for side in (right, wrong)
+    right_scores, wrong_scores = (
+        [scores[answer][name] for answer in answers if name in scores[answer]]
+        for answers in (right, wrong)
     )
-    pairs = len(good) * len(bad)
-    told = sum(
-        1.0 if one > other else 0.5 if one == other else 0.0 for one in good for other in bad
+    pairs = len(right_scores) * len(wrong_scores)
+    correct = sum(
+        1.0 if right_score > wrong_score else 0.5 if right_score == wrong_score else 0.0
+        for right_score in right_scores
+        for wrong_score in wrong_scores
     )
-    return max(0.0, 2 * told / pairs - 1) if pairs else 1.0
+    return max(0.0, 2 * correct / pairs - 1) if pairs else 1.0
 
 
 def _mean(values: Iterable[float]) -> float:
-    """`fsum` is exact, so that the order of the values cannot show in the last bit."""
-    found = list(values)
-    return math.fsum(found) / len(found)
+    """Return the mean. `fsum` is exact, so the order of the values does not matter."""
+    items = list(values)
+    return math.fsum(items) / len(items)

@@ -1,20 +1,22 @@
-"""Lines of a patch that a person or a reviewer should look at: one table of patterns, read over the
-added lines.
+"""Suspicious lines of a patch, which a person or a reviewer should look at, found by a table of
+patterns.
 
-It decides nothing. Code that runs in the tests' own process can hide from any pattern;
-docs/evidence.md says what that means.
+The result decides nothing. Code in the process of the tests can evade any pattern; see
+docs/evidence.md.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from itertools import islice
 
 from moothall.ranking.syntax.diffs import file_diffs
 
 _PYTHON = (".py", ".pyi")
 _SCRIPT = (".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx")
-_MOST, _LINE = 20, 2000
+_MAX_MATCHES = 20
+_MAX_LINE_CHARS = 2000
 TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         _PYTHON,
@@ -119,16 +121,17 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "names expected results",
     ),
 )
-"""File endings (none: every file), a pattern, and what it may mean."""
-_READ = tuple((endings, re.compile(pattern), why) for endings, pattern, why in TABLE)
+"""File endings (none for every file), a pattern, and its possible meaning."""
+_PATTERNS = tuple((endings, re.compile(pattern), why) for endings, pattern, why in TABLE)
 _COMMENT = re.compile(r"^\s*(?:#(?!\[)|//(?!go:)|\*|/\*)")
 
 
-def screen(diff: str, own_tests: Collection[str]) -> tuple[str, ...]:
-    """Return up to 20 added lines of the code that match the table, as "path:line: why". Tests of
-    the author are left out.
+def find_suspicious_lines(diff: str, own_tests: Collection[str]) -> tuple[str, ...]:
+    """Return up to 20 added lines of code that match the table, as "path:line: why".
+
+    Tests of the author are skipped.
     """
-    return tuple(found for found, _ in zip(_matches(diff, own_tests), range(_MOST), strict=False))
+    return tuple(islice(_matches(diff, own_tests), _MAX_MATCHES))
 
 
 def _matches(diff: str, own_tests: Collection[str]) -> Iterator[str]:
@@ -136,10 +139,10 @@ def _matches(diff: str, own_tests: Collection[str]) -> Iterator[str]:
         if part.path in own_tests:
             continue
         for number, line in part.added.items():
-            text = line[:_LINE]
+            text = line[:_MAX_LINE_CHARS]
             if _COMMENT.match(text):
                 continue
-            for endings, pattern, why in _READ:
+            for endings, pattern, why in _PATTERNS:
                 if (not endings or part.path.endswith(endings)) and pattern.search(text):
                     yield f"{part.path}:{number}: {why}"
                     break

@@ -1,4 +1,4 @@
-"""What a case's id says of where it lies, and so of who may have written it. Pure."""
+"""Location of a case by its id, and thus its possible authors. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from fnmatch import translate
 
-COMPARED = (
+EXPECTED_RESULTS = (
     "**/testdata/**",
     "**/__snapshots__/**",
     "**/__mocks__/**",
@@ -16,16 +16,16 @@ COMPARED = (
     "*.golden",
     "*.approved.*",
 )
-"""What tests compare with, or stands in for what they do not test, in gitignore style: it holds no
-case, and is as on the base in a proof.
+"""Patterns, in gitignore style, of files with expected results, mocks and fixtures. They contain no
+cases, and are those of the base in a proof.
 """
 _SEPARATOR = re.compile(r"::| > |[./\[]")
-_COMPARED = re.compile("|".join(map(translate, COMPARED)))
+_EXPECTED_RESULTS = re.compile("|".join(map(translate, EXPECTED_RESULTS)))
 _DOTTED = re.compile(r"\w+(?:\.\w+)+")
 
 
 def containers(case: str) -> list[str]:
-    """Return what a case may be a part of, the innermost last: its file, package, module, class or
+    """Return the names that may contain a case, the innermost last: file, package, module, class or
     parent test.
     """
     return [case[: match.start()] for match in _SEPARATOR.finditer(case) if match.start()]
@@ -34,50 +34,50 @@ def containers(case: str) -> list[str]:
 def may_be_own(
     case: str, own_tests: Sequence[str], packages: AbstractSet[str] = frozenset()
 ) -> bool:
-    """Whether the author of the test files `own_tests` may have had a hand in a case.
+    """True if the author of the test files `own_tests` may have written or changed a case.
 
-    A case says where it lies: `tests/test_a.py::test_x`, `tests.test_a.TestA.test_x`,
-    `example.org/module/package::TestX` (of which any file of the package's folder may be a part) or
-    `crate tests/a.rs::x`. One that says nothing may be anyone's. `packages` are all that occur
-    beside it.
+    The case's id tells its location: `tests/test_a.py::test_x`, `tests.test_a.TestA.test_x`,
+    `example.org/module/package::TestX` (any file of the package's folder) or `crate tests/a.rs::x`.
+    A case without a location may be anyone's.
+
+    packages: all packages in the same run.
     """
-    place, separator, _ = case.partition("::")
-    place = place.rpartition(" ")[2]
-    if not separator and not _DOTTED.fullmatch(place):
+    location, separator, _ = case.partition("::")
+    location = location.rpartition(" ")[2]
+    if not separator and not _DOTTED.fullmatch(location):
         return bool(own_tests)
-    return any(_may_lie_in(place, path, packages) for path in own_tests)
+    return any(_may_be_in_file(location, path, packages) for path in own_tests)
 
 
-def _may_lie_in(place: str, path: str, packages: AbstractSet[str]) -> bool:
-    if _COMPARED.match(f"/{path}"):
+def _may_be_in_file(location: str, path: str, packages: AbstractSet[str]) -> bool:
+    if _EXPECTED_RESULTS.match(f"/{path}"):
         return False
     if path.endswith(".go"):
-        return _in_package(place, path.rpartition("/")[0], packages)
-    if same_file(place, path):
+        return _is_in_package(location, path.rpartition("/")[0], packages)
+    if may_be_same_file(location, path):
         return True
-    if _DOTTED.fullmatch(place):
-        return lies_in_module(place, path)
-    return "." not in place.rsplit("/", 1)[-1]
+    if _DOTTED.fullmatch(location):
+        return lies_in_module(location, path)
+    return "." not in location.rsplit("/", 1)[-1]
 
 
-def same_file(one: str, other: str) -> bool:
-    """Whether two paths may be the same file, seen from different folders."""
-    one, other = one.removeprefix("./"), other.removeprefix("./")
-    return one == other or one.endswith(f"/{other}") or other.endswith(f"/{one}")
+def may_be_same_file(first: str, second: str) -> bool:
+    """True if two paths may be the same file, seen from different folders."""
+    first, second = first.removeprefix("./"), second.removeprefix("./")
+    return first == second or first.endswith(f"/{second}") or second.endswith(f"/{first}")
 
 
 def lies_in_module(dotted: str, path: str) -> bool:
-    """Whether a dotted name lies in the module at `path`, or at its end: a runner may start in a
-    folder.
+    """True if a dotted name is in the module at `path`, or at a suffix of its path, since a runner
+    may start in a folder.
     """
     parts = path.rsplit(".", 1)[0].split("/")
-    modules = [".".join(parts[at:]) for at in range(len(parts))]
+    modules = [".".join(parts[start:]) for start in range(len(parts))]
     return any(dotted == module or dotted.startswith(f"{module}.") for module in modules)
 
 
-def _in_package(package: str, folder: str, packages: AbstractSet[str]) -> bool:
+def _is_in_package(package: str, folder: str, packages: AbstractSet[str]) -> bool:
     if folder:
         return package == folder or package.endswith(f"/{folder}")
-    return not any(
-        package.startswith(f"{other}/") for other in packages
-    )  # may be the module's root
+    # The package may be the root of the module.
+    return not any(package.startswith(f"{other}/") for other in packages)

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 
 from moothall.errors import PatchRefused
-from moothall.ranking.test_authorship import COMPARED
+from moothall.ranking.test_authorship import EXPECTED_RESULTS
 
 FILE, EXECUTABLE, SYMLINK, SUBMODULE, ABSENT = "100644", "100755", "120000", "160000", "000000"
 MODES = (FILE, EXECUTABLE, SYMLINK)
@@ -69,7 +69,7 @@ TEST_PATTERNS: tuple[str, ...] = (
         for kind in ("", "c", "m")
     ),
     *(f"**/spec/**/*.{kind}{script}s" for kind in ("", "c", "m") for script in "jt"),
-    *COMPARED,
+    *EXPECTED_RESULTS,
 )
 """Files of tests, and what they compare with, by the conventions of Python, Node, Go and Rust."""
 

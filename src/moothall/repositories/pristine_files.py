@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moothall.ranking.syntax.rust_tests import with_tests_of
+from moothall.ranking.syntax.rust_tests import restore_base_tests
 from moothall.repositories import patch_rules
 from moothall.repositories.objects import Change
 
@@ -391,7 +391,7 @@ def as_judged(change: Change, base: bytes) -> Change:
         return Change(
             change.path,
             change.mode,
-            with_tests_of(
+            restore_base_tests(
                 change.content.decode(errors="replace"), base.decode(errors="replace")
             ).encode(),
         )
@@ -400,7 +400,9 @@ def as_judged(change: Change, base: bytes) -> Change:
 
 def with_inline_tests(text: bytes, author: bytes) -> bytes:
     """Return a Rust file with the tests that stand inside the author's version of it."""
-    return with_tests_of(text.decode(errors="replace"), author.decode(errors="replace")).encode()
+    return restore_base_tests(
+        text.decode(errors="replace"), author.decode(errors="replace")
+    ).encode()
 
 
 def wants_base(path: str) -> bool:

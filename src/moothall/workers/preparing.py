@@ -26,7 +26,7 @@ from moothall.orchestrator.hidden_tests import fetch_hidden
 from moothall.orchestrator.refusals import fail_seats
 from moothall.ports import Bus, Repositories
 from moothall.ranking import diagnose
-from moothall.ranking.gates import name_cases
+from moothall.ranking.gates import format_cases
 from moothall.ranking.relevance import find_test_file
 from moothall.telemetry.events import write_of
 
@@ -70,7 +70,7 @@ async def prepare(
             prepared = replace(prepared, hidden={**prepared.hidden, **given})
             if unused := with_hidden_checks(prepared)[1].unused:
                 report_progress(
-                    f"No check runs these hidden tests: {name_cases(unused)}. Add one for their "
+                    f"No check runs these hidden tests: {format_cases(unused)}. Add one for their "
                     "folder to .moothall.toml."
                 )
             found = diagnose(prepared)

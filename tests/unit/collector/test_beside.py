@@ -45,7 +45,7 @@ class Two:
         self.repositories = (Remembering(), Remembering())
         self._locks: dict[str, asyncio.Lock] = {}
         self.collectors = [
-            Collector(bus, mine, LimitSettings(), alone=self._alone, tick_seconds=0.005, clock=now)
+            Collector(bus, mine, LimitSettings(), lock=self._alone, tick_seconds=0.005, clock=now)
             for mine in self.repositories
         ]
         self.running: list[asyncio.Task[None]] = []
@@ -101,7 +101,7 @@ async def test_two_share_the_work_and_each_deliberation_is_decided_and_delivered
         for event in mixed(map(full, TASKS), seed):
             await bus.publish(event)
         await until(lambda: len(bus.decisions) == len(TASKS) and not bus.pending)
-        await until(lambda: all(one.under_way == 0 for one in two.collectors))
+        await until(lambda: all(one.active_count == 0 for one in two.collectors))
     assert sorted(str(event.data["task_id"]) for event in bus.decisions) == TASKS
     (first,) = [event.data for event in bus.decisions if event.data["task_id"] == "task-a"]
     assert dict(first) == expected
@@ -141,7 +141,7 @@ async def test_what_waits_for_its_deadline_is_decided_whoever_was_given_its_requ
         for task in TASKS:
             await told(bus, Story(task).begun())
         await bus.settled()
-        await until(lambda: all(one.under_way == len(TASKS) for one in two.collectors))
+        await until(lambda: all(one.active_count == len(TASKS) for one in two.collectors))
         await two.kill(which)
         now[0] = LATE
         await until(lambda: len(bus.decisions) == len(TASKS))
@@ -157,7 +157,7 @@ async def test_both_know_of_a_pause_and_of_its_end_whoever_was_given_them() -> N
 
     async with Two(bus, lambda: now[0]) as two:
         await told(bus, Story().begun())
-        await until(lambda: all(one.under_way for one in two.collectors))
+        await until(lambda: all(one.active_count for one in two.collectors))
         await bus.publish(turn(0, EventType.DELIBERATION_PAUSED))
         await until(
             lambda: all(state.pauses.held for one in two.collectors for state in one.states())

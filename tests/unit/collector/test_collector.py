@@ -60,7 +60,7 @@ async def test_a_council_that_ends_is_decided_delivered_and_shown() -> None:
                 await until(lambda: statuses(bus)[-1] == "IN_PROGRESS")
         await until(lambda: bool(bus.decisions))
         await bus.settled()
-        assert one.under_way == 0
+        assert one.active_count == 0
     data = bus.decisions[0].data
     assert (data["status"], data["winner_id"], data["final_state"]) == (
         "COMPLETED",
@@ -155,7 +155,7 @@ async def test_an_end_that_could_not_be_shown_is_shown_though_no_event_comes() -
     assert bus.history == []
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(one._watch_deadlines(group))
-        await until(lambda: one.under_way == 0)
+        await until(lambda: one.active_count == 0)
         watching.cancel()
     assert statuses(bus)[-1] == "COMPLETED"
     assert len(bus.decisions) == 1
@@ -295,7 +295,7 @@ async def test_a_malformed_event_is_buried_and_the_rest_is_decided() -> None:
     await told(bus, Story(events=[*events[:4], *bad, *events[4:]]))
     async with running(bus, Remembering()) as one:
         await until(lambda: bool(bus.decisions) and not bus.pending)
-        assert one.under_way == 0
+        assert one.active_count == 0
     assert {event_id for event_id, _ in bus.dead} == {event.id for event in bad}
     assert [dict(event.data) for event in bus.decisions] == [expected]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.collector.decide import decide, pending_outcome, ready
+from moothall.collector.decide import decide, is_ready, pending_outcome
 from moothall.collector.fold import DeliberationState, fold
 from moothall.domain.budget import Usage
 from moothall.domain.codec import dump
@@ -63,7 +63,7 @@ def test_whatever_is_missing_there_is_an_outcome_and_a_winner_has_its_evidence(
 ) -> None:
     events = [event for index, event in enumerate(WHOLE) if index == 0 or index not in lost]
     state = state_of(events)
-    assert ready(state, LATE)
+    assert is_ready(state, LATE)
     outcome = decide(state)
     assert outcome.status.ended
     assert outcome.final_state
@@ -103,14 +103,14 @@ def test_the_proven_candidate_wins() -> None:
 
 def test_ready_only_when_all_finished_or_cancelled_or_the_time_is_up() -> None:
     events = full().events
-    assert not ready(DeliberationState("task-a"), LATE)
-    assert not ready(state_of(events[:-1]), SOON)
-    assert not ready(state_of(events[:-1]), DEADLINE + timedelta(seconds=9))
-    assert ready(state_of(events[:-1]), DEADLINE + timedelta(seconds=10))
-    assert ready(state_of(events), SOON)
-    assert ready(state_of(Story().begun().cancelled().events), SOON)
+    assert not is_ready(DeliberationState("task-a"), LATE)
+    assert not is_ready(state_of(events[:-1]), SOON)
+    assert not is_ready(state_of(events[:-1]), DEADLINE + timedelta(seconds=9))
+    assert is_ready(state_of(events[:-1]), DEADLINE + timedelta(seconds=10))
+    assert is_ready(state_of(events), SOON)
+    assert is_ready(state_of(Story().begun().cancelled().events), SOON)
     decided = new_event(EventType.DELIBERATION_DECIDED, "task-a", dump(outcome_of(full())))
-    assert not ready(state_of([*events, decided]), LATE)
+    assert not is_ready(state_of([*events, decided]), LATE)
 
 
 def test_every_seat_failed() -> None:
@@ -300,7 +300,7 @@ def test_a_deadline_at_the_end_of_time_is_none(deadline: str) -> None:
     asked = new_event(
         EventType.DELIBERATION_REQUESTED, "task-a", {**events[0].data, "deadline": deadline}
     )
-    assert not ready(state_of([asked, *events[1:]]), LATE)
+    assert not is_ready(state_of([asked, *events[1:]]), LATE)
 
 
 def test_deciding_what_nobody_asked_for_is_a_bug() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moothall.collector.delivery import deliver, own_message, title_of
+from moothall.collector.delivery import clean_commit_message, commit_title, deliver
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from support.story import SEATS, Remembering, deliberation
@@ -78,7 +78,7 @@ async def test_a_seats_own_message_is_the_commits(message: str, origin: str, wan
     ],
 )
 def test_what_acts_in_a_message_is_left_out(message: str, wanted: str) -> None:
-    assert own_message(message) == wanted
+    assert clean_commit_message(message) == wanted
 
 
 @pytest.mark.parametrize(
@@ -102,5 +102,5 @@ def test_what_acts_in_a_message_is_left_out(message: str, wanted: str) -> None:
     ],
 )
 def test_a_title_ends_with_a_sentence_or_a_word(description: str, title: str) -> None:
-    assert title_of(description) == title
+    assert commit_title(description) == title
     assert len(title) <= 72  # what git shows in one line

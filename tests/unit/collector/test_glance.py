@@ -29,7 +29,7 @@ def glanced(
     collector: Collector, seq: int, kind: EventType, data: dict[str, Any]
 ) -> bool | asyncio.Future[None]:
     event = new_event(kind, "task-a", data, ordinal=seq)
-    return collector.glance(Recorded(seq, event, place(seq)))
+    return collector.try_fold(Recorded(seq, event, place(seq)))
 
 
 def place(seq: int) -> dict[str, str]:
@@ -46,7 +46,7 @@ def test_whatever_comes_is_left_to_its_handling(
 ) -> None:
     collector = Collector(FaultyBus(), Remembering(), LimitSettings(), clock=lambda: START)
     assert not glanced(collector, 1, kind, {**rest, "task_id": task_id})
-    assert collector.under_way == 0
+    assert collector.active_count == 0
 
 
 @pytest.mark.parametrize("damage", [None, [], {}, "x", 1])
@@ -56,7 +56,7 @@ async def test_a_damaged_event_of_a_known_deliberation_is_left_to_its_handling(d
     asked = glanced(collector, 1, requested.type, dict(requested.data))
     assert isinstance(asked, asyncio.Future)
     assert not asked.done()
-    assert collector.under_way == 1
+    assert collector.active_count == 1
     for seq, event in enumerate(
         (event for event in rest if event.type is EventType.SEAT_FINISHED), 2
     ):
@@ -82,13 +82,13 @@ async def test_a_request_is_not_acked_before_its_deadline_is_told_of() -> None:
     )
     for number in range(100):  # many at once are not held back: each is a message in hand
         data = dict(requested.data) | {"task_id": f"task-{number}"}
-        asked = collector.glance(
+        asked = collector.try_fold(
             Recorded(
                 number + 1, new_event(requested.type, f"task-{number}", data), place(number + 1)
             )
         )
         assert isinstance(asked, asyncio.Future) == (number < 96)
-    assert collector.under_way == 100
+    assert collector.active_count == 100
     await bus.publish(requested)
     await bus.publish(started)
     run = asyncio.create_task(

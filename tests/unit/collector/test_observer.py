@@ -62,6 +62,6 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
             ).run()
         )
         await bus.publish(events[-1])
-        await until(lambda: not observer.under_way)
+        await until(lambda: not observer.active_count)
         following.cancel()
         deciding.cancel()

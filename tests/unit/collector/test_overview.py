@@ -116,7 +116,7 @@ async def test_live_and_failed_tasks_of_the_tenant_alone() -> None:
         await bus.publish(asked(task))
     live = [state_of(asked("task-1")), state_of(asked("task-9", "elsewhere"))]
     overview = Overview(bus, lambda: live)
-    assert [view.task_id for view in await overview.latest(LOCAL)] == ["task-1"]
+    assert [view.task_id for view in await overview.list_tasks(LOCAL)] == ["task-1"]
     await bus.publish(
         decided(
             "task-2", "FAILED", error_message="No seat proposed anything: 1 x MODEL_UNAVAILABLE."
@@ -124,26 +124,26 @@ async def test_live_and_failed_tasks_of_the_tenant_alone() -> None:
     )
     await bus.publish(decided("task-3", winner_id=ONE, final_state="committed"))
     await bus.publish(decided("task-8", tenant="elsewhere"))
-    views = await overview.latest(LOCAL)
+    views = await overview.list_tasks(LOCAL)
     assert [(view.task_id, view.status.value, view.progress) for view in views] == [
         ("task-1", "PENDING", 0),
         ("task-3", "COMPLETED", 100),
         ("task-2", "FAILED", 100),
     ]
-    (failed,) = await overview.latest(LOCAL, "failed")
+    (failed,) = await overview.list_tasks(LOCAL, "failed")
     assert failed.error.startswith("No seat proposed anything")
     assert (failed.seats[0].error_code, failed.description, failed.protocol) == (
         "MODEL_UNAVAILABLE",
         "Add hello_world()",
         "vote",
     )
-    assert [view.task_id for view in await overview.latest(LOCAL, "live")] == ["task-1"]
-    assert [view.task_id for view in await overview.latest(LOCAL, "ended", 1)] == ["task-3"]
-    assert {view.task_id for view in await overview.latest(EVE)} == {"task-8", "task-9"}
-    assert (await overview.get("task-2", LOCAL)) == failed
+    assert [view.task_id for view in await overview.list_tasks(LOCAL, "live")] == ["task-1"]
+    assert [view.task_id for view in await overview.list_tasks(LOCAL, "ended", 1)] == ["task-3"]
+    assert {view.task_id for view in await overview.list_tasks(EVE)} == {"task-8", "task-9"}
+    assert (await overview.get_task("task-2", LOCAL)) == failed
     for task, who in (("task-2", EVE), ("task-9", LOCAL), ("nothing", LOCAL)):
         with pytest.raises(NotFound):
-            await overview.get(task, who)
+            await overview.get_task(task, who)
 
 
 async def test_what_is_decided_is_not_live_any_more_though_the_collector_still_has_it() -> None:
@@ -152,4 +152,4 @@ async def test_what_is_decided_is_not_live_any_more_though_the_collector_still_h
     overview = Overview(bus, lambda: [state_of(asked("task-1"))])
     await bus.publish(decided("task-1", "CANCELLED"))
     await bus.publish(decided("task-1", "CANCELLED"))
-    assert [view.status.value for view in await overview.latest(LOCAL)] == ["CANCELLED"]
+    assert [view.status.value for view in await overview.list_tasks(LOCAL)] == ["CANCELLED"]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import live_view
-from moothall.collector.progress import Progress, ProgressStep, describe
+from moothall.collector.progress import Progress, ProgressStep, apply_event
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.outcome import DeliberationStatus
 from support.story import SEATS, Story, full
@@ -14,7 +14,7 @@ from support.story import SEATS, Story, full
 def steps_of(events: list[Event]) -> list[ProgressStep]:
     progress, steps = Progress(), []
     for seq, event in enumerate(events, 1):
-        progress, step = describe(progress, Recorded(seq, event))
+        progress, step = apply_event(progress, Recorded(seq, event))
         steps.append(step)
     return steps
 

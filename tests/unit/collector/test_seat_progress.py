@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from moothall.collector.overview import Overview
-from moothall.collector.progress import Progress, describe
+from moothall.collector.progress import Progress, apply_event
 from moothall.collector.seat_progress import ENDED
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import LOCAL, Principal
@@ -19,7 +19,7 @@ ONE = SEATS[0]
 def progress_of(events: list[Event]) -> Progress:
     progress = Progress()
     for seq, event in enumerate(events, 1):
-        progress, _ = describe(progress, Recorded(seq, event))
+        progress, _ = apply_event(progress, Recorded(seq, event))
     return progress
 
 
@@ -34,26 +34,31 @@ def test_a_lane_tells_turns_tools_checks_and_the_last_words() -> None:
         EventType.MODEL_CALLED,
         {"seat": ONE, "call_id": "c", "phase": "propose", "usage": {}, "answer": "raw"},
     )
-    assert progress_of(story.events).lanes[ONE].said == "raw"
+    assert progress_of(story.events).seats[ONE].last_message == "raw"
     turn(story, thought="I add it.", checks={"tests": "failed"})
     for _ in range(3):
         turn(story, checks={})
-    lane = progress_of(story.events).lanes[ONE]
-    assert (lane.approach, lane.phase, lane.turns, lane.called) == ("plainly", "propose", 4, 12)
+    lane = progress_of(story.events).seats[ONE]
+    assert (lane.approach, lane.phase, lane.turns, lane.tool_call_count) == (
+        "plainly",
+        "propose",
+        4,
+        12,
+    )
     assert (len(lane.tools), lane.tools[-1]) == (8, ("files.2", "success"))
-    assert (lane.checks, lane.said, lane.waits) == (
+    assert (lane.checks, lane.last_message, lane.activity) == (
         {"tests": "failed"},
         "I add it.",
         "waits for the model",
     )
-    assert lane.began
-    assert not lane.ended
-    assert progress_of(story.failed(ONE).events).lanes[ONE].ended
+    assert lane.started_at
+    assert not lane.ended_at
+    assert progress_of(story.failed(ONE).events).seats[ONE].ended_at
 
 
 def test_words_are_bounded() -> None:
     story = turn(Story().begun(), thought="x" * 5_000)
-    assert len(progress_of(story.events).lanes[ONE].said) == 2_000
+    assert len(progress_of(story.events).seats[ONE].last_message) == 2_000
 
 
 @pytest.mark.parametrize(
@@ -67,8 +72,8 @@ def test_words_are_bounded() -> None:
 )
 def test_what_is_malformed_says_nothing(data: dict[str, Any]) -> None:
     story = Story().begun().add(EventType.SEAT_TURN, {"seat": ONE, **data})
-    lane = progress_of(story.events).lanes[ONE]
-    assert (lane.called, lane.checks, lane.said) == (0, {}, "")
+    lane = progress_of(story.events).seats[ONE]
+    assert (lane.tool_call_count, lane.checks, lane.last_message) == (0, {}, "")
 
 
 def test_the_phase_is_what_the_council_is_at() -> None:
@@ -108,22 +113,22 @@ async def test_who_looks_again_sees_what_came_since_and_another_tenant_sees_noth
     bus, events = MemoryBus(), full().events
     overview = Overview(bus, tuple)
     with pytest.raises(NotFound):
-        await overview.progress("task-a", LOCAL)
+        await overview.get_progress("task-a", LOCAL)
     for event in events[:5]:
         await bus.publish(event)
-    before = await overview.progress("task-a", LOCAL)
+    before = await overview.get_progress("task-a", LOCAL)
     for event in events[5:]:
         await bus.publish(event)
-    after = await overview.progress("task-a", LOCAL)
+    after = await overview.get_progress("task-a", LOCAL)
     assert before.percent < after.percent
     assert after.percent == progress_of(events).percent
-    assert all(lane.waits == ENDED for lane in after.lanes.values())
+    assert all(lane.activity == ENDED for lane in after.seats.values())
     with pytest.raises(NotFound):
-        await overview.progress("task-a", Principal("eve", "elsewhere"))
+        await overview.get_progress("task-a", Principal("eve", "elsewhere"))
 
 
 def test_of_text_nothing_is_re_checked() -> None:
     asked = {"seats": [*SEATS], "role": "dev", "protocol": "vote"}
     story = Story().add(EventType.DELIBERATION_REQUESTED, asked)
     progress = progress_of(story.add(EventType.SEAT_PROPOSED, {"seat": ONE}).events)
-    assert progress.lanes[ONE].waits == "waits for the reviews"
+    assert progress.seats[ONE].activity == "waits for the reviews"

@@ -64,8 +64,8 @@ async def tally_of(bus: MemoryBus, *under_way: Deliberation) -> Statistics:
 
 async def test_nothing_is_nothing() -> None:
     tally = await tally_of(MemoryBus())
-    assert await tally.totals(LOCAL) == Totals()
-    found = await tally.metrics(LOCAL)
+    assert await tally.get_totals(LOCAL) == Totals()
+    found = await tally.get_metrics(LOCAL)
     assert (found.latencies, found.councils, found.active_agents) == (Latencies(), {}, 0)
 
 
@@ -76,13 +76,13 @@ async def test_totals_are_those_of_the_log_and_of_what_is_under_way() -> None:
     await ended(bus, 3, 9_000, status="CANCELLED", won=False)
     await ended(bus, 4, 500, tenant="elsewhere")
     tally = await tally_of(bus, running(5, "qa"), running(1), running(6, tenant="elsewhere"))
-    assert await tally.totals(LOCAL) == Totals(4, 2, 200.0, 1, {"dev": 3, "qa": 1})
+    assert await tally.get_totals(LOCAL) == Totals(4, 2, 200.0, 1, {"dev": 3, "qa": 1})
     await ended(bus, 7, 500)
-    assert (await tally.totals(LOCAL)).average_ms == 300.0
-    assert await (await tally_of(bus, running(5, "qa"))).totals(LOCAL) == await tally.totals(
+    assert (await tally.get_totals(LOCAL)).average_ms == 300.0
+    assert await (await tally_of(bus, running(5, "qa"))).get_totals(
         LOCAL
-    )  # after a restart
-    assert (await tally.totals(OTHER)).deliberations == 2
+    ) == await tally.get_totals(LOCAL)  # after a restart
+    assert (await tally.get_totals(OTHER)).deliberations == 2
 
 
 async def test_percentiles_by_nearest_rank_within_the_range() -> None:
@@ -91,11 +91,11 @@ async def test_percentiles_by_nearest_rank_within_the_range() -> None:
         await ended(bus, number, number, ago=60)
     await ended(bus, 200, 100_000, ago=7200)
     tally = await tally_of(bus)
-    recent = await tally.metrics(LOCAL, 3_600_000)
+    recent = await tally.get_metrics(LOCAL, 3_600_000)
     assert recent.latencies == Latencies(50.5, 0.0, 50.0, 95.0, 99.0)
     assert recent.response_ms == 50.5
-    assert (await tally.metrics(LOCAL)).latencies.deliberation_ms > 1000
-    assert (await tally.metrics(LOCAL, 1)).latencies == Latencies()
+    assert (await tally.get_metrics(LOCAL)).latencies.deliberation_ms > 1000
+    assert (await tally.get_metrics(LOCAL, 1)).latencies == Latencies()
 
 
 async def test_councils_are_busy_idle_or_empty() -> None:
@@ -108,7 +108,7 @@ async def test_councils_are_busy_idle_or_empty() -> None:
     await ended(bus, 2, 10, won=False)
     await ended(bus, 3, 10, won=False, status="CANCELLED")
     await ended(bus, 4, 10, role="qa")
-    found = await (await tally_of(bus, running(9))).metrics(LOCAL)
+    found = await (await tally_of(bus, running(9))).get_metrics(LOCAL)
     assert found.councils == {
         "council-data": CouncilHealth("empty", 0, 0, 0.0),
         "council-dev": CouncilHealth("busy", 2, 2, 0.5),
@@ -127,4 +127,4 @@ async def test_councils_are_busy_idle_or_empty() -> None:
 async def test_a_malformed_decision_breaks_no_figure(data: dict[str, object]) -> None:
     bus = MemoryBus()
     await bus.publish(new_event(EventType.DELIBERATION_DECIDED, "t", data, time="yesterday"))
-    assert (await (await tally_of(bus)).totals(LOCAL)).deliberations == 1
+    assert (await (await tally_of(bus)).get_totals(LOCAL)).deliberations == 1

@@ -263,7 +263,7 @@ async def test_a_test_that_nobody_could_read_against_the_task_does_not_count(nat
     outcome = decided(app, events, d)
     assert outcome.evidence_level is EvidenceLevel.UNPROVEN
     assert any(
-        "nobody could read it against the task" in reason for reason in outcome.results[0].reasons
+        "no model could compare it with the task" in reason for reason in outcome.results[0].reasons
     )
 
 

@@ -10,7 +10,7 @@ from moothall.domain.proposal import Assessment, Candidate, Proposal
 from moothall.domain.repository import Profile
 from moothall.ranking import assess, is_done, rank
 from moothall.ranking.assess import is_silent, unmatched_cases
-from moothall.ranking.gates import gate_failures
+from moothall.ranking.gates import list_failed_checks
 from moothall.ranking.test_authorship import may_be_own
 
 PROFILE = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)})
@@ -463,4 +463,4 @@ def test_a_failure_from_before_blocks_only_where_nothing_passes_or_the_caller_as
     )
     candidate = Candidate(Proposal("seat", "dev", "", "diff --git a/a.py b/a.py\n"), found)
     assert verdict(found, check) is Verdict.FAILED
-    assert bool(gate_failures(candidate)) is blocked
+    assert bool(list_failed_checks(candidate)) is blocked

@@ -234,10 +234,10 @@ def test_a_tasks_own_checks_join_those_of_the_repository() -> None:
 
 def test_where_all_differs_from_run_to_run_nothing_could_be_judged() -> None:
     run = CheckRun("tests", Verdict.FAILED, exit_code=1)
-    assert "differs between two runs" in diagnose(prepared(run, flaky=("tests",))).text
+    assert "differ between two runs" in diagnose(prepared(run, flaky=("tests",))).text
     cases = CheckRun("tests", Verdict.FAILED, {"a": "passed", "b": "failed"})
     assert diagnose(prepared(cases, flaky=("b",))).text == ""
-    assert "differs between two runs" in diagnose(prepared(cases, flaky=("a", "b"))).text
+    assert "differ between two runs" in diagnose(prepared(cases, flaky=("a", "b"))).text
     assert diagnose(prepared(run, flaky=("tests",), advisory=("tests",))).text == ""
 
 

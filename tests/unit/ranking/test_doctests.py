@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Profile
 from moothall.ranking import assess
-from moothall.ranking.doctests import altered_examples, is_example_of
+from moothall.ranking.doctests import find_altered_examples, is_example_of
 
 PYTHON = (
     '"""Prices."""\n\n\ndef half(x):\n    """Halve it.\n\n    >>> half(4)\n    2\n    """\n    '
@@ -34,7 +34,7 @@ def altered(path: str, before: str, after: str) -> bool:
             f"b/{path}",
         )
     )
-    return altered_examples(f"diff --git a/{path} b/{path}\n{body}", {path: before}) == (path,)
+    return find_altered_examples(f"diff --git a/{path} b/{path}\n{body}", {path: before}) == (path,)
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_an_example_that_its_author_altered_proves_nothing() -> None:
 @given(st.text(max_size=80), st.text(max_size=80))
 def test_whatever_stands_there_breaks_nothing(before: str, after: str) -> None:
     diff = f"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-{before}\n+{after}\n"
-    assert set(altered_examples(diff, {"a.py": f'"""\n>>> {before}\n"""'})) <= {"a.py"}
+    assert set(find_altered_examples(diff, {"a.py": f'"""\n>>> {before}\n"""'})) <= {"a.py"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.ranking.failures import Failures
+from moothall.ranking.failures import FailureReader
 
 MOCHA = ("lib/a.js", "test/a.test.js")
 JEST = ("src/a.js", "src/a.test.js")
@@ -357,7 +357,7 @@ CASES = [
 def test_the_assertion_and_its_place_are_read(
     files: tuple[str, ...], case: str, detail: str, wanted: str
 ) -> None:
-    assert str(Failures(files).read(case, detail)) == wanted
+    assert str(FailureReader(files).read_failure(case, detail)) == wanted
 
 
 JAVA = (
@@ -460,20 +460,21 @@ OTHERS = [
 def test_other_forms_are_read_too(
     files: tuple[str, ...], case: str, detail: str, wanted: str
 ) -> None:
-    assert str(Failures(files).read(case, detail)) == wanted
+    assert str(FailureReader(files).read_failure(case, detail)) == wanted
 
 
 def test_of_files_of_one_name_the_one_of_the_case_is_meant() -> None:
     files = ("a/x_test.go", "b/x_test.go", "packages/a/t.js", "packages/b/t.js")
-    failures = Failures(files)
+    failures = FailureReader(files)
     assert (
-        failures.read("m/b::TestX", "=== RUN   TestX\n    x_test.go:3: no\n").path == "b/x_test.go"
+        failures.read_failure("m/b::TestX", "=== RUN   TestX\n    x_test.go:3: no\n").path
+        == "b/x_test.go"
     )
     assert (
-        failures.read("packages/b/t.js::t", "Error: no\n    at f (t.js:3:25)").path
+        failures.read_failure("packages/b/t.js::t", "Error: no\n    at f (t.js:3:25)").path
         == "packages/b/t.js"
     )
-    assert failures.read("t", "Error: no\n    at f (t.js:3:25)").path == "t.js"
+    assert failures.read_failure("t", "Error: no\n    at f (t.js:3:25)").path == "t.js"
 
 
 @pytest.mark.parametrize(
@@ -487,4 +488,4 @@ def test_of_files_of_one_name_the_one_of_the_case_is_meant() -> None:
     ],
 )
 def test_hostile_output_gives_less_and_does_not_fail(detail: str) -> None:
-    assert len(str(Failures(("a.py",)).read("x", detail))) <= 1000
+    assert len(str(FailureReader(("a.py",)).read_failure("x", detail))) <= 1000

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.domain.secrets import scrub
-from moothall.ranking.joined_secrets import JoinedSecrets, joined_secrets
+from moothall.ranking.joined_secrets import JoinedSecrets, find_joined_secrets
 
 KEY = "sk-" + "proj-" + "a1B2c3D4" * 5
 OWN = "correct-horse-battery"
@@ -42,7 +42,7 @@ def found(
     told: bool = True,
     tests: tuple[str, ...] = (),
 ) -> JoinedSecrets:
-    return joined_secrets(
+    return find_joined_secrets(
         diff(path, before, before + after), {path: before} if told else {}, tests, clean
     )
 
@@ -155,7 +155,7 @@ def test_a_half_that_is_added_to_one_that_is_there_is_found() -> None:
 
 @given(st.text(max_size=300), st.sampled_from(["a.py", "a.go", "a.js", "a"]))
 def test_any_text_is_read_to_its_end(text: str, path: str) -> None:
-    joined_secrets(
+    find_joined_secrets(
         f"diff --git a/{path} b/{path}\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+{text}",
         {},
         (),

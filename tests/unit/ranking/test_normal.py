@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.ranking.syntax.normal import changed_code, changes_nothing, normal_change, same_change
+from moothall.ranking.syntax.normal import (
+    change_digest,
+    changes_only_wording,
+    existing_code_files,
+    normalize_change,
+)
 
 PYTHON = 'def f(x):\n    """Say."""\n    return x + 1\n'
 GO = 'package a\n\n// F says.\nfunc F() string { return "// no comment" }\n'
@@ -22,7 +27,7 @@ def diff(path: str, before: str, after: str, *, new: bool = False) -> str:
 
 def idle(path: str, before: str, after: str, task: str = TASK) -> bool:
     made = diff(path, before, after)
-    return changes_nothing(made, normal_change(made, {path: before}, ()), task)
+    return changes_only_wording(made, normalize_change(made, {path: before}, ()), task)
 
 
 @pytest.mark.parametrize(
@@ -63,20 +68,22 @@ def test_what_changes_more_is_one(path: str, before: str, after: str) -> None:
 
 def test_a_new_file_a_removed_one_and_a_binary_are_a_change() -> None:
     made = diff("b.py", "", "# only words\n", new=True)
-    assert not changes_nothing(made, normal_change(made, {}, ()), TASK)
+    assert not changes_only_wording(made, normalize_change(made, {}, ()), TASK)
     comment = diff("a.py", PYTHON, "# x\n" + PYTHON)
     removed = (
         f"{comment}diff --git a/b.bin b/b.bin\ndeleted file mode 100644\nBinary files a/b.bin and "
         "/dev/null differ\n"
     )
-    assert not changes_nothing(removed, normal_change(removed, {"a.py": PYTHON}, ()), TASK)
+    assert not changes_only_wording(removed, normalize_change(removed, {"a.py": PYTHON}, ()), TASK)
 
 
 def test_tests_alone_are_not_called_idle_and_tests_beside_words_do_not_help() -> None:
     tests = diff("tests/test_a.py", "", "def test_f(): ...\n", new=True)
-    assert not changes_nothing(tests, normal_change(tests, {}, ("tests/test_a.py",)), TASK)
+    assert not changes_only_wording(tests, normalize_change(tests, {}, ("tests/test_a.py",)), TASK)
     both = diff("a.py", PYTHON, "# x\n" + PYTHON) + tests
-    assert changes_nothing(both, normal_change(both, {"a.py": PYTHON}, ("tests/test_a.py",)), TASK)
+    assert changes_only_wording(
+        both, normalize_change(both, {"a.py": PYTHON}, ("tests/test_a.py",)), TASK
+    )
 
 
 def test_the_same_change_in_other_words_is_the_same() -> None:
@@ -84,11 +91,11 @@ def test_the_same_change_in_other_words_is_the_same() -> None:
     one = diff("a.py", PYTHON, PYTHON.replace("x + 1", "x + 2  # so"))
     other = diff("a.py", PYTHON, PYTHON.replace("x + 1", "(x + 2)").replace("Say.", "Return."))
     third = diff("a.py", PYTHON, PYTHON.replace("x + 1", "2 + x"))
-    assert changed_code(one) == ("a.py",)
+    assert existing_code_files(one) == ("a.py",)
     assert (
-        same_change(normal_change(one, texts, ()))
-        == same_change(normal_change(other, texts, ()))
-        != same_change(normal_change(third, texts, ()))
+        change_digest(normalize_change(one, texts, ()))
+        == change_digest(normalize_change(other, texts, ()))
+        != change_digest(normalize_change(third, texts, ()))
     )
 
 
@@ -99,5 +106,8 @@ def test_the_same_change_in_other_words_is_the_same() -> None:
 )
 def test_any_text_is_taken(before: str, after: str, path: str) -> None:
     made = diff(path, before, after)
-    assert isinstance(same_change(normal_change(made, {path: before}, ())), str)
-    assert changes_nothing(made, normal_change(made, {path: before}, ()), TASK) in {True, False}
+    assert isinstance(change_digest(normalize_change(made, {path: before}, ())), str)
+    assert changes_only_wording(made, normalize_change(made, {path: before}, ()), TASK) in {
+        True,
+        False,
+    }

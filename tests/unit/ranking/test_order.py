@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from moothall.domain.evidence import OWN_TESTS, Evidence, EvidenceLevel, Verdict
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal, Review
-from moothall.ranking import passes_gates, rank, ties
-from moothall.ranking.gates import name_cases
+from moothall.ranking import find_ties, passes_acceptance_checks, rank
+from moothall.ranking.gates import format_cases
 
 SEATS = tuple(f"agent-dev-{number:03d}" for number in range(1, 6))
 GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
@@ -107,7 +107,9 @@ def test_shuffling_changes_nothing(field: list[Candidate], shuffle: random.Rando
         for item in shuffle.sample(field, len(field))
     ]
     assert rank(mixed) == rank(field)
-    assert [item.proposal for item in ties(mixed)] == [item.proposal for item in ties(field)]
+    assert [item.proposal for item in find_ties(mixed)] == [
+        item.proposal for item in find_ties(field)
+    ]
 
 
 @given(fields())
@@ -193,16 +195,16 @@ def test_nobody_helps_itself(field: list[Candidate], passed: bool, score: float)
 def test_missing_evidence_never_passes(field: list[Candidate]) -> None:
     for item in field:
         bare = replace(item, assessment=replace(item.assessment, required=("build",)))
-        assert not passes_gates(bare)
+        assert not passes_acceptance_checks(bare)
         assert any("build is missing" in reason for reason in rank([bare])[0].reasons)
 
 
 @given(fields())
 def test_ties_are_distinct_answers_that_share_the_first_place(field: list[Candidate]) -> None:
-    tied = ties(field)
+    tied = find_ties(field)
     assert len(tied) != 1
     assert len({item.proposal.diff for item in tied}) == len(tied)
-    assert all(passes_gates(item) for item in tied)
+    assert all(passes_acceptance_checks(item) for item in tied)
     if tied:
         assert rank(field)[0].candidate in {item.proposal.candidate for item in tied} or any(
             item.reviews for item in field
@@ -249,8 +251,10 @@ def test_the_same_change_by_two_seats_outweighs_one_and_words_alone_are_no_answe
     assert (first.seat in SEATS[:2], last.seat) == (True, SEATS[2])
     assert "2 seats make the same change of the code." in first.reasons
     words = candidate(4, "y", idle=True)
-    assert not passes_gates(words)
-    assert passes_gates(replace(words, assessment=replace(words.assessment, proven=True)))
+    assert not passes_acceptance_checks(words)
+    assert passes_acceptance_checks(
+        replace(words, assessment=replace(words.assessment, proven=True))
+    )
 
 
 def brings(
@@ -412,7 +416,7 @@ def test_an_answer_that_changes_a_test_which_it_breaks_is_told_which_version_cou
     proposal = Proposal(SEATS[0], "dev", "done", diff("a"), own_tests=("t.py",))
     (refused,) = rank([candidate(1, proposal=proposal, regressions=("t.py::x",))])
     assert refused.reasons[0] == (
-        "1 test that passed on the base does not any more: t.py::x. The answer changes tests "
+        "1 test that passed on the base no longer does: t.py::x. The answer changes tests "
         "there, but they count as they are on the base."
     )
 
@@ -423,17 +427,17 @@ def test_reasons_say_what_happened_in_numbers() -> None:
     first, second = rank([bad, good])
     assert first.reasons == (
         (
-            "Passes every gate: the patch applies; tests passed (2 of 2 passed); no required case "
-            "that passed fails."
+            "Passes all acceptance checks: the patch applies; tests passed (2 of 2 passed); no "
+            "test that passed on the base fails."
         ),
         "Proven: a test that failed on the base, and that its author did not write, passes.",
-        f"Above {SEATS[1]}: failed gates: 0 against 2.",
+        f"Above {SEATS[1]}: failed acceptance checks: 0 against 2.",
     )
     assert second.reasons == (
         "Required check tests failed (1 of 2 passed).",
-        "2 tests that passed on the base do not any more: t.py::x?[31m, t.py::y.",
+        "2 tests that passed on the base no longer do: t.py::x?[31m, t.py::y.",
         "Unproven: no test that failed on the base passes.",
-        f"Below {SEATS[0]}: failed gates: 2 against 0.",
+        f"Below {SEATS[0]}: failed acceptance checks: 2 against 0.",
     )
 
 
@@ -470,18 +474,22 @@ def test_text_is_ranked_by_reviews_alone() -> None:
         text(4, "same", 0.1),
     ]
     assert order(*answers)[:2] == [SEATS[1], SEATS[0]]
-    assert [item.proposal.content for item in ties(answers)] == ["a long answer", "short", "same"]
+    assert [item.proposal.content for item in find_ties(answers)] == [
+        "a long answer",
+        "short",
+        "same",
+    ]
     assert not any(place.proven for place in rank(answers))
 
 
 def test_ties_need_different_answers() -> None:
-    assert ties([candidate(1, "a"), candidate(2, "a")]) == ()
-    assert ties([candidate(1, "a"), candidate(2, "b", proven=True)]) == ()
-    assert ties([]) == ()
+    assert find_ties([candidate(1, "a"), candidate(2, "a")]) == ()
+    assert find_ties([candidate(1, "a"), candidate(2, "b", proven=True)]) == ()
+    assert find_ties([]) == ()
     assert rank([]) == ()
     assert (
         len(
-            ties(
+            find_ties(
                 [
                     candidate(1, "a"),
                     candidate(2, "b"),
@@ -546,7 +554,7 @@ def test_a_count_of_failing_tests_does_not_decide_between_answers_that_fail_diff
 
     one, two = failing(1, "a", "t::x"), failing(2, "b", "t::y", "t::z")
     worse = failing(3, "c", "t::x", "t::y")
-    assert {item.proposal.seat for item in ties([one, two, worse])} == {SEATS[0], SEATS[1]}
+    assert {item.proposal.seat for item in find_ties([one, two, worse])} == {SEATS[0], SEATS[1]}
     places = rank([one, two, worse])
     assert [(place.seat, place.undecided) for place in places] == [
         (SEATS[0], True),
@@ -556,13 +564,13 @@ def test_a_count_of_failing_tests_does_not_decide_between_answers_that_fail_diff
     assert any(reason.endswith("Fewer failing tests decide.") for reason in places[0].reasons)
 
     better = failing(4, "d")
-    assert ties([one, two, better]) == ()
+    assert find_ties([one, two, better]) == ()
     assert rank([one, two, better])[0].seat == SEATS[3]
 
 
 def test_names_of_tests_that_begin_alike_stay_different() -> None:
     start = "test/drive-letter.test.ts::parseURL of paths that look like drive letters > keeps "
-    names = name_cases([f"{start}file: URLs", f"{start}upper-case letters"]).split(", ")
+    names = format_cases([f"{start}file: URLs", f"{start}upper-case letters"]).split(", ")
     assert [name[-12:] for name in names] == ["s file: URLs", "case letters"]
     assert all(len(name) == 80 for name in names)
 

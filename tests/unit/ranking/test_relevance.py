@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.ranking.relevance import concerns_change, find_test_file, missing_names
+from moothall.ranking.relevance import concerns_change, find_missing_names, find_test_file
 
 CLOCK = "import os\nimport clock\n\n\ndef test_tick():\n    assert clock.now() < 9\n"
 
@@ -77,4 +77,4 @@ def test_the_file_of_a_case(case: str, path: str) -> None:
     ],
 )
 def test_what_a_test_cannot_be_loaded_or_built_without(error: str, name: str) -> None:
-    assert missing_names(f"from shop.price import discount\n{error}\n") == {name}
+    assert find_missing_names(f"from shop.price import discount\n{error}\n") == {name}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.proposal import Assessment, Candidate, Proposal, Review
 from moothall.ranking import rank
-from moothall.ranking.review_scores import opinions
+from moothall.ranking.review_scores import score_answers
 
 GREEN, RED = (
     (Evidence("tests", Verdict.PASSED, passed=2),),
@@ -58,13 +58,13 @@ def test_one_who_scores_all_alike_counts_for_nothing(
     red: float, mean: int, doubted: tuple[str, ...]
 ) -> None:
     field = [answer("a", proven=True, one=0.8), answer("b", proven=False, one=red)]
-    found = opinions(field, ["a", "b"], [(), ("red",)])
+    found = score_answers(field, ["a", "b"], [(), ("red",)])
     assert (found["a"].mean, found["a"].reviewers, found["a"].doubted) == (mean, 1, doubted)
 
 
 def test_without_anything_proven_all_count_alike() -> None:
     field = [answer("a", proven=False, one=0.8, two=0.4), answer("b", proven=False, one=0.9)]
-    assert opinions(field, ["a", "b"], [("red",), ("red",)])["a"].mean == 600
+    assert score_answers(field, ["a", "b"], [("red",), ("red",)])["a"].mean == 600
 
 
 @given(
@@ -86,6 +86,6 @@ def test_the_order_in_which_they_come_changes_nothing(
         for at, (proven, scores) in enumerate(said)
     ]
     mixed = shuffle.sample(field, len(field))
-    one, other = (opinions(*map(list, zip(*each, strict=True))) for each in (field, mixed))
+    one, other = (score_answers(*map(list, zip(*each, strict=True))) for each in (field, mixed))
     assert one == other
     assert all(0 <= item.mean <= 1000 for item in one.values())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.ranking.syntax.rust_tests import with_tests_of
+from moothall.ranking.syntax.rust_tests import restore_base_tests
 
 CODE = "pub fn sum<'a>(a: &'a u8) -> u8 { *a }\n"
 
@@ -27,21 +27,21 @@ CODE = "pub fn sum<'a>(a: &'a u8) -> u8 { *a }\n"
 def test_what_is_for_tests_alone_is_as_on_the_base(tests: str) -> None:
     base, forged = f"{CODE}{tests}", f"{CODE}// more\n{tests.replace('1)', '2)')}"
     assert forged != base
-    assert with_tests_of(forged, base) == f"{CODE}// more\n{tests}"
-    assert with_tests_of(CODE, base) == f"{CODE}\n{tests}"
+    assert restore_base_tests(forged, base) == f"{CODE}// more\n{tests}"
+    assert restore_base_tests(CODE, base) == f"{CODE}\n{tests}"
 
 
 def test_code_for_all_but_tests_is_code() -> None:
     base = f"{CODE}#[cfg(not(test))]\nmod real {{ pub fn a() {{}} }}\n#[test]\nfn one() {{}}\n"
     mended = base.replace("pub fn a() {}", "pub fn a() { b() }")
-    assert with_tests_of(mended, base) == mended
+    assert restore_base_tests(mended, base) == mended
 
 
 def test_new_tests_take_no_part_and_a_file_without_tests_is_left() -> None:
     base = f"{CODE}#[cfg(test)]\nmod tests {{ #[test] fn one() {{}} }}\n"
     more = f"{base}#[cfg(test)]\nmod others;\n#[test]\nfn two() {{}}\n"
-    assert with_tests_of(more, base).rstrip() == base.rstrip()
-    assert with_tests_of(more, CODE) == more
+    assert restore_base_tests(more, base).rstrip() == base.rstrip()
+    assert restore_base_tests(more, CODE) == more
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_new_tests_take_no_part_and_a_file_without_tests_is_left() -> None:
     ],
 )
 def test_code_that_is_not_for_tests_alone_is_as_the_change_has_it(code: str) -> None:
-    assert with_tests_of(code.replace("+", "-"), code) == code.replace("+", "-")
+    assert restore_base_tests(code.replace("+", "-"), code) == code.replace("+", "-")
 
 
 def test_an_array_in_a_type_ends_no_test() -> None:
     base = "fn a() {}\n#[cfg(test)]\nfn help() -> [u8; 3] { [1, 1, 1] }\n"
-    assert with_tests_of(base.replace("[1, 1", "[2, 1"), base) == base
+    assert restore_base_tests(base.replace("[1, 1", "[2, 1"), base) == base
 
 
 def test_many_tests_that_never_end_are_read_in_one_pass() -> None:
-    assert with_tests_of("#[test] fn a() {\n" * 20_000, "#[test] fn a() {}")
+    assert restore_base_tests("#[test] fn a() {\n" * 20_000, "#[test] fn a() {}")

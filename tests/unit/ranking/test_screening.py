@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.ranking.screening import screen
+from moothall.ranking.screening import find_suspicious_lines
 
 
 def diff(path: str, *lines: str) -> str:
@@ -30,8 +30,8 @@ def diff(path: str, *lines: str) -> str:
     ],
 )
 def test_a_line_to_look_at(path: str, line: str, why: str) -> None:
-    assert screen(diff(path, "x = 1", line), ()) == (f"{path}:2: {why}",)
-    assert screen(diff(path, line), (path,)) == ()
+    assert find_suspicious_lines(diff(path, "x = 1", line), ()) == (f"{path}:2: {why}",)
+    assert find_suspicious_lines(diff(path, line), (path,)) == ()
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_a_line_to_look_at(path: str, line: str, why: str) -> None:
     ],
 )
 def test_a_usual_line_is_not_shown(path: str, line: str) -> None:
-    assert screen(diff(path, line), ()) == ()
+    assert find_suspicious_lines(diff(path, line), ()) == ()
 
 
 def test_at_most_twenty_lines_are_shown() -> None:
-    assert len(screen(diff("a.py", *["os._exit(0)"] * 50), ())) == 20
+    assert len(find_suspicious_lines(diff("a.py", *["os._exit(0)"] * 50), ())) == 20

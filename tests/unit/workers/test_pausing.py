@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
-from moothall.collector.decide import last_moment, ready
+from moothall.collector.decide import decision_deadline, is_ready
 from moothall.collector.fold import fold
 from moothall.config import LimitSettings
 from moothall.domain.budget import Budget
@@ -163,13 +163,13 @@ def test_the_time_that_it_waits_is_not_counted_against_its_deadline() -> None:
     turns = [turned(0, 10), turned(1, 110), turned(2, 200), turned(3, 250)]
     after = DEADLINE + timedelta(hours=1)
     state = fold(fold(None, asked), turns[0])
-    assert not ready(state, after), "while it waits nothing is late"
+    assert not is_ready(state, after), "while it waits nothing is late"
     for order in permutations(turns):
         state = fold(None, asked)
         for event in (*order, *order):
             state = fold(state, event)
-        assert last_moment(state, timedelta()) == DEADLINE + timedelta(seconds=150)
-        assert ready(state, after)
+        assert decision_deadline(state, timedelta()) == DEADLINE + timedelta(seconds=150)
+        assert is_ready(state, after)
         assert Pauses.of(order).later(DEADLINE) == DEADLINE + timedelta(seconds=150)
     assert Pauses.of(turns[:3]).later(DEADLINE) == NEVER
 

@@ -112,7 +112,7 @@ def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
             {
                 "tasks": [
                     dump(task)
-                    for task in await dependencies.tasks.latest(caller(), state, int(limit))
+                    for task in await dependencies.tasks.list_tasks(caller(), state, int(limit))
                 ]
             }
         )
@@ -120,7 +120,7 @@ def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
     async def task(request: Request) -> Response:
         return document(
             dump(
-                await dependencies.tasks.get(
+                await dependencies.tasks.get_task(
                     check_id(request.path_params["id"], "task_id"), caller()
                 )
             )

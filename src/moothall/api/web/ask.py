@@ -30,7 +30,7 @@ def asking_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
     """Return the place to ask, where what was asked lately stands too."""
 
     async def form(session: Session, given: Mapping[str, str], wrong: str = "") -> Response:
-        latest = await dependencies.tasks.latest(session.who, limit=_LOOKED_AT)
+        latest = await dependencies.tasks.list_tasks(session.who, limit=_LOOKED_AT)
         return page(
             "ask.html",
             400 if wrong else 200,
@@ -82,6 +82,6 @@ async def earlier_tasks(
     if asked is None or not asked.follows:
         return ()
     try:
-        return await tasks.thread(own_id(asked.follows, who.tenant), who)
+        return await tasks.get_conversation(own_id(asked.follows, who.tenant), who)
     except NotFound:
         return ()

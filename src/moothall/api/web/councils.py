@@ -22,7 +22,7 @@ from moothall.api.web.council_actions import remarks_on
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import make_visible, page
 from moothall.api.web.sessions import Session, Sessions
-from moothall.collector.overview import seat_of
+from moothall.collector.overview import seat_view
 from moothall.collector.progress import Progress
 from moothall.collector.seat_progress import ENDED, SeatProgress
 from moothall.concurrency import Broadcast
@@ -58,14 +58,14 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
                 f"no council has begun task {task_id!r}; a story's tasks begin when its design is "
                 "accepted"
             ) from error
-        progress = await dependencies.tasks.progress(task_id, session.who)
+        progress = await dependencies.tasks.get_progress(task_id, session.who)
         asked = (
             progress.state.requested.value if progress.state and progress.state.requested else None
         )
         told: dict[str, Any] = {
             "outcome": outcome,
             "progress": progress,
-            "lanes": [_seat_view(progress, outcome, lane) for lane in progress.lanes.values()],
+            "lanes": [_seat_view(progress, outcome, lane) for lane in progress.seats.values()],
             "asked": asked,
             "about": _about(asked) or f"Task {task_id}",
             "talks": asked is not None and asked.protocol == "ask",
@@ -109,7 +109,7 @@ def _changes(dependencies: ApiDependencies, sessions: Sessions) -> Route:
         end, on the board.
         """
         task_id, who = check_id(request.path_params["id"], "task_id"), session.who
-        seen = (await dependencies.tasks.progress(task_id, who)).seq
+        seen = (await dependencies.tasks.get_progress(task_id, who)).seq
 
         async def follow_events() -> AsyncGenerator[int, None]:
             async with aclosing(dependencies.deliberations.watch(task_id, seen, who)) as moments:
@@ -187,10 +187,12 @@ def turn(listening: int) -> float:
 def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapping[str, Any]:
     """Return a seat: its lane, how it stands, what it used and for how long it has been at it."""
     state = progress.state
-    stand = None if state is None else seat_of(state, lane.seat)
-    over = outcome.status.ended or lane.waits == ENDED
-    until = _at(lane.ended) if lane.ended else None if outcome.status.ended else datetime.now(UTC)
-    began = _at(lane.began)
+    stand = None if state is None else seat_view(state, lane.seat)
+    over = outcome.status.ended or lane.activity == ENDED
+    until = (
+        _at(lane.ended_at) if lane.ended_at else None if outcome.status.ended else datetime.now(UTC)
+    )
+    began = _at(lane.started_at)
     return {
         "lane": lane,
         "stand": stand,
@@ -219,8 +221,12 @@ def _agent(progress: Progress) -> str:
 def _words(progress: Progress) -> Sequence[tuple[str, str, str]]:
     """Return what was said to the seats: by whom, what, and which of them have heard it."""
     return [
-        (by, message, ", ".join(lane.seat for lane in progress.lanes.values() if name in lane.told))
-        for name, (by, message) in progress.words.items()
+        (
+            by,
+            message,
+            ", ".join(lane.seat for lane in progress.seats.values() if name in lane.steering_ids),
+        )
+        for name, (by, message) in progress.steering.items()
     ]
 
 

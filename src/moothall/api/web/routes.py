@@ -142,7 +142,7 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         history = await dependencies.board.moves(card.story.id, session.who)
         said = await dependencies.board.history(card.story.id, session.who)
         made = rounds(
-            said, await dependencies.tasks.find(task_ids(said), session.who), card.stand.state
+            said, await dependencies.tasks.find_tasks(task_ids(said), session.who), card.stand.state
         )
         book = await dependencies.accounts.of(card.story.id, session.who.tenant, card.story.budget)
         told: dict[str, Any] = {

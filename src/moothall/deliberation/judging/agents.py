@@ -1,5 +1,5 @@
-"""Agents that look for evidence beside the seats: the same tools, gateway and limits as a seat, and
-no proposal.
+"""Agents that search for evidence beside the seats. They have the tools, gateway and limits of a
+seat, and propose nothing.
 """
 
 from __future__ import annotations
@@ -28,76 +28,85 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-WIDE = 16_000
-"""Tokens of a window from which on a model is taken to judge tests and to work with tools."""
-REPLY_TOKENS = 4096
-"""The least that a reply of such an agent may take: it may think before it answers."""
-TURNS = 20
-"""Replies of one of them, where the request allows as many."""
-SHARE = 0.5
-"""The share of the time that is left which one of them may take."""
-_WORKSPACES = 3
-_LEAST_SECONDS = 15.0
+MIN_CONTEXT_TOKENS = 16_000
+"""The context window, in tokens, that a model needs to judge tests and to work with tools."""
+MIN_REPLY_TOKENS = 4096
+"""The lowest token limit of an agent's reply, since it may think before it answers."""
+MAX_TURNS = 20
+"""The turns of an agent, if the request allows as many."""
+TIME_SHARE = 0.5
+"""The share of the remaining time that an agent may take."""
+_MAX_WORKSPACES = 3
+_MIN_SECONDS = 15.0
 
-Prepare = Callable[[Workspace], Awaitable[None]]
+PrepareWorkspace = Callable[[Workspace], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """One agent's work. `seat`: who it is in call ids; `head`: its first messages; `turns`: the
-    numbers of its replies; `where`: as <phase>/<round>; `workspace`: what its workspace is called
-    beside; `prepare`: what is done there first; `patch`: what it begins with.
+    """The task of one agent.
+
+    seat: the agent's name in call ids.
+    messages: the first messages of its conversation.
+    turns: the numbers of its replies.
+    step: the part of its call ids after the name, as <phase>/<round>.
+    workspace: a suffix of its workspace id.
+    patch: the patch that its workspace starts with.
+    prepare: runs first in each workspace.
     """
 
     seat: str
-    head: tuple[Message, ...]
+    messages: tuple[Message, ...]
     tools: SeatTools
     examine: Examine
     turns: range
-    where: str
-    until: datetime
+    step: str
+    deadline: datetime
     workspace: str = ""
     patch: str = ""
-    prepare: Prepare | None = None
+    prepare: PrepareWorkspace | None = None
     may_answer: bool = False
     recorded: bool = True
 
 
-def tools_of(setup: SeatSetup) -> SeatTools | None:
-    """Return the tools of an agent that writes tests; None for models that call none natively, or
-    are small.
+def select_tools(setup: SeatSetup) -> SeatTools | None:
+    """Return the tools of an agent that writes tests.
+
+    Return None if its model is small or cannot call tools natively.
     """
     tools = setup.tools
-    if tools is None or setup.llm.context_tokens < WIDE:
+    if tools is None or setup.llm.context_tokens < MIN_CONTEXT_TOKENS:
         return None
     return tools if tools.offers(BASH) or tools.offers(WRITE) else None
 
 
-def share_of_time(council: DeliberationContext, share: float) -> datetime | None:
-    """Return until when an agent may work: a share of the time that is left; None if that is too
-    little.
+def agent_deadline(council: DeliberationContext, share: float) -> datetime | None:
+    """Return the deadline of an agent that may take a share of the remaining time.
+
+    Return None if too little time remains.
     """
-    left = seconds_until(council.deadline)
-    if left < _LEAST_SECONDS:
+    seconds_left = seconds_until(council.deadline)
+    if seconds_left < _MIN_SECONDS:
         return None
-    return datetime.now(UTC) + timedelta(seconds=left * share)
+    return datetime.now(UTC) + timedelta(seconds=seconds_left * share)
 
 
 async def run_agent(council: DeliberationContext, task: AgentTask) -> str:
-    """Let an agent work until it submits or its turns, time or budget end; return its last words.
+    """Run an agent until it submits, or until its turns, time or budget end; return its last
+    message.
 
-    A lost workspace is opened again, and the same replies are used. Raises what ended the agent
-    without any change or answer.
+    If its workspace is lost, a new one is opened and the same replies are replayed. Raises the
+    error that ended the agent without a change or an answer.
     """
     prepared, d = council.prepared, council.deliberation
     if prepared is None:
-        raise AssertionError("agents with tools work on a repository")
+        raise AssertionError("agents with tools require a repository")
     setup = council.setup_of(task.seat)
-    llm = setup.llm.model_copy(update={"max_tokens": max(setup.llm.max_tokens, REPLY_TOKENS)})
+    llm = setup.llm.model_copy(update={"max_tokens": max(setup.llm.max_tokens, MIN_REPLY_TOKENS)})
     chat = ToolChat(
         d.task_id,
         task.seat,
-        task.head,
+        task.messages,
         model=council.model,
         llm=llm,
         tools=task.tools.offered,
@@ -114,46 +123,47 @@ async def run_agent(council: DeliberationContext, task: AgentTask) -> str:
         examine=task.examine,
         published=task.recorded,
     )
-    called = workspace_name(d.task_id, task.seat, *filter(None, [task.workspace]))
+    workspace_id = workspace_name(d.task_id, task.seat, *filter(None, [task.workspace]))
     restore = loop.checkpoint()
-    for lost in range(1, _WORKSPACES + 1):
+    for number in range(1, _MAX_WORKSPACES + 1):
         try:
             async with council.dependencies.workspaces.open(
-                prepared, called, patch=task.patch
+                prepared, workspace_id, patch=task.patch
             ) as workspace:
                 if task.prepare is not None:
                     await task.prepare(workspace)
-                context = council.call_context_for(task.seat, workspace, task.until)
+                context = council.call_context_for(task.seat, workspace, task.deadline)
                 turn = TurnContext(context, council.dependencies.gateway)
-                place = CheckedWorkspace(turn, prepared, frozenset(), d.description)
-                attempt = await loop.run_attempt(place, task.where, task.turns)
+                checked_workspace = CheckedWorkspace(turn, prepared, frozenset(), d.description)
+                attempt = await loop.run_attempt(checked_workspace, task.step, task.turns)
                 return attempt.draft.content if attempt.draft is not None else ""
         except (WorkspaceFailed, SandboxUnavailable) as error:
-            if lost == _WORKSPACES:
+            if number == _MAX_WORKSPACES:
                 raise
             log.warning(
-                "workspace lost; its turns are done again", workspace=called, reason=error.message
+                "workspace lost; its turns are repeated",
+                workspace=workspace_id,
+                reason=error.message,
             )
             restore()
     raise AssertionError("unreachable")
 
 
-async def report(
+async def publish_report(
     council: DeliberationContext,
     agent: str,
     message: str,
     *,
     ordinal: str = "",
     cases: Sequence[JudgedCase] = (),
-    **more: str | bool,
+    **extra: str | bool,
 ) -> None:
-    """Publish what an agent found, once for each `ordinal`."""
-    spent = (
-        Usage() if agent in council.deliberation.seats else council.model.usage_of(agent)
-    )  # a seat's own work is told as its own
-    said = Report(agent, message, cases=tuple(cases), usage=spent)
+    """Publish a finding of an agent, once for each `ordinal`."""
+    # The usage of a seat is part of its own outcome.
+    usage = Usage() if agent in council.deliberation.seats else council.model.usage_of(agent)
+    finding = Report(agent, message, cases=tuple(cases), usage=usage)
     await council.events.publish(
         EventType.EVIDENCE_REPORTED,
         ordinal or agent,
-        report=dump(replace(said, **more)),  # type: ignore[arg-type]
+        report=dump(replace(finding, **extra)),  # type: ignore[arg-type]
     )

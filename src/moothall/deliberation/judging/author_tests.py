@@ -1,10 +1,10 @@
-"""The tests that seats brought, run on every candidate.
+"""Cross-tests: the tests that seats wrote, run on every candidate.
 
 A case of an author counts if it is new or changed, fails on the base for a reason that the task
-gives, and passes on the author's own candidate, each time in three runs (in one, if a run takes
-longer than a minute). Its new cases that pass on the base, too, are guards: a candidate of another
-seat that breaks one does not pass the tests of this author. The author's version of a test file
-takes the place of the base's for these runs alone.
+names, and passes on the author's own candidate, in each of three runs (one run if it takes longer
+than a minute). The author's new cases that pass on the base are guards: a candidate of another seat
+that breaks one does not pass the tests of this author. The author's version of a test file replaces
+that of the base in these runs only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
@@ -21,67 +22,70 @@ from moothall.deliberation.prompts.text import clip
 from moothall.domain.evidence import OWN_TESTS, RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import CrossRun, Proposal
-from moothall.ranking.gates import name_cases
-from moothall.ranking.relevance import missing_names, names_in
+from moothall.ranking.gates import format_cases
+from moothall.ranking.relevance import find_identifiers, find_missing_names
 from moothall.ranking.syntax.diffs import FileDiff, file_diffs
-from moothall.ranking.syntax.rust_tests import with_tests_of
+from moothall.ranking.syntax.rust_tests import restore_base_tests
 from moothall.ranking.test_authorship import containers
 
-_OUTPUT = 8000
-_FAILED_CASES = 40  # recorded of a run; as many cases of an agent are read
+_OUTPUT_CHARS = 8000
+_MAX_NAMED_CASES = 20
+_MAX_FAILED_CASES = 40  # recorded per run; as many cases of an agent are read
 RUNS = 3
-"""Runs of a test before it counts."""
+"""The number of runs before a test counts."""
 LONG_MS = 60_000
-"""A run that takes longer is not repeated."""
-_INLINE = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
+"""The duration above which a run is not repeated, in milliseconds."""
+_INLINE_TEST = re.compile(r"#\[(?:\w+::)*(?:test|test_case|rstest)\b|\bquickcheck!")
 
 
 def adds_inline_tests(part: FileDiff) -> bool:
-    """Whether the change of a Rust file adds a test, as far as its added lines say."""
-    return any(_INLINE.search(line) for line in part.added.values())
+    """True if an added line of a Rust file declares a test."""
+    return any(_INLINE_TEST.search(line) for line in part.added.values())
 
 
 def brings_inline_tests(part: FileDiff, base: str) -> bool:
-    """Whether the change of a Rust file, whose text is `base` before it, adds a test to it or
-    changes one.
+    """True if the change of a Rust file adds or changes a test inside it.
+
+    base: the text of the file before the change.
     """
     after = part.apply(base)
-    return adds_inline_tests(part) or with_tests_of(after, base) != after
+    return adds_inline_tests(part) or restore_base_tests(after, base) != after
 
 
 async def runnable_paths(
-    runs: CleanCheckoutRunner, tests: Sequence[str], diff: str
+    runner: CleanCheckoutRunner, tests: Sequence[str], diff: str
 ) -> dict[str, tuple[str, ...]]:
-    """Return by check those of the test files that its runner can be given by name; () for the
-    whole check.
+    """Return by check the test files that its runner accepts by name; () to run the whole check.
 
-    The whole check is run for tests inside Rust source files that `diff` changes, which no runner
-    is given by name.
+    The whole check runs for tests inside Rust source files that `diff` changes, since no runner
+    accepts these by name.
     """
-    profile = runs.prepared.base.profile
-    inside = [path for path in tests if is_crate_module(path)]
-    inside += [
+    profile = runner.prepared.base.profile
+    inline_test_files = [path for path in tests if is_crate_module(path)]
+    inline_test_files += [
         part.path
         for part in file_diffs(diff)
         if part.path.endswith(".rs")
         and part.path not in tests
-        and brings_inline_tests(part, await runs.text(part.path))
+        and brings_inline_tests(part, await runner.read_base_text(part.path))
     ]
-    found: dict[str, tuple[str, ...]] = {}
+    paths_by_check: dict[str, tuple[str, ...]] = {}
     for check in profile.checks:
         folder = profile.folders.get(check, "")
-        start = f"{folder}/" if folder else ""
-        some = tuple(path for path in tests if is_run_alone(path) and path.startswith(start))
-        inline = any(path.startswith(start) for path in inside)
-        if (some or inline) and (check == "tests" or check.startswith("tests-")):
-            found[check] = () if inline else some
-    return found
+        prefix = f"{folder}/" if folder else ""
+        paths = tuple(path for path in tests if is_run_alone(path) and path.startswith(prefix))
+        has_inline_tests = any(path.startswith(prefix) for path in inline_test_files)
+        if (paths or has_inline_tests) and (check == "tests" or check.startswith("tests-")):
+            paths_by_check[check] = () if has_inline_tests else paths
+    return paths_by_check
 
 
 @dataclass(frozen=True, slots=True)
 class ValidCases:
-    """The cases of an author that count, by check. guards: its new ones that pass on the base. why:
-    the reason if there are none.
+    """The cases of an author that count, by check.
+
+    guards: new cases that pass on the base.
+    why: the reason if there are no cases.
     """
 
     cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -90,169 +94,202 @@ class ValidCases:
 
     @property
     def evidence(self) -> Evidence:
-        """What they say of their author's own candidate."""
-        names = [case for some in self.cases.values() for case in some]
+        """The evidence of the author's own tests for its own candidate."""
+        names = [case for cases in self.cases.values() for case in cases]
         verdict = Verdict.PASSED if names else Verdict.MISSING
         return Evidence(
-            OWN_TESTS, verdict, passed=len(names), why=self.why, shown=tuple(names[:20])
+            OWN_TESTS,
+            verdict,
+            passed=len(names),
+            why=self.why,
+            shown=tuple(names[:_MAX_NAMED_CASES]),
         )
+
+
+class _CheckCases(NamedTuple):
+    """The cases of one check that count, its guards, and the reason if no case counts."""
+
+    cases: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorTests:
-    """Runs the tests that candidates of one deliberation brought; the same tests on the same patch
-    once.
+    """Runs the tests that candidates of one deliberation brought.
+
+    The same tests run once on the same patch.
     """
 
-    runs: CleanCheckoutRunner
+    runner: CleanCheckoutRunner
     facts: EventWriter
-    _known: dict[tuple[str, ...], CheckRun] = field(default_factory=dict)
-    _valid: dict[str, ValidCases] = field(default_factory=dict)
-    _turns: dict[object, asyncio.Lock] = field(default_factory=dict)
+    _results: dict[tuple[str, ...], CheckRun] = field(default_factory=dict)
+    _validated: dict[str, ValidCases] = field(default_factory=dict)
+    _locks: dict[object, asyncio.Lock] = field(default_factory=dict)
 
-    async def paths(self, author: Proposal) -> dict[str, tuple[str, ...]]:
-        """Return by check the test files of an author that its runner can be given by name, as
-        `runnable_paths` does.
-        """
-        return await runnable_paths(self.runs, author.own_tests, author.diff)
+    async def find_paths(self, author: Proposal) -> dict[str, tuple[str, ...]]:
+        """Return by check the test files of an author that its runner accepts by name."""
+        return await runnable_paths(self.runner, author.own_tests, author.diff)
 
     async def validate(self, author: Proposal) -> ValidCases:
         """Return the cases of an author that count."""
-        async with self._turns.setdefault(author.diff, asyncio.Lock()):
-            if author.diff not in self._valid:
-                self._valid[author.diff] = await self._validate(author)
-        return self._valid[author.diff]
+        async with self._locks.setdefault(author.diff, asyncio.Lock()):
+            if author.diff not in self._validated:
+                self._validated[author.diff] = await self._validate(author)
+        return self._validated[author.diff]
 
-    async def run(
+    async def run_cross_tests(
         self, authors: Sequence[Proposal], candidates: Sequence[Proposal]
     ) -> Mapping[str, tuple[CrossRun, ...]]:
-        """Return by candidate how it fares under the tests of others, published. Each author has
-        one vote, with its latest tests.
+        """Run the tests of authors on candidates; return and publish the results by candidate.
 
-        They never score the author's own candidates, nor one that is the same patch. What differs
-        from run to run is no vote.
+        Each author has one vote, with its latest tests. An author never scores its own candidates,
+        nor the same patch of another seat. A result that differs between runs is no vote.
         """
-        latest = {author.seat: author for author in authors}
-        valid = {seat: await self.validate(author) for seat, author in latest.items()}
+        latest_by_seat = {author.seat: author for author in authors}
+        valid_by_seat = {
+            seat: await self.validate(author) for seat, author in latest_by_seat.items()
+        }
         pairs = [
-            (item, author)
-            for item in candidates
-            for author in latest.values()
-            if item.seat != author.seat and item.diff != author.diff and valid[author.seat].cases
+            (candidate, author)
+            for candidate in candidates
+            for author in latest_by_seat.values()
+            if candidate.seat != author.seat
+            and candidate.diff != author.diff
+            and valid_by_seat[author.seat].cases
         ]
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._vote(item.diff, author, valid[author.seat]))
-                for item, author in pairs
+                group.create_task(
+                    self._score_candidate(candidate.diff, author, valid_by_seat[author.seat])
+                )
+                for candidate, author in pairs
             ]
         votes: dict[str, tuple[CrossRun, ...]] = {}
-        for (item, author), task in zip(pairs, tasks, strict=True):
+        for (candidate, author), task in zip(pairs, tasks, strict=True):
             if (evidence := task.result()) is None:
                 continue
-            at = f"cross/{author.seat}/{author.fingerprint}"
+            ordinal = f"cross/{author.seat}/{author.fingerprint}"
             await self.facts.publish_evidence(
-                item, evidence, at, cross_author=author.seat, cross_fingerprint=author.fingerprint
+                candidate,
+                evidence,
+                ordinal,
+                cross_author=author.seat,
+                cross_fingerprint=author.fingerprint,
             )
             vote = CrossRun(
                 author.seat, evidence.verdict is Verdict.PASSED, evidence.shown, evidence.red
             )
-            votes[item.candidate] = (*votes.get(item.candidate, ()), vote)
+            votes[candidate.candidate] = (*votes.get(candidate.candidate, ()), vote)
         return votes
 
-    async def own_run(self, author: Proposal, check: str, paths: Sequence[str]) -> CheckRun:
+    async def run_own_tests(self, author: Proposal, check: str, paths: Sequence[str]) -> CheckRun:
         """Run an author's tests on its own candidate."""
         return await self.run_tests(author.diff, author, check, paths)
 
     async def _validate(self, author: Proposal) -> ValidCases:
-        found: dict[str, tuple[str, ...]] = {}
+        cases_by_check: dict[str, tuple[str, ...]] = {}
         guards: dict[str, tuple[str, ...]] = {}
         reasons: list[str] = []
-        for check, paths in (await self.paths(author)).items():
-            cases, guards[check], why = await self._valid_cases(author, check, paths)
-            reasons += [why] if why else []
-            if cases:
-                found[check] = cases
-        if not found and not reasons:
+        for check, paths in (await self.find_paths(author)).items():
+            valid = await self._validate_check(author, check, paths)
+            guards[check] = valid.guards
+            if valid.why:
+                reasons.append(valid.why)
+            if valid.cases:
+                cases_by_check[check] = valid.cases
+        if not cases_by_check and not reasons:
             reasons = ["no runner of this repository takes these files by name"]
-        return ValidCases(found, guards, "" if found else reasons[0])
+        return ValidCases(cases_by_check, guards, "" if cases_by_check else reasons[0])
 
-    async def _valid_cases(
+    async def _validate_check(
         self, author: Proposal, check: str, paths: Sequence[str]
-    ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        before = self.runs.prepared.runs[check].cases if check in self.runs.prepared.runs else {}
-        own = await self.run_tests(author.diff, author, check, paths)
+    ) -> _CheckCases:
+        base_cases = (
+            self.runner.prepared.runs[check].cases if check in self.runner.prepared.runs else {}
+        )
+        own_run = await self.run_tests(author.diff, author, check, paths)
         new = [
             case
-            for case, outcome in own.cases.items()
-            if case not in before and outcome == "passed"
+            for case, outcome in own_run.cases.items()
+            if case not in base_cases and outcome == "passed"
         ]
         known = [
-            case for case, outcome in own.cases.items() if before.get(case) == outcome == "passed"
+            case
+            for case, outcome in own_run.cases.items()
+            if base_cases.get(case) == outcome == "passed"
         ]
         if not new and not known:
-            return (), (), _why_none(own, before)
-        base = await self.run_tests("", author, check, paths)
-        # A known case that fails here was changed by its author. That its file cannot be loaded
-        # says nothing of it.
-        red = [case for case in new if self.fails_on_base(base, case)] + [
-            case for case in known if base.cases.get(case) == "failed"
+            return _CheckCases(why=_explain_no_cases(own_run, base_cases))
+        base_run = await self.run_tests("", author, check, paths)
+        # A known case that fails here was changed by its author. A file that cannot be loaded says
+        # nothing about its cases.
+        failing_on_base = [case for case in new if self.fails_on_base(base_run, case)] + [
+            case for case in known if base_run.cases.get(case) == "failed"
         ]
-        if base.status != "success" or not red:
+        if base_run.status != "success" or not failing_on_base:
             if not new:
-                return (), (), _why_none(own, before)
-            passing = base.status == "success" and all(
-                base.cases.get(case) == "passed" for case in new
+                return _CheckCases(why=_explain_no_cases(own_run, base_cases))
+            pass_on_base = base_run.status == "success" and all(
+                base_run.cases.get(case) == "passed" for case in new
             )
-            return (
-                (),
-                (),
-                "they pass without the change"
-                if passing
-                else "they fail on the base for a reason that the task does not give",
+            return _CheckCases(
+                why="they pass without the change"
+                if pass_on_base
+                else "they fail on the base for a reason that the task does not give"
             )
-        guards = [case for case in new if base.cases.get(case) == "passed"]
+        guards = [case for case in new if base_run.cases.get(case) == "passed"]
         for number in range(2, RUNS + 1):
-            if max(base.duration_ms, own.duration_ms) > LONG_MS:
+            if max(base_run.duration_ms, own_run.duration_ms) > LONG_MS:
                 break
-            again = await self.run_tests("", author, check, paths, number)
-            once_more = await self.run_tests(author.diff, author, check, paths, number)
-            red = [
+            repeated_base_run = await self.run_tests("", author, check, paths, number)
+            repeated_own_run = await self.run_tests(author.diff, author, check, paths, number)
+            failing_on_base = [
                 case
-                for case in red
-                if self.fails_on_base(again, case) and once_more.cases.get(case) == "passed"
+                for case in failing_on_base
+                if self.fails_on_base(repeated_base_run, case)
+                and repeated_own_run.cases.get(case) == "passed"
             ]
             guards = [
                 case
                 for case in guards
-                if again.cases.get(case) == once_more.cases.get(case) == "passed"
+                if repeated_base_run.cases.get(case) == repeated_own_run.cases.get(case) == "passed"
             ]
-        return tuple(red), tuple(guards), "" if red else "they differ from run to run"
+        return _CheckCases(
+            tuple(failing_on_base),
+            tuple(guards),
+            "" if failing_on_base else "they differ from run to run",
+        )
 
-    async def passing_on_base(self, author: Proposal) -> tuple[tuple[str, ...], str]:
-        """Return the new cases of an author if all of them pass on the base in three runs; else why
-        they count for nothing.
+    async def find_cases_passing_on_base(self, author: Proposal) -> tuple[tuple[str, ...], str]:
+        """Return the new cases of an author if all of them pass on the base in three runs;
+        otherwise the reason.
         """
-        found: list[str] = []
-        for check, paths in (await self.paths(author)).items():
-            before = (
-                self.runs.prepared.runs[check].cases if check in self.runs.prepared.runs else {}
+        passing: list[str] = []
+        for check, paths in (await self.find_paths(author)).items():
+            base_cases = (
+                self.runner.prepared.runs[check].cases if check in self.runner.prepared.runs else {}
             )
             for number in range(1, RUNS + 1):
                 run = await self.run_tests("", author, check, paths, number)
-                new = {case: outcome for case, outcome in run.cases.items() if case not in before}
+                new = {
+                    case: outcome for case, outcome in run.cases.items() if case not in base_cases
+                }
                 if failing := [case for case, outcome in new.items() if outcome in RED]:
-                    return (), f"its tests fail on the base: {name_cases(failing)}"
+                    return (), f"its tests fail on the base: {format_cases(failing)}"
                 if number == 1:
-                    found += [case for case, outcome in new.items() if outcome == "passed"]
+                    passing += [case for case, outcome in new.items() if outcome == "passed"]
         return (
-            (tuple(found), "") if found else ((), "it brings no new test that passes on the base")
+            (tuple(passing), "")
+            if passing
+            else ((), "it brings no new test that passes on the base")
         )
 
     def fails_on_base(self, base: CheckRun, case: str) -> bool:
-        """Whether a case fails on the base for a reason that the task may give.
+        """True if a case fails on the base for a reason that the task may name.
 
-        A test that ran and failed does. One whose file could not be loaded or built does if the
-        task names what is missing.
+        This holds for a test that ran and failed. It holds for one whose file could not be loaded
+        or built if the task names what is missing.
         """
         outcome = base.cases.get(case)
         if outcome in {"passed", "skipped"}:
@@ -262,54 +299,61 @@ class AuthorTests:
         errors = "\n".join(
             [
                 *(base.details.get(name, "") for name in (case, *containers(case))),
-                base.output[-_OUTPUT:],
+                base.output[-_OUTPUT_CHARS:],
             ]
         )
-        return bool(missing_names(errors) & names_in(self.facts.deliberation.description))
+        return bool(
+            find_missing_names(errors) & find_identifiers(self.facts.deliberation.description)
+        )
 
-    async def _vote(self, diff: str, author: Proposal, valid: ValidCases) -> Evidence | None:
-        """Return what a candidate comes to under the cases of an author; None if that differs from
-        run to run.
+    async def _score_candidate(
+        self, diff: str, author: Proposal, valid: ValidCases
+    ) -> Evidence | None:
+        """Return the result of an author's cases on a candidate; None if it differs
+        between runs.
         """
         cases = valid.cases
-        red: list[str] = []
+        failing: list[str] = []
         runs: list[CheckRun] = []
-        paths_of = await self.paths(author)
-        for check, some in cases.items():
-            paths = paths_of[check]
+        paths_by_check = await self.find_paths(author)
+        for check, names in cases.items():
+            paths = paths_by_check[check]
             run = await self.run_tests(diff, author, check, paths)
-            every_case = (*some, *valid.guards.get(check, ()))
+            every_case = (*names, *valid.guards.get(check, ()))
             failed = [case for case in every_case if run.cases.get(case) != "passed"]
             if failed and run.duration_ms <= LONG_MS:
-                again = await self.run_tests(diff, author, check, paths, 2)
-                if failed != [case for case in every_case if again.cases.get(case) != "passed"]:
+                repeated = await self.run_tests(diff, author, check, paths, 2)
+                if failed != [case for case in every_case if repeated.cases.get(case) != "passed"]:
                     return None
-            red += failed
+            failing += failed
             runs.append(run)
-        total = sum(len(some) + len(valid.guards.get(check, ())) for check, some in cases.items())
+        total = sum(len(names) + len(valid.guards.get(check, ())) for check, names in cases.items())
         return Evidence(
             check="cross",
-            verdict=Verdict.FAILED if red else Verdict.PASSED,
-            passed=total - len(red),
-            failed=len(red),
+            verdict=Verdict.FAILED if failing else Verdict.PASSED,
+            passed=total - len(failing),
+            failed=len(failing),
             duration_ms=sum(run.duration_ms for run in runs),
-            output=clip("\n".join(run.output for run in runs), _OUTPUT),
-            proven=not red,
-            red=tuple(red[:_FAILED_CASES]),
-            shown=tuple(case for some in cases.values() for case in some if case not in red)[:20],
-            why=f"fails {name_cases(red)}" if red else "",
+            output=clip("\n".join(run.output for run in runs), _OUTPUT_CHARS),
+            proven=not failing,
+            red=tuple(failing[:_MAX_FAILED_CASES]),
+            shown=tuple(case for names in cases.values() for case in names if case not in failing)[
+                :_MAX_NAMED_CASES
+            ],
+            why=f"fails {format_cases(failing)}" if failing else "",
         )
 
     async def run_tests(
         self, diff: str, author: Proposal, check: str, paths: Sequence[str], number: int = 1
     ) -> CheckRun:
-        """Run the author's `paths` on the base with `diff`; the base's other tests are as they were
-        there.
+        """Run test files of an author on the base with `diff`.
+
+        The other tests are those of the base.
         """
         key = (diff, author.diff, check, *paths, str(number))
-        async with self._turns.setdefault(key, asyncio.Lock()):
-            if key not in self._known:
-                ran = await self.runs.run(
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            if key not in self._results:
+                check_runs = await self.runner.run_checks(
                     {check: ()},
                     "cross",
                     digest(diff)[:8],
@@ -319,13 +363,15 @@ class AuthorTests:
                     paths=paths,
                     label="cross",
                 )
-                self._known[key] = ran.runs.get(check) or CheckRun(
-                    "cross", Verdict.MISSING, output=ran.why
+                self._results[key] = check_runs.runs.get(check) or CheckRun(
+                    "cross", Verdict.MISSING, output=check_runs.why
                 )
-        return self._known[key]
+        return self._results[key]
 
 
-def _why_none(own: CheckRun, before: Mapping[str, str]) -> str:
-    """Say why none of an author's cases that the base lacks counts."""
-    failed = any(outcome in RED for case, outcome in own.cases.items() if case not in before)
+def _explain_no_cases(own_run: CheckRun, base_cases: Mapping[str, str]) -> str:
+    """Explain why no case of an author counts that the base lacks."""
+    failed = any(
+        outcome in RED for case, outcome in own_run.cases.items() if case not in base_cases
+    )
     return "they fail with its own change" if failed else "no new test was found in them"

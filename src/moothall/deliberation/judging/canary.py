@@ -1,9 +1,8 @@
-"""A test that must fail, at the end of a test file. A runner that does not report it as failed is
-not believed.
+"""Canaries: tests that must fail. A runner that does not report one as failed is not trusted.
 
-It stands in the file of a case that passed, and so in the process of the code that is judged. It
-fails by the usual assertion of its runner, so that one that was replaced shows, too. Its name is
-another one each time.
+A canary is appended to the file of a passed case, so it runs in the same process as the evaluated
+code. It fails by the usual assertion of its runner, so a replaced assertion is detected too. Its
+name is random.
 """
 
 from __future__ import annotations
@@ -44,7 +43,10 @@ _NODE = frozenset({"npm", "pnpm", "yarn", "npx", "node"})
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The text to append to a test file; `case` narrows a run to it."""
+    """A test to append to a test file.
+
+    case: the name that narrows a run to it.
+    """
 
     path: str
     text: str
@@ -52,29 +54,37 @@ class Canary:
     case: str
 
     def failed_in(self, run: CheckRun | None) -> bool:
-        """Whether a run reports it as failed."""
+        """True if a run reports the canary as failed."""
         return run is not None and any(
             self.name in case and outcome in RED for case, outcome in run.cases.items()
         )
 
 
-def file_of(case: str, files: Sequence[str]) -> str:
-    """Return the file of a case, '' if it is unknown; of a Go case, a test file of its package."""
+def find_case_file(case: str, files: Sequence[str]) -> str:
+    """Return the file of a case; '' if it is unknown.
+
+    For a Go case, this is a test file of its package.
+    """
     package, _, test = case.partition("::")
-    found = find_test_file(case, files)
-    if found or not test or " " in package:
-        return found
+    path = find_test_file(case, files)
+    if path or not test or " " in package:
+        return path
     folders = {path.rpartition("/")[0]: path for path in files if path.endswith("_test.go")}
-    near = [folder for folder in folders if not folder or package.endswith(f"/{folder}")]
-    return folders[max(near, key=len)] if near else ""
+    matching = [folder for folder in folders if not folder or package.endswith(f"/{folder}")]
+    return folders[max(matching, key=len)] if matching else ""
 
 
 def make_canary(argv: Sequence[str], case: str, path: str, source: str) -> Canary | None:
-    """Return a canary for the file of a case, `source`; None if its runner is unknown."""
+    """Return a canary for the file of a case; None if its runner is unknown.
+
+    source: the text of the file.
+    """
     name = f"z{secrets.token_hex(4)}"
-    place = case.partition("::")[0]
+    container = case.partition("::")[0]
     if path.endswith(".py") and is_pytest(argv):
-        return Canary(path, _PYTHON.format(name=name), name, f"{place}::Test{name}::test_{name}")
+        return Canary(
+            path, _PYTHON.format(name=name), name, f"{container}::Test{name}::test_{name}"
+        )
     if path.endswith(".py"):
         return (
             Canary(path, _PYTHON.format(name=name), name, f"Test{name}")
@@ -83,21 +93,21 @@ def make_canary(argv: Sequence[str], case: str, path: str, source: str) -> Canar
         )
     if path.endswith(".go"):
         return Canary(
-            path, _GO.format(name=name.upper()), name.upper(), f"{place}::Test{name.upper()}"
+            path, _GO.format(name=name.upper()), name.upper(), f"{container}::Test{name.upper()}"
         )
     if path.endswith(".rs"):
-        return Canary(path, _RUST.format(name=name), name, f"{place}::test_{name}")
+        return Canary(path, _RUST.format(name=name), name, f"{container}::test_{name}")
     if _SCRIPT.search(path) and argv and argv[0].rpartition("/")[2] in _NODE:
         return Canary(
             path,
-            _script(source, path).format(name=name, **_global(source)),
+            _script_template(source, path).format(name=name, **_global_calls(source)),
             name,
-            f"{place}::{name}",
+            f"{container}::{name}",
         )
     return None
 
 
-def _script(source: str, path: str) -> str:
+def _script_template(source: str, path: str) -> str:
     module = path.endswith((".mjs", ".mts")) or (
         not path.endswith((".cjs", ".cts")) and bool(_MODULE.search(source))
     )
@@ -106,9 +116,9 @@ def _script(source: str, path: str) -> str:
     return _VITEST if re.search(r"['\"]vitest['\"]", source) else _GLOBAL
 
 
-def _global(source: str) -> dict[str, str]:
-    """Return how tests are declared and fail where the runner's functions are global, as in mocha
-    and jest.
+def _global_calls(source: str) -> dict[str, str]:
+    """Return how tests are declared and fail if the runner's functions are global, as in mocha and
+    jest.
     """
     call = _CALL.search(source)
     failing = (

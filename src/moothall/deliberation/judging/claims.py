@@ -1,8 +1,8 @@
-"""Seats that say that the task is already done: a change of tests alone, and a summary that begins
-with `Already done`.
+"""Claims that the task is already done: a change of tests only, with a summary that begins with
+`Already done`.
 
-Their tests pass on the base in three runs, and a reader of the task's text, who sees no answer,
-finds that they check what it asks for.
+A claim holds if its tests pass on the base in three runs, and a model that sees the task's text but
+no answer finds that they check what the task asks for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from moothall.deliberation.context import DeliberationContext
 from moothall.deliberation.judging.evaluator import EvaluatedProposal, Evaluator
-from moothall.deliberation.judging.reviews import review_tokens, tests_of
+from moothall.deliberation.judging.reviews import extract_test_changes, review_tokens
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.prompts.reply import claim_schema, read_claim
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
@@ -23,7 +23,8 @@ from moothall.domain.proposal import Proposal
 from moothall.ranking import changed_files
 
 _CLAIM = re.compile(r"\W*already[\s_-]+done\b", re.IGNORECASE)
-_WIDE = 16_000
+_MIN_CONTEXT_TOKENS = 16_000
+_MAX_NAMED_CASES = 20
 _UNREAD = (
     "no model read its tests beside the task: that needs native tool calls and a window of 16,000 "
     "tokens"
@@ -31,7 +32,7 @@ _UNREAD = (
 
 
 def claims_done(proposal: Proposal) -> bool:
-    """Whether a seat says that the task is already done, and brings tests alone."""
+    """True if a seat says that the task is already done, and changes tests only."""
     changed = changed_files(proposal.diff)
     return (
         bool(changed)
@@ -41,65 +42,71 @@ def claims_done(proposal: Proposal) -> bool:
 
 
 def is_done_already(council: DeliberationContext) -> bool:
-    """Whether all answers that pass the gates are claims that hold: there is nothing that tests
-    could choose between.
+    """True if every answer that passes the acceptance checks is a claim that holds.
+
+    Tests could not choose between such answers.
     """
-    passing = [item for item in council.judged if item.passes]
-    return bool(passing) and all(item.candidate.already_done for item in passing)
+    passing = [evaluated for evaluated in council.judged if evaluated.passes]
+    return bool(passing) and all(evaluated.candidate.already_done for evaluated in passing)
 
 
-async def judge_claims(council: DeliberationContext) -> list[EvaluatedProposal]:
-    """Return the claims with what was found of them, published. One whose tests do not pass on the
-    base, or that nobody could read, does not hold.
+async def check_claims(council: DeliberationContext) -> list[EvaluatedProposal]:
+    """Return the new claims with their evidence, and publish it.
+
+    A claim does not hold if its tests fail on the base, or if no model can read them.
     """
     evaluator = council.evaluator
     if evaluator is None:
         return []
-    new = [
-        item
-        for item in council.judged
-        if item.passes
-        and claims_done(item.proposal)
-        and not any(one.check == ALREADY_DONE for one in item.assessment.evidence)
+    unchecked = [
+        claim
+        for claim in council.judged
+        if claim.passes
+        and claims_done(claim.proposal)
+        and not any(evidence.check == ALREADY_DONE for evidence in claim.assessment.evidence)
     ]
-    claims = {item.proposal.diff: item for item in new}
+    claims = {claim.proposal.diff: claim for claim in unchecked}
     async with asyncio.TaskGroup() as group:
         tasks = {
-            diff: group.create_task(_judge(council, evaluator, item))
-            for diff, item in claims.items()
+            diff: group.create_task(_check_claim(council, evaluator, claim))
+            for diff, claim in claims.items()
         }
-    found = {diff: task.result() for diff, task in tasks.items()}
-    for item in new:
-        await council.events.publish_evidence(item.proposal, found[item.proposal.diff])
+    evidence_by_diff = {diff: task.result() for diff, task in tasks.items()}
+    for claim in unchecked:
+        await council.events.publish_evidence(claim.proposal, evidence_by_diff[claim.proposal.diff])
     return [
         replace(
-            item,
+            claim,
             assessment=replace(
-                item.assessment, evidence=(*item.assessment.evidence, found[item.proposal.diff])
+                claim.assessment,
+                evidence=(*claim.assessment.evidence, evidence_by_diff[claim.proposal.diff]),
             ),
         )
-        for item in new
+        for claim in unchecked
     ]
 
 
-async def _judge(
-    council: DeliberationContext, evaluator: Evaluator, item: EvaluatedProposal
+async def _check_claim(
+    council: DeliberationContext, evaluator: Evaluator, claim: EvaluatedProposal
 ) -> Evidence:
-    cases, why = await evaluator.cases_on_base(item.proposal)
-    why = why or await _read(council, item.proposal)
+    cases, why = await evaluator.find_cases_passing_on_base(claim.proposal)
+    why = why or await _read_tests(council, claim.proposal)
     verdict = Verdict.FAILED if why else Verdict.PASSED
-    return Evidence(ALREADY_DONE, verdict, passed=len(cases), shown=cases[:20], why=why)
-
-
-async def _read(council: DeliberationContext, author: Proposal) -> str:
-    """Return why tests do not show that the task is done, as the model says; '' if they do."""
-    setup = council.setup_of("-")
-    if not setup.native or setup.llm.context_tokens < _WIDE or council.ledger.used_up:
-        return _UNREAD
-    shown = clip(
-        readable_diff(tests_of(author)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
+    return Evidence(
+        ALREADY_DONE, verdict, passed=len(cases), shown=cases[:_MAX_NAMED_CASES], why=why
     )
-    messages = prompts.claim_prompt(setup.judge_system, council.task_text, shown)
+
+
+async def _read_tests(council: DeliberationContext, author: Proposal) -> str:
+    """Return why the tests do not show that the task is done, as a model says; '' if they do."""
+    setup = council.setup_of("-")
+    if not setup.native or setup.llm.context_tokens < _MIN_CONTEXT_TOKENS or council.ledger.used_up:
+        return _UNREAD
+    test_changes = clip(
+        readable_diff(extract_test_changes(author)),
+        int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5),
+    )
+    messages = prompts.claim_prompt(setup.judge_system, council.task_text, test_changes)
     step = f"-/verify/{council.deliberation.rounds + 1}.claim.{author.candidate}"
     reply = await council.ask(
         step, messages, claim_schema(), review_tokens(setup.llm), temperature=0.0

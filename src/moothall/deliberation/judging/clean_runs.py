@@ -1,6 +1,4 @@
-"""Checks in fresh workspaces, on the trusted side: each run has a checkout of its own, of which
-nothing is left.
-"""
+"""Check runs on clean checkouts. Each run has its own workspace, which is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moothall.deliberation.instrumentation import watch_check
-from moothall.deliberation.judging.hidden import HiddenTests, renamed
+from moothall.deliberation.judging.hidden import HiddenTests, hide_cases
 from moothall.domain.evidence import HIDDEN, HIDDEN_CASE, CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
@@ -25,21 +23,27 @@ from moothall.telemetry import get_logger
 log = get_logger(__name__)
 
 TEXT_LIMIT = 1_000_000
-"""Characters of a file of the base, from which on it is not read."""
-_TRIES = 3  # an executor may be killed under a check
-_NAME = 63
+"""Characters of the largest base file that is read."""
+_MAX_ATTEMPTS = 3  # an executor may be killed during a check
+_MAX_NAME_CHARS = 63
 
 
 def workspace_name(task_id: str, *parts: str) -> str:
-    """Return an id for a workspace: readable where it is short, and the same on a second run."""
+    """Return a workspace id that is readable if it is short, and the same in every run."""
     name = "-".join((task_id, *parts))
-    return name if len(name) <= _NAME else f"{name[: _NAME - 13]}-{digest(name)[:12]}"
+    return (
+        name
+        if len(name) <= _MAX_NAME_CHARS
+        else f"{name[: _MAX_NAME_CHARS - 13]}-{digest(name)[:12]}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRuns:
-    """What checks came to, by name; what did not run is not there. `refused`: the patch does not
-    apply; `why`: what went wrong.
+    """The results of checks by name, without checks that did not run.
+
+    refused: the patch does not apply.
+    why: the reason of a failure.
     """
 
     runs: Mapping[str, CheckRun]
@@ -49,26 +53,29 @@ class CheckRuns:
 
 @dataclass(frozen=True, slots=True)
 class CleanCheckoutRunner:
-    """Runs checks of one deliberation on its base, at most as many at once as `places` has."""
+    """Runs the checks of one deliberation on its base.
+
+    slots: limits the number of workspaces in use.
+    """
 
     d: Deliberation
     prepared: Prepared
     workspaces: Workspaces
     read_file: ReadFile
-    places: asyncio.Semaphore
+    slots: asyncio.Semaphore
     hidden: HiddenTests = field(default_factory=HiddenTests)
-    _exact: dict[str, str] = field(default_factory=dict)
+    _unredacted: dict[str, str] = field(default_factory=dict)
     _texts: dict[str, str] = field(default_factory=dict)
 
-    def remember(self, diff: str, exact: str) -> None:
-        """Note what a diff was before it was freed of secrets: that is what applies."""
-        self._exact[diff] = exact
+    def store_unredacted(self, diff: str, unredacted: str) -> None:
+        """Store a diff as it was before secrets were removed from it, so that it can be applied."""
+        self._unredacted[diff] = unredacted
 
-    def exact(self, diff: str) -> str:
-        """Return a diff as it applies."""
-        return self._exact.get(diff, diff)
+    def unredact(self, diff: str) -> str:
+        """Return a diff as it was before secrets were removed from it."""
+        return self._unredacted.get(diff, diff)
 
-    async def run(
+    async def run_checks(
         self,
         checks: Mapping[str, Sequence[str]],
         *name: str,
@@ -79,15 +86,17 @@ class CleanCheckoutRunner:
         label: str = "",
         append: Mapping[str, str] = NOTHING,
     ) -> CheckRuns:
-        """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`;
-        `paths` narrows to test files.
+        """Run checks in a new workspace named after `name`.
 
-        The rest is as `Workspaces.open` has it. `label` names the check in metrics and traces. A
-        check that hit a time limit on a busy machine is run again alone, in a fresh workspace,
-        since the first run may have left files that steer the test runner. Hidden tests have a
-        workspace of their own.
+        checks: by check the cases to run; () for all.
+        paths: the test files to run; () for all.
+        label: the name of the check in metrics and traces.
+
+        The other arguments are those of `Workspaces.open`. A check that hits a time limit on a busy
+        machine runs again alone, in a fresh workspace, since the first run may have left files that
+        change the behaviour of the test runner. Hidden tests run in a separate workspace.
         """
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "diff": diff,
             "extra": extra,
             "judged": judged,
@@ -95,15 +104,29 @@ class CleanCheckoutRunner:
             "label": label,
             "append": append,
         }
-        of_hidden = {check: cases for check, cases in checks.items() if check in self.hidden.paths}
-        others = {check: cases for check, cases in checks.items() if check not in of_hidden}
-        found = await self._run(others, *name, **how) if others or not checks else CheckRuns({})
-        if not of_hidden or found.refused:
-            return found
-        more = await self._run(of_hidden, *name, HIDDEN, files=self.hidden.files, **how)
-        return CheckRuns({**found.runs, **more.runs}, more.refused, found.why or more.why)
+        hidden_checks = {
+            check: cases for check, cases in checks.items() if check in self.hidden.paths
+        }
+        visible_checks = {
+            check: cases for check, cases in checks.items() if check not in hidden_checks
+        }
+        visible_runs = (
+            await self._run_in_fresh_workspaces(visible_checks, *name, **options)
+            if visible_checks or not checks
+            else CheckRuns({})
+        )
+        if not hidden_checks or visible_runs.refused:
+            return visible_runs
+        hidden_runs = await self._run_in_fresh_workspaces(
+            hidden_checks, *name, HIDDEN, files=self.hidden.files, **options
+        )
+        return CheckRuns(
+            {**visible_runs.runs, **hidden_runs.runs},
+            hidden_runs.refused,
+            visible_runs.why or hidden_runs.why,
+        )
 
-    async def _run(
+    async def _run_in_fresh_workspaces(
         self,
         checks: Mapping[str, Sequence[str]],
         *name: str,
@@ -115,63 +138,71 @@ class CleanCheckoutRunner:
         append: Mapping[str, str],
         files: Mapping[str, str] = NOTHING,
     ) -> CheckRuns:
-        async def run(some: Mapping[str, Sequence[str]], *, alone: bool) -> CheckRuns:
-            called = workspace_name(self.d.task_id, *name, *(("alone",) if alone else ()))
-            opening = functools.partial(
+        async def run_once(
+            cases_by_check: Mapping[str, Sequence[str]], *, alone: bool
+        ) -> CheckRuns:
+            workspace_id = workspace_name(self.d.task_id, *name, *(("alone",) if alone else ()))
+            open_workspace = functools.partial(
                 self.workspaces.open,
                 self.prepared,
-                called,
-                patch=self.exact(diff),
-                extra=self.exact(extra),
+                workspace_id,
+                patch=self.unredact(diff),
+                extra=self.unredact(extra),
                 judged=judged,
                 files=files,
                 append=append,
             )
 
-            async def check(workspace: Workspace, check: str) -> CheckRun:
-                with watch_check(label or check, called) as noted:
-                    ran = await workspace.check(
+            async def run_check(workspace: Workspace, check: str) -> CheckRun:
+                with watch_check(label or check, workspace_id) as record_run:
+                    run = await workspace.check(
                         check,
                         paths=self.hidden.paths.get(check, paths),
-                        cases=[case.removeprefix(HIDDEN_CASE) for case in some[check]],
+                        cases=[case.removeprefix(HIDDEN_CASE) for case in cases_by_check[check]],
                         deadline=self.d.deadline,
                         alone=alone,
                     )
-                    return renamed(noted(ran)) if check in self.hidden.paths else noted(ran)
+                    return (
+                        hide_cases(record_run(run))
+                        if check in self.hidden.paths
+                        else record_run(run)
+                    )
 
-            return await self._run_in(opening, some, check)
+            return await self._run_with_retries(open_workspace, cases_by_check, run_check)
 
-        first = await run(checks, alone=False)
-        base = self.prepared.runs
-        busy = [
-            check for check, ran in first.runs.items() if hit_limit_under_load(ran, base.get(check))
+        first = await run_once(checks, alone=False)
+        base_runs = self.prepared.runs
+        contended = [
+            check
+            for check, run in first.runs.items()
+            if hit_limit_under_load(run, base_runs.get(check))
         ]
-        if not busy:
+        if not contended:
             return first
-        log.info(
-            "checks hit limits of time on a busy machine; they are run again alone", checks=busy
-        )
-        again = (await run({check: checks[check] for check in busy}, alone=True)).runs
-        told = {check: again.get(check, first.runs[check]) for check in busy}
-        told |= {
-            check: as_errored(ran, base.get(check))
-            for check, ran in told.items()
-            if hit_limit_under_load(ran, base.get(check))
+        log.info("checks hit time limits on a busy machine and run again alone", checks=contended)
+        alone_runs = (
+            await run_once({check: checks[check] for check in contended}, alone=True)
+        ).runs
+        repeated = {check: alone_runs.get(check, first.runs[check]) for check in contended}
+        repeated |= {
+            check: as_errored(run, base_runs.get(check))
+            for check, run in repeated.items()
+            if hit_limit_under_load(run, base_runs.get(check))
         }
-        return replace(first, runs={**first.runs, **told})
+        return replace(first, runs={**first.runs, **repeated})
 
-    async def _run_in(
+    async def _run_with_retries(
         self,
-        opening: Callable[[], AbstractAsyncContextManager[Workspace]],
+        open_workspace: Callable[[], AbstractAsyncContextManager[Workspace]],
         checks: Iterable[str],
         run_check: Callable[[Workspace, str], Awaitable[CheckRun]],
     ) -> CheckRuns:
-        """Run checks in a workspace, and in another one if its executor is lost."""
+        """Run checks in a workspace, and again in a new one if its executor is lost."""
         runs: dict[str, CheckRun] = {}
         why = ""
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             try:
-                async with self.places, opening() as workspace:
+                async with self.slots, open_workspace() as workspace:
                     for check in checks:
                         runs[check] = await run_check(workspace, check)
                 return CheckRuns(runs)
@@ -181,15 +212,16 @@ class CleanCheckoutRunner:
                 why = error.message
         return CheckRuns(runs, why=why)
 
-    async def read(self, path: str) -> str:
+    async def read_base_file(self, path: str) -> str:
         """Return a text file of the base. Raises `NotFound`."""
         return await self.read_file(self.prepared.base, path, TEXT_LIMIT)
 
-    async def text(self, path: str) -> str:
-        """Return a text file of the base, which is read once; '' where there is none."""
+    async def read_base_text(self, path: str) -> str:
+        """Return a text file of the base; '' if there is none. Each file is read once."""
         if path not in self._texts:
             text = ""
             with suppress(NotFound):
-                text = await self.read(path)
-            self._texts[path] = text  # only now: others read beside, and may not take it for empty
+                text = await self.read_base_file(path)
+            # Set only now: a concurrent caller must not read '' before the file is read.
+            self._texts[path] = text
         return self._texts[path]

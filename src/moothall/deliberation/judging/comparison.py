@@ -1,9 +1,9 @@
-"""Compare many answers: a structured summary of each, small groups, and the best of each group
-again until one is left.
+"""Comparison of many answers by their summaries: in small groups, then among the best of each
+group, until one is left.
 
-Each group is asked about twice, the second time in the opposite order, since models favour what
-stands first. What comes of it are reviews by "comparison": the order as scores from 1 (first) to 0
-(last). Answers between which it does not decide have the same score.
+The model orders each group twice, the second time in the opposite order of presentation, since
+models favour what comes first. The result is published as reviews by "comparison", with scores from
+1 (first) to 0 (last). Tied answers have the same score.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from moothall.deliberation.context import DeliberationContext
-from moothall.deliberation.judging.evaluator import facts_text
+from moothall.deliberation.judging.evaluator import format_check_results
 from moothall.deliberation.judging.reviews import Answer, review_tokens
 from moothall.deliberation.prompts.comparing import (
     comparison_prompt,
@@ -31,9 +31,9 @@ from moothall.domain.event import EventType
 from moothall.domain.proposal import Review
 
 COMPARISON = "comparison"
-"""The name of the reviewer that a comparison is told as; no seat has it."""
-GROUP = 4
-"""Answers that are compared at once: of more, models lose sight."""
+"""The reviewer name of comparisons; no seat has it."""
+GROUP_SIZE = 4
+"""Answers that are compared at once. Models lose track of more."""
 _COMMENT_CHARS = 300
 
 
@@ -46,40 +46,51 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """Entries by place, the best first; level ones share a place. `why`: the model's reason for the
-    order.
+class _Ranking:
+    """Entries by rank, the best first; tied entries share a rank.
+
+    why: the model's reason for the order.
     """
 
-    places: tuple[tuple[_Entry, ...], ...]
+    ranks: tuple[tuple[_Entry, ...], ...]
     why: str = ""
 
 
-async def compare(council: DeliberationContext, given: Sequence[Answer]) -> list[Review]:
-    """Compare answers and publish their order as reviews; [] if the model does not answer or the
-    budget is used up.
+async def compare_answers(council: DeliberationContext, answers: Sequence[Answer]) -> list[Review]:
+    """Compare answers and publish their order as reviews.
+
+    Return [] if the model does not answer or the budget is used up.
     """
-    if council.ledger.used_up or len(given) < 2:  # noqa: PLR2004  # one is in order already
+    if council.ledger.used_up or len(answers) < 2:  # noqa: PLR2004
         return []
-    entries = await _summarize(council, given)
-    placed = await _order(council, entries) if entries else None
-    return await _publish(council, placed) if placed is not None else []
+    entries = await _summarize(council, answers)
+    ranking = await _rank_entries(council, entries) if entries else None
+    return await _publish_ranking(council, ranking) if ranking is not None else []
 
 
-async def _summarize(council: DeliberationContext, given: Sequence[Answer]) -> list[_Entry]:
-    """Return every answer with its summary; with the beginning of its text where the model gives
-    none. [] if it gives none at all.
+async def _summarize(council: DeliberationContext, answers: Sequence[Answer]) -> list[_Entry]:
+    """Return the answers with their summaries; [] if the model summarizes none.
+
+    The start of an answer replaces a missing summary.
     """
     setup = council.setup_of("-")
-    room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
-    judged = {item.proposal.candidate: item for item in council.judged}
+    max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
+    evaluated_by_candidate = {
+        evaluated.proposal.candidate: evaluated for evaluated in council.judged
+    }
     round_ = council.deliberation.rounds + 1
 
     async def summarize(number: int, answer: Answer) -> str:
-        item = judged[answer.proposals[0].candidate]
-        facts = facts_text(item, council.prepared.runs) if council.prepared else ""
-        shown = clip(readable_diff(answer.text) if council.prepared else answer.text, room)
-        messages = summary_prompt(setup.judge_system, setup.shared, shown, clip(facts, room // 3))
+        evaluated = evaluated_by_candidate[answer.proposals[0].candidate]
+        evidence = (
+            format_check_results(evaluated, council.prepared.runs) if council.prepared else ""
+        )
+        answer_text = clip(
+            readable_diff(answer.text) if council.prepared else answer.text, max_chars
+        )
+        messages = summary_prompt(
+            setup.judge_system, setup.shared, answer_text, clip(evidence, max_chars // 3)
+        )
         reply = await council.ask(
             f"-/verify/{round_}.summary{number}",
             messages,
@@ -94,118 +105,118 @@ async def _summarize(council: DeliberationContext, given: Sequence[Answer]) -> l
 
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(summarize(number, answer)) for number, answer in enumerate(given, 1)
+            group.create_task(summarize(number, answer)) for number, answer in enumerate(answers, 1)
         ]
     summaries = [task.result() for task in tasks]
     if not any(summaries):
         return []
-    rest = room // (2 * GROUP)
+    excerpt_chars = max_chars // (2 * GROUP_SIZE)
     return [
-        _Entry(answer, summary or clip(answer.text, rest))
-        for answer, summary in zip(given, summaries, strict=True)
+        _Entry(answer, summary or clip(answer.text, excerpt_chars))
+        for answer, summary in zip(answers, summaries, strict=True)
     ]
 
 
-async def _order(council: DeliberationContext, entries: Sequence[_Entry]) -> _Placed | None:
-    """Return all entries by place: the best of each group are compared again, and stand before
-    those that they left behind.
+async def _rank_entries(council: DeliberationContext, entries: Sequence[_Entry]) -> _Ranking | None:
+    """Return all entries by rank; None if the model ordered nothing.
+
+    The best of each group are compared again, and rank before those that they beat.
     """
-    behind: list[tuple[_Entry, ...]] = []
-    left, why, stage = list(entries), "", 0
-    while len(left) > 1:
+    beaten: list[tuple[_Entry, ...]] = []
+    remaining, why, stage = list(entries), "", 0
+    while len(remaining) > 1:
         stage += 1
-        groups = [left[at :: _groups(len(left))] for at in range(_groups(len(left)))]
+        group_count = -(-len(remaining) // GROUP_SIZE)
+        groups = [remaining[start::group_count] for start in range(group_count)]
         async with asyncio.TaskGroup() as tasks:
-            asked = [
+            group_tasks = [
                 tasks.create_task(_compare_group(council, members, f"{stage}.{number}"))
                 for number, members in enumerate(groups, 1)
             ]
-        placed = [task.result() for task in asked]
-        if all(one is None for one in placed):
+        rankings = [task.result() for task in group_tasks]
+        if all(ranking is None for ranking in rankings):
             break
         best: list[_Entry] = []
-        others: dict[int, list[_Entry]] = {}
-        for members, one in zip(groups, placed, strict=True):
-            first, *rest = one.places if one is not None else (tuple(members),)
+        others_by_rank: dict[int, list[_Entry]] = {}
+        for members, ranking in zip(groups, rankings, strict=True):
+            first, *rest = ranking.ranks if ranking is not None else (tuple(members),)
             best += first
-            why = one.why if one is not None and one.why else why
-            for place, some in enumerate(rest):
-                others.setdefault(place, []).extend(some)
-        behind = [*(tuple(others[place]) for place in sorted(others)), *behind]
-        if len(best) == len(left):
-            break  # level: another round would ask the same again
-        left = best
-    if not behind:
+            why = ranking.why if ranking is not None and ranking.why else why
+            for rank, tied in enumerate(rest):
+                others_by_rank.setdefault(rank, []).extend(tied)
+        beaten = [*(tuple(others_by_rank[rank]) for rank in sorted(others_by_rank)), *beaten]
+        if len(best) == len(remaining):
+            break  # all tied: another round would ask the same question
+        remaining = best
+    if not beaten:
         return None
-    return _Placed((tuple(left), *behind), why)
-
-
-def _groups(count: int) -> int:
-    return -(-count // GROUP)
+    return _Ranking((tuple(remaining), *beaten), why)
 
 
 async def _compare_group(
     council: DeliberationContext, members: Sequence[_Entry], name: str
-) -> _Placed | None:
-    """Return a group by place, from two orders of presentation; None if neither was answered."""
+) -> _Ranking | None:
+    """Rank a group from two orders of presentation; return None if the model answered neither."""
     if len(members) == 1:
-        return _Placed((tuple(members),))
+        return _Ranking((tuple(members),))
     setup = council.setup_of("-")
     round_ = council.deliberation.rounds + 1
 
-    async def ask(order: Sequence[int], turn: int) -> tuple[Mapping[int, int], str]:
+    async def request_order(order: Sequence[int], turn: int) -> tuple[Mapping[int, int], str]:
         messages = comparison_prompt(
-            setup.judge_system, setup.shared, [members[number].summary for number in order]
+            setup.judge_system, setup.shared, [members[index].summary for index in order]
         )
         step = f"-/verify/{round_}.group{name}.{turn}"
         reply = await council.ask(
             step, messages, order_schema(len(order)), review_tokens(setup.llm), temperature=0.0
         )
         try:
-            places, why = read_order(reply, len(order)) if reply is not None else ((), "")
+            ranks, why = read_order(reply, len(order)) if reply is not None else ((), "")
         except MalformedReplyError:
-            places, why = (), ""
-        return {order[shown]: place for place, shown in enumerate(places)}, why
+            ranks, why = (), ""
+        return {order[position]: rank for rank, position in enumerate(ranks)}, why
 
-    straight = list(range(len(members)))
+    indices = list(range(len(members)))
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(ask(order, turn))
-            for turn, order in enumerate((straight, straight[::-1]), 1)
+            group.create_task(request_order(order, turn))
+            for turn, order in enumerate((indices, indices[::-1]), 1)
         ]
-    said = [task.result() for task in tasks if task.result()[0]]
-    if not said:
+    replies = [task.result() for task in tasks if task.result()[0]]
+    if not replies:
         return None
-    means = {
-        number: Fraction(sum(places[number] for places, _ in said), len(said))
-        for number in straight
+    mean_ranks = {
+        index: Fraction(sum(ranks[index] for ranks, _ in replies), len(replies))
+        for index in indices
     }
-    return _Placed(
+    return _Ranking(
         tuple(
-            tuple(members[number] for number in straight if means[number] == mean)
-            for mean in sorted(set(means.values()))
+            tuple(members[index] for index in indices if mean_ranks[index] == mean)
+            for mean in sorted(set(mean_ranks.values()))
         ),
-        said[0][1],
+        replies[0][1],
     )
 
 
-async def _publish(council: DeliberationContext, placed: _Placed) -> list[Review]:
-    """Say each answer's place as a review."""
-    last = len(placed.places) - 1
-    found = []
-    for place, entries in enumerate(placed.places):
+async def _publish_ranking(council: DeliberationContext, ranking: _Ranking) -> list[Review]:
+    """Publish the rank of each answer as a review."""
+    last_rank = len(ranking.ranks) - 1
+    reviews = []
+    for rank, entries in enumerate(ranking.ranks):
         for proposal in (proposal for entry in entries for proposal in entry.answer.proposals):
-            comment = f"place {place + 1} of {last + 1} in a comparison by summaries"
+            comment = f"place {rank + 1} of {last_rank + 1} in a comparison by summaries"
             comment = (
-                f"{comment}: {placed.why}"[:_COMMENT_CHARS] if placed.why and not place else comment
+                f"{comment}: {ranking.why}"[:_COMMENT_CHARS]
+                if ranking.why and not rank
+                else comment
             )
             review = Review(
                 COMPARISON,
                 proposal.candidate,
-                round(1 - place / last, 3) if last else 1.0,
+                round(1 - rank / last_rank, 3) if last_rank else 1.0,
                 comment=comment,
             )
-            found.append(review)
+            reviews.append(review)
             await council.events.publish(
                 EventType.SEAT_REVIEWED,
                 f"{COMPARISON}/{review.candidate}/{proposal.fingerprint}",
@@ -214,4 +225,4 @@ async def _publish(council: DeliberationContext, placed: _Placed) -> list[Review
                 fingerprint=proposal.fingerprint,
                 review=dump(review),
             )
-    return found
+    return reviews

@@ -1,5 +1,5 @@
-"""The clean re-check by the trusted side: what a candidate is worth is never what its author
-says.
+"""Evaluation of candidates: their checks run again on clean checkouts, outside the reach of their
+authors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.author_tests import AuthorTests
-from moothall.deliberation.judging.canary import Canary, file_of, make_canary
+from moothall.deliberation.judging.canary import Canary, find_case_file, make_canary
 from moothall.deliberation.judging.clean_runs import CheckRuns, CleanCheckoutRunner
 from moothall.deliberation.judging.hidden import is_hidden, with_hidden_checks, without_hidden
 from moothall.deliberation.prompts.repository_context import looks_like_test
@@ -33,32 +33,41 @@ from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.errors import NotFound
-from moothall.ranking import assess, changed_files, passes_gates
+from moothall.ranking import assess, changed_files, passes_acceptance_checks
 from moothall.ranking.assess import differing_cases, is_silent, unmatched_cases
-from moothall.ranking.doctests import altered_examples
-from moothall.ranking.gates import counts
-from moothall.ranking.joined_secrets import joined_secrets
+from moothall.ranking.doctests import find_altered_examples
+from moothall.ranking.gates import format_counts
+from moothall.ranking.joined_secrets import find_joined_secrets
 from moothall.ranking.relevance import concerns_change, find_test_file
-from moothall.ranking.screening import screen
-from moothall.ranking.syntax.normal import changed_code, changes_nothing, normal_change, same_change
+from moothall.ranking.screening import find_suspicious_lines
+from moothall.ranking.syntax.normal import (
+    change_digest,
+    changes_only_wording,
+    existing_code_files,
+    normalize_change,
+)
 from moothall.sandbox_runtime.cases import WRITTEN
 from moothall.sandbox_runtime.checks import tells_cases
 
-_OUTPUT = 8000
-_NAMED = 20  # failing cases of an author's own tests
-_SILENT = "its runner did not report a test that must fail, so its report is not believed"
-_TRIED = 5  # cases whose file is looked for
-_TOLD = 4  # cases whose output is told
-_RERUN, _RERUN_MS = (
-    50,
-    120_000,
-)  # cases, and the base's own time, up to which deciding cases are run once more
+_OUTPUT_CHARS = 8000
+_MAX_OWN_FAILING = 20  # named failing cases of an author's own tests
+_CANARY_NOT_REPORTED = (
+    "its runner did not report a test that must fail, so its report is not believed"
+)
+_MAX_CANARY_CASES = 5  # cases that are tried as the place of a canary
+_MAX_CASE_OUTPUTS = 4  # cases whose output is shown
+# Deciding cases are run again if there are at most so many, and the base took at most so long.
+_MAX_RERUN_CASES = 50
+_MAX_RERUN_MS = 120_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Canaries:
-    """What tests that must fail showed: proving cases that differ, checks whose runner did not
-    report one, and checks without one.
+class _CanaryResults:
+    """Results of tests that must fail.
+
+    differing: proving cases that came out differently in the second run.
+    silent: checks whose runner did not report the canary.
+    missing: checks in which no canary could be placed.
     """
 
     differing: AbstractSet[str] = frozenset()
@@ -68,8 +77,9 @@ class _Canaries:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedProposal:
-    """A proposal and what the trusted side found; `details`: the output of the cases that fail
-    because of it.
+    """A proposal and the results of its evaluation.
+
+    details: the output of cases that fail because of the proposal.
     """
 
     proposal: Proposal
@@ -79,181 +89,205 @@ class EvaluatedProposal:
 
     @property
     def candidate(self) -> Candidate:
-        """As ranking looks at it, without reviews."""
+        """The candidate for ranking, without reviews."""
         return Candidate(self.proposal, self.assessment, self.cross)
 
     @property
-    def seen(self) -> Assessment:
-        """What seats and reviewers may know of it: nothing of hidden tests."""
+    def visible_assessment(self) -> Assessment:
+        """The assessment without hidden tests, for seats and reviewers."""
         return without_hidden(self.assessment)
 
     @property
-    def visible(self) -> Candidate:
-        """The candidate as seats and reviewers may know it: without hidden tests."""
-        return replace(self.candidate, assessment=self.seen)
+    def visible_candidate(self) -> Candidate:
+        """The candidate without hidden tests, for seats and reviewers."""
+        return replace(self.candidate, assessment=self.visible_assessment)
 
     @property
     def passes(self) -> bool:
-        """Whether every gate is passed."""
-        return passes_gates(self.candidate)
+        """True if the candidate passes all acceptance checks."""
+        return passes_acceptance_checks(self.candidate)
 
     @property
     def solves(self) -> bool:
-        """Whether it leaves nothing to repair that its author may know of: it passes the gates and
-        its own tests, and no failure concerns the task.
+        """True if the author can see nothing left to repair: the acceptance checks and its own
+        tests pass, and no failing case concerns the task.
         """
-        visible = self.visible
-        return not visible.own_failing and not visible.assessment.unsolved and passes_gates(visible)
+        visible = self.visible_candidate
+        return (
+            not visible.own_failing
+            and not visible.assessment.unsolved
+            and passes_acceptance_checks(visible)
+        )
 
 
 class Evaluator:
-    """Judges the candidates of one deliberation; the same diff is run once. `clean` takes secrets
-    out of a text.
+    """Evaluates the candidates of one deliberation. Each distinct diff is evaluated once.
+
+    redact: removes secrets from a text.
     """
 
     def __init__(
-        self, runs: CleanCheckoutRunner, facts: EventWriter, clean: Callable[[str], str] = scrub
+        self, runner: CleanCheckoutRunner, facts: EventWriter, redact: Callable[[str], str] = scrub
     ) -> None:
-        prepared, hidden = with_hidden_checks(runs.prepared)
-        runs = self._runs = replace(runs, prepared=prepared, hidden=hidden)
-        self._clean = clean
+        prepared, hidden = with_hidden_checks(runner.prepared)
+        runner = self._runner = replace(runner, prepared=prepared, hidden=hidden)
+        self._redact = redact
         self._prepared = prepared
         self._facts = facts
-        self._tests = AuthorTests(runs, facts)
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._found: dict[str, Assessment] = {}
-        self._untold: dict[str, set[str]] = {}
-        self._base_turn = asyncio.Lock()
-        self._reporting: dict[tuple[str, str], bool] = {}
+        self._author_tests = AuthorTests(runner, facts)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._assessments: dict[str, Assessment] = {}
+        self._unstable_cases: dict[str, set[str]] = {}
+        self._base_lock = asyncio.Lock()
+        self._canary_reported: dict[tuple[str, str], bool] = {}
         self._details: dict[str, Mapping[str, str]] = {}
-        self._red_on_base: dict[str, bool] = {}
-        self._altered: dict[str, Sequence[str]] = {}
+        self._confirmed_failures: dict[str, bool] = {}
+        self._altered_examples: dict[str, Sequence[str]] = {}
 
-    async def judge(self, proposal: Proposal, exact: str = "") -> EvaluatedProposal:
-        """Re-check a proposal on a fresh checkout and publish what it showed. `exact` is its diff
-        where that of the proposal was freed of secrets.
+    async def evaluate(self, proposal: Proposal, unredacted: str = "") -> EvaluatedProposal:
+        """Evaluate a proposal on a clean checkout and publish the results.
+
+        unredacted: the diff before secrets were removed from it, if that changed it.
         """
         key = digest(proposal.diff)
-        self._runs.remember(proposal.diff, exact or proposal.diff)
-        async with self._turns.setdefault(key, asyncio.Lock()):
-            if key not in self._found:
-                self._found[key] = await self._assess(proposal, key)
-        judged = EvaluatedProposal(proposal, self._found[key], details=self._details.get(key, {}))
-        await self._publish(judged)
-        return judged
+        self._runner.store_unredacted(proposal.diff, unredacted or proposal.diff)
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            if key not in self._assessments:
+                self._assessments[key] = await self._assess(proposal, key)
+        evaluated = EvaluatedProposal(
+            proposal, self._assessments[key], details=self._details.get(key, {})
+        )
+        await self._publish(evaluated)
+        return evaluated
 
     async def _assess(self, proposal: Proposal, key: str) -> Assessment:
         await self._run_hidden_on_base()
-        self._altered[proposal.diff] = altered_examples(
-            self._runs.exact(proposal.diff), await self._before(proposal.diff)
+        self._altered_examples[proposal.diff] = find_altered_examples(
+            self._runner.unredact(proposal.diff), await self._read_changed_code(proposal.diff)
         )
-        every = dict.fromkeys(self._prepared.base.profile.checks, ())
-        ran = (
-            await self._runs.run(every, "check", key[:12], diff=proposal.diff)
+        all_checks = dict.fromkeys(self._prepared.base.profile.checks, ())
+        check_runs = (
+            await self._runner.run_checks(all_checks, "check", key[:12], diff=proposal.diff)
             if proposal.diff.strip()
             else CheckRuns({}, refused=True)
         )
-        runs, applies = await self._repeat_silent(ran.runs, proposal.diff), not ran.refused
+        applies = not check_runs.refused
+        runs = await self._repeat_silent_checks(check_runs.runs, proposal.diff)
         flaky = {*self._prepared.flaky}
-        found = self._compare(proposal, runs, flaky, applies=applies)
-        if gone := _missing_checks(found, runs, self._prepared):
-            flaky |= {*await self._unsteady(gone)}
-            found = self._compare(proposal, runs, flaky, applies=applies)
-        doubtful = _doubtful(found, runs, self._prepared)
-        differing, alone = await self._find_flaky(proposal.diff, runs, doubtful)
+        assessment = self._compare(proposal, runs, flaky, applies=applies)
+        if checks_with_missing_cases := _find_checks_with_missing_cases(
+            assessment, runs, self._prepared
+        ):
+            flaky |= {*await self._find_unstable_cases(checks_with_missing_cases)}
+            assessment = self._compare(proposal, runs, flaky, applies=applies)
+        deciding = _deciding_cases(assessment, runs, self._prepared)
+        differing, differing_alone = await self._find_flaky(proposal.diff, runs, deciding)
         if differing:
             flaky |= differing
-            found = self._compare(proposal, runs, flaky, applies=applies)
-        # A case that fails alone each time needs those before it; alone it says nothing.
-        again = {
-            check: tuple(case for case in cases if case not in alone)
-            for check, cases in doubtful.items()
+            assessment = self._compare(proposal, runs, flaky, applies=applies)
+        # A case that fails alone each time depends on earlier cases, so a run of it alone is no
+        # evidence.
+        confirming = {
+            check: tuple(case for case in cases if case not in differing_alone)
+            for check, cases in deciding.items()
         }
         canaries = (
-            await self._run_canaries(proposal.diff, runs, {} if differing else again, found)
+            await self._run_canaries(
+                proposal.diff, runs, {} if differing else confirming, assessment
+            )
             if applies
-            else _Canaries()
+            else _CanaryResults()
         )
         if canaries.differing or canaries.silent:
             flaky |= canaries.differing
             runs = {
                 **runs,
                 **{
-                    check: CheckRun(check, Verdict.MISSING, output=_SILENT, status=UNBELIEVED)
+                    check: CheckRun(
+                        check, Verdict.MISSING, output=_CANARY_NOT_REPORTED, status=UNBELIEVED
+                    )
                     for check in canaries.silent
                 },
             }
-            found = self._compare(proposal, runs, flaky, applies=applies)
-        if failing := await self._find_failing_on_base(found.regressions):
-            flaky |= failing
-            found = self._compare(proposal, runs, flaky, applies=applies)
+            assessment = self._compare(proposal, runs, flaky, applies=applies)
+        if failing_on_base := await self._find_failing_on_base(assessment.regressions):
+            flaky |= failing_on_base
+            assessment = self._compare(proposal, runs, flaky, applies=applies)
         own_failing: list[str] = []
-        if own := await self._own_tests(proposal, runs, own_failing):
-            runs = own
-            found = self._compare(proposal, runs, flaky, applies=applies)
-        if found.fixed:
-            unsteady = await self._find_passing_on_base(found.fixed, runs)
-            unrelated = await self._unrelated(found.fixed, changed_files(proposal.diff))
-            if unsteady or unrelated:
-                found = self._compare(
-                    proposal, runs, flaky | unsteady, applies=applies, unrelated=unrelated
+        if runs_with_own_tests := await self._run_own_tests(proposal, runs, own_failing):
+            runs = runs_with_own_tests
+            assessment = self._compare(proposal, runs, flaky, applies=applies)
+        if assessment.fixed:
+            passing_on_base = await self._find_passing_on_base(assessment.fixed, runs)
+            unrelated = await self._find_unrelated(assessment.fixed, changed_files(proposal.diff))
+            if passing_on_base or unrelated:
+                assessment = self._compare(
+                    proposal, runs, flaky | passing_on_base, applies=applies, unrelated=unrelated
                 )
         if applies:
-            found = replace(
-                found,
+            assessment = replace(
+                assessment,
                 evidence=(
-                    *found.evidence,
+                    *assessment.evidence,
                     *await self._other_evidence(proposal, canaries, own_failing),
                 ),
             )
-            found = await self._read(
-                proposal, found, _data_of_tests(runs) - _data_of_tests(self._prepared.runs)
+            assessment = await self._analyze_diff(
+                proposal,
+                assessment,
+                _written_test_data(runs) - _written_test_data(self._prepared.runs),
             )
-        broken = {*found.regressions, *(case for item in found.evidence for case in item.red)}
-        self._details[key] = {
-            case: said
-            for check, run in runs.items()
-            for case, said in run.details.items()
-            if case in broken and not is_hidden(check)
+        failing_cases = {
+            *assessment.regressions,
+            *(case for evidence in assessment.evidence for case in evidence.red),
         }
-        return found
+        self._details[key] = {
+            case: output
+            for check, run in runs.items()
+            for case, output in run.details.items()
+            if case in failing_cases and not is_hidden(check)
+        }
+        return assessment
 
     async def _run_hidden_on_base(self) -> None:
-        """Run the hidden tests on the untouched base, once."""
-        async with self._base_turn:
-            new = {
-                check: () for check in self._runs.hidden.paths if check not in self._prepared.runs
+        """Run the hidden tests on the unchanged base, once."""
+        async with self._base_lock:
+            hidden_checks = {
+                check: () for check in self._runner.hidden.paths if check not in self._prepared.runs
             }
-            if not new:
+            if not hidden_checks:
                 return
-            found = (await self._runs.run(new, "base", judged=False)).runs
-            missing = {check: CheckRun(check, Verdict.MISSING) for check in new}
+            runs = (await self._runner.run_checks(hidden_checks, "base", judged=False)).runs
+            missing = {check: CheckRun(check, Verdict.MISSING) for check in hidden_checks}
             self._prepared = replace(
-                self._prepared, runs={**self._prepared.runs, **missing, **found}
+                self._prepared, runs={**self._prepared.runs, **missing, **runs}
             )
 
     async def _other_evidence(
-        self, proposal: Proposal, canaries: _Canaries, failing: Sequence[str]
+        self, proposal: Proposal, canaries: _CanaryResults, failing: Sequence[str]
     ) -> list[Evidence]:
-        """Return what the author's own tests show, and where the report of a runner was believed as
-        it is.
+        """Return evidence from the author's own tests, and about canaries that could not be placed.
 
         failing: the author's new cases that fail with its own change.
         """
-        found = []
-        if await self._tests.paths(proposal):
-            own = (await self._tests.validate(proposal)).evidence
-            found.append(replace(own, failed=len(failing), red=tuple(failing[:_NAMED])))
+        evidence = []
+        if await self._author_tests.find_paths(proposal):
+            own_evidence = (await self._author_tests.validate(proposal)).evidence
+            evidence.append(
+                replace(own_evidence, failed=len(failing), red=tuple(failing[:_MAX_OWN_FAILING]))
+            )
         if canaries.missing:
-            why = self._why_no_canary(canaries.missing)
-            found.append(Evidence(CANARY, Verdict.MISSING, why=why))
-        return found
+            why = self._explain_missing_canary(canaries.missing)
+            evidence.append(Evidence(CANARY, Verdict.MISSING, why=why))
+        return evidence
 
-    def _why_no_canary(self, checks: Sequence[str]) -> str:
-        base, names = self._prepared.runs, ", ".join(checks)
-        if all(base[check].duration_ms > _RERUN_MS for check in checks if check in base):
+    def _explain_missing_canary(self, checks: Sequence[str]) -> str:
+        base_runs, names = self._prepared.runs, ", ".join(checks)
+        if all(
+            base_runs[check].duration_ms > _MAX_RERUN_MS for check in checks if check in base_runs
+        ):
             return (
-                f"{names} took longer than {_RERUN_MS // 1000} s on the base, so no test that "
+                f"{names} took longer than {_MAX_RERUN_MS // 1000} s on the base, so no test that "
                 "must fail was run with it"
             )
         return (
@@ -261,79 +295,89 @@ class Evaluator:
             "believed"
         )
 
-    async def _repeat_silent(
+    async def _repeat_silent_checks(
         self, runs: Mapping[str, CheckRun], diff: str
     ) -> Mapping[str, CheckRun]:
-        """Run checks once more that ran no test at all: that is an error of the run more often than
-        of the patch.
+        """Run checks again that ran no test at all.
+
+        That is an error of the run more often than of the patch.
         """
         silent = {
             check: ()
             for check, run in runs.items()
             if is_silent(self._prepared.runs.get(check), run)
         }
-        again = (
-            (await self._runs.run(silent, "check", digest(diff)[:12], "again", diff=diff)).runs
+        repeated = (
+            (
+                await self._runner.run_checks(
+                    silent, "check", digest(diff)[:12], "again", diff=diff
+                )
+            ).runs
             if silent
             else {}
         )
-        return {**runs, **again}
+        return {**runs, **repeated}
 
     async def _find_flaky(
-        self, diff: str, first: Mapping[str, CheckRun], doubtful: Mapping[str, tuple[str, ...]]
+        self, diff: str, first: Mapping[str, CheckRun], deciding: Mapping[str, tuple[str, ...]]
     ) -> tuple[set[str], set[str]]:
-        """Return what is no evidence, the cases that differ when they are run once more on the same
-        tree; and those that differ alone.
+        """Return the flaky cases, and the cases that differ when they run alone.
 
-        They are run alone. What differs then, but each time in the same way, depends on what runs
-        before it, and is steady.
+        The deciding cases run again, alone, on the same tree. A case that differs from the first
+        run in the same way each time depends on the cases before it, and is not flaky.
         """
 
         async def run_again(checks: Mapping[str, tuple[str, ...]], name: str) -> set[str]:
-            ran = await self._runs.run(checks, "check", digest(diff)[:12], name, diff=diff)
+            check_runs = await self._runner.run_checks(
+                checks, "check", digest(diff)[:12], name, diff=diff
+            )
             return {
                 case
                 for check in checks
                 for case in (
-                    differing_cases(first[check], ran.runs[check]) if check in ran.runs else ()
+                    differing_cases(first[check], check_runs.runs[check])
+                    if check in check_runs.runs
+                    else ()
                 )
             }
 
-        alone = await run_again(doubtful, "2") if doubtful else set[str]()
-        some = {check: cases for check, cases in doubtful.items() if alone.intersection(cases)}
-        if not some:
-            return alone, alone
-        return alone ^ await run_again(some, "3") | await run_again(
-            dict.fromkeys(some, ()), "4"
-        ), alone
+        differing_alone = await run_again(deciding, "2") if deciding else set[str]()
+        order_dependent = {
+            check: cases for check, cases in deciding.items() if differing_alone.intersection(cases)
+        }
+        if not order_dependent:
+            return differing_alone, differing_alone
+        return differing_alone ^ await run_again(order_dependent, "3") | await run_again(
+            dict.fromkeys(order_dependent, ()), "4"
+        ), differing_alone
 
     async def _run_canaries(
         self,
         diff: str,
         first: Mapping[str, CheckRun],
-        doubtful: Mapping[str, tuple[str, ...]],
-        found: Assessment,
-    ) -> _Canaries:
-        """Run the cases that prove once more, with a test in their file that must fail; where none
-        prove, that test alone.
+        deciding: Mapping[str, tuple[str, ...]],
+        assessment: Assessment,
+    ) -> _CanaryResults:
+        """Run the proving cases again, with a canary in their file; run the canary alone if no case
+        proves.
         """
         proving = {
-            check: cases for check, cases in doubtful.items() if set(cases) & set(found.fixed)
+            check: cases for check, cases in deciding.items() if set(cases) & set(assessment.fixed)
         }
         canaries = {
-            check: made
+            check: canary
             for check in first
-            if (made := await self._place_canary(check, first[check], found.fixed))
+            if (canary := await self._place_canary(check, first[check], assessment.fixed))
         }
         missing = [
             check
             for check in first
-            if check in found.required
+            if check in assessment.required
             and check not in canaries
             and tells_cases(self._argv(check))
             and "passed" in first[check].cases.values()
         ]
-        asked = {
+        cases_to_run = {
             check: (
                 *proving.get(check, ()),
                 *((canaries[check].case,) if check in canaries else ()),
@@ -341,14 +385,16 @@ class Evaluator:
             for check in first
             if check in canaries or check in proving
         }
-        runs = await self._run_with(canaries, asked, "check", digest(diff)[:12], "proof", diff=diff)
+        runs = await self._run_with_canaries(
+            canaries, cases_to_run, "check", digest(diff)[:12], "proof", diff=diff
+        )
         silent: list[str] = []
         for check, canary in canaries.items():
             if canary.failed_in(runs.get(check)):
                 continue
-            if not await self._base_reports(check, canary):
+            if not await self._is_reported_on_base(check, canary):
                 missing.append(check)
-                runs |= await self._run_with(
+                runs |= await self._run_with_canaries(
                     {},
                     {check: proving.get(check, ())},
                     "check",
@@ -357,7 +403,7 @@ class Evaluator:
                     diff=diff,
                 )
                 continue
-            again = await self._run_with(
+            canary_runs = await self._run_with_canaries(
                 {check: canary},
                 {check: (canary.case,)},
                 "check",
@@ -365,36 +411,42 @@ class Evaluator:
                 "canary",
                 diff=diff,
             )
-            silent += [] if canary.failed_in(again.get(check)) else [check]
+            silent += [] if canary.failed_in(canary_runs.get(check)) else [check]
         differing = {
             case
             for check in proving
             if check in runs
             for case in differing_cases(first[check], runs[check])
         }
-        return _Canaries(differing, tuple(silent), tuple(missing))
+        return _CanaryResults(differing, tuple(silent), tuple(missing))
 
-    async def _run_with(
+    async def _run_with_canaries(
         self,
         canaries: Mapping[str, Canary],
-        asked: Mapping[str, Sequence[str]],
+        cases_to_run: Mapping[str, Sequence[str]],
         *name: str,
         diff: str = "",
         judged: bool = True,
     ) -> dict[str, CheckRun]:
         append = {canary.path: canary.text for canary in canaries.values()}
-        checks = {check: cases for check, cases in asked.items() if cases}
+        checks = {check: cases for check, cases in cases_to_run.items() if cases}
         return (
-            {**(await self._runs.run(checks, *name, diff=diff, judged=judged, append=append)).runs}
+            {
+                **(
+                    await self._runner.run_checks(
+                        checks, *name, diff=diff, judged=judged, append=append
+                    )
+                ).runs
+            }
             if checks
             else {}
         )
 
-    async def _base_reports(self, check: str, canary: Canary) -> bool:
-        """Whether the runner reports a canary in this file on the untouched base."""
-        async with self._base_turn:
-            if (check, canary.path) not in self._reporting:
-                ran = await self._run_with(
+    async def _is_reported_on_base(self, check: str, canary: Canary) -> bool:
+        """True if the runner reports a canary in this file on the unchanged base."""
+        async with self._base_lock:
+            if (check, canary.path) not in self._canary_reported:
+                runs = await self._run_with_canaries(
                     {check: canary},
                     {check: (canary.case,)},
                     "base",
@@ -402,35 +454,35 @@ class Evaluator:
                     "canary",
                     judged=False,
                 )
-                self._reporting[check, canary.path] = canary.failed_in(ran.get(check))
-        return self._reporting[check, canary.path]
+                self._canary_reported[check, canary.path] = canary.failed_in(runs.get(check))
+        return self._canary_reported[check, canary.path]
 
     async def _place_canary(self, check: str, run: CheckRun, fixed: Sequence[str]) -> Canary | None:
-        """Return a canary for the file of a case that passed: one that proves, or else one that
-        passed on the base.
+        """Return a canary for the file of a passed case: a proving one, or else one that passed on
+        the base.
         """
         base = self._prepared.runs.get(check)
-        if base is None or base.duration_ms > _RERUN_MS or run.status != "success":
+        if base is None or base.duration_ms > _MAX_RERUN_MS or run.status != "success":
             return None
-        hidden = self._runs.hidden.files if is_hidden(check) else {}
-        before = frozenset(fixed)
+        hidden = self._runner.hidden.files if is_hidden(check) else {}
+        proving = frozenset(fixed)
         passed = sorted(
             (
                 case
                 for case, outcome in run.cases.items()
-                if outcome == "passed" and (case in before or base.cases.get(case) == "passed")
+                if outcome == "passed" and (case in proving or base.cases.get(case) == "passed")
             ),
-            key=lambda case: case not in before,
+            key=lambda case: case not in proving,
         )
         files = (*hidden, *self._prepared.files)
-        for case in passed[:_TRIED]:
-            plain = case.removeprefix(HIDDEN_CASE)
-            if path := file_of(plain, files):
-                source = hidden.get(path) or await self._runs.text(path)
-                made = make_canary(self._argv(check), plain, path, source) if source else None
+        for case in passed[:_MAX_CANARY_CASES]:
+            test_id = case.removeprefix(HIDDEN_CASE)
+            if path := find_case_file(test_id, files):
+                source = hidden.get(path) or await self._runner.read_base_text(path)
+                canary = make_canary(self._argv(check), test_id, path, source) if source else None
                 return (
-                    replace(made, case=f"{case[: len(case) - len(plain)]}{made.case}")
-                    if made
+                    replace(canary, case=f"{case[: len(case) - len(test_id)]}{canary.case}")
+                    if canary
                     else None
                 )
         return None
@@ -438,124 +490,140 @@ class Evaluator:
     def _argv(self, check: str) -> Sequence[str]:
         return self._prepared.base.profile.checks.get(check, ())
 
-    async def _find_failing_on_base(self, lost: Sequence[str]) -> set[str]:
-        """Return those of the lost cases that fail on the untouched base now, too: a busy machine
-        or a date fails them, not the change.
+    async def _find_failing_on_base(self, lost_cases: Sequence[str]) -> set[str]:
+        """Return the lost cases that now fail on the unchanged base too.
+
+        A busy machine or a date fails them, not the change.
         """
-        found: set[str] = set()
+        failing: set[str] = set()
         for check, base in self._prepared.runs.items():
-            cases = tuple(case for case in lost if case in base.cases)
-            if not cases or len(cases) > _RERUN or base.duration_ms > _RERUN_MS:
+            cases = tuple(case for case in lost_cases if case in base.cases)
+            if not cases or len(cases) > _MAX_RERUN_CASES or base.duration_ms > _MAX_RERUN_MS:
                 continue
-            ran = await self._runs.run(
+            check_runs = await self._runner.run_checks(
                 {check: cases}, "base", digest(check, *cases)[:12], "now", judged=False
             )
-            found |= {
+            failing |= {
                 case
                 for case in cases
-                if check in ran.runs and ran.runs[check].cases.get(case) in RED
+                if check in check_runs.runs and check_runs.runs[check].cases.get(case) in RED
             }
-        return found
+        return failing
 
     async def _find_passing_on_base(
         self, fixed: Sequence[str], runs: Mapping[str, CheckRun]
     ) -> set[str]:
-        """Return the proving cases that pass on the untouched base, too, in one of two further runs
-        of them: they prove nothing.
+        """Return the fixed cases that pass in one of two further runs on the unchanged base. They
+        prove nothing.
         """
-        async with self._base_turn:
+        async with self._base_lock:
             for check, run in runs.items():
-                new = tuple(
-                    case for case in fixed if case in run.cases and case not in self._red_on_base
-                )[:_RERUN]
-                if not new:
+                unconfirmed = tuple(
+                    case
+                    for case in fixed
+                    if case in run.cases and case not in self._confirmed_failures
+                )[:_MAX_RERUN_CASES]
+                if not unconfirmed:
                     continue
                 passing: set[str] = set()
                 for number in ("2", "3"):
-                    ran = await self._runs.run(
-                        {check: new}, "base", digest(check, *new)[:12], number, judged=False
+                    check_runs = await self._runner.run_checks(
+                        {check: unconfirmed},
+                        "base",
+                        digest(check, *unconfirmed)[:12],
+                        number,
+                        judged=False,
                     )
                     passing |= {
                         case
-                        for case in new
-                        if check in ran.runs and ran.runs[check].cases.get(case) == "passed"
+                        for case in unconfirmed
+                        if check in check_runs.runs
+                        and check_runs.runs[check].cases.get(case) == "passed"
                     }
-                self._red_on_base |= {case: case not in passing for case in new}
-        return {case for case in fixed if self._red_on_base.get(case) is False}
+                self._confirmed_failures |= {case: case not in passing for case in unconfirmed}
+        return {case for case in fixed if self._confirmed_failures.get(case) is False}
 
-    async def _unrelated(self, fixed: Sequence[str], changed: Sequence[str]) -> set[str]:
-        """Return the cases that have nothing to do with the changed files or the task."""
-        tests = [path for path in self._prepared.files if looks_like_test(path)]
-        code = [path for path in changed if not looks_like_test(path)]
-        said = {
+    async def _find_unrelated(self, fixed: Sequence[str], changed: Sequence[str]) -> set[str]:
+        """Return the fixed cases that concern neither the changed files nor the task."""
+        test_files = [path for path in self._prepared.files if looks_like_test(path)]
+        changed_code_files = [path for path in changed if not looks_like_test(path)]
+        base_outputs = {
             case: text for run in self._prepared.runs.values() for case, text in run.details.items()
         }
-        found = set()
+        unrelated = set()
         for case in fixed:
             if case.startswith(HIDDEN_CASE):
-                continue  # the caller named it
-            path = find_test_file(case, tests)
-            text = await self._runs.text(path) if path else ""
+                continue  # the caller chose it
+            path = find_test_file(case, test_files)
+            text = await self._runner.read_base_text(path) if path else ""
             if not concerns_change(
-                case, text, said.get(case, ""), code, self._facts.deliberation.description
+                case,
+                text,
+                base_outputs.get(case, ""),
+                changed_code_files,
+                self._facts.deliberation.description,
             ):
-                found.add(case)
-        return found
+                unrelated.add(case)
+        return unrelated
 
-    async def _read(
-        self, proposal: Proposal, found: Assessment, written: Iterable[str]
+    async def _analyze_diff(
+        self, proposal: Proposal, assessment: Assessment, written: Iterable[str]
     ) -> Assessment:
-        """Add what the diff itself says: the lines that reach for what judges it, and what it makes
-        of the code. `written`: data of tests that were written while these ran, and are not on the
-        base.
+        """Add the results of static analysis: suspicious lines, joined secrets and the normalized
+        change.
+
+        written: test data that was written during the runs and is not on the base.
         """
-        diff, own_tests = self._runs.exact(proposal.diff), proposal.own_tests
-        texts = await self._before(proposal.diff)
-        change = normal_change(diff, texts, own_tests)
-        keys = joined_secrets(
+        diff, own_tests = self._runner.unredact(proposal.diff), proposal.own_tests
+        base_texts = await self._read_changed_code(proposal.diff)
+        change = normalize_change(diff, base_texts, own_tests)
+        secrets = find_joined_secrets(
             diff,
-            texts,
+            base_texts,
             (path for path in changed_files(diff) if path in own_tests or looks_like_test(path)),
-            self._clean,
+            self._redact,
         )
-        verdict = Verdict.FAILED if keys.certain else Verdict.PASSED
-        shown = Evidence(
-            SECRETS, verdict, failed=len(keys.certain), look=keys.certain or keys.doubtful
+        verdict = Verdict.FAILED if secrets.certain else Verdict.PASSED
+        secrets_evidence = Evidence(
+            SECRETS, verdict, failed=len(secrets.certain), look=secrets.certain or secrets.doubtful
         )
         return replace(
-            found,
-            evidence=(*found.evidence, *([shown] if shown.look else [])),
-            look=(*screen(diff, own_tests), *(f"{path}:1: {WRITTEN}" for path in sorted(written))),
-            change=same_change(change),
-            idle=changes_nothing(diff, change, self._facts.deliberation.description),
+            assessment,
+            evidence=(*assessment.evidence, *([secrets_evidence] if secrets_evidence.look else [])),
+            look=(
+                *find_suspicious_lines(diff, own_tests),
+                *(f"{path}:1: {WRITTEN}" for path in sorted(written)),
+            ),
+            change=change_digest(change),
+            idle=changes_only_wording(diff, change, self._facts.deliberation.description),
         )
 
-    async def _before(self, diff: str) -> dict[str, str]:
-        """Return the texts on the base of the code that a diff changes."""
-        texts: dict[str, str] = {}
-        for path in changed_code(self._runs.exact(diff)):
+    async def _read_changed_code(self, diff: str) -> dict[str, str]:
+        """Return the base texts of the code files that a diff changes."""
+        base_texts: dict[str, str] = {}
+        for path in existing_code_files(self._runner.unredact(diff)):
             with suppress(NotFound):
-                texts[path] = await self._runs.read(path)
-        return texts
+                base_texts[path] = await self._runner.read_base_file(path)
+        return base_texts
 
-    async def _own_tests(
+    async def _run_own_tests(
         self, proposal: Proposal, runs: Mapping[str, CheckRun], failing: list[str]
     ) -> dict[str, CheckRun]:
-        """Return the runs with the author's new cases that do not fail, {} if it brings no tests.
-        Add the others to `failing`.
+        """Return the runs with the author's new cases that do not fail; {} if it brings no tests.
+        Append the failing ones to `failing`.
 
-        They take no part in the runs that prove, since they could steer these. One that fails
-        refuses nothing: a wrong test says little about the change beside it.
+        The author's tests take no part in the proving runs, since they could manipulate these. A
+        failing one rejects nothing: a wrong test says little about the change beside it.
         """
         joined = dict(runs)
-        tests = await self._tests.paths(proposal)
-        for check, paths in tests.items():
+        test_paths = await self._author_tests.find_paths(proposal)
+        for check, paths in test_paths.items():
             run = runs.get(check)
             if run is None or run.status != "success":
                 continue
             known = self._prepared.runs[check].cases.keys() | run.cases.keys()
-            own = await self._tests.own_run(proposal, check, paths)
-            new = {case: outcome for case, outcome in own.cases.items() if case not in known}
+            own_run = await self._author_tests.run_own_tests(proposal, check, paths)
+            new = {case: outcome for case, outcome in own_run.cases.items() if case not in known}
             failing += [case for case, outcome in new.items() if outcome in RED]
             joined[check] = replace(
                 run,
@@ -565,27 +633,29 @@ class Evaluator:
                 },
                 details={
                     **run.details,
-                    **{case: said for case, said in own.details.items() if case in new},
+                    **{case: output for case, output in own_run.details.items() if case in new},
                 },
             )
-        return joined if tests else {}
+        return joined if test_paths else {}
 
-    async def _unsteady(self, gone: Sequence[str]) -> list[str]:
-        """Return the cases of these checks that only one of two runs of the untouched base told of:
-        a name may hold the time.
+    async def _find_unstable_cases(self, checks: Sequence[str]) -> list[str]:
+        """Return the cases of these checks that only one of two runs of the unchanged base
+        reported, such as names with a timestamp.
 
-        Asked where a candidate's runs lack cases; each check of the base is run once more at most.
+        Used if a candidate's runs lack cases. Each check runs on the base at most once more.
         """
-        async with self._base_turn:
-            for check in gone:
-                if check not in self._untold:
-                    again = (await self._runs.run({check: ()}, "base", check, judged=False)).runs
-                    self._untold[check] = (
-                        unmatched_cases(self._prepared.runs[check], again[check])
-                        if check in again
+        async with self._base_lock:
+            for check in checks:
+                if check not in self._unstable_cases:
+                    runs = (
+                        await self._runner.run_checks({check: ()}, "base", check, judged=False)
+                    ).runs
+                    self._unstable_cases[check] = (
+                        unmatched_cases(self._prepared.runs[check], runs[check])
+                        if check in runs
                         else set()
                     )
-        return sorted(case for check in gone for case in self._untold[check])
+        return sorted(case for check in checks for case in self._unstable_cases[check])
 
     def _compare(
         self,
@@ -596,169 +666,193 @@ class Evaluator:
         applies: bool,
         unrelated: Collection[str] = (),
     ) -> Assessment:
-        base = self._prepared
+        prepared = self._prepared
         return assess(
-            base.runs,
+            prepared.runs,
             runs,
-            base.base.profile,
+            prepared.base.profile,
             own_tests=proposal.own_tests,
             applies=applies,
             flaky=sorted(flaky),
             changed=changed_files(proposal.diff),
-            altered=self._altered.get(proposal.diff, ()),
+            altered=self._altered_examples.get(proposal.diff, ()),
             task=self._facts.deliberation.description,
             unrelated=unrelated,
         )
 
-    async def _publish(self, judged: EvaluatedProposal) -> None:
-        found, proposal = judged.assessment, judged.proposal
-        applies = Verdict.PASSED if found.applies else Verdict.FAILED
-        whole = Evidence("applies", applies, proven=found.proven, look=found.look)
-        told = {name: value for name, value in dump(found).items() if name != "evidence"}
-        await self._facts.publish_evidence(proposal, whole, "applies", assessment=told)
-        for item in found.evidence:
+    async def _publish(self, evaluated: EvaluatedProposal) -> None:
+        assessment, proposal = evaluated.assessment, evaluated.proposal
+        applies = Verdict.PASSED if assessment.applies else Verdict.FAILED
+        summary = Evidence("applies", applies, proven=assessment.proven, look=assessment.look)
+        assessment_data = {
+            name: value for name, value in dump(assessment).items() if name != "evidence"
+        }
+        await self._facts.publish_evidence(proposal, summary, "applies", assessment=assessment_data)
+        for evidence in assessment.evidence:
             await self._facts.publish_evidence(
-                proposal, replace(item, output=clip(item.output, _OUTPUT))
+                proposal, replace(evidence, output=clip(evidence.output, _OUTPUT_CHARS))
             )
 
     @property
     def author_tests(self) -> AuthorTests:
-        """What runs tests that somebody brought."""
-        return self._tests
+        """The runner of tests written by seats and agents."""
+        return self._author_tests
 
-    async def passing_as_changed(self, author: Proposal, lost: Collection[str]) -> list[str]:
-        """Return those of the lost cases that pass on the author's answer as its own version of the
-        test files has them.
+    async def find_cases_passing_with_own_tests(
+        self, author: Proposal, lost_cases: Collection[str]
+    ) -> list[str]:
+        """Return the lost cases that pass on the author's answer with its own version of the test
+        files.
         """
-        found: list[str] = []
-        for check, paths in (await self._tests.paths(author)).items():
-            own = await self._tests.own_run(author, check, paths)
-            found += [case for case in lost if own.cases.get(case) == "passed"]
-        return found
+        passing: list[str] = []
+        for check, paths in (await self._author_tests.find_paths(author)).items():
+            own_run = await self._author_tests.run_own_tests(author, check, paths)
+            passing += [case for case in lost_cases if own_run.cases.get(case) == "passed"]
+        return passing
 
-    def exact(self, diff: str) -> str:
-        """Return a diff as it applies, where it was freed of secrets."""
-        return self._runs.exact(diff)
+    def unredact(self, diff: str) -> str:
+        """Return a diff as it was before secrets were removed from it."""
+        return self._runner.unredact(diff)
 
-    async def cases_on_base(self, author: Proposal) -> tuple[tuple[str, ...], str]:
-        """Return an author's new cases that pass on the untouched base, or why there are none."""
-        return await self._tests.passing_on_base(author)
+    async def find_cases_passing_on_base(self, author: Proposal) -> tuple[tuple[str, ...], str]:
+        """Return an author's new cases that pass on the unchanged base, and the reason if there are
+        none.
+        """
+        return await self._author_tests.find_cases_passing_on_base(author)
 
-    async def test_authors(self, judged: Sequence[EvaluatedProposal]) -> tuple[Proposal, ...]:
-        """Return by seat the latest proposal with tests that count."""
-        latest = {
-            item.proposal.seat: item.proposal
-            for item in judged
-            if item.assessment.applies and await self._tests.paths(item.proposal)
+    async def find_test_authors(
+        self, evaluated: Sequence[EvaluatedProposal]
+    ) -> tuple[Proposal, ...]:
+        """Return the latest proposal of each seat whose tests count."""
+        latest_by_seat = {
+            candidate.proposal.seat: candidate.proposal
+            for candidate in evaluated
+            if candidate.assessment.applies
+            and await self._author_tests.find_paths(candidate.proposal)
         }
         return tuple(
-            [author for author in latest.values() if (await self._tests.validate(author)).cases]
+            [
+                author
+                for author in latest_by_seat.values()
+                if (await self._author_tests.validate(author)).cases
+            ]
         )
 
-    async def cross(
-        self, judged: Sequence[EvaluatedProposal], without: Collection[str] = ()
+    async def run_cross_tests(
+        self, evaluated: Sequence[EvaluatedProposal], excluded_seats: Collection[str] = ()
     ) -> tuple[EvaluatedProposal, ...]:
-        """Run every author's tests on the candidates of others that pass the gates. `without`:
-        seats whose tests do not count.
+        """Run each author's tests on the candidates of other seats that pass the acceptance checks.
+
+        excluded_seats: seats whose tests do not count.
         """
-        if not _worth_it(judged):
-            return tuple(judged)
-        passing = [item.proposal for item in judged if item.passes]
+        if not _needs_cross_tests(evaluated):
+            return tuple(evaluated)
+        proposals = [candidate.proposal for candidate in evaluated if candidate.passes]
         authors = [
-            author for author in await self.test_authors(judged) if author.seat not in without
+            author
+            for author in await self.find_test_authors(evaluated)
+            if author.seat not in excluded_seats
         ]
-        votes = await self._tests.run(authors, passing)
-        return tuple(replace(item, cross=votes.get(item.proposal.candidate, ())) for item in judged)
+        votes = await self._author_tests.run_cross_tests(authors, proposals)
+        return tuple(
+            replace(candidate, cross=votes.get(candidate.proposal.candidate, ()))
+            for candidate in evaluated
+        )
 
 
-def _missing_checks(
-    found: Assessment, runs: Mapping[str, CheckRun], base: Prepared
+def _find_checks_with_missing_cases(
+    assessment: Assessment, runs: Mapping[str, CheckRun], prepared: Prepared
 ) -> tuple[str, ...]:
-    """Required checks that ran to their end, and do not tell of cases that were green on the
-    base.
-    """
-    lost = set(found.regressions)
+    """Return the required checks that completed but lack cases that passed on the base."""
+    lost_cases = set(assessment.regressions)
     return tuple(
         name
         for name, run in runs.items()
-        if name in found.required
+        if name in assessment.required
         and run.cases
         and run.status == "success"
-        and lost & (base.runs[name].cases.keys() - run.cases.keys())
+        and lost_cases & (prepared.runs[name].cases.keys() - run.cases.keys())
     )
 
 
-def _doubtful(
-    found: Assessment, runs: Mapping[str, CheckRun], base: Prepared
+def _deciding_cases(
+    assessment: Assessment, runs: Mapping[str, CheckRun], prepared: Prepared
 ) -> dict[str, tuple[str, ...]]:
-    """By check the cases that decide: regressions, new red ones and those that prove. Only of
-    checks that can be run again cheaply.
+    """Return the deciding cases by check: regressions, new failures and proving cases.
+
+    Only checks that are cheap to repeat are included.
     """
     deciding = {
-        *found.regressions,
-        *found.fixed,
-        *(case for item in found.evidence for case in item.red),
+        *assessment.regressions,
+        *assessment.fixed,
+        *(case for evidence in assessment.evidence for case in evidence.red),
     }
     cases = {
         name: tuple(sorted(deciding & run.cases.keys()))
         for name, run in runs.items()
-        if name in found.required
+        if name in assessment.required
     }
     return {
-        name: some
-        for name, some in cases.items()
-        if some
-        and len(some) <= _RERUN
+        name: names
+        for name, names in cases.items()
+        if names
+        and len(names) <= _MAX_RERUN_CASES
         and runs[name].status == "success"
-        and base.runs[name].duration_ms <= _RERUN_MS
+        and prepared.runs[name].duration_ms <= _MAX_RERUN_MS
     }
 
 
-def _data_of_tests(runs: Mapping[str, CheckRun]) -> frozenset[str]:
-    """The data of tests that were written while these ran."""
+def _written_test_data(runs: Mapping[str, CheckRun]) -> frozenset[str]:
+    """Return the test data that was written during these runs."""
     return frozenset(
-        case for run in runs.values() for case, said in run.details.items() if said == WRITTEN
+        case for run in runs.values() for case, output in run.details.items() if output == WRITTEN
     )
 
 
-def _worth_it(judged: Sequence[EvaluatedProposal]) -> bool:
-    """Tests of others change something where candidates compete, or where one is not proven yet."""
-    passing = [item for item in judged if item.passes]
-    return len({item.proposal.diff for item in passing}) > 1 or any(
-        not item.assessment.proven for item in passing
+def _needs_cross_tests(evaluated: Sequence[EvaluatedProposal]) -> bool:
+    """True if tests of other seats can change the result: candidates compete, or one is
+    not proven.
+    """
+    passing = [candidate for candidate in evaluated if candidate.passes]
+    return len({candidate.proposal.diff for candidate in passing}) > 1 or any(
+        not candidate.assessment.proven for candidate in passing
     )
 
 
-def facts_text(judged: EvaluatedProposal, base: Mapping[str, CheckRun]) -> str:
-    """Say what the checks of a candidate showed, for its author or a reviewer. Names nobody."""
-    found = judged.seen
-    lines = [] if found.applies else ["The patch is empty or does not apply on a clean checkout."]
-    if found.idle:
+def format_check_results(evaluated: EvaluatedProposal, base_runs: Mapping[str, CheckRun]) -> str:
+    """Format the check results of a candidate for its author or a reviewer, without names
+    of seats.
+    """
+    assessment = evaluated.visible_assessment
+    lines = (
+        [] if assessment.applies else ["The patch is empty or does not apply on a clean checkout."]
+    )
+    if assessment.idle:
         lines.append("The patch changes comments, docstrings or formatting alone.")
-    for item in found.evidence:
+    for evidence in assessment.evidence:
         lines.append(
-            f"{item.check}: "
-            f"{item.verdict}{counts(item)}{': ' if item.red else ''}{', '.join(item.red[:10])}"
+            f"{evidence.check}: {evidence.verdict}{format_counts(evidence)}"
+            f"{': ' if evidence.red else ''}{', '.join(evidence.red[:10])}"
         )
-        if item.red_before:
-            lines.append(f"Red before and still: {', '.join(item.red_before[:10])}")
-        if item.verdict is not Verdict.PASSED and item.output and not judged.details:
-            lines.append(clip(item.output, 1500))
-    if found.regressions:
-        lines.append(f"Passed before and not any more: {', '.join(found.regressions[:10])}")
+        if evidence.red_before:
+            lines.append(f"Red before and still: {', '.join(evidence.red_before[:10])}")
+        if evidence.verdict is not Verdict.PASSED and evidence.output and not evaluated.details:
+            lines.append(clip(evidence.output, 1500))
+    if assessment.regressions:
+        lines.append(f"Passed before and not any more: {', '.join(assessment.regressions[:10])}")
     lines += [
-        f"{case}:\n{clip(said.strip(), 1500)}"
-        for case, said in list(judged.details.items())[:_TOLD]
+        f"{case}:\n{clip(output.strip(), 1500)}"
+        for case, output in list(evaluated.details.items())[:_MAX_CASE_OUTPUTS]
     ]
-    if any(outcome in RED for run in base.values() for outcome in run.cases.values()):
+    if any(outcome in RED for run in base_runs.values() for outcome in run.cases.values()):
         lines.append(
             "A test that failed before passes now."
-            if found.proven
+            if assessment.proven
             else "No test that failed before passes now."
         )
-    if judged.cross:
+    if evaluated.cross:
         lines.append(
-            f"Passes the tests of {sum(run.passed for run in judged.cross)} of "
-            f"{len(judged.cross)} colleagues."
+            f"Passes the tests of {sum(run.passed for run in evaluated.cross)} of "
+            f"{len(evaluated.cross)} colleagues."
         )
     return "\n".join(lines)

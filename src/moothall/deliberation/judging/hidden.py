@@ -1,7 +1,7 @@
-"""Tests that no seat sees: the caller's, and those that `[hidden]` in `.moothall.toml` names.
+"""Hidden tests, which no seat sees: those of the caller, and of `[hidden]` in `.moothall.toml`.
 
-They are checks of their own beside each test check of the repository, and run on the base and on
-every candidate. The names of their cases begin with `hidden:`.
+They form a separate check for each test check of the repository, and run on the base and on every
+candidate. The names of their cases begin with `hidden:`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from moothall.sandbox_runtime.checks import tells_cases
 
 @dataclass(frozen=True, slots=True)
 class HiddenTests:
-    """Hidden tests of a base.
+    """The hidden tests of a base.
 
-    files: their texts by path. paths: by check the files that its runner is given; () for the whole
-    check. unused: the paths that no check of tests takes.
+    files: their texts by path.
+    paths: by check the files to pass to its runner; () for the whole check.
+    unused: paths that no test check accepts.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -30,15 +31,15 @@ class HiddenTests:
 
 
 def with_hidden_checks(prepared: Prepared) -> tuple[Prepared, HiddenTests]:
-    """Return a base with a check for its hidden tests beside each test check whose folder holds
-    some.
+    """Return the base with a hidden check for each test check that has hidden tests in its folder,
+    and the hidden tests.
     """
     if not prepared.hidden:
         return prepared, HiddenTests()
     profile = prepared.base.profile
     argv, folders, reports = dict(profile.checks), dict(profile.folders), dict(profile.reports)
     paths: dict[str, tuple[str, ...]] = {}
-    left = dict.fromkeys(prepared.hidden)
+    unassigned = dict.fromkeys(prepared.hidden)
     by_depth = sorted(profile.checks, key=lambda name: -len(profile.folders.get(name, "")))
     for check in by_depth:
         if check in profile.advisory or not (
@@ -46,31 +47,33 @@ def with_hidden_checks(prepared: Prepared) -> tuple[Prepared, HiddenTests]:
         ):
             continue
         folder = profile.folders.get(check, "")
-        some = [path for path in left if not folder or path.startswith(f"{folder}/")]
-        if not some:
+        assigned = [path for path in unassigned if not folder or path.startswith(f"{folder}/")]
+        if not assigned:
             continue
-        for path in some:
-            del left[path]
+        for path in assigned:
+            del unassigned[path]
         name = (
             f"{HIDDEN}{check.removeprefix('tests')}"
             if check.startswith("tests")
             else f"{HIDDEN}-{check}"
         )
-        alone = tuple(path for path in some if is_run_alone(path))
-        whole = not alone or any(path.endswith(".rs") and not is_run_alone(path) for path in some)
-        paths[name] = () if whole else alone
+        runnable = tuple(path for path in assigned if is_run_alone(path))
+        runs_whole_check = not runnable or any(
+            path.endswith(".rs") and not is_run_alone(path) for path in assigned
+        )
+        paths[name] = () if runs_whole_check else runnable
         argv[name] = profile.checks[check]
         folders |= {name: folder} if folder else {}
         reports |= {name: profile.reports[check]} if check in profile.reports else {}
     extended = replace(profile, checks=argv, folders=folders, reports=reports)
     return replace(prepared, base=replace(prepared.base, profile=extended)), HiddenTests(
-        prepared.hidden, paths, tuple(left)
+        prepared.hidden, paths, tuple(unassigned)
     )
 
 
-def renamed(run: CheckRun) -> CheckRun:
-    """Return a run of hidden tests with the names that its cases have everywhere else, and without
-    the output, which quotes them.
+def hide_cases(run: CheckRun) -> CheckRun:
+    """Return a run of hidden tests with prefixed case names, and without the output, which quotes
+    the tests.
     """
     return replace(
         run,
@@ -82,28 +85,30 @@ def renamed(run: CheckRun) -> CheckRun:
 
 
 def is_hidden(check: str) -> bool:
-    """Whether a check is one of hidden tests."""
+    """True if a check runs hidden tests."""
     return check == HIDDEN or check.startswith(f"{HIDDEN}-")
 
 
-def without_hidden(found: Assessment) -> Assessment:
-    """Return what seats and reviewers may know of an assessment: nothing of hidden tests."""
-    if not any(is_hidden(check) for check in found.required):
-        return found
+def without_hidden(assessment: Assessment) -> Assessment:
+    """Return an assessment without hidden tests, for seats and reviewers."""
+    if not any(is_hidden(check) for check in assessment.required):
+        return assessment
 
-    def seen(cases: tuple[str, ...]) -> tuple[str, ...]:
+    def drop_hidden(cases: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(case for case in cases if not case.startswith(HIDDEN_CASE))
 
     return replace(
-        found,
-        required=tuple(check for check in found.required if not is_hidden(check)),
-        evidence=tuple(item for item in found.evidence if not is_hidden(item.check)),
-        regressions=seen(found.regressions),
-        fixed=seen(found.fixed),
-        still_red=seen(found.still_red),
-        unrelated=seen(found.unrelated),
-        unsolved=seen(found.unsolved),
-        look=seen(found.look),
-        proven=bool(seen(found.fixed)),
-        missed=found.missed and bool(seen(found.unsolved)),
+        assessment,
+        required=tuple(check for check in assessment.required if not is_hidden(check)),
+        evidence=tuple(
+            evidence for evidence in assessment.evidence if not is_hidden(evidence.check)
+        ),
+        regressions=drop_hidden(assessment.regressions),
+        fixed=drop_hidden(assessment.fixed),
+        still_red=drop_hidden(assessment.still_red),
+        unrelated=drop_hidden(assessment.unrelated),
+        unsolved=drop_hidden(assessment.unsolved),
+        look=drop_hidden(assessment.look),
+        proven=bool(drop_hidden(assessment.fixed)),
+        missed=assessment.missed and bool(drop_hidden(assessment.unsolved)),
     )

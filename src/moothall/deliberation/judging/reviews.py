@@ -1,4 +1,6 @@
-"""Reviews: anonymous, never of one's own, in an order that is deaf to names."""
+"""Reviews of answers. They are anonymous, no seat reviews its own answer, and seat names do not
+affect the order.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from datetime import timedelta
 from moothall.concurrency import seconds_until
 from moothall.config import LlmSettings
 from moothall.deliberation.context import DeliberationContext
-from moothall.deliberation.judging.agents import report
-from moothall.deliberation.judging.evaluator import facts_text
+from moothall.deliberation.judging.agents import publish_report
+from moothall.deliberation.judging.evaluator import format_check_results
 from moothall.deliberation.judging.tool_reviews import (
-    ReviewOrder,
+    ToolReviewRequest,
     review_with_tools,
     reviews_with_tools,
 )
@@ -35,104 +37,108 @@ from moothall.domain.evidence import CONTRADICTION, Evidence, Verdict
 from moothall.domain.ids import digest, seed_of
 from moothall.domain.proposal import Proposal, Review
 from moothall.errors import BusUnavailable, ModelReplyInvalid, MoothallError
-from moothall.ranking.gates import plain
+from moothall.ranking.gates import sanitize_line
 from moothall.ranking.syntax.diffs import file_diffs
 
-REVIEWS_A_SEAT = 3
-_COMPETING = 2  # different answers, from which on tests choose between them
+REVIEWS_PER_SEAT = 3
+_MIN_COMPETING_ANSWERS = 2  # with fewer, tests have nothing to choose between
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One distinct answer and the proposals that gave it."""
+    """A distinct answer and the proposals that gave it."""
 
     text: str
     proposals: tuple[Proposal, ...]
 
     @property
     def seats(self) -> frozenset[str]:
-        """Who gave it."""
-        return frozenset(item.seat for item in self.proposals)
+        """The seats that gave the answer."""
+        return frozenset(proposal.seat for proposal in self.proposals)
 
 
-def answers(proposals: Iterable[Proposal]) -> tuple[Answer, ...]:
-    """Group the same answers together, in the order of their hashes."""
+def group_answers(proposals: Iterable[Proposal]) -> tuple[Answer, ...]:
+    """Group proposals by answer, in the order of the answers' hashes."""
     groups: dict[str, list[Proposal]] = {}
     for proposal in proposals:
         groups.setdefault(proposal.diff or proposal.content, []).append(proposal)
     return tuple(Answer(text, tuple(groups[text])) for text in sorted(groups, key=digest))
 
 
-def assign(
-    given: Sequence[Answer], reviewers: Sequence[str], each: int = REVIEWS_A_SEAT
+def assign_reviews(
+    answers: Sequence[Answer], reviewers: Sequence[str], each: int = REVIEWS_PER_SEAT
 ) -> tuple[tuple[str, Answer], ...]:
-    """Say who reviews what: at most `each` answers a reviewer, none that the reviewer gave itself.
+    """Assign at most `each` answers to every reviewer, none of them its own.
 
-    The answers stand in a ring and everyone reads on from its own, so that in a council of distinct
-    answers
-    each is read equally often. Seats of the same answer, and those without one, begin one place
-    further each.
+    The answers form a ring, and each reviewer starts after its own answer. In a council of distinct
+    answers each is therefore reviewed equally often. Reviewers with the same answer, or with none,
+    start one position later each.
     """
-    own = {seat: index for index, answer in enumerate(given) for seat in answer.seats}
-    begun: Counter[int] = Counter()
+    own_positions = {seat: index for index, answer in enumerate(answers) for seat in answer.seats}
+    started: Counter[int] = Counter()
     pairs = []
     for reviewer in reviewers:
-        place = own.get(reviewer, len(given) - 1)
-        start = place + 1 + begun[place]
-        begun[place] += 1
-        ring = [given[(start + step) % len(given)] for step in range(len(given))]
+        position = own_positions.get(reviewer, len(answers) - 1)
+        start = position + 1 + started[position]
+        started[position] += 1
+        ring = [answers[(start + step) % len(answers)] for step in range(len(answers))]
         pairs += [(reviewer, answer) for answer in ring if reviewer not in answer.seats][:each]
     return tuple(pairs)
 
 
-def review_of(read: ReadReview, reviewer: str, proposal: Proposal, wanted: Sequence[str]) -> Review:
-    """Return the review of one proposal. A criterion whose quote the answer does not hold is not
-    met.
+def make_review(
+    reply: ReadReview, reviewer: str, proposal: Proposal, criteria: Sequence[str]
+) -> Review:
+    """Return the review of one proposal.
+
+    A criterion counts as not met if its quote is not in the answer.
     """
     text = proposal.diff or proposal.content
     quotes = {
         number: quote.strip()
-        for number, quote in read.met
-        if number not in read.unmet and _holds(text, quote)
+        for number, quote in reply.met
+        if number not in reply.unmet and _contains_quote(text, quote)
     }
-    met = tuple(f'{wanted[number - 1]} — "{quote}"' for number, quote in sorted(quotes.items()))
-    unmet = tuple(criterion for number, criterion in enumerate(wanted, 1) if number not in quotes)
-    return Review(reviewer, proposal.candidate, read.score / 10, met, unmet, read.comment)
+    met = tuple(f'{criteria[number - 1]} — "{quote}"' for number, quote in sorted(quotes.items()))
+    unmet = tuple(criterion for number, criterion in enumerate(criteria, 1) if number not in quotes)
+    return Review(reviewer, proposal.candidate, reply.score / 10, met, unmet, reply.comment)
 
 
-def _holds(text: str, quote: str) -> bool:
-    """Whether a text contains a quote, spaces and the marks of a diff aside."""
-    wanted = _without_marks(quote)
-    return bool(wanted) and (
-        wanted in _without_marks(text)
+def _contains_quote(text: str, quote: str) -> bool:
+    """True if a text contains a quote, apart from white space and diff markers."""
+    normalized_quote = _strip_diff_markers(quote)
+    return bool(normalized_quote) and (
+        normalized_quote in _strip_diff_markers(text)
         or " ".join(quote.split()).strip("+- ") in " ".join(text.split())
     )
 
 
-def _without_marks(text: str) -> str:
+def _strip_diff_markers(text: str) -> str:
     return " ".join(" ".join(line.lstrip("+- ").split()) for line in text.splitlines()).strip()
 
 
-def review_text(review: Review) -> str:
-    """Say it to the author, without the reviewer's name."""
+def format_review(review: Review) -> str:
+    """Format a review for the author, without the reviewer's name."""
     lines = [f"Score {review.score:.1f} of 1."]
-    lines += [f"Met: {item}" for item in review.met]
-    lines += [f"Not met: {item}" for item in review.unmet]
+    lines += [f"Met: {criterion}" for criterion in review.met]
+    lines += [f"Not met: {criterion}" for criterion in review.unmet]
     return "\n".join([*lines, review.comment])
 
 
-_TRIES = 2
-_AT_ONCE = 4  # reviews with workspaces
-_WHY = 200
-_CLOSING_SECONDS, _CLOSING_SHARE = 5.0, 0.1
-"""What is kept of the time, so that a review that does not come is told."""
-WIDE_WINDOW = 16_000
-"""The tokens of a window from which on a model may think before it judges."""
-_TOKENS, _THINKING_TOKENS = 400, 4096
-"""Tokens of a review from a small model, and from one with a wide window."""
+_MAX_ATTEMPTS = 2
+_MAX_CONCURRENT = 4  # reviews with workspaces
+_WHY_CHARS = 200
+_CLOSING_SECONDS = 5.0
+_CLOSING_SHARE = 0.1
+"""The reserve of the remaining time, the shorter of both, to publish that a review is missing."""
+WIDE_WINDOW_TOKENS = 16_000
+"""The context window, in tokens, from which on a model may think before it judges."""
+_MAX_TOKENS = 400
+_MAX_THINKING_TOKENS = 4096
+"""The token limits of a review by a small model, and by one with a wide context window."""
 
 
-async def hold_reviews(
+async def collect_reviews(
     council: DeliberationContext,
     pairs: Sequence[tuple[str, Answer]],
     phase: str,
@@ -140,28 +146,33 @@ async def hold_reviews(
     *,
     tools: bool = True,
 ) -> list[Review]:
-    """Ask for these reviews side by side, each once again if there is none. What is missing then is
-    published, with the reason.
+    """Request reviews concurrently, each of them twice if the first attempt fails. Publish the
+    reason of each missing review.
 
-    tools: whether reviewers that can use a workspace get one.
+    tools: give a workspace to reviewers that can use one.
     """
-    found: list[Review] = []
+    reviews: list[Review] = []
     numbers: Counter[str] = Counter()
-    places = asyncio.Semaphore(_AT_ONCE)
+    slots = asyncio.Semaphore(_MAX_CONCURRENT)
 
-    async def ask(order: _Wanted) -> None:
-        found.extend(await _one_review(council, order, places if tools else None))
+    async def request_review(request: _ReviewRequest) -> None:
+        reviews.extend(await _request_review(council, request, slots if tools else None))
 
     async with asyncio.TaskGroup() as group:
         for reviewer, answer in pairs:
             numbers[reviewer] += 1
-            group.create_task(ask(_Wanted(reviewer, answer, phase, round_, numbers[reviewer])))
-    return sorted(found, key=lambda item: (item.candidate, item.reviewer))
+            group.create_task(
+                request_review(_ReviewRequest(reviewer, answer, phase, round_, numbers[reviewer]))
+            )
+    return sorted(reviews, key=lambda review: (review.candidate, review.reviewer))
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A review that is asked for; `number` counts those of its reviewer."""
+class _ReviewRequest:
+    """A requested review.
+
+    number: the number of the review among those of its reviewer.
+    """
 
     reviewer: str
     answer: Answer
@@ -171,59 +182,66 @@ class _Wanted:
 
     @property
     def step(self) -> str:
-        """What its calls are named after."""
+        """The prefix of its call ids."""
         return f"{self.reviewer}/{self.phase}/{self.round}.{self.number}"
 
 
-async def _one_review(
-    council: DeliberationContext, order: _Wanted, places: asyncio.Semaphore | None
+async def _request_review(
+    council: DeliberationContext, request: _ReviewRequest, slots: asyncio.Semaphore | None
 ) -> list[Review]:
-    """Return the reviews of an answer's proposals, published; [] if the reviewer gave none."""
-    wanted = prompts.criteria(council.deliberation.constraints)
+    """Return and publish the reviews of an answer's proposals; [] if the reviewer gives none."""
+    criteria = prompts.criteria(council.deliberation.constraints)
     why = "the budget is used up"
     corrections: list[Message] = []
-    for attempt in range(1, _TRIES + 1):
+    for attempt in range(1, _MAX_ATTEMPTS + 1):
         if council.ledger.used_up:
             break
         try:
-            # Asked again it sees the change alone: what kept it from an end with tools may do so
-            # once more.
-            if attempt == 1 and places is not None and reviews_with_tools(council, order.reviewer):
-                async with places:
-                    read = await review_with_tools(council, _with_tools(council, order, wanted))
+            # The second attempt has no tools, since working with them may fail again in the same
+            # way.
+            if attempt == 1 and slots is not None and reviews_with_tools(council, request.reviewer):
+                async with slots:
+                    reply = await review_with_tools(
+                        council, _tool_review_request(council, request, criteria)
+                    )
             else:
-                read = await _ask_for_review(council, order, wanted, attempt, corrections)
+                reply = await _ask_for_review(council, request, criteria, attempt, corrections)
         except BusUnavailable:
             raise
         except MoothallError as error:
             why = error.message
             continue
-        return await _publish(council, order, read, wanted)
-    for proposal in order.answer.proposals:
-        name = proposal.candidate
-        said = f"review of {name} by {order.reviewer} is missing: {plain(why, _WHY)}"
-        await report(
+        return await _publish_reviews(council, request, reply, criteria)
+    for proposal in request.answer.proposals:
+        candidate = proposal.candidate
+        reason = sanitize_line(why, _WHY_CHARS)
+        message = f"review of {candidate} by {request.reviewer} is missing: {reason}"
+        await publish_report(
             council,
-            order.reviewer,
-            said,
-            ordinal=f"{order.step}/{name}",
-            candidate=name,
+            request.reviewer,
+            message,
+            ordinal=f"{request.step}/{candidate}",
+            candidate=candidate,
             missing=True,
         )
     return []
 
 
-async def _publish(
-    council: DeliberationContext, order: _Wanted, read: ReadReview, wanted: Sequence[str]
+async def _publish_reviews(
+    council: DeliberationContext,
+    request: _ReviewRequest,
+    reply: ReadReview,
+    criteria: Sequence[str],
 ) -> list[Review]:
     reviews = [
-        review_of(read, order.reviewer, proposal, wanted) for proposal in order.answer.proposals
+        make_review(reply, request.reviewer, proposal, criteria)
+        for proposal in request.answer.proposals
     ]
-    for review, proposal in zip(reviews, order.answer.proposals, strict=True):
+    for review, proposal in zip(reviews, request.answer.proposals, strict=True):
         await council.events.publish(
             EventType.SEAT_REVIEWED,
-            f"{order.step}/{review.candidate}/{proposal.fingerprint}",
-            seat=order.reviewer,
+            f"{request.step}/{review.candidate}/{proposal.fingerprint}",
+            seat=request.reviewer,
             candidate=review.candidate,
             fingerprint=proposal.fingerprint,
             review=dump(review),
@@ -231,68 +249,80 @@ async def _publish(
     return reviews
 
 
-def _facts_of(council: DeliberationContext, answer: Answer) -> str:
-    """Return what checks said of an answer, and the lines of it that a person should look at."""
+def _format_evidence(council: DeliberationContext, answer: Answer) -> str:
+    """Return the check results of an answer, and its lines that a person should look at."""
     prepared = council.prepared
-    item = next(
-        (item for item in council.judged if prepared and item.proposal == answer.proposals[0]), None
+    evaluated = next(
+        (
+            candidate
+            for candidate in council.judged
+            if prepared and candidate.proposal == answer.proposals[0]
+        ),
+        None,
     )
-    if item is None or prepared is None:
+    if evaluated is None or prepared is None:
         return ""
-    look = item.seen.look
+    suspicious_lines = evaluated.visible_assessment.look
     return "\n".join(
-        [facts_text(item, prepared.runs), *(["Lines to look at:", *look] if look else [])]
+        [
+            format_check_results(evaluated, prepared.runs),
+            *(["Lines to look at:", *suspicious_lines] if suspicious_lines else []),
+        ]
     )
 
 
-def _with_tools(council: DeliberationContext, order: _Wanted, wanted: Sequence[str]) -> ReviewOrder:
-    diff = order.answer.text
-    return ReviewOrder(
-        reviewer=order.reviewer,
-        where=f"{order.phase}/{order.round}",
-        number=order.number,
+def _tool_review_request(
+    council: DeliberationContext, request: _ReviewRequest, criteria: Sequence[str]
+) -> ToolReviewRequest:
+    diff = request.answer.text
+    return ToolReviewRequest(
+        reviewer=request.reviewer,
+        step=f"{request.phase}/{request.round}",
+        number=request.number,
         diff=diff,
-        exact=council.evaluator.exact(diff) if council.evaluator else diff,
-        evidence=_facts_of(council, order.answer),
-        wanted=wanted,
+        unredacted=council.evaluator.unredact(diff) if council.evaluator else diff,
+        evidence=_format_evidence(council, request.answer),
+        criteria=criteria,
     )
 
 
 async def _ask_for_review(
     council: DeliberationContext,
-    order: _Wanted,
-    wanted: Sequence[str],
+    request: _ReviewRequest,
+    criteria: Sequence[str],
     attempt: int,
     corrections: list[Message],
 ) -> ReadReview:
-    """Ask for a review by what is shown alone. Raises `MoothallError`. `corrections`: what follows
-    the question; what is wrong is added.
+    """Ask a model for a review without tools. Raises `MoothallError`.
+
+    corrections: messages after the prompt; a malformed reply and its error are appended.
     """
-    setup = council.setup_of(order.reviewer)
-    room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
-    shown = readable_diff(order.answer.text) if council.prepared else order.answer.text
+    setup = council.setup_of(request.reviewer)
+    max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
+    answer_text = readable_diff(request.answer.text) if council.prepared else request.answer.text
     messages = prompts.review_prompt(
         setup.judge_system,
         setup.shared,
-        clip(shown, room),
-        evidence=clip(_facts_of(council, order.answer), room // 3),
-        wanted=wanted,
+        clip(answer_text, max_chars),
+        evidence=clip(_format_evidence(council, request.answer), max_chars // 3),
+        wanted=criteria,
         mode=setup.mode,
         role=council.deliberation.reviewer,
     )
-    left = seconds_until(council.deadline)
+    seconds_left = seconds_until(council.deadline)
     reply = await council.ask_or_raise(
-        f"{order.step}.{attempt}",
+        f"{request.step}.{attempt}",
         (*messages, *corrections),
-        review_schema(len(wanted)),
+        review_schema(len(criteria)),
         review_tokens(setup.llm),
-        temperature=0.0 if order.phase == "verify" else council.temperature_of(order.reviewer),
-        seed=seed_of(council.deliberation.seed, order.step, attempt),
+        temperature=0.0 if request.phase == "verify" else council.temperature_of(request.reviewer),
+        seed=seed_of(council.deliberation.seed, request.step, attempt),
         scored=True,
-        deadline=council.deadline - timedelta(seconds=min(_CLOSING_SECONDS, left * _CLOSING_SHARE)),
+        deadline=council.deadline
+        - timedelta(seconds=min(_CLOSING_SECONDS, seconds_left * _CLOSING_SHARE)),
     )
     try:
-        return read_review(reply, len(wanted))
+        return read_review(reply, len(criteria))
     except MalformedReplyError as error:
         corrections += [
             Message("assistant", reply.text),
@@ -302,38 +332,45 @@ async def _ask_for_review(
 
 
 def review_tokens(llm: LlmSettings) -> int:
-    """Return how many tokens a judgement may take."""
-    return min(_THINKING_TOKENS if llm.context_tokens >= WIDE_WINDOW else _TOKENS, llm.max_tokens)
+    """Return the token limit of a judgement."""
+    return min(
+        _MAX_THINKING_TOKENS if llm.context_tokens >= WIDE_WINDOW_TOKENS else _MAX_TOKENS,
+        llm.max_tokens,
+    )
 
 
-async def find_contradictions(council: DeliberationContext) -> frozenset[str]:
-    """Return the seats whose tests contradict the task's text, as the model says, and publish why.
-    A reply that does not say is no verdict.
+async def find_contradicting_seats(council: DeliberationContext) -> frozenset[str]:
+    """Return the seats whose tests contradict the task's text, as a model says, and publish why.
 
-    Small models are not asked: what they say of tests is noise.
+    A reply without a clear answer counts as no contradiction. Small models are not asked, since
+    their judgement of tests is noise.
     """
     setup = council.setup_of("-")
     if (
         council.evaluator is None
         or setup.function is not None
-        or setup.llm.context_tokens < WIDE_WINDOW
+        or setup.llm.context_tokens < WIDE_WINDOW_TOKENS
         or council.ledger.used_up
     ):
         return frozenset()
-    if len({item.proposal.diff for item in council.judged if item.passes}) < _COMPETING:
+    if (
+        len({evaluated.proposal.diff for evaluated in council.judged if evaluated.passes})
+        < _MIN_COMPETING_ANSWERS
+    ):
         return frozenset()
     authors = [
         author
-        for author in await council.evaluator.test_authors(council.judged)
-        if tests_of(author)
+        for author in await council.evaluator.find_test_authors(council.judged)
+        if extract_test_changes(author)
     ]
 
-    async def read(author: Proposal) -> None:
+    async def read_tests(author: Proposal) -> None:
         step = f"-/verify/{council.deliberation.rounds + 1}.tests.{author.candidate}"
-        shown = clip(
-            readable_diff(tests_of(author)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
+        test_changes = clip(
+            readable_diff(extract_test_changes(author)),
+            int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5),
         )
-        messages = prompts.contradiction_prompt(setup.judge_system, council.task_text, shown)
+        messages = prompts.contradiction_prompt(setup.judge_system, council.task_text, test_changes)
         reply = await council.ask(
             step, messages, contradiction_schema(), review_tokens(setup.llm), temperature=0.0
         )
@@ -342,20 +379,22 @@ async def find_contradictions(council: DeliberationContext) -> frozenset[str]:
         except MalformedReplyError:
             why = ""
         if why:
-            found = Evidence(CONTRADICTION, Verdict.FAILED, why=f"they contradict the task: {why}")
-            await council.events.publish_evidence(author, found)
+            evidence = Evidence(
+                CONTRADICTION, Verdict.FAILED, why=f"they contradict the task: {why}"
+            )
+            await council.events.publish_evidence(author, evidence)
         council.contradictions[author.candidate] = why
 
     async with asyncio.TaskGroup() as group:
         for author in authors:
             if author.candidate not in council.contradictions:
-                group.create_task(read(author))
+                group.create_task(read_tests(author))
     return frozenset(author.seat for author in authors if council.contradictions[author.candidate])
 
 
-def tests_of(author: Proposal) -> str:
-    """Return the part of a seat's diff that is its test files; '' if its tests stand inside source
-    files.
+def extract_test_changes(author: Proposal) -> str:
+    """Return the part of a seat's diff that changes its test files; '' if its tests are inside
+    source files.
     """
     return "\n".join(
         f"+++ b/{part.path}\n{part.body}"

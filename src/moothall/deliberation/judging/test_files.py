@@ -1,4 +1,4 @@
-"""Names of test files."""
+"""Classification of test files by their paths."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _RUN_ALONE = re.compile(
 
 
 def is_crate_module(path: str) -> bool:
-    """Whether a test file is a module of a Rust crate, such as `src/tests.rs`, and no test target
-    of its own.
+    """True if a test file is a module of a Rust crate, such as `src/tests.rs`, rather than a
+    separate test target.
     """
     return path.endswith(".rs") and "src" in path.split("/")[:-1]
 
 
 def is_run_alone(path: str) -> bool:
-    """Whether a path is a test file that a runner can be given by name."""
+    """True if a runner accepts a test file by its path."""
     return bool(_RUN_ALONE.search(path)) and not is_crate_module(path)

@@ -1,10 +1,10 @@
-"""The test writer: an agent that sees the task and the base, and no answer. Its tests are run on
-every answer; it never is a candidate.
+"""The test writer: an agent that sees the task and the base, but no answer. Its tests run on every
+answer; it is never a candidate.
 
-It works where no answer is proven, once a deliberation. A case counts if it fails on the base for a
-reason that the task gives, is steady, passes on at least one answer and, as a second reader of the
-task's text says, fits the task. Cases that fit the task and fail on every answer are told and count
-for nobody; where they are as many as those that count, an answer is not reproduced by the others.
+It works once per deliberation, if no answer is proven. A case counts if it fails on the base for a
+reason that the task names, is not flaky, passes on at least one answer and fits the task according
+to a model that reads the task's text. Cases that fit the task and fail on every answer are reported
+but do not count. If they are at least as many as those that count, the others reproduce no answer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 
 from moothall.deliberation.context import DeliberationContext
 from moothall.deliberation.judging.agents import (
-    SHARE,
-    TURNS,
+    MAX_TURNS,
+    TIME_SHARE,
     AgentTask,
-    report,
+    agent_deadline,
+    publish_report,
     run_agent,
-    share_of_time,
-    tools_of,
+    select_tools,
 )
 from moothall.deliberation.judging.claims import is_done_already
 from moothall.deliberation.judging.evaluator import EvaluatedProposal
@@ -31,8 +31,8 @@ from moothall.deliberation.judging.trial import (
     PASSES_ON_BASE,
     Trial,
     Verdicts,
-    tests_in,
-    vote,
+    add_cross_runs,
+    extract_tests,
 )
 from moothall.deliberation.prompts import evidence_prompt
 from moothall.deliberation.prompts.reply import read_numbered
@@ -50,16 +50,17 @@ from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.repository import Patch
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ports import Workspace
-from moothall.ranking.gates import name_cases, plain
+from moothall.ranking.gates import format_cases, sanitize_line
 
-_TRIES = 2
-_OUTPUT = 4_000
+_MAX_READ_ATTEMPTS = 2
+_OUTPUT_CHARS = 4_000
+_WHY_CHARS = 200
 TESTS_CHARS = 24_000
-"""Characters of tests in a report."""
+"""The length limit of tests in a report."""
 
 
 def may_write_tests(council: DeliberationContext) -> bool:
-    """Whether the test writer is wanted, and can work."""
+    """True if the test writer is enabled and useful, and can work."""
     d, prepared = council.deliberation, council.prepared
     if (
         not council.dependencies.evidence.test_writer
@@ -72,24 +73,26 @@ def may_write_tests(council: DeliberationContext) -> bool:
         d.merge
         or d.agent is not None
         or PROTOCOLS[d.protocol].answers
-        or tools_of(council.setup_of(TEST_WRITER)) is None
+        or select_tools(council.setup_of(TEST_WRITER)) is None
     ):
         return False
     checks = prepared.base.profile.checks
     if not any(name == "tests" or name.startswith("tests-") for name in checks):
         return False
-    passing = [item for item in council.judged if item.passes]
+    passing = [candidate for candidate in council.judged if candidate.passes]
     return (
         bool(passing)
-        and not any(item.candidate.proven for item in passing)
+        and not any(candidate.candidate.proven for candidate in passing)
         and not is_done_already(council)
     )
 
 
 @dataclass(slots=True)
 class IndependentTests:
-    """The tests of the test writer of one deliberation, once it has written. `why`: the reason if
-    there are none.
+    """The tests of the test writer in one deliberation.
+
+    written: the test writer has run.
+    why: the reason if there are no tests.
     """
 
     council: DeliberationContext
@@ -97,72 +100,81 @@ class IndependentTests:
     why: str = ""
     written: bool = False
     _unfit: dict[str, str] = field(default_factory=dict)
-    _read: set[str] = field(default_factory=set)
+    _read_cases: set[str] = field(default_factory=set)
 
-    async def run(self, *, published: bool) -> tuple[EvaluatedProposal, ...]:
-        """Let the test writer write if it is wanted and has not; return the candidates with what
-        its tests show of those that pass the gates.
+    async def apply(self, *, published: bool) -> tuple[EvaluatedProposal, ...]:
+        """Run the test writer if it is useful and has not run. Return the candidates with the
+        results of its tests for those that pass the acceptance checks.
 
-        Only what is `published` counts in the end: cases are judged by all answers, and more may
-        follow.
+        published: publish the results. Only these are final: cases depend on all answers, and more
+        may follow.
         """
         council = self.council
-        judged, evaluator = council.judged, council.evaluator
+        candidates, evaluator = council.judged, council.evaluator
         if not self.written and may_write_tests(council):
             self.written = True
-            self.author, self.why = await _write(council)
+            self.author, self.why = await _write_tests(council)
         if not self.written or evaluator is None:
-            return judged
+            return candidates
         if self.author is None:
             if published:
-                await report(council, TEST_WRITER, f"test writer: no tests: {plain(self.why, 200)}")
-            return judged
-        diffs = tuple(dict.fromkeys(item.proposal.diff for item in judged if item.passes))
-        verdicts = await Trial(evaluator.author_tests, self.author, diffs).run(self._read_once)
-        if len(verdicts.of(FAILS_EVERYWHERE)) >= len(verdicts.counted):
-            verdicts = replace(
-                verdicts, red=frozenset()
-            )  # its tests or all answers are wrong: they rank, and reproduce nothing
-        found = await vote(
-            evaluator.author_tests, self.author, verdicts, judged, published=published
+                await publish_report(
+                    council,
+                    TEST_WRITER,
+                    f"test writer: no tests: {sanitize_line(self.why, _WHY_CHARS)}",
+                )
+            return candidates
+        diffs = tuple(
+            dict.fromkeys(candidate.proposal.diff for candidate in candidates if candidate.passes)
+        )
+        verdicts = await Trial(evaluator.author_tests, self.author, diffs).judge_cases(
+            self._read_new_cases
+        )
+        if len(verdicts.cases_with(FAILS_EVERYWHERE)) >= len(verdicts.counted):
+            # The tests or all answers are wrong: the tests rank answers but reproduce none.
+            verdicts = replace(verdicts, red=frozenset())
+        updated = await add_cross_runs(
+            evaluator.author_tests, self.author, verdicts, candidates, published=published
         )
         if published:
-            shown = council.dependencies.clean(self.author.diff)[:TESTS_CHARS]
-            await report(council, TEST_WRITER, _summary(verdicts), cases=verdicts.cases, diff=shown)
-        return found
+            test_changes = council.dependencies.clean(self.author.diff)[:TESTS_CHARS]
+            await publish_report(
+                council, TEST_WRITER, _summarize(verdicts), cases=verdicts.cases, diff=test_changes
+            )
+        return updated
 
-    async def _read_once(self, cases: Sequence[str]) -> Mapping[str, str]:
-        """Have each case read against the task once."""
-        new = [case for case in cases if case not in self._read]
-        if new and self.author is not None:
-            number = 2 if self._read else 1
-            self._unfit |= await reader_of(
+    async def _read_new_cases(self, cases: Sequence[str]) -> Mapping[str, str]:
+        """Compare each case with the task once; return those that do not fit, with the reason."""
+        unread = [case for case in cases if case not in self._read_cases]
+        if unread and self.author is not None:
+            number = 2 if self._read_cases else 1
+            self._unfit |= await make_case_reader(
                 self.council, self.author, TEST_WRITER, asked=False, number=number
-            )(new)
-            self._read |= {*new}
+            )(unread)
+            self._read_cases |= {*unread}
         return {case: why for case, why in self._unfit.items() if case in cases}
 
 
-async def _write(council: DeliberationContext) -> tuple[Proposal | None, str]:
-    """Return its tests as if a seat had proposed them, or why there are none."""
-    setup, until = council.setup_of(TEST_WRITER), share_of_time(council, SHARE)
-    tools = tools_of(setup)
-    if until is None or tools is None:
+async def _write_tests(council: DeliberationContext) -> tuple[Proposal | None, str]:
+    """Return the tests as a proposal of a seat, and the reason if there are none."""
+    setup, deadline = council.setup_of(TEST_WRITER), agent_deadline(council, TIME_SHARE)
+    tools = select_tools(setup)
+    if deadline is None or tools is None:
         return None, "there was no time left"
-    kept: list[Proposal] = []
-    turns = min(TURNS, setup.max_turns)
+    submissions: list[Proposal] = []
+    turns = min(MAX_TURNS, setup.max_turns)
 
     async def prepare(_workspace: Workspace) -> None:
-        # in a second workspace the same replies come again, and none of them confirms what was
-        # submitted before
-        kept.clear()
+        # In a second workspace the same replies are replayed; they must not count as a
+        # resubmission.
+        submissions.clear()
 
     async def examine(
         call: FunctionCall, commit: Callable[[], Awaitable[Patch]]
     ) -> tuple[str, bool]:
         del call
         patch = await commit()
-        author = await tests_of_agent(council, patch, TEST_WRITER)
+        author = await extract_agent_tests(council, patch, TEST_WRITER)
         if not author.diff:
             return (
                 (
@@ -171,25 +183,25 @@ async def _write(council: DeliberationContext) -> tuple[Proposal | None, str]:
                 ),
                 False,
             )
-        again = bool(kept) and kept[-1].diff == author.diff
-        kept.append(author)
-        answer, good = await _try_on_base(council, author)
+        resubmitted = bool(submissions) and submissions[-1].diff == author.diff
+        submissions.append(author)
+        message, all_fail = await _try_on_base(council, author)
         if missing := missing_examples(council.deliberation.description, author.diff):
-            answer += (
+            message += (
                 f"\nNone of your tests has these examples of the task:\n{examples_text(missing)}"
             )
-        return answer, again or (good and not missing)
+        return message, resubmitted or (all_fail and not missing)
 
     task = AgentTask(
         seat=TEST_WRITER,
-        head=evidence_prompt.writer_prompt(
+        messages=evidence_prompt.writer_prompt(
             setup.shared, turns, examples_text(find_examples(council.deliberation.description))
         ),
         tools=tools.with_submit(evidence_prompt.SUBMIT_TESTS),
         examine=examine,
         turns=range(1, turns + 1),
-        where="verify/0",
-        until=until,
+        step="verify/0",
+        deadline=deadline,
         prepare=prepare,
     )
     why = "it wrote none"
@@ -199,43 +211,43 @@ async def _write(council: DeliberationContext) -> tuple[Proposal | None, str]:
         raise
     except MoothallError as error:
         why = error.message
-    return (kept[-1], "") if kept else (None, why)
+    return (submissions[-1], "") if submissions else (None, why)
 
 
-async def tests_of_agent(council: DeliberationContext, patch: Patch, agent: str) -> Proposal:
+async def extract_agent_tests(council: DeliberationContext, patch: Patch, agent: str) -> Proposal:
     """Return the tests in an agent's change."""
     if council.evaluator is None:
-        raise AssertionError("tests run where there is a repository")
-    return await tests_in(
-        council.evaluator.author_tests.runs, patch, agent, council.deliberation.role
+        raise AssertionError("running tests requires a repository")
+    return await extract_tests(
+        council.evaluator.author_tests.runner, patch, agent, council.deliberation.role
     )
 
 
 async def _try_on_base(council: DeliberationContext, author: Proposal) -> tuple[str, bool]:
-    """Run the tests on the base. Return what they show, and whether each of them fails."""
+    """Run the tests on the base; return a report for the agent, and whether each of them fails."""
     if council.evaluator is None:
-        raise AssertionError("tests run where there is a repository")
+        raise AssertionError("running tests requires a repository")
     tests = council.evaluator.author_tests
     lines: list[str] = []
-    good = False
-    for check, (run, cases) in (await Trial(tests, author, ()).on_base()).items():
+    all_fail = False
+    for check, (run, cases) in (await Trial(tests, author, ()).run_on_base()).items():
         if not cases:
-            lines.append(f"{check}: no new test ran.\n{clip(run.output, _OUTPUT)}")
+            lines.append(f"{check}: no new test ran.\n{clip(run.output, _OUTPUT_CHARS)}")
             continue
         failing = [case for case in cases if tests.fails_on_base(run, case)]
-        others = [case for case in cases if case not in failing]
+        not_failing = [case for case in cases if case not in failing]
         lines.append(
             f"{check}: {len(failing)} of {len(cases)} new tests fail on the code as it is."
         )
-        if passed := [case for case in others if run.cases.get(case) not in RED]:
-            lines.append(f"These pass already, so they show nothing: {', '.join(passed)}")
-        if wrong := [case for case in others if run.cases.get(case) in RED]:
+        if passing := [case for case in not_failing if run.cases.get(case) not in RED]:
+            lines.append(f"These pass already, so they show nothing: {', '.join(passing)}")
+        if unloadable := [case for case in not_failing if run.cases.get(case) in RED]:
             lines.append(
                 "These could not be loaded, for a reason that the task does not give: "
-                f"{', '.join(wrong)}"
+                f"{', '.join(unloadable)}"
             )
-            lines.append(clip(run.output, _OUTPUT))
-        good = good or (bool(failing) and not others)
+            lines.append(clip(run.output, _OUTPUT_CHARS))
+        all_fail = all_fail or (bool(failing) and not not_failing)
     if not lines:
         return (
             (
@@ -245,26 +257,27 @@ async def _try_on_base(council: DeliberationContext, author: Proposal) -> tuple[
             False,
         )
     return "\n".join(lines) + (
-        "" if good else "\nCorrect the tests and submit again, or submit again as it is."
-    ), good
+        "" if all_fail else "\nCorrect the tests and submit again, or submit again as it is."
+    ), all_fail
 
 
-def reader_of(
+def make_case_reader(
     council: DeliberationContext, author: Proposal, agent: str, *, asked: bool, number: int = 1
 ) -> Callable[[Sequence[str]], Awaitable[Mapping[str, str]]]:
-    """Return what asks a model which cases do not fit the task's text. Where it does not say, none
-    of them counts.
+    """Return a function that asks a model which cases do not fit the task's text.
+
+    If the model gives no clear answer, no case counts.
     """
 
-    async def read(cases: Sequence[str]) -> Mapping[str, str]:
+    async def read_cases(cases: Sequence[str]) -> Mapping[str, str]:
         setup = council.setup_of(agent)
-        shown = clip(
+        test_changes = clip(
             readable_diff(author.diff), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
         )
         messages = evidence_prompt.validation_prompt(
-            setup.judge_system, council.task_text, shown, cases, asked=asked
+            setup.judge_system, council.task_text, test_changes, cases, asked=asked
         )
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, _MAX_READ_ATTEMPTS + 1):
             reply = await council.ask(
                 f"{agent}/verify/{number}.{attempt}",
                 messages,
@@ -288,32 +301,36 @@ def reader_of(
                 f"only {evidence_prompt.READ_CASES} tests are read",
             )
             return {cases[number - 1]: why for number, why in dropped.items()} | unread
-        return dict.fromkeys(cases, "nobody could read it against the task")
+        return dict.fromkeys(cases, "no model could compare it with the task")
 
-    return read
+    return read_cases
 
 
-def _summary(verdicts: Verdicts) -> str:
-    """Say in a line what became of its tests."""
+def _summarize(verdicts: Verdicts) -> str:
+    """Summarize the results of the tests in one line."""
     total = len(verdicts.states)
     if not total:
         return "test writer: no new test ran"
-    everywhere = verdicts.of(FAILS_EVERYWHERE)
-    red = total - len(verdicts.of(PASSES_ON_BASE)) - len(verdicts.of(OTHER_REASON))
+    failing_everywhere = verdicts.cases_with(FAILS_EVERYWHERE)
+    failing_on_base = (
+        total - len(verdicts.cases_with(PASSES_ON_BASE)) - len(verdicts.cases_with(OTHER_REASON))
+    )
     counted = len(verdicts.counted)
-    count = (
-        f"test writer: {total} {'test' if total == 1 else 'tests'}, {red} of them "
-        f"{'fails' if red == 1 else 'fail'} on the base"
+    totals = (
+        f"test writer: {total} {'test' if total == 1 else 'tests'}, {failing_on_base} of them "
+        f"{'fails' if failing_on_base == 1 else 'fail'} on the base"
     )
-    count += "" if counted == red else f", {counted} {'counts' if counted == 1 else 'count'}"
-    told = (
-        f"the test writer's test fails on every answer: {name_cases(everywhere)}"
-        if everywhere
+    totals += (
+        "" if counted == failing_on_base else f", {counted} {'counts' if counted == 1 else 'count'}"
+    )
+    warning = (
+        f"the test writer's test fails on every answer: {format_cases(failing_everywhere)}"
+        if failing_everywhere
         else ""
     )
-    told += (
+    warning += (
         ", so that its other tests reproduce nothing"
-        if everywhere and counted and not verdicts.red
+        if failing_everywhere and counted and not verdicts.red
         else ""
     )
-    return "; ".join(filter(None, [count, told, verdicts.dropped()]))
+    return "; ".join(filter(None, [totals, warning, verdicts.describe_dropped()]))

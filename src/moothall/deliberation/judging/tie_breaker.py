@@ -1,8 +1,8 @@
-"""The tie-breaker: an agent with a shell that compares the answers which tests leave level. It
-writes a test that tells them apart, or says that they behave the same.
+"""The tie-breaker: an agent with a shell that compares tied answers. It writes a test that
+distinguishes them, or states that they behave the same.
 
-A case counts if it passes on one of these answers and fails on another, is steady, and expects what
-the task asks for, as a second reader of the task's text says.
+A case counts if it passes on one of these answers and fails on another, is not flaky, and expects
+what the task asks for according to a model that reads the task's text.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ from string import ascii_lowercase
 
 from moothall.deliberation.context import DeliberationContext
 from moothall.deliberation.judging.agents import (
-    SHARE,
-    TURNS,
+    MAX_TURNS,
+    TIME_SHARE,
     AgentTask,
-    report,
+    agent_deadline,
+    publish_report,
     run_agent,
-    share_of_time,
-    tools_of,
+    select_tools,
 )
 from moothall.deliberation.judging.evaluator import EvaluatedProposal
-from moothall.deliberation.judging.test_writer import TESTS_CHARS, reader_of, tests_of_agent
-from moothall.deliberation.judging.trial import COUNTS, Trial, Verdicts, vote
+from moothall.deliberation.judging.test_writer import (
+    TESTS_CHARS,
+    extract_agent_tests,
+    make_case_reader,
+)
+from moothall.deliberation.judging.trial import COUNTS, Trial, Verdicts, add_cross_runs
 from moothall.deliberation.prompts import evidence_prompt
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.seat_tools import BASH, WRITE, UnusableCallError, read_arguments
@@ -34,32 +38,33 @@ from moothall.domain.repository import Patch
 from moothall.domain.tool import ToolCall
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ports import Workspace
-from moothall.ranking import ties
-from moothall.ranking.gates import name_cases, plain
+from moothall.ranking import find_ties
+from moothall.ranking.gates import format_cases, sanitize_line
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-_MOST = 6  # answers that are compared
-_FOLDER, _PLACE = ".moothall-answers", "/tmp/answers"  # noqa: S108 - inside the sandbox
-_PYTHON = (
+_MAX_ANSWERS = 6
+_UPLOAD_DIR = ".moothall-answers"
+_ANSWERS_DIR = "/tmp/answers"  # noqa: S108 - inside the sandbox
+_PYTHON_HINT = (
     " To run Python on a copy, change into it and name it, or the code of the workspace is "
     "imported: cd {place}/<letter> && PYTHONPATH={place}/<letter>/src:{place}/<letter> python ..."
 )
-_PLACES = (
-    f"a copy of it with each change made is in {_PLACE}/<letter>. The change itself is "
-    f"{_PLACE}/<letter>.patch, for git apply in a copy "
+_LOCATION_HINT = (
+    f"a copy of it with each change made is in {_ANSWERS_DIR}/<letter>. The change itself is "
+    f"{_ANSWERS_DIR}/<letter>.patch, for git apply in a copy "
     "of your own where that copy is missing"
 )
-_COPY_SECONDS = 120
-_COPY_MB = 40  # of a workspace that is copied, since /tmp lies in memory
+_COPY_TIMEOUT_SECONDS = 120
+_MAX_COPY_MB = 40  # the size of a workspace that is copied, since /tmp is in memory
 _WHY_CHARS = 300
 
 
 @dataclass(slots=True)
 class _Finding:
-    """What the tie-breaker came to: tests, or the reason why the answers behave the same, or why
-    there is neither.
+    """The tie-breaker's result: tests, or the reason why the answers behave the same, or why there
+    is neither.
     """
 
     author: Proposal | None = None
@@ -68,10 +73,10 @@ class _Finding:
 
 
 def find_tie(council: DeliberationContext) -> tuple[EvaluatedProposal, ...]:
-    """Return the different answers that tests leave level on the first place; () if there are none,
-    or nobody can compare them.
+    """Return the different answers that share the first rank; () if there are none, or no agent can
+    compare them.
     """
-    d, tools = council.deliberation, tools_of(council.setup_of(TIE_BREAKER))
+    d, tools = council.deliberation, select_tools(council.setup_of(TIE_BREAKER))
     if (
         not council.dependencies.evidence.tie_breaker
         or council.evaluator is None
@@ -81,63 +86,64 @@ def find_tie(council: DeliberationContext) -> tuple[EvaluatedProposal, ...]:
         return ()
     if d.merge or d.agent is not None or council.ledger.used_up:
         return ()
-    tied = ties([item.candidate for item in council.judged])
+    tied = find_ties([evaluated.candidate for evaluated in council.judged])
     if len({candidate.assessment.change or candidate.proposal.diff for candidate in tied}) < 2:  # noqa: PLR2004
         return ()  # nothing to tell apart: only comments, formatting or tests differ
-    names = [candidate.proposal.candidate for candidate in tied[:_MOST]]
-    return tuple(item for item in council.judged if item.proposal.candidate in names)
+    names = [candidate.proposal.candidate for candidate in tied[:_MAX_ANSWERS]]
+    return tuple(evaluated for evaluated in council.judged if evaluated.proposal.candidate in names)
 
 
 async def break_tie(
     council: DeliberationContext, tied: Sequence[EvaluatedProposal]
 ) -> tuple[EvaluatedProposal, ...]:
-    """Return the candidates with what the tie-breaker's tests say of them, if they say anything,
-    and publish what it found.
+    """Return the candidates with the results of the tie-breaker's tests, and publish its
+    findings.
     """
-    judged, evaluator = council.judged, council.evaluator
+    candidates, evaluator = council.judged, council.evaluator
     if evaluator is None:
-        raise AssertionError("answers are compared where there is a repository")
-    diffs = tuple(sorted({item.proposal.diff for item in tied}))
-    found = await _compare(council, diffs)
-    if found.author is None:
-        council.answers_equivalent = bool(found.same)
-        said = (
-            f"{len(diffs)} answers behave the same: {found.same}"
-            if found.same
-            else f"no test: {found.why}"
+        raise AssertionError("comparing answers requires a repository")
+    diffs = tuple(sorted({candidate.proposal.diff for candidate in tied}))
+    finding = await _compare_answers(council, diffs)
+    if finding.author is None:
+        council.answers_equivalent = bool(finding.same)
+        message = (
+            f"{len(diffs)} answers behave the same: {finding.same}"
+            if finding.same
+            else f"no test: {finding.why}"
         )
-        await report(council, TIE_BREAKER, f"tie-breaker: {plain(said, _WHY_CHARS)}")
-        return judged
-    trial = Trial(evaluator.author_tests, found.author, diffs, apart=True)
-    verdicts = await trial.run(reader_of(council, found.author, TIE_BREAKER, asked=True))
-    result = await vote(evaluator.author_tests, found.author, verdicts, judged)
-    await report(
+        await publish_report(
+            council, TIE_BREAKER, f"tie-breaker: {sanitize_line(message, _WHY_CHARS)}"
+        )
+        return candidates
+    trial = Trial(evaluator.author_tests, finding.author, diffs, must_distinguish=True)
+    verdicts = await trial.judge_cases(
+        make_case_reader(council, finding.author, TIE_BREAKER, asked=True)
+    )
+    updated = await add_cross_runs(evaluator.author_tests, finding.author, verdicts, candidates)
+    await publish_report(
         council,
         TIE_BREAKER,
-        _summary(verdicts, diffs),
+        _summarize(verdicts, diffs),
         cases=verdicts.cases,
-        diff=council.dependencies.clean(found.author.diff)[:TESTS_CHARS],
+        diff=council.dependencies.clean(finding.author.diff)[:TESTS_CHARS],
     )
-    return result
+    return updated
 
 
-async def _compare(council: DeliberationContext, diffs: Sequence[str]) -> _Finding:
-    """Let the agent work and return what it came to."""
-    setup, until, evaluator = (
-        council.setup_of(TIE_BREAKER),
-        share_of_time(council, SHARE),
-        council.evaluator,
-    )
-    tools = tools_of(setup)
-    found = _Finding()
-    if until is None or tools is None or evaluator is None:
-        found.why = "there was no time left"
-        return found
-    turns = min(TURNS, setup.max_turns)
+async def _compare_answers(council: DeliberationContext, diffs: Sequence[str]) -> _Finding:
+    """Run the agent and return its result."""
+    setup, evaluator = council.setup_of(TIE_BREAKER), council.evaluator
+    deadline = agent_deadline(council, TIME_SHARE)
+    tools = select_tools(setup)
+    finding = _Finding()
+    if deadline is None or tools is None or evaluator is None:
+        finding.why = "there was no time left"
+        return finding
+    turns = min(MAX_TURNS, setup.max_turns)
     letters = ascii_lowercase[: len(diffs)]
-    room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5 / len(diffs))
-    shown = [
-        (letter, clip(readable_diff(diff), room))
+    max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5 / len(diffs))
+    answers = [
+        (letter, clip(readable_diff(diff), max_chars))
         for letter, diff in zip(letters, diffs, strict=True)
     ]
 
@@ -149,9 +155,10 @@ async def _compare(council: DeliberationContext, diffs: Sequence[str]) -> _Findi
         except UnusableCallError as error:
             return f"error: {error}", False
         if arguments.get(evidence_prompt.SAME) is True:
-            found.author, found.same = None, str(arguments.get("summary") or "no reason is given")
+            finding.author = None
+            finding.same = str(arguments.get("summary") or "no reason is given")
             return "Handed in.", True
-        author = await tests_of_agent(council, await commit(), TIE_BREAKER)
+        author = await extract_agent_tests(council, await commit(), TIE_BREAKER)
         if not author.diff:
             return (
                 (
@@ -160,33 +167,41 @@ async def _compare(council: DeliberationContext, diffs: Sequence[str]) -> _Findi
                 ),
                 False,
             )
-        again = found.author is not None and found.author.diff == author.diff
-        found.author = author
-        states = await Trial(evaluator.author_tests, author, diffs, apart=True).look()
+        resubmitted = finding.author is not None and finding.author.diff == author.diff
+        finding.author = author
+        states = await Trial(
+            evaluator.author_tests, author, diffs, must_distinguish=True
+        ).run_once()
         lines = [
             f"{case}: {'tells the changes apart' if state == COUNTS else state}"
             for case, state in states.items()
         ]
-        good = COUNTS in states.values()
-        more = (
+        distinguishes = COUNTS in states.values()
+        instruction = (
             "Handed in."
-            if again or good
+            if resubmitted or distinguishes
             else "Correct the tests and submit again, or submit with same set to true."
         )
-        return "\n".join([*(lines or ["No new test ran."]), more]), again or good
+        result = "\n".join([*(lines or ["No new test ran."]), instruction])
+        return result, resubmitted or distinguishes
 
     async def prepare(workspace: Workspace) -> None:
-        found.author, found.same = None, ""  # in a second workspace the same replies come again
-        await _lay_out(council, workspace, letters, [evaluator.exact(diff) for diff in diffs])
+        # In a second workspace the same replies are replayed.
+        finding.author, finding.same = None, ""
+        await _upload_answers(
+            council, workspace, letters, [evaluator.unredact(diff) for diff in diffs]
+        )
 
     task = AgentTask(
         seat=TIE_BREAKER,
-        head=evidence_prompt.breaker_prompt(setup.shared, shown, _places(council), turns),
+        messages=evidence_prompt.breaker_prompt(
+            setup.shared, answers, _describe_locations(council), turns
+        ),
         tools=tools.with_submit(evidence_prompt.SUBMIT_DIFFERENCE),
         examine=examine,
         turns=range(1, turns + 1),
-        where="verify/0",
-        until=until,
+        step="verify/0",
+        deadline=deadline,
         prepare=prepare,
     )
     try:
@@ -194,28 +209,32 @@ async def _compare(council: DeliberationContext, diffs: Sequence[str]) -> _Findi
     except BusUnavailable:
         raise
     except MoothallError as error:
-        found.why = error.message
-    return found
+        finding.why = error.message
+    return finding
 
 
-def _places(council: DeliberationContext) -> str:
-    python = council.prepared is not None and any(
+def _describe_locations(council: DeliberationContext) -> str:
+    has_python = council.prepared is not None and any(
         path.endswith(".py") for path in council.prepared.files
     )
-    return f"{_PLACES}.{_PYTHON.format(place=_PLACE)}" if python else _PLACES
+    return (
+        f"{_LOCATION_HINT}.{_PYTHON_HINT.format(place=_ANSWERS_DIR)}"
+        if has_python
+        else _LOCATION_HINT
+    )
 
 
-async def _lay_out(
+async def _upload_answers(
     council: DeliberationContext, workspace: Workspace, letters: str, diffs: Sequence[str]
 ) -> None:
-    """Put each answer beside the workspace, as a patch and as a copy of the files with it. Copies
-    that are too large are left out.
+    """Put each answer next to the workspace, as a patch and as a copy of the files with the patch
+    applied. Skip copies that are too large.
     """
     for letter, diff in zip(letters, diffs, strict=True):
         call = ToolCall(
             f"answer-{letter}",
             WRITE,
-            {"path": f"{_FOLDER}/{letter}.patch", "content": diff},
+            {"path": f"{_UPLOAD_DIR}/{letter}.patch", "content": diff},
             council.deliberation.deadline,
         )
         await workspace.call(call)
@@ -226,31 +245,31 @@ async def _lay_out(
         f"-rf {letter}"
         for letter in letters
     )
-    small = f'test "$(du -sm /workspace | cut -f1)" -le {_COPY_MB}'
+    size_check = f'test "$(du -sm /workspace | cut -f1)" -le {_MAX_COPY_MB}'
     command = (
-        f"mkdir -p {_PLACE} && mv {_FOLDER}/* {_PLACE}/ && rmdir {_FOLDER} && "
-        f"({small} && unset GIT_DIR GIT_WORK_TREE && cd {_PLACE} && {{ {copies}; }})"
+        f"mkdir -p {_ANSWERS_DIR} && mv {_UPLOAD_DIR}/* {_ANSWERS_DIR}/ && rmdir {_UPLOAD_DIR} && "
+        f"({size_check} && unset GIT_DIR GIT_WORK_TREE && cd {_ANSWERS_DIR} && {{ {copies}; }})"
     )
     call = ToolCall(
         "answers",
         BASH,
-        {"command": command, "timeout_seconds": _COPY_SECONDS},
+        {"command": command, "timeout_seconds": _COPY_TIMEOUT_SECONDS},
         council.deliberation.deadline,
     )
     result = await workspace.call(call)
     if result.error:
-        log.info("the tie-breaker has patches alone", reason=result.error[:_WHY_CHARS])
+        log.info("the tie-breaker has only patches", reason=result.error[:_WHY_CHARS])
 
 
-def _summary(verdicts: Verdicts, diffs: Sequence[str]) -> str:
-    """Say in a line what became of its tests."""
+def _summarize(verdicts: Verdicts, diffs: Sequence[str]) -> str:
+    """Summarize the results of the tests in one line."""
     counted = verdicts.counted
     if not counted:
-        return f"tie-breaker: no test counts: {verdicts.dropped() or 'no new test ran'}"
+        return f"tie-breaker: no test counts: {verdicts.describe_dropped() or 'no new test ran'}"
     passing = sum(len(passed) == len(counted) for passed in verdicts.passed.values())
     tests = "test tells" if len(counted) == 1 else "tests tell"
-    said = (
+    result = (
         f"tie-breaker: its {tests} {len(diffs)} answers apart, {passing} "
-        f"{'passes' if passing == 1 else 'pass'}: {name_cases(counted)}"
+        f"{'passes' if passing == 1 else 'pass'}: {format_cases(counted)}"
     )
-    return "; ".join(filter(None, [said, verdicts.dropped()]))
+    return "; ".join(filter(None, [result, verdicts.describe_dropped()]))

@@ -1,3 +1,3 @@
-"""Reads patches and the text of Python, Go, JavaScript and Rust: brackets, statements, literals,
-and code without its words. Pure.
+"""Parsing of patches and of Python, Go, JavaScript and Rust code: brackets, statements, literals,
+and code without comments. Pure.
 """

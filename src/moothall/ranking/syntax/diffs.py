@@ -1,4 +1,4 @@
-"""A git diff read line by line: what a file says after it, and which of its lines it adds. Pure."""
+"""Parsing and application of git diffs. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 @dataclass(frozen=True, slots=True)
 class FileDiff:
-    """The part of a diff about one file that is there after it; `new` where it was not before."""
+    """The part of a diff about one text file that exists after it.
+
+    new: the file did not exist before.
+    """
 
     path: str
     new: bool
@@ -21,71 +24,73 @@ class FileDiff:
 
     @property
     def added(self) -> dict[int, str]:
-        """The lines that it adds, by their number after it."""
-        found: dict[int, str] = {}
+        """The added lines by their line numbers after the change."""
+        lines: dict[int, str] = {}
         number = 0
         for line in self.body.split("\n"):
             if hunk := _HUNK.match(line):
                 number = int(hunk[3])
             elif number and line[:1] in {"+", " "}:
                 if line[0] == "+":
-                    found[number] = line[1:]
+                    lines[number] = line[1:]
                 number += 1
-        return found
+        return lines
 
     @property
     def removed(self) -> tuple[str, ...]:
-        """The lines that it takes away."""
+        """The removed lines."""
         body = self.body.partition("\n")[2]
         return tuple(line[1:] for line in body.split("\n") if line[:1] == "-")
 
     def apply(self, base: str) -> str:
-        """Return the file's text after it. `base` is the text before; where the two do not fit, the
-        result is of no use.
+        """Return the text of the file after the change.
+
+        base: the text before. The result is undefined if the diff does not fit it.
         """
-        lines, found, at = base.split("\n"), list[str](), 0
-        inside = False
+        lines, result, position = base.split("\n"), list[str](), 0
+        in_hunk = False
         for line in self.body.split("\n"):
             if hunk := _HUNK.match(line):
                 start = int(hunk[1]) - (0 if hunk[2] == "0" else 1)
-                found += lines[at:start]
-                at, inside = start, True
-            elif inside and line[:1] == "+":
-                found.append(line[1:])
-            elif inside and line[:1] == " ":
-                found.append(line[1:])
-                at += 1
-            elif inside and line[:1] == "-":
-                at += 1
-        return "\n".join([*found, *lines[at:]])
+                result += lines[position:start]
+                position, in_hunk = start, True
+            elif in_hunk and line[:1] == "+":
+                result.append(line[1:])
+            elif in_hunk and line[:1] == " ":
+                result.append(line[1:])
+                position += 1
+            elif in_hunk and line[:1] == "-":
+                position += 1
+        return "\n".join([*result, *lines[position:]])
 
 
-def keep_files(diff: str, wanted: Callable[[FileDiff], bool]) -> str:
-    """Return the parts of a diff about text files that `wanted` takes. Files that are gone, renamed
-    or binary are left out.
+def filter_files(diff: str, keep: Callable[[FileDiff], bool]) -> str:
+    """Return the parts of a diff about text files for which `keep` is true.
+
+    Deleted, renamed and binary files are dropped.
     """
     starts = [match.start() for match in _START.finditer(diff)]
-    kept = []
+    parts = []
     for start, end in zip(starts, [*starts[1:], len(diff)], strict=False):
         part = diff[start:end]
-        found = next(file_diffs(part), None)
+        file_diff = next(file_diffs(part), None)
         if (
-            found is not None
+            file_diff is not None
             and "\nrename from " not in part.partition("\n@@ ")[0]
-            and wanted(found)
+            and keep(file_diff)
         ):
-            kept.append(part)
-    return "".join(kept)
+            parts.append(part)
+    return "".join(parts)
 
 
 def file_diffs(diff: str) -> Iterator[FileDiff]:
-    """Yield what a diff says of each text file that is there after it."""
+    """Yield the part of a diff about each text file that exists after it."""
     starts = [match.start() for match in _START.finditer(diff)]
     for start, end in zip(starts, [*starts[1:], len(diff)], strict=False):
         part = diff[start:end]
-        head, mark, body = part.partition("\n@@ ")
+        head, separator, body = part.partition("\n@@ ")
         name = _NAME.search(head + "\n")
-        if mark and name:
+        if separator and name:
             yield FileDiff(
                 name["name"] or name["quoted"] or "", "\n--- /dev/null" in head, f"@@ {body}"
             )

@@ -1,8 +1,8 @@
-"""What strings a Python module makes of its literals, without running it. Pure.
+"""Constant folding of the strings of a Python module, without running it. Pure.
 
-Concatenation, f-strings, `format`, `%`, `join`, slices, names that are assigned once, base64,
-hexadecimal and numbers of characters are followed. What is not known is a NUL, so that nothing is
-joined over it.
+It evaluates concatenation, f-strings, `format`, `%`, `join`, slices, names that are assigned once,
+base64, hexadecimal and character codes. An unknown part becomes a NUL, so that the parts around it
+are not joined.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 
 UNKNOWN = "\0"
-_LONGEST, _DEEPEST, _NODES = 20_000, 60, 50_000
-_FIELD = re.compile(r"\{([^{}!:]*)(?:![rsa])?(?::[^{}]*)?\}|%[sdr]")
-_SAME = frozenset({"encode", "decode", "strip", "str", "bytes", "bytearray", "lstrip", "rstrip"})
-_FOLDED = (ast.BinOp, ast.JoinedStr, ast.Call, ast.Subscript, ast.Constant)
+_MAX_STRING_CHARS = 20_000
+_MAX_DEPTH = 60
+_MAX_NODES = 50_000
+_PLACEHOLDER = re.compile(r"\{([^{}!:]*)(?:![rsa])?(?::[^{}]*)?\}|%[sdr]")
+_PASS_THROUGH_CALLS = frozenset(
+    {"encode", "decode", "strip", "str", "bytes", "bytearray", "lstrip", "rstrip"}
+)
+_FOLDED_NODES = (ast.BinOp, ast.JoinedStr, ast.Call, ast.Subscript, ast.Constant)
 
 
-def _base64(text: str) -> str:
+def _decode_base64(text: str) -> str:
     return base64.b64decode(
         text + "=" * (-len(text) % 4), altchars=b"-_" if {*"-_"} & {*text} else None
     ).decode("latin-1")
@@ -33,7 +38,7 @@ def _base64(text: str) -> str:
 _DECODERS: Mapping[str, Callable[[str], str]] = {
     **dict.fromkeys(
         ("b64decode", "urlsafe_b64decode", "standard_b64decode", "decodebytes", "a2b_base64"),
-        _base64,
+        _decode_base64,
     ),
     **dict.fromkeys(
         ("fromhex", "unhexlify", "a2b_hex"), lambda text: bytes.fromhex(text).decode("latin-1")
@@ -41,39 +46,39 @@ _DECODERS: Mapping[str, Callable[[str], str]] = {
 }
 
 
-def decodings(text: str) -> Iterator[str]:
-    """Yield what a word may stand for: base64, hexadecimal, and itself from its end."""
-    for decode in (_base64, _DECODERS["fromhex"]):
+def decode_word(text: str) -> Iterator[str]:
+    """Yield the possible decodings of a word: base64, hexadecimal, and reversed."""
+    for decode in (_decode_base64, _DECODERS["fromhex"]):
         with suppress(ValueError, binascii.Error):
             yield decode(text)
     yield text[::-1]
 
 
 def fold_strings(source: str) -> dict[str, int]:
-    """Return the strings that a module makes, and the line where each first is. Nothing where it
-    cannot be parsed.
+    """Return the strings that a module builds, each with its first line; {} if it cannot
+    be parsed.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
-        folding = _Folding(tree)
-        found: dict[str, int] = {}
-        for node in folding.nodes:
-            if isinstance(node, _FOLDED) and (text := folding.text(node)).strip(UNKNOWN):
-                found.setdefault(text, node.lineno)
+        folder = _ModuleFolder(tree)
+        lines_by_string: dict[str, int] = {}
+        for node in folder.nodes:
+            if isinstance(node, _FOLDED_NODES) and (text := folder.text(node)).strip(UNKNOWN):
+                lines_by_string.setdefault(text, node.lineno)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-    return found
+    return lines_by_string
 
 
-class _Folding:
-    """One module: names that are assigned once, and the strings of its nodes."""
+class _ModuleFolder:
+    """The names of one module that are assigned once, and the strings of its nodes."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self.nodes = [node for node, _ in zip(ast.walk(tree), range(_NODES), strict=False)]
+        self.nodes = list(islice(ast.walk(tree), _MAX_NODES))
         self._names: dict[str, ast.expr | None] = {}
-        self._known: dict[int, str] = {}
+        self._folded: dict[int, str] = {}
         for node in self.nodes:
             targets = (
                 node.targets
@@ -89,15 +94,15 @@ class _Folding:
                     )
 
     def text(self, node: ast.AST, depth: int = 0) -> str:
-        """Return what a node comes to, with a NUL for each part that is not known."""
-        if id(node) not in self._known:
-            self._known[id(node)] = UNKNOWN  # while it is looked at: a name may stand for itself
-            self._known[id(node)] = (
-                self._text(node, depth + 1)[:_LONGEST] if depth < _DEEPEST else UNKNOWN
+        """Return the string of a node, with a NUL for each unknown part."""
+        if id(node) not in self._folded:
+            self._folded[id(node)] = UNKNOWN  # a name may refer to itself
+            self._folded[id(node)] = (
+                self._fold(node, depth + 1)[:_MAX_STRING_CHARS] if depth < _MAX_DEPTH else UNKNOWN
             )
-        return self._known[id(node)]
+        return self._folded[id(node)]
 
-    def _text(self, node: ast.AST, depth: int) -> str:  # noqa: PLR0911 - one answer a kind of node
+    def _fold(self, node: ast.AST, depth: int) -> str:  # noqa: PLR0911 - one return per kind of node
         match node:
             case ast.Constant(value=str(text)):
                 return text
@@ -112,7 +117,7 @@ class _Folding:
             case ast.BinOp(op=ast.Add(), left=left, right=right):
                 return self.text(left, depth) + self.text(right, depth)
             case ast.BinOp(op=ast.Mod(), left=left, right=right):
-                return self._fill(
+                return self._fill_placeholders(
                     self.text(left, depth),
                     right.elts if isinstance(right, ast.Tuple) else [right],
                     {},
@@ -130,7 +135,7 @@ class _Folding:
         return UNKNOWN
 
     def _fold_call(  # noqa: PLR0911 - as above
-        self, func: ast.expr, args: Sequence[ast.expr], words: Mapping[str, ast.expr], depth: int
+        self, func: ast.expr, args: Sequence[ast.expr], keywords: Mapping[str, ast.expr], depth: int
     ) -> str:
         name = (
             func.attr
@@ -140,39 +145,41 @@ class _Folding:
             else ""
         )
         owner = func.value if isinstance(func, ast.Attribute) else None
-        first = args[0] if args else None
-        if name == "join" and owner is not None and first is not None:
-            return self.text(owner, depth).join(self._items(first, depth))
+        first_arg = args[0] if args else None
+        if name == "join" and owner is not None and first_arg is not None:
+            return self.text(owner, depth).join(self._fold_items(first_arg, depth))
         if name == "format" and owner is not None:
-            return self._fill(self.text(owner, depth), args, words, depth)
+            return self._fill_placeholders(self.text(owner, depth), args, keywords, depth)
         if name == "replace" and owner is not None and len(args) > 1:
             return self.text(owner, depth).replace(
                 self.text(args[0], depth), self.text(args[1], depth)
             )
-        if name in _DECODERS and first is not None:
+        if name in _DECODERS and first_arg is not None:
             with suppress(ValueError, binascii.Error):
-                return _DECODERS[name](self.text(first, depth))
+                return _DECODERS[name](self.text(first_arg, depth))
         elif name == "decode" and len(args) > 1 and "rot" in self.text(args[1], depth):
             return codecs.decode(self.text(args[0], depth), "rot13")
-        elif name == "chr" and first is not None:
-            return _characters([first])
-        elif name in _SAME:
-            kept = (
+        elif name == "chr" and first_arg is not None:
+            return _join_character_codes([first_arg])
+        elif name in _PASS_THROUGH_CALLS:
+            text = (
                 self.text(owner, depth)
                 if owner is not None and name not in {"str", "bytes"}
                 else ""
             )
-            return kept or ("".join(self._items(first, depth)) if first is not None else UNKNOWN)
+            return text or (
+                "".join(self._fold_items(first_arg, depth)) if first_arg is not None else UNKNOWN
+            )
         return UNKNOWN
 
-    def _items(self, node: ast.expr, depth: int) -> Iterator[str]:
+    def _fold_items(self, node: ast.expr, depth: int) -> Iterator[str]:
         match node:
             case ast.Name(id=name) if (
                 value := self._names.get(name)
-            ) is not None and depth < _DEEPEST:
-                yield from self._items(value, depth + 1)
+            ) is not None and depth < _MAX_DEPTH:
+                yield from self._fold_items(value, depth + 1)
             case ast.List(elts=items) | ast.Tuple(elts=items):
-                numbers = _characters(items)
+                numbers = _join_character_codes(items)
                 yield from (
                     [numbers]
                     if numbers.strip(UNKNOWN)
@@ -180,38 +187,38 @@ class _Folding:
                 )
             case ast.Call(func=ast.Name(id="reversed"), args=[inner]):
                 yield from reversed(
-                    "".join(self._items(inner, depth))
+                    "".join(self._fold_items(inner, depth))
                     if not isinstance(inner, ast.List)
-                    else list(self._items(inner, depth))
+                    else list(self._fold_items(inner, depth))
                 )
             case (
                 ast.Call(func=ast.Name(id="map"), args=[_, inner])
                 | ast.GeneratorExp(generators=[ast.comprehension(iter=inner)])
             ):
-                yield from self._items(inner, depth)
+                yield from self._fold_items(inner, depth)
             case ast.ListComp(generators=[ast.comprehension(iter=inner)]):
-                yield from self._items(inner, depth)
+                yield from self._fold_items(inner, depth)
             case _:
                 yield from self.text(node, depth)
 
-    def _fill(
-        self, text: str, args: Sequence[ast.expr], words: Mapping[str, ast.expr], depth: int
+    def _fill_placeholders(
+        self, text: str, args: Sequence[ast.expr], keywords: Mapping[str, ast.expr], depth: int
     ) -> str:
-        rest = iter(args)
+        remaining = iter(args)
 
-        def value(match: re.Match[str]) -> str:
+        def fold_field(match: re.Match[str]) -> str:
             name = match[1] or ""
-            at = (
+            node = (
                 args[int(name)]
                 if name.isdigit() and int(name) < len(args)
-                else words.get(name) or next(rest, None)
+                else keywords.get(name) or next(remaining, None)
             )
-            return self.text(at, depth) if at is not None else UNKNOWN
+            return self.text(node, depth) if node is not None else UNKNOWN
 
-        return _FIELD.sub(value, text)
+        return _PLACEHOLDER.sub(fold_field, text)
 
 
-def _characters(items: Sequence[ast.expr]) -> str:
+def _join_character_codes(items: Sequence[ast.expr]) -> str:
     values = [
         item.value if isinstance(item, ast.Constant) and type(item.value) is int else -1
         for item in items

@@ -1,8 +1,7 @@
-"""The tests in a Rust file, which lie beside its code: those of the base, whatever a change made of
-them. Pure.
+"""Restoration of the base's tests in a Rust source file, which contains tests next to code. Pure.
 
-A test is a module, function, implementation or macro for tests alone: `#[cfg(…test…)]`, `#[test]`,
-`#[tokio::test]` and the like.
+A test is a module, function, implementation or macro that is compiled only for tests:
+`#[cfg(…test…)]`, `#[test]`, `#[tokio::test]` and the like.
 """
 
 from __future__ import annotations
@@ -25,15 +24,17 @@ _BRACKETS = re.compile(
     r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`|\'(?:\\.[^\'\n]{0,8}|[^\'\\\n])\'|[(){}\[\]]',
     re.DOTALL,
 )
-"""Braces, or all brackets, with the comments and strings in which they do not count."""
-_BODY = re.compile(r"\[[^\[\]{}]{0,300}\]|[{;]")
-"""A body, or the end without one, but for the length of an array."""
+"""Braces, or all brackets, and the comments and strings in which they do not count."""
+_BODY_START = re.compile(r"\[[^\[\]{}]{0,300}\]|[{;]")
+"""The start of a body or a semicolon; array lengths are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """What is for tests alone: what it is called, the how manyth of that name it is, and where it
-    stands; `outer`: in no bracket.
+    """An item that is compiled only for tests.
+
+    key: its name, and its number among items with this name.
+    outer: it is at the top level.
     """
 
     key: tuple[str, int]
@@ -42,71 +43,72 @@ class _Item:
     outer: bool
 
 
-def with_tests_of(now: str, base: str) -> str:
-    """Return a file with its tests as they are in `base`: what is new of them is gone, what is gone
-    is back at the end of the file.
+def restore_base_tests(text: str, base: str) -> str:
+    """Return a file with its tests replaced by those of `base`. New tests are removed; missing ones
+    are appended.
 
-    A file without tests on the base is left as it is.
+    A file without tests on the base is returned unchanged.
     """
-    before, after = list(_items(base)), list(_items(now))
-    texts = {item.key: base[item.start : item.end] for item in before}
-    if not texts or texts == {item.key: now[item.start : item.end] for item in after}:
-        return now
-    for item in reversed(after):
-        now = now[: item.start] + texts.get(item.key, "") + now[item.end :]
-    known = {item.key for item in after}
-    lost = [texts[item.key] for item in before if item.outer and item.key not in known]
-    return now.rstrip() + "\n\n" + "\n\n".join(lost) + "\n" if lost else now
+    base_items, items = list(_items(base)), list(_items(text))
+    texts = {item.key: base[item.start : item.end] for item in base_items}
+    if not texts or texts == {item.key: text[item.start : item.end] for item in items}:
+        return text
+    for item in reversed(items):
+        text = text[: item.start] + texts.get(item.key, "") + text[item.end :]
+    present = {item.key for item in items}
+    missing = [texts[item.key] for item in base_items if item.outer and item.key not in present]
+    return text.rstrip() + "\n\n" + "\n\n".join(missing) + "\n" if missing else text
 
 
 def _items(text: str) -> Iterator[_Item]:
-    """Yield what is for tests alone, none within another."""
-    at, counts, ends = 0, dict[str, int](), _closings(text)
-    while match := _ITEM.search(text, at):
-        if (
-            "//" in text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
-        ):  # documentation that shows one
-            at = text.find("\n", match.start()) + 1 or len(text)
+    """Yield the outermost items that are compiled only for tests."""
+    position, counts, brace_ends = 0, dict[str, int](), _match_braces(text)
+    while match := _ITEM.search(text, position):
+        line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if "//" in line:  # an example in documentation
+            position = text.find("\n", match.start()) + 1 or len(text)
             continue
-        if not _TEST.search(match["marks"]) or not (end := _end(text, match.end(), ends)):
-            at = match.end()
+        if not _TEST.search(match["marks"]) or not (
+            end := _item_end(text, match.end(), brace_ends)
+        ):
+            position = match.end()
             continue
         name = f"{match['kind']} {' '.join(match['name'].split())}"
         counts[name] = counts.get(name, 0) + 1
-        line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
         yield _Item((name, counts[name]), match.start(), end, outer=not line)
-        at = end
+        position = end
 
 
-def _end(text: str, at: int, ends: Mapping[int, int]) -> int:
-    """Return where an item ends whose name ends at `at`: behind its body, or its semicolon; 0 where
-    it does not.
+def _item_end(text: str, position: int, brace_ends: Mapping[int, int]) -> int:
+    """Return the end of an item, after its body or semicolon; 0 if it has none.
+
+    position: the end of its name.
     """
-    if text[at : at + 1] == "(":
-        at = _bracket_end(text, at)
-        if at < 0:
+    if text[position : position + 1] == "(":
+        position = _bracket_end(text, position)
+        if position < 0:
             return 0
-    found = next((match for match in _BODY.finditer(text, at) if match[0] in "{;"), None)
-    if found is None:
+    body = next((match for match in _BODY_START.finditer(text, position) if match[0] in "{;"), None)
+    if body is None:
         return 0
-    return found.end() if found[0] == ";" else ends.get(found.start(), 0)
+    return body.end() if body[0] == ";" else brace_ends.get(body.start(), 0)
 
 
-def _closings(text: str) -> dict[int, int]:
-    """Return by the place of each opening brace the place behind the one that closes it."""
-    found, opened = dict[int, int](), list[int]()
+def _match_braces(text: str) -> dict[int, int]:
+    """Return by the position of each opening brace the position after its closing brace."""
+    ends, opened = dict[int, int](), list[int]()
     for match in _BRACES.finditer(text):
         if match[0] == "{":
             opened.append(match.start())
         elif match[0] == "}" and opened:
-            found[opened.pop()] = match.end()
-    return found
+            ends[opened.pop()] = match.end()
+    return ends
 
 
-def _bracket_end(text: str, at: int) -> int:
-    """Return where the bracket that opens at `at` closes, -1 if it does not."""
+def _bracket_end(text: str, position: int) -> int:
+    """Return the position of the bracket that closes the one at `position`; -1 if there is none."""
     depth = 0
-    for match in _BRACKETS.finditer(text, at):
+    for match in _BRACKETS.finditer(text, position):
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(match[0], 0)
         if depth == 0:
             return match.start()

@@ -60,10 +60,10 @@ async def test_an_answer_that_breaks_what_another_seat_s_tests_keep_is_not_repro
         EventWriter(MemoryBus(), d),
     )
     judged = [
-        await evaluator.judge(
+        await evaluator.evaluate(
             Proposal("agent-dev-001", "dev", "", _diff(repo, {"price.py": _BREAKING}))
         ),
-        await evaluator.judge(
+        await evaluator.evaluate(
             Proposal(
                 "agent-dev-002",
                 "dev",
@@ -73,7 +73,7 @@ async def test_an_answer_that_breaks_what_another_seat_s_tests_keep_is_not_repro
             )
         ),
     ]
-    first, second = rank([item.candidate for item in await evaluator.cross(judged)])
+    first, second = rank([item.candidate for item in await evaluator.run_cross_tests(judged)])
     assert (first.seat, first.level) == ("agent-dev-002", EvidenceLevel.SELF_TESTED), first.reasons
     assert (second.passed_gates, second.level) == (True, EvidenceLevel.UNPROVEN), second.reasons
     assert not any(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.deliberation.judging.canary import Canary, file_of, make_canary
+from moothall.deliberation.judging.canary import Canary, find_case_file, make_canary
 from moothall.domain.evidence import CheckRun, Verdict
 
 _VITEST = "import { it, expect } from 'vitest';\nit('b', () => expect(1).toBe(1));\n"
@@ -62,11 +62,11 @@ def test_no_name_comes_twice_and_an_unknown_runner_has_no_canary() -> None:
 
 def test_a_case_of_a_go_package_lies_in_its_folder() -> None:
     files = ("a_test.go", "sub/b_test.go", "sub/deep/c_test.go", "tests/test_a.py")
-    assert file_of("example.org/m::TestA", files) == "a_test.go"
-    assert file_of("example.org/m/sub::TestB", files) == "sub/b_test.go"
-    assert file_of("example.org/m/sub/deep::TestC", files) == "sub/deep/c_test.go"
-    assert file_of("tests/test_a.py::test_a", files) == "tests/test_a.py"
-    assert file_of("m tests/a.rs::b", (*files, "tests/a.rs")) == "tests/a.rs"
+    assert find_case_file("example.org/m::TestA", files) == "a_test.go"
+    assert find_case_file("example.org/m/sub::TestB", files) == "sub/b_test.go"
+    assert find_case_file("example.org/m/sub/deep::TestC", files) == "sub/deep/c_test.go"
+    assert find_case_file("tests/test_a.py::test_a", files) == "tests/test_a.py"
+    assert find_case_file("m tests/a.rs::b", (*files, "tests/a.rs")) == "tests/a.rs"
 
 
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])

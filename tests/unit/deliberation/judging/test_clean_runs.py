@@ -70,7 +70,7 @@ async def judge(
         base_sha="c" * 40,
     )
     fresh = CleanCheckoutRunner(d, prepared, workspaces, read, asyncio.Semaphore(1))  # type: ignore[arg-type]  # a part of them
-    return (await fresh.run({"tests": ()}, "check")).runs["tests"], workspaces.checked
+    return (await fresh.run_checks({"tests": ()}, "check")).runs["tests"], workspaces.checked
 
 
 async def test_it_is_run_again_alone_in_a_workspace_of_its_own() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from moothall.deliberation.judging.evaluator import EvaluatedProposal, facts_text
+from moothall.deliberation.judging.evaluator import EvaluatedProposal, format_check_results
 from moothall.domain.evidence import Evidence, EvidenceLevel, Verdict
 from moothall.domain.proposal import Assessment, Proposal
-from moothall.ranking import passes_gates
+from moothall.ranking import passes_acceptance_checks
 
 
 def test_the_level_the_lines_to_look_at_and_the_facts_name_no_hidden_test() -> None:
@@ -26,12 +26,12 @@ def test_the_level_the_lines_to_look_at_and_the_facts_name_no_hidden_test() -> N
         ),
     )
     judged = EvaluatedProposal(Proposal("agent-dev-001", "dev", "", "diff"), found)
-    assert (judged.candidate.level, judged.visible.level) == (
+    assert (judged.candidate.level, judged.visible_candidate.level) == (
         EvidenceLevel.PROVEN,
         EvidenceLevel.UNPROVEN,
     )
-    assert judged.seen.look == ("src/a.py:3: ends the process",)
-    assert "hidden" not in f"{judged.seen}{facts_text(judged, {})}"
+    assert judged.visible_assessment.look == ("src/a.py:3: ends the process",)
+    assert "hidden" not in f"{judged.visible_assessment}{format_check_results(judged, {})}"
 
 
 def test_an_answer_that_only_a_hidden_test_refuses_looks_like_one_that_passes() -> None:
@@ -48,4 +48,8 @@ def test_an_answer_that_only_a_hidden_test_refuses_looks_like_one_that_passes() 
         ),
     )
     judged = EvaluatedProposal(Proposal("agent-dev-001", "dev", "", "diff"), found)
-    assert (judged.passes, passes_gates(judged.visible), judged.solves) == (False, True, True)
+    assert (judged.passes, passes_acceptance_checks(judged.visible_candidate), judged.solves) == (
+        False,
+        True,
+        True,
+    )

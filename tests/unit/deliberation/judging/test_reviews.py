@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.deliberation.judging.reviews import answers, assign, review_of, review_text
+from moothall.deliberation.judging.reviews import (
+    assign_reviews,
+    format_review,
+    group_answers,
+    make_review,
+)
 from moothall.deliberation.prompts.reply import ReadReview
 from moothall.domain.proposal import Proposal
 
@@ -20,12 +25,12 @@ def proposal(seat: str, diff: str) -> Proposal:
 def test_answers_are_deaf_to_names_and_order(diffs: list[str], chance: random.Random) -> None:
     given_ = [proposal(f"s{number}", diff) for number, diff in enumerate(diffs)]
     shuffled = chance.sample(given_, len(given_))
-    assert [answer.text for answer in answers(given_)] == [
-        answer.text for answer in answers(shuffled)
+    assert [answer.text for answer in group_answers(given_)] == [
+        answer.text for answer in group_answers(shuffled)
     ]
     renamed = [proposal(f"z{9 - number}", diff) for number, diff in enumerate(diffs)]
-    assert [answer.text for answer in answers(given_)] == [
-        answer.text for answer in answers(renamed)
+    assert [answer.text for answer in group_answers(given_)] == [
+        answer.text for answer in group_answers(renamed)
     ]
 
 
@@ -34,8 +39,10 @@ def test_nobody_reviews_its_own_answer_and_nobody_more_than_its_share(
     diffs: list[str], each: int
 ) -> None:
     seats = [f"s{number}" for number in range(len(diffs))]
-    pairs = assign(
-        answers(proposal(seat, diff) for seat, diff in zip(seats, diffs, strict=True)), seats, each
+    pairs = assign_reviews(
+        group_answers(proposal(seat, diff) for seat, diff in zip(seats, diffs, strict=True)),
+        seats,
+        each,
     )
     assert all(reviewer not in answer.seats for reviewer, answer in pairs)
     assert max(Counter(reviewer for reviewer, _ in pairs).values(), default=0) <= each
@@ -50,7 +57,7 @@ def test_nobody_reviews_its_own_answer_and_nobody_more_than_its_share(
 )
 def test_a_quote_of_several_lines_is_found_in_a_diff(quote: str) -> None:
     read = ReadReview(8, ((1, quote),), (), "good")
-    review = review_of(
+    review = make_review(
         read, "s2", proposal("s1", "@@ -1 +1,2 @@\n+def f():\n+    return 1\n"), ("returns",)
     )
     assert (len(review.met), review.unmet) == (1, ())
@@ -58,7 +65,7 @@ def test_a_quote_of_several_lines_is_found_in_a_diff(quote: str) -> None:
 
 def test_a_claim_without_a_true_quote_is_not_met() -> None:
     read = ReadReview(8, ((1, "return  1"), (2, "never said"), (3, "return 1")), (3,), "fine")
-    review = review_of(
+    review = make_review(
         read,
         "s2",
         proposal("s1", "+def f():\n+    return 1\n"),
@@ -67,4 +74,4 @@ def test_a_claim_without_a_true_quote_is_not_met() -> None:
     assert review.score == 0.8
     assert review.met == ('returns — "return  1"',)
     assert review.unmet == ("is typed", "has tests")
-    assert "s2" not in review_text(review)
+    assert "s2" not in format_review(review)

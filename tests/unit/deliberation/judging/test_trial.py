@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moothall.ranking.syntax.diffs import keep_files
+from moothall.ranking.syntax.diffs import filter_files
 
 NEW = (
     "diff --git a/tests/test_b.py b/tests/test_b.py\nnew file mode 100644\n--- /dev/null\n+++ "
@@ -28,6 +28,6 @@ BINARY = (
 
 def test_parts_of_a_diff_are_kept_by_their_file() -> None:
     whole = NEW + CHANGED + GONE + MOVED + BINARY
-    assert keep_files(whole, lambda part: part.path.startswith("tests/")) == NEW
-    assert keep_files(whole, lambda part: not part.new) == CHANGED
-    assert keep_files("", lambda _: True) == ""
+    assert filter_files(whole, lambda part: part.path.startswith("tests/")) == NEW
+    assert filter_files(whole, lambda part: not part.new) == CHANGED
+    assert filter_files("", lambda _: True) == ""
