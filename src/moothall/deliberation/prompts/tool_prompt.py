@@ -34,7 +34,6 @@ _GUIDE_CHARS, _POINTER_CHARS = 2_400, 200
 _MAP_CHARS = int(900 * CHARS_PER_TOKEN)
 _LISTING_LINES, _LISTING_CHARS = 30, 900
 _NAMED_FILES = 12
-_OTHERS_SHOWN, _OTHER_CHARS = 3, 300
 _FAILED_NAMED, _NAME_CHARS, _FAILED_SHOWN, _FAILED_CHARS = 5, 80, 2, 1_200
 _COMMAND_CHARS = 200
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
@@ -89,14 +88,14 @@ _QUESTION = """If the task is a question, change nothing: look at what you need,
 class Overview:
     """What the first prompt says of a repository: its guide for agents (path and text), an outline
     of its code, its folders, and the cases that fail on the base: those that the task concerns with
-    what they print, and the others, with what they print if they are few.
+    what they print, and the names of the others.
     """
 
     guide: tuple[str, str] = ("", "")
     map: str = ""
     listing: str = ""
     failing: tuple[tuple[str, str], ...] = ()
-    others: tuple[tuple[str, str], ...] = ()
+    others: tuple[str, ...] = ()
 
 
 def system_text(*, shell: bool, alone: bool) -> str:
@@ -128,15 +127,12 @@ async def survey_repository(
         RepoMapRequest(paths=tuple(named[:20]), words=words[:200], map_chars=_MAP_CHARS)
     )
     others = [*near[_FAILED_SHOWN:], *(item for item in red if item not in near)]
-    shown = len(others) <= _OTHERS_SHOWN
     return Overview(
         guide=await _guide(prepared.files, read),
         map=_whole_lines(survey.map, _MAP_CHARS),
         listing=list_folders(prepared.files),
         failing=tuple((item.case, _detail(item)) for item in near[:_FAILED_SHOWN]),
-        others=tuple(
-            (item.case, clip(item.detail.strip(), _OTHER_CHARS) if shown else "") for item in others
-        ),
+        others=tuple(item.case for item in others),
     )
 
 
@@ -207,11 +203,6 @@ def shared_text(d: Deliberation, overview: Overview, prepared: Prepared) -> str:
         fence(f"{case}: a test near the task that fails now", text or "(no output)")
         for case, text in overview.failing
     ]
-    parts += [
-        fence(f"{shorten(case, _NAME_CHARS)}: failed before you came", text)
-        for case, text in overview.others
-        if text
-    ]
     if overview.map:
         parts.append(fence("outline of the code", overview.map))
     parts.append(fence("files and folders", overview.listing))
@@ -244,7 +235,7 @@ def environment_text(prepared: Prepared, overview: Overview) -> str:
     if overview.others:
         more = len(overview.others) - _FAILED_NAMED
         named = ", ".join(
-            shorten(name, _NAME_CHARS) for name, _ in overview.others[:_FAILED_NAMED]
+            shorten(name, _NAME_CHARS) for name in overview.others[:_FAILED_NAMED]
         ) + (f" and {more} more" if more > 0 else "")
         lines.append(f"These failed before you came: {named}.")
     return "\n".join(lines)
