@@ -1,5 +1,5 @@
-"""What the guard calls out: many refusals of one principal or task, attempts to get past the walls,
-and forged verdicts.
+"""Alerts of the tool gateway: many refusals of one principal or task, and attempts to escape the
+sandbox.
 """
 
 from __future__ import annotations

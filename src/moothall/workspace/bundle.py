@@ -1,8 +1,8 @@
-"""The code that lies in every sandbox: the folder `inside`, compiled once a process; and beside it,
-as source for whatever interpreter a project has, what reports the cases of its tests.
+"""The code in every sandbox: the package `sandbox_runtime`, compiled once per process, and the
+source of the plugins that report test cases, for the project's own interpreter.
 
-Compiled here, since nothing can be inside: a Python that finds no bytecode would compile it again
-for every workspace.
+It is compiled outside because a sandbox cannot write it: without bytecode Python would compile it
+again for every workspace.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 prompts and callers get the same.
 
 The same content gives the same bytes and the same version. What a role may be told in a phase is
-said by `planning/scopes.yaml`, and the graph is asked for no more than that.
+said by `stories/scopes.yaml`, and the graph is asked for no more than that.
 """
 
 from __future__ import annotations
