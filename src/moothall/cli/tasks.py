@@ -15,10 +15,15 @@ from moothall.cli.options import example, json_option, task_argument
 from moothall.cli.runtime import print_json, say, with_settings
 from moothall.cli.text import plain
 from moothall.config import Settings
+from moothall.domain.secrets import is_masked
 from moothall.domain.status import TaskView
 
 _WIDE = 100
 _LOG = "reading the log of tasks"
+_MASKED = (
+    "the event log masks text of this diff that looks like a secret, so it is not the change that "
+    "was tested"
+)
 _SEAT = click.argument("seat", default="")
 
 
@@ -160,6 +165,8 @@ async def diff(settings: Settings, *, task: str | None, seat: str) -> int:
     if not text:
         say(f"{result.seat} changed nothing: its answer is text; `moothall show` prints it")
         return EXIT_NONE
+    if is_masked(text):
+        say(f"{_MASKED}; the branch of the winner has the whole change")
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.syntax import Syntax
@@ -195,6 +202,11 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
     if not result.diff:
         raise InvalidRequest(
             f"{result.seat} of {task_id} changed nothing: there is no diff to apply"
+        )
+    if is_masked(result.diff):
+        raise InvalidRequest(
+            f"{_MASKED}; nothing was applied. The branch of the winner has the whole change: "
+            f"git merge moothall/{task_id}"
         )
     files = await files_for(settings, about)
     if files is None:

@@ -158,3 +158,13 @@ def scrub_all(value: Any, known: Sequence[str] = ()) -> Any:
     if isinstance(value, list | tuple):
         return [scrub_all(item, known) for item in value]
     return value
+
+
+def is_masked(diff: str) -> bool:
+    """Whether an added line of a diff from the event log has a mask in place of a possible secret,
+    so that it is not the change that was tested.
+    """
+    masks = (REDACTED, f":{_URL_MARK}@")
+    return any(
+        line.startswith("+") and any(mask in line for mask in masks) for line in diff.splitlines()
+    )

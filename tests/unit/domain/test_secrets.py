@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.secrets import brings_secret, may_hold_secrets, scrub, scrub_all
+from moothall.domain.secrets import brings_secret, is_masked, may_hold_secrets, scrub, scrub_all
 
 LETTERS = "aB3dE5gH7jK9" * 30
 SECRETS = [
@@ -142,3 +142,10 @@ TOKEN = "ghp_" + "a1B2" * 9
 )
 def test_what_a_diff_brings(diff: str, brings: bool) -> None:  # noqa: FBT001 - of a table
     assert brings_secret(diff, lambda text: scrub(text, ("own-value-1",))) is brings
+
+
+def test_a_diff_with_a_masked_line_is_known() -> None:
+    diff = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a = 1\n+URL = 'https://ann:pass@example.org/'\n"
+    assert not is_masked(diff)
+    assert is_masked(scrub(diff))
+    assert not is_masked(scrub(diff).replace("+URL", " URL")), "context lines do not apply"
