@@ -127,11 +127,12 @@ def new_failures(run: CheckRun, base: CheckRun | None) -> list[str]:
 
 def is_clean(state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, str]) -> bool:
     """Whether nothing speaks against a submission as far as the checks near it tell: no new
-    failure, nothing lost, and some test ran.
+    failure, nothing lost, and some test ran. If only tests changed, no test of the base need run.
     """
     if state.regressions or left_out:
         return False
-    if any(
+    only_tests = state.patch is not None and set(state.patch.paths) <= set(state.patch.tests)
+    if not only_tests and any(
         _known_cases(run, prepared) == 0
         for name, run in state.runs.items()
         if name in state.partial_checks

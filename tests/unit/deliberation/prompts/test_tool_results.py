@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,6 +49,8 @@ def test_where_no_existing_test_ran_the_seat_is_told_and_asked_to_confirm() -> N
         own, prepared(), {}, 2000
     )
     assert not is_clean(own, prepared(), {})
+    only_tests = replace(CHANGE, paths=CHANGE.tests)
+    assert is_clean(replace(own, patch=only_tests), prepared(), {}), "it can break nothing"
     assert "tests: 0 of 4 existing tests ran: none" in submission_text(
         standing(), prepared(), {}, 2000
     )
