@@ -1,8 +1,8 @@
-"""The bus that the server runs on: beside `bus/nats` itself the one file that names it, but for who
-makes credentials, which are NATS's own kind.
+"""The bus of the server. Only this file, `events/nats` and the makers of NATS credentials
+(`cli/bus.py`, `app/jobs.py`) name NATS.
 
-Another bus is a folder beside `nats` that does what `ports.Bus` and `bus.raw.RawStore` ask
-(`testing/bus_contract.py` tries it), and the same names here.
+Another bus is a package beside `nats` that implements `ports.Bus` and `events.raw_store.RawStore`
+(`testing/bus_contract.py` is the suite), exported here under the same names.
 """
 
 from moothall.events.nats import pruning

@@ -1,3 +1,1 @@
-"""Workspaces as Jobs of Kubernetes. docs/operating.md says how they are set up,
-docs/architecture.md how they work.
-"""
+"""Workspaces as Kubernetes Jobs. docs/operating.md describes their set-up."""
