@@ -105,7 +105,7 @@ class EvidenceLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The recorded result of a check for a proposal; `proven` as in docs/architecture.md.
+    """The recorded result of a check for a proposal; `proven` as in docs/evidence.md.
 
     `failed` counts all red cases, `before` those of them that were red on the base; `red` names
     what stands against the proposal (new red cases, new findings), `red_before` what was red on the
