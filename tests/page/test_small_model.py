@@ -66,7 +66,9 @@ async def _built(who: Reader) -> bool:
 
     async def ended() -> bool:
         await who.page.reload()
-        return "What next:" in await who.text() or await _may_accept(who)
+        text = await who.text()
+        begun = "begins when those before it" not in text  # said until its task is handed out
+        return ("What next:" in text and begun) or await _may_accept(who)
 
     await until(ended, 500)
     return await _may_accept(who)
