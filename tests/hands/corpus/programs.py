@@ -209,7 +209,7 @@ ATTEMPTS = (
                 ("../outside", _NO, "leaves"),
                 ("@args.txt", _RAN, _NOT_PASSED),
                 (":x", _RAN, _NOT_PASSED),
-                ("tests/test_app.py::../../x[@OUTSIDE@]", _RAN, _NOT_PASSED),
+                ("tests/test_app.py::../../x[@OUTSIDE@]", _NO, "leaves"),
                 ("tests/test_app.py\x00", _NO, "control|NUL|string"),
             ),
             1,
