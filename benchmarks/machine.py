@@ -21,9 +21,8 @@ import psutil
 from benchmarks.accounting import CpuGroup, process_seconds
 
 NOT_COUNTED = (
-    "CPU of a whole deliberation is not measured: no control group can be made to count it. "
-    "Run as root, or in a delegated group: `systemd-run --user --scope -p Delegate=yes "
-    "scripts/bench`."
+    "CPU of a whole deliberation is not measured: no control group can be made to count it. Run as "
+    "root, or in a delegated group: `systemd-run --user --scope -p Delegate=yes scripts/bench`."
 )
 _SERVING = ("serve", "host", "bus", "ray")
 """Parts whose processes live as long as the system. The rest of its group's CPU is `sandbox`."""

@@ -95,8 +95,8 @@ class Board:
             if self.readers:
                 if len(self.heard) != len(self.readers):
                     raise RuntimeError(
-                        f"{len(self.heard)} of {len(self.readers)} readers heard within "
-                        f"{_EVERY:g} s"
+                        f"{len(self.heard)} of {len(self.readers)} readers heard within {_EVERY:g} "
+                        "s"
                     )
                 self.waits += [when - self.began for when in self.heard.values()]
 

@@ -176,8 +176,7 @@ def _day(document: Mapping[str, Any], demand: Demand) -> str:
             "hosts",
             (
                 f"{rate * demand.host_ms / 1000:.2f} cores: "
-                f"{hosts_for(demand, rate, busy=_BUSY):.2f} "
-                f"hosts at {_BUSY:.0%} of their time"
+                f"{hosts_for(demand, rate, busy=_BUSY):.2f} hosts at {_BUSY:.0%} of their time"
             ),
         ),
         ("bus", f"{rate * demand.bus_ms / 1000:.2f} of a core"),

@@ -26,9 +26,8 @@ SEATS, CALLS = 3, 9
 GRAPH_LATER = {"MOOTHALL_GRAPH__BATCH": "1", "MOOTHALL_GRAPH__PACE_SECONDS": "86400"}
 """Puts the graph's projection off, which follows behind the answers: it is told apart."""
 TASK = (
-    "Design the queue between our order page and the warehouse: what happens when it is full, "
-    "when a worker dies, "
-    "and what an operator watches."
+    "Design the queue between our order page and the warehouse: what happens when it is full, when "
+    "a worker dies, and what an operator watches."
 )
 
 

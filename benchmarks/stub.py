@@ -38,11 +38,9 @@ _LENGTH = re.compile(rb"\r\ncontent-length: ?(\d+)", re.IGNORECASE)
 _CALL = re.compile(rb"\r\nx-request-id: ?([^\r]+)", re.IGNORECASE)
 _PROSE = (
     "The queue is bounded and its bound is a setting: a full one answers at once with a status "
-    "that callers know, so that they "
-    "slow down before anything is lost. Each worker takes one item, writes down what came of it, "
-    "and only then says that it is "
-    "done; an item whose worker vanished comes again after half a minute. What was done twice is "
-    "told by its key and dropped. "
+    "that callers know, so that they slow down before anything is lost. Each worker takes one "
+    "item, writes down what came of it, and only then says that it is done; an item whose worker "
+    "vanished comes again after half a minute. What was done twice is told by its key and dropped. "
     "Three figures are watched: the age of the oldest item, the share of repeats and the time of "
     "an item from end to end."
 )

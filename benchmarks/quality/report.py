@@ -48,12 +48,11 @@ def text(
         "# How good the answers are",
         (
             "HumanEval, one function each: signature and docstring stand in a file, every third "
-            "assertion is a test that can be seen, the "
-            "others are kept back and judge. Solved: all assertions hold. Opt-in, as it takes "
-            "hours on a CPU: "
-            "`scripts/quality --problems 20 --seed 1`; it goes on where it stopped. With "
-            "`--tokens N` it also compares the protocols with each "
-            "other, and with the best of as many bare samples as fit, at N tokens a problem."
+            "assertion is a test that can be seen, the others are kept back and judge. Solved: all "
+            "assertions hold. Opt-in, as it takes hours on a CPU: `scripts/quality --problems 20 "
+            "--seed 1`; it goes on where it stopped. With `--tokens N` it also compares the "
+            "protocols with each other, and with the best of as many bare samples as fit, at N "
+            "tokens a problem."
         ),
         *_section(
             "A single seat",

@@ -19,8 +19,7 @@ BUILD = (
     "-c",
     (
         "grep -q broken source.c && echo it does not compile && exit 3; cp source.c product; echo "
-        ">> "
-        "count"
+        ">> count"
     ),
 )
 CHECKS = {"tests": ("sh", "-c", "wc -l < count; grep right product")}

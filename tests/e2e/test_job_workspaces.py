@@ -308,8 +308,7 @@ async def test_set_up_comes_back_and_its_only_way_out_is_the_proxy(app: Local) -
             "-c",
             (
                 "echo made > /env/made && echo left > generated.txt && mkdir -p node_modules/.bin "
-                "&& "
-                "echo js > node_modules/.bin/x"
+                "&& echo js > node_modules/.bin/x"
             ),
         ),
     )

@@ -26,8 +26,7 @@ SETUP = (
         "-c",
         (
             "echo tool > /env/tool; echo dep > dep.txt; echo changed > a.txt; mkdir -p deps; echo "
-            "d > "
-            "deps/d; rm b.txt"
+            "d > deps/d; rm b.txt"
         ),
     ),
 )

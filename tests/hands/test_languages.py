@@ -55,8 +55,8 @@ _NODE_TEST = """const test = require('node:test'), assert = require('node:assert
 test('sums', () => assert.equal(sum(2, 3), '5'));
 """  # noqa: E501 - a line of embedded text
 _NODE = (
-    "const ms = require('ms'); if (ms('1s') !== 1000) throw 0; module.exports = (a, b) => "
-    "String(a - b);\n"
+    "const ms = require('ms'); if (ms('1s') !== 1000) throw 0; module.exports = (a, b) => String(a "
+    "- b);\n"
 )
 _PACKAGE = (
     '{"name": "sum", "version": "1.0.0", "scripts": {"test": "node --test"}, "dependencies": '

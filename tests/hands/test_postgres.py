@@ -56,8 +56,7 @@ def reader(boss: str) -> str:
             f"create role reader login password '{PASSWORD}'",
             (
                 "create table items (id serial primary key, name text, price numeric, at "
-                "timestamptz, "
-                "raw bytea, tags text[])"
+                "timestamptz, raw bytea, tags text[])"
             ),
             """insert into items (name, price, at, raw, tags)
                values ('bolt', 1.50, '2026-01-02 03:04:05+00', '\\xff00', '{a,b}'), ('nut', 'NaN', 'infinity', null, null)""",

@@ -16,8 +16,8 @@ from support.court import court
 
 pytestmark = pytest.mark.e2e
 TASK = (
-    "discount() gives wrong prices: 10 percent off 200 have to be 180. At present nothing is "
-    "taken off."
+    "discount() gives wrong prices: 10 percent off 200 have to be 180. At present nothing is taken "
+    "off."
 )
 CODE = "module.exports = function discount(price, percent) {\n  return price;\n};\n"
 OLD = (

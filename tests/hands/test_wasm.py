@@ -88,9 +88,8 @@ _MODULES: Mapping[str, str] = {
     "link": _module(_open("out/passwd", 0, _FD_READ) + _ERRNO, more=_data("out/passwd")),
     "write": _module(_open("src/new.txt", 1, _FD_WRITE) + _ERRNO, more=_data("src/new.txt")),
     "environment": _module(
-        "(drop (call $environ_sizes_get (i32.const 40) (i32.const 44)))"
-        "(i32.store8 (i32.const 50) (i32.add (i32.const 48) (i32.load (i32.const 40))))"
-        + _write(1, 50, "(i32.const 1)")
+        "(drop (call $environ_sizes_get (i32.const 40) (i32.const 44)))(i32.store8 (i32.const 50) "
+        "(i32.add (i32.const 48) (i32.load (i32.const 40))))" + _write(1, 50, "(i32.const 1)")
     ),
     "spin": _module(_FOREVER),
     "declared": _module("(nop)", memory="4000"),

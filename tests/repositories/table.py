@@ -30,9 +30,8 @@ def show(row: Row) -> str:
     found = row.found
     return (
         f"{row.project.name:<28} {_cases(row):<22} set-up {found.setup_seconds:4.0f} s, tests "
-        f"{found.check_seconds:5.1f} s, "
-        f"{found.tried} faults in {found.search_seconds:4.0f} s, {_fault(row)}, {row.right} "
-        f"right, mended in {row.council_seconds:4.0f} s"
+        f"{found.check_seconds:5.1f} s, {found.tried} faults in {found.search_seconds:4.0f} s, "
+        f"{_fault(row)}, {row.right} right, mended in {row.council_seconds:4.0f} s"
     )
 
 
@@ -48,9 +47,8 @@ def write(rows: Sequence[Row], order: Sequence[str]) -> None:
     }
     table = [
         (
-            "| project | taken for | tests | set-up | tests run | the fault | seats right | "
-            "mended in "
-            "|"
+            "| project | taken for | tests | set-up | tests run | the fault | seats right | mended "
+            "in |"
         ),
         "|---|---|---|---|---|---|---|---|",
         *(lines[name] for name in order if name in lines),
@@ -65,9 +63,9 @@ def _line(row: Row) -> str:
     )
     return (
         f"| {row.project.name} {versions} | {_ECOSYSTEMS[row.project.ecosystem]}: "
-        f"{row.project.why} | {_cases(row)} "
-        f"| {found.setup_seconds:.0f} s | {found.check_seconds:.1f} s | {_fault(row)} | "
-        f"{row.right} of 3 | {row.council_seconds:.0f} s |"
+        f"{row.project.why} | {_cases(row)} | {found.setup_seconds:.0f} s | "
+        f"{found.check_seconds:.1f} s | {_fault(row)} | {row.right} of 3 | "
+        f"{row.council_seconds:.0f} s |"
     )
 
 

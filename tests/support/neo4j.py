@@ -84,8 +84,8 @@ def _fetch(draft: Path) -> Path:
     if absent:
         raise Missing(
             f"no Neo4j: {' and '.join(absent)} missing; `apt-get install openjdk-17-jre-headless "
-            "maven` brings them, "
-            "or name a server of your own in MOOTHALL_TEST_NEO4J_URL=bolt://user:password@host:port"
+            "maven` brings them, or name a server of your own in "
+            "MOOTHALL_TEST_NEO4J_URL=bolt://user:password@host:port"
         )
     (draft / "pom.xml").write_text(_POM, encoding="utf-8")
     command = [

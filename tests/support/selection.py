@@ -457,8 +457,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
         counts = ", ".join(f"{level} {count}" for level, count in levels.items() if count)
         rows.append(
             f"| {mode} | {len(some)} | {sum(item.selected_right for item in some)} | "
-            f"{sum(item.undecided for item in some)} | {counts} "
-            f"| {sum(item.random for item in some):.1f} | {sum(item.fewest for item in some):.1f} |"
+            f"{sum(item.undecided for item in some)} | {counts} | "
+            f"{sum(item.random for item in some):.1f} | {sum(item.fewest for item in some):.1f} |"
         )
     marked = [
         name in item.right

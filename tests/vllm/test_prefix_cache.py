@@ -91,8 +91,7 @@ async def test_a_council_of_five_computes_its_context_once(
     shared = in_common(prompts)
     measured(
         f"{SEATS} seats, {wanted['protocol']}: {len(prompts)} calls, {asked} prompt tokens, "
-        f"{shared} in common; "
-        f"predicted in blocks of {block} {predicted}, computed {computed} = "
+        f"{shared} in common; predicted in blocks of {block} {predicted}, computed {computed} = "
         f"{computed / predicted:.3f} of it; without a cache {asked / predicted:.1f}"
     )
     assert asked == sum(map(len, prompts)) == delta(before.prompt_tokens, after.prompt_tokens)

@@ -124,8 +124,8 @@ def _credentials(settings: config.GrpcSettings) -> grpc.ServerCredentials | None
     if settings.tls_cert is None and settings.tls_key is None:
         if settings.tls_client_ca is not None:
             raise ConfigurationError(
-                "grpc.tls_client_ca needs grpc.tls_cert and grpc.tls_key: without TLS no client "
-                "is asked"
+                "grpc.tls_client_ca needs grpc.tls_cert and grpc.tls_key: without TLS no client is "
+                "asked"
             )
         if not is_loopback(settings.host):
             raise ConfigurationError(

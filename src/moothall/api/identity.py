@@ -134,8 +134,8 @@ def _principals(path: Path) -> dict[str, Principal]:
         raise ConfigurationError(f"the file of tokens {path} is not TOML") from None
     if is_open(about, os.geteuid()):
         raise ConfigurationError(
-            f"the file of tokens {path} can be read by others; run: chmod 600 {path} (of a "
-            "Secret: defaultMode 0440)"
+            f"the file of tokens {path} can be read by others; run: chmod 600 {path} (of a Secret: "
+            "defaultMode 0440)"
         )
     named = {
         item.token.get_secret_value(): Principal(

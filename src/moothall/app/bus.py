@@ -109,8 +109,7 @@ async def hold_or_find(
     except TimeoutError as error:
         raise ConfigurationError(
             f"another process holds {data_dir} but does not say where it serves: it still starts, "
-            "or hangs. Wait, end it, or set "
-            "MOOTHALL_DATA_DIR to another folder"
+            "or hangs. Wait, end it, or set MOOTHALL_DATA_DIR to another folder"
         ) from error
 
 
@@ -240,9 +239,8 @@ def roles_of(settings: Settings) -> frozenset[str]:
     ):
         raise ConfigurationError(
             f"a process with the roles {', '.join(sorted(roles))} would have an embedded bus that "
-            "nobody else reaches, and nobody on it does "
-            f"the work of {', '.join(missing)}: set bus.url (MOOTHALL_BUS__URL) to a NATS server "
-            "that all processes reach, or add "
+            f"nobody else reaches, and nobody on it does the work of {', '.join(missing)}: set "
+            "bus.url (MOOTHALL_BUS__URL) to a NATS server that all processes reach, or add "
             f"{', '.join(missing)}"
         )
     return roles

@@ -53,9 +53,8 @@ def describe_difference(settings: Settings, address: Address) -> str:
     )
     return (
         f"process {address.pid} serves {settings.data_dir} with other settings: {_listed(names)}. "
-        "To attach to it, "
-        f"{' and '.join(ways)}{server}. Otherwise stop it, or set MOOTHALL_DATA_DIR to another "
-        "folder"
+        f"To attach to it, {' and '.join(ways)}{server}. Otherwise stop it, or set "
+        "MOOTHALL_DATA_DIR to another folder"
     )
 
 

@@ -216,8 +216,7 @@ async def rebuild(
         if state.first_seq > 1 and not lossy:
             raise ConfigurationError(
                 f"the log begins at seq {state.first_seq}: what was pruned is in the graph alone "
-                "and would be gone; "
-                "--lossy rebuilds it nevertheless"
+                "and would be gone; --lossy rebuilds it nevertheless"
             )
         if not await _writes(settings, bus, stack):
             raise ConfigurationError(

@@ -90,9 +90,9 @@ async def open_app(
                 own = True
         if address is not None and serving:
             raise ConfigurationError(
-                f"process {address.pid} serves the data directory {settings.data_dir} already, "
-                f"and an embedded {' or '.join(parts)} is one "
-                "process's; stop it or set MOOTHALL_DATA_DIR to another one"
+                f"process {address.pid} serves the data directory {settings.data_dir} already, and "
+                f"an embedded {' or '.join(parts)} is one process's; stop it or set "
+                "MOOTHALL_DATA_DIR to another one"
             )
         if address is not None:
             async with asyncio.TaskGroup() as group:
@@ -126,8 +126,8 @@ async def _watch_owner(data_dir: Path) -> None:
         except data_dir_lock.DirectoryTaken:
             continue
     raise BusUnavailable(
-        f"the process that served {data_dir} ended; run the command again with the same "
-        "--task-id, the work goes on"
+        f"the process that served {data_dir} ended; run the command again with the same --task-id, "
+        "the work goes on"
     )
 
 
@@ -394,9 +394,8 @@ async def page_link(settings: Settings, report_progress: ReportProgress) -> str 
     if not address.page or not token:
         raise ConfigurationError(
             f"process {address.pid} works on {settings.data_dir} and shows no page that could be "
-            "opened here: it is a single command, or serves "
-            "without one, over TLS or to holders of other tokens. Wait for its end, or set "
-            "MOOTHALL_DATA_DIR"
+            "opened here: it is a single command, or serves without one, over TLS or to holders of "
+            "other tokens. Wait for its end, or set MOOTHALL_DATA_DIR"
         )
     return address.page + await asyncio.to_thread(_path, address.page, token)
 

@@ -77,8 +77,7 @@ class Tasks:
         if state is not None and state.decided is None and state.pauses.held:
             raise InvalidRequest(
                 f"{task_id} is paused: let it go on where it was paused (its page, "
-                "ResumeDeliberation, `moothall agents resume`), "
-                f"or `moothall cancel {task_id}`"
+                f"ResumeDeliberation, `moothall agents resume`), or `moothall cancel {task_id}`"
             )
 
     async def thread(self, task_id: str) -> Sequence[TaskView]:

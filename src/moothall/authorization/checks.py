@@ -189,8 +189,8 @@ def note_of(grant: Grant, checked: CheckedCall) -> str:
     for path in checked.values(checked.spec.writes):
         if any(covers(pattern, path) for pattern in grant.judged):
             return (
-                f"{path[:80]} is protected: if it was there before, it is judged as it was. "
-                "Change the code instead."
+                f"{path[:80]} is protected: if it was there before, it is judged as it was. Change "
+                "the code instead."
             )
     return ""
 

@@ -102,8 +102,8 @@ def _grant(name: str, entry: _Entry, specs: Sequence[ToolSpec]) -> Grant:
     for pattern in entry.tools:
         if not any(fnmatchcase(spec.name, pattern) for spec in specs):
             raise ConfigurationError(
-                f"the table of roles is wrong: {name} is granted {pattern!r}, and there is no "
-                "such tool"
+                f"the table of roles is wrong: {name} is granted {pattern!r}, and there is no such "
+                "tool"
             )
     tools = tuple(
         spec.name

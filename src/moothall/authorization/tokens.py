@@ -213,8 +213,8 @@ class Tokens:
         life = float(claims["exp"]) - float(claims["iat"])
         if life > self._longest + 1:
             raise Refused(
-                f"the capability token lives too long: {life:.0f} seconds, and "
-                f"{self._longest:.0f} are allowed"
+                f"the capability token lives too long: {life:.0f} seconds, and {self._longest:.0f} "
+                "are allowed"
             )
         if float(claims["iat"]) > self._clock() + _LEEWAY:
             raise Refused("the capability token begins in the future")

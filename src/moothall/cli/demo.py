@@ -149,8 +149,8 @@ def _say_what_next(sample: Path, outcome: Outcome, seconds: float) -> None:
         if place := first_added(winner.diff):
             file, line = place
             click.echo(
-                "Ask where its first line comes from: moothall graph query provenance "
-                f"--repo {sample} --ref {outcome.branch} --file {shlex.quote(file)} --line {line}"
+                "Ask where its first line comes from: moothall graph query provenance --repo "
+                f"{sample} --ref {outcome.branch} --file {shlex.quote(file)} --line {line}"
             )
     elif not outcome.winner_id:
         click.echo("No seat solved the task this time; another seed may: moothall demo --seed 7")

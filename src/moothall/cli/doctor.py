@@ -159,8 +159,8 @@ async def _workspace(settings: Settings, make: MakeBox) -> Finding:
 
 def _no_workspace(settings: Settings, error: Exception) -> Finding:
     mend = (
-        f"kubectl -n {settings.jobs.namespace} get jobs,pods,events; docs/operating.md, "
-        "Workspaces as Jobs"
+        f"kubectl -n {settings.jobs.namespace} get jobs,pods,events; docs/operating.md, Workspaces "
+        "as Jobs"
     )
     return Finding(_JOB, ok=False, detail=str(error), mend=mend)
 
@@ -246,8 +246,8 @@ async def _fleet(settings: Settings) -> Finding:
     from moothall.app.bus import hosts
 
     mend = (
-        "look into their logs, and into Ray's where ray.address names one; `moothall serve` "
-        "starts them anew"
+        "look into their logs, and into Ray's where ray.address names one; `moothall serve` starts "
+        "them anew"
     )
     try:
         found = await hosts(settings)

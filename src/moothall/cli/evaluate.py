@@ -90,8 +90,7 @@ class Plan:
     multiple=True,
     metavar="NAME=FILE[,KEY=VALUE]",
     help="Settings to measure: a name, a TOML file, and agents, protocol, model, limit or budget "
-    "if they differ; "
-    "repeatable. Without FILE, and by default, the current settings.",
+    "if they differ; repeatable. Without FILE, and by default, the current settings.",
 )
 @click.option(
     "--agents",

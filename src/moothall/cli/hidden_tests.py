@@ -30,8 +30,7 @@ def read_hidden_tests(arguments: Sequence[str], top: Path | None) -> dict[str, s
             if left < 0 or len(tests) == _MOST_FILES:
                 raise InvalidRequest(
                     f"--hidden-tests {argument}: more than {_MOST_FILES} files or {_MOST_BYTES:,} "
-                    "bytes. "
-                    "Name the folder or the files that hold tests"
+                    "bytes. Name the folder or the files that hold tests"
                 )
             tests[place] = _decode(path, content)
             empty = False
@@ -55,8 +54,8 @@ def _files(argument: str, top: Path | None) -> Iterator[tuple[Path, str]]:
         yield path, f"{dest}{path.name}" if dest.endswith("/") else dest
     elif top is None or not path.resolve().is_relative_to(top.resolve()):
         raise InvalidRequest(
-            f"--hidden-tests {argument}: the file lies outside the repository; "
-            f"say where it goes with {argument}:tests/{path.name}"
+            f"--hidden-tests {argument}: the file lies outside the repository; say where it goes "
+            f"with {argument}:tests/{path.name}"
         )
     else:
         yield path, path.resolve().relative_to(top.resolve()).as_posix()

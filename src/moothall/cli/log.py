@@ -103,8 +103,7 @@ async def prune(settings: Settings, *, keep: int) -> None:
     click.echo(f"{gone.events} events deleted")
     click.echo(
         f"with them {gone.documents} status documents, {gone.blobs} large values, {gone.patches} "
-        "patches, "
-        f"{gone.preparations or 0} checkouts and environments"
+        f"patches, {gone.preparations or 0} checkouts and environments"
     )
 
 

@@ -36,9 +36,9 @@ Call = Context[Any, Any]
 
 _INSTRUCTIONS = (
     "Councils of agents whose answer is selected by evidence. deliberate lets a council change a "
-    "repository and returns the ranking, with the winner "
-    "as a branch; ask lets one agent answer; result returns what a task came to; why says where a "
-    "line comes from; context says what is known."
+    "repository and returns the ranking, with the winner as a branch; ask lets one agent answer; "
+    "result returns what a task came to; why says where a line comes from; context says what is "
+    "known."
 )
 _DIFF_CHARS = 60_000
 

@@ -281,9 +281,9 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
     usage = outcome.usage
     console.print(
         Text(
-            f"{outcome.duration_ms / 1000:.1f} s, {usage.calls} model calls, "
-            f"{usage.prompt_tokens} prompt tokens "
-            f"({usage.cached_tokens} cached), {usage.completion_tokens} completion tokens",
+            f"{outcome.duration_ms / 1000:.1f} s, {usage.calls} model calls, {usage.prompt_tokens} "
+            f"prompt tokens ({usage.cached_tokens} cached), {usage.completion_tokens} completion "
+            "tokens",
             style=_QUIET,
         )
     )
@@ -339,8 +339,8 @@ def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:
     undecided = ", undecided: only a hash puts it first" if outcome.undecided else ""
     if outcome.final_state == "already_done":
         text = (
-            f"{outcome.winner_id}: the task is already done. These tests pass on the base; "
-            "nothing was changed."
+            f"{outcome.winner_id}: the task is already done. These tests pass on the base; nothing "
+            "was changed."
         )
         console.print(Text(text, style="bold green"))
     else:

@@ -205,14 +205,14 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
         )
     if is_masked(result.diff):
         raise InvalidRequest(
-            f"{_MASKED}; nothing was applied. The branch of the winner has the whole change: "
-            f"git merge moothall/{task_id}"
+            f"{_MASKED}; nothing was applied. The branch of the winner has the whole change: git "
+            f"merge moothall/{task_id}"
         )
     files = await files_for(settings, about)
     if files is None:
         raise InvalidRequest(
-            "the repository's files are not on this machine; go to a clone of it, or use "
-            "`moothall diff`"
+            "the repository's files are not on this machine; go to a clone of it, or use `moothall "
+            "diff`"
         )
     paths = await take_over(
         settings, files, *before, Diff(result.diff, this.base_sha if this else "")

@@ -21,17 +21,14 @@ class WorkspaceSettings(Section):
     )
     setup_network: Literal["on", "allowlist", "off"] = Field(
         "allowlist",
-        description="where a set-up may go, always through our proxy; allowlist: package "
-        "indexes (the "
-        "usual ones, those that the operator's own "
-        "pip, uv, npm, Go and Cargo are set to) and setup_hosts; on: every public address too; "
-        "off: nowhere",
+        description="where a set-up may go, always through our proxy; allowlist: package indexes "
+        "(the usual ones, those that the operator's own pip, uv, npm, Go and Cargo are set to) and "
+        "setup_hosts; on: every public address too; off: nowhere",
     )
     setup_hosts: tuple[str, ...] = Field(
         (),
-        description="hosts (name or name:port) and networks that set-ups may reach beside "
-        "the package "
-        "indexes, as github.com",
+        description="hosts (name or name:port) and networks that set-ups may reach beside the "
+        "package indexes, as github.com",
     )
     setup_bytes: int = Field(
         8_000_000_000, ge=1_000_000, description="what one set-up may send and get over the network"
@@ -43,22 +40,20 @@ class WorkspaceSettings(Section):
     base_seconds: float = Field(
         240.0,
         gt=0,
-        description="the same on the untouched base, for a command that tells no cases, as "
-        "make: what "
-        "hangs is not told",
+        description="the same on the untouched base, for a command that tells no cases, as make: "
+        "what hangs is not told",
     )
     stopped_seconds: float = Field(
         3600.0,
         ge=0,
         description="how long it is remembered that a check hit its limit on the untouched base; "
-        "0: it is "
-        "run again",
+        "0: it is run again",
     )
     check_factor: float = Field(
         5.0,
         ge=1,
-        description="how many times as long as on the untouched base a check, or one case of "
-        "it, may take",
+        description="how many times as long as on the untouched base a check, or one case of it, "
+        "may take",
     )
     check_floor_seconds: float = Field(
         60.0, gt=0, description="what a check gets at least, however fast it was on the base"
@@ -66,9 +61,8 @@ class WorkspaceSettings(Section):
     case_seconds: float = Field(
         10.0,
         gt=0,
-        description="what a test case gets at least; on the base three times that. Its package "
-        "in Go: six "
-        "times that",
+        description="what a test case gets at least; on the base three times that. Its package in "
+        "Go: six times that",
     )
     flaky_seconds: float = Field(
         60.0,
@@ -78,9 +72,8 @@ class WorkspaceSettings(Section):
     max_projects: int = Field(
         20,
         ge=0,
-        description="projects in folders of one repository that get a check of their own; 0: "
-        "the root's "
-        "alone",
+        description="projects in folders of one repository that get a check of their own; 0: the "
+        "root's alone",
     )
     warm: int = Field(1, ge=0, description="executors kept ready for each prepared repository")
     allowed_schemes: tuple[str, ...] = ("https", "ssh", "file")
@@ -90,16 +83,14 @@ class WorkspaceSettings(Section):
     keep_days: float = Field(
         14.0,
         ge=1,
-        description="`moothall log prune` removes checkouts and environments that were not "
-        "used for so "
-        "long",
+        description="`moothall log prune` removes checkouts and environments that were not used "
+        "for so long",
     )
     environments: Path | None = Field(
         None,
-        description="a folder that hosts on different disks mount, and nobody else (file "
-        "locks work "
-        "there): what one has set up for a lock file the "
-        "others take from it; what was not used for keep_days goes; empty: each sets up itself",
+        description="a folder that hosts on different disks mount, and nobody else (file locks "
+        "work there): what one has set up for a lock file the others take from it; what was not "
+        "used for keep_days goes; empty: each sets up itself",
     )
     environments_bytes: int = Field(
         50_000_000_000,
@@ -119,8 +110,7 @@ class WorkspaceSettings(Section):
         10_000,
         ge=0,
         description="the newest commits that git in the shell of a workspace shows (log, blame, "
-        "diff); 0: "
-        "there is no git",
+        "diff); 0: there is no git",
     )
     git_seconds: float = Field(
         120.0, gt=0, description="one git command; a fetch or checkout has setup_seconds"
@@ -153,9 +143,8 @@ class SandboxSettings(Section):
     cores: int = Field(
         0,
         ge=0,
-        description="commands that run at a time on this machine; further ones wait. 0: the "
-        "cores of its "
-        "cgroup plus one",
+        description="commands that run at a time on this machine; further ones wait. 0: the cores "
+        "of its cgroup plus one",
     )
     cpu_seconds: float = Field(
         120.0, gt=0, description="one command; of code.shell: its time on every core"
@@ -183,8 +172,7 @@ class CodeSettings(Section):
         600.0,
         gt=0,
         description="the most that a command of code.shell may ask for with timeout_seconds; "
-        "without, it "
-        "gets 120",
+        "without, it gets 120",
     )
 
 
@@ -212,9 +200,8 @@ class AgentSettings(Section):
     stream_buffer: int = Field(
         64,
         ge=1,
-        description="updates of a stream that wait for a slow caller; more are fetched when it "
-        "has taken "
-        "them",
+        description="updates of a stream that wait for a slow caller; more are fetched when it has "
+        "taken them",
     )
     breaker_calls: int = Field(
         20,
@@ -242,9 +229,8 @@ class AgentSettings(Section):
     answer_chars: int = Field(4_000, ge=100, description="of each answer that a session keeps")
     endpoints: dict[str, tuple[str, ...]] = Field(
         {},
-        description="remote agents that seats may be asked of: the endpoint as it is "
-        "registered, and the "
-        "HOST:PORTs of its replicas",
+        description="remote agents that seats may be asked of: the endpoint as it is registered, "
+        "and the HOST:PORTs of its replicas",
     )
     endpoint_token_file: Path | None = Field(None, description="the token that is sent to them")
     endpoint_ca: Path | None = Field(
@@ -273,9 +259,8 @@ class RunnerSettings(Section):
     offer_from_tokens: int = Field(
         16_000,
         ge=0,
-        description="windows (llm.context_tokens) from which on prompts offer Python; small "
-        "models need "
-        "short ones",
+        description="windows (llm.context_tokens) from which on prompts offer Python; small models "
+        "need short ones",
     )
     workers: int = Field(
         2, ge=1, le=64, description="blocks that one process runs side by side; more wait"
@@ -303,8 +288,8 @@ class RunnerSettings(Section):
     )
     full: bool = Field(
         default=True,
-        description="run what the first tier cannot in CPython, in a sandbox of the "
-        "workspace's kind",
+        description="run what the first tier cannot in CPython, in a sandbox of the workspace's "
+        "kind",
     )
     full_workers: int = Field(
         4,
@@ -355,8 +340,8 @@ class LimitSettings(Section):
     text_turns: int = Field(
         12,
         ge=1,
-        description="turns of a seat whose model replies in json or blocks and not by native "
-        "tool calls",
+        description="turns of a seat whose model replies in json or blocks and not by native tool "
+        "calls",
     )
     task_chars: int = Field(20_000, ge=100)
     steer_chars: int = Field(
@@ -396,22 +381,20 @@ class LimitSettings(Section):
     own_check_seconds: float = Field(
         10.0,
         ge=0,
-        description="a seat runs a suite that took no longer on the base whole after each "
-        "change; of a "
-        "slower one what is near it",
+        description="a seat runs a suite that took no longer on the base whole after each change; "
+        "of a slower one what is near it",
     )
     patience: float = Field(
         1.0,
         ge=0,
-        description="after a proven answer the other seats get its time again, times this; 0: "
-        "all the time",
+        description="after a proven answer the other seats get its time again, times this; 0: all "
+        "the time",
     )
     patience_seconds: float = Field(10.0, ge=0, description="and at least this long")
     second_wave: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="if no proposal is reproduced or proven, seats propose once more, on "
-        "notes about "
-        "the first proposals; auto: with the protocol tournament",
+        description="if no proposal is reproduced or proven, seats propose once more, on notes "
+        "about the first proposals; auto: with the protocol tournament",
     )
     quorum: float = Field(
         0.5, gt=0, le=1, description="share of seats that decides at the deadline"
@@ -431,9 +414,8 @@ class LimitSettings(Section):
         default=3,
         ge=0,
         le=100,
-        description="Seats that divide a story into tasks, where `llm.base_url` names a "
-        "model; 0, and "
-        "without one: by its rigor level's roles.",
+        description="Seats that divide a story into tasks, where `llm.base_url` names a model; 0, "
+        "and without one: by its rigor level's roles.",
     )
     coach_seconds: float = Field(
         60.0,
@@ -453,28 +435,25 @@ class EvidenceSettings(Section):
 
     test_writer: bool = Field(
         default=True,
-        description="if no answer is proven, an agent that sees no answer writes tests from "
-        "the task; "
-        "they run on all answers",
+        description="if no answer is proven, an agent that sees no answer writes tests from the "
+        "task; they run on all answers",
     )
     tie_breaker: bool = Field(
         default=True,
-        description="if tests leave different answers level, an agent compares them and "
-        "writes a test "
-        "that tells them apart",
+        description="if tests leave different answers level, an agent compares them and writes a "
+        "test that tells them apart",
     )
     review_tools: bool = Field(
         default=True,
-        description="reviewers get a workspace with the answer and a shell; off: they see its "
-        "diff alone",
+        description="reviewers get a workspace with the answer and a shell; off: they see its diff "
+        "alone",
     )
     held_out: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="share of the cases failing on the base, if at least four do, that is "
-        "hidden from "
-        "seats and runs on every answer; whole test files",
+        description="share of the cases failing on the base, if at least four do, that is hidden "
+        "from seats and runs on every answer; whole test files",
     )
 
 
@@ -515,14 +494,13 @@ class GuardSettings(Section):
     )
     policies: Path | None = Field(
         None,
-        description="a folder with roles.yaml and *.rego instead of those that come with "
-        "Moothall; see "
-        "docs/tools.md",
+        description="a folder with roles.yaml and *.rego instead of those that come with Moothall; "
+        "see docs/tools.md",
     )
     policy: Literal["off", "dry-run", "enforce"] = Field(
         "enforce",
-        description="what becomes of the policy's answers; dry-run: they are only logged "
-        "and counted",
+        description="what becomes of the policy's answers; dry-run: they are only logged and "
+        "counted",
     )
     policy_url: str | None = Field(
         None,
@@ -577,8 +555,8 @@ class GuardSettings(Section):
     alert_denials: int = Field(
         20,
         ge=1,
-        description="refused calls of one principal or task within alert_seconds that "
-        "raise an alert",
+        description="refused calls of one principal or task within alert_seconds that raise an "
+        "alert",
     )
     alert_escapes: int = Field(
         3, ge=1, description="attempts of one to get past the walls within alert_seconds that do"

@@ -26,10 +26,9 @@ class JobSettings(Section):
     image: str = Field("", description="what commands run in (Dockerfile.workspace)")
     images: Mapping[_Said, _Said] = Field(
         default_factory=dict,
-        description="other images for some repositories: the id or the origin of a "
-        "repository, or a "
-        "pattern of it such as */shop-*, and the "
-        "image; the first that fits. Never from a repository's own files",
+        description="other images for some repositories: the id or the origin of a repository, or "
+        "a pattern of it such as */shop-*, and the image; the first that fits. Never from a "
+        "repository's own files",
     )
     link_image: str = Field(
         "", description="what connects them to the bus: the image of the services (Dockerfile)"
@@ -41,8 +40,7 @@ class JobSettings(Section):
     link_keys: SecretStr | None = Field(
         None,
         description="links.json of `moothall bus keys`: each link gets credentials for its two "
-        "subjects "
-        "alone; without, the bus's own",
+        "subjects alone; without, the bus's own",
     )
     link_keys_file: Path | None = None
     context: str = Field(
@@ -79,9 +77,8 @@ class JobSettings(Section):
     orphan_seconds: float = Field(
         60.0,
         gt=0,
-        description="how long a host that makes Jobs may be unheard on the bus before the "
-        "other hosts "
-        "delete its Jobs",
+        description="how long a host that makes Jobs may be unheard on the bus before the other "
+        "hosts delete its Jobs",
     )
 
     def image_of(self, repository: str, origin: str) -> str:

@@ -102,8 +102,8 @@ class Models:
                     )
                 if 0 < self.get(other).context_tokens < one.context_tokens:
                     raise ValueError(
-                        f"{where}.fallback: {other} has a smaller window (context_tokens), so "
-                        "that prompts would not fit"
+                        f"{where}.fallback: {other} has a smaller window (context_tokens), so that "
+                        "prompts would not fit"
                     )
             if name == DEFAULT and one.roles:
                 raise ValueError(

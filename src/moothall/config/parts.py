@@ -42,16 +42,14 @@ class LlmSettings(Section):
     )
     replicas: tuple[str, ...] = Field(
         (),
-        description="further servers of the same model; all calls of a deliberation go to one, "
-        "the others "
-        "stand in for it",
+        description="further servers of the same model; all calls of a deliberation go to one, the "
+        "others stand in for it",
     )
     model: str = Field("", description="model name; empty: the first one that the server lists")
     provider: str = Field(
         "",
-        description="name of the provider in usage of the agent service; empty: "
-        "openai-compatible, or "
-        "llama.cpp",
+        description="name of the provider in usage of the agent service; empty: openai-compatible, "
+        "or llama.cpp",
     )
     tier: Literal["", "small", "medium", "large"] = Field(
         "", description="who asks for this tier gets the first model that has it"
@@ -67,28 +65,24 @@ class LlmSettings(Section):
     model_path: Path | None = Field(None, description="your own GGUF file for the local model")
     models_dir: Path | None = Field(
         None,
-        description="where the fetched local model lies, for all data directories; empty: "
-        "the user's "
-        "cache folder",
+        description="where the fetched local model lies, for all data directories; empty: the "
+        "user's cache folder",
     )
     reply: Literal["auto", "tools", "json", "blocks"] = Field(
         "auto",
-        description="how tools are called: natively, in a JSON object, in tagged blocks; auto: "
-        "the first "
-        "that a probe shows to work",
+        description="how tools are called: natively, in a JSON object, in tagged blocks; auto: the "
+        "first that a probe shows to work",
     )
     api: Literal["auto", "chat", "responses"] = Field(
         "auto",
-        description="/v1/chat/completions or /v1/responses; auto: chat, until the server "
-        "says that it "
-        "takes a call only there",
+        description="/v1/chat/completions or /v1/responses; auto: chat, until the server says that "
+        "it takes a call only there",
     )
     reasoning_effort: str = Field(
         "",
         max_length=32,
-        description="how long the model reasons (none, minimal, low, medium, high, xhigh); "
-        "empty: the "
-        "server's default",
+        description="how long the model reasons (none, minimal, low, medium, high, xhigh); empty: "
+        "the server's default",
     )
     reasoning_tokens: int = Field(
         0,
@@ -97,44 +91,39 @@ class LlmSettings(Section):
     )
     approaches: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="ask for distinct approaches first; auto: not the local model, which they "
-        "lead astray",
+        description="ask for distinct approaches first; auto: not the local model, which they lead "
+        "astray",
     )
     functions: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="where a task names one function, ask for just that, without tools; auto: "
-        "the local "
-        "model, which is lost among them",
+        description="where a task names one function, ask for just that, without tools; auto: the "
+        "local model, which is lost among them",
     )
     seats_in_turn: Literal["auto", "on", "off"] = Field(
         "auto",
         description="fill a council's seats one after the other until an answer is proven; auto: "
-        "with the "
-        "local model, which is no "
-        "faster for several at once",
+        "with the local model, which is no faster for several at once",
     )
     cache_salt: Literal["auto", "on", "off"] = Field(
         "auto", description="keep tenants' prompt caches apart; auto: on vLLM"
     )
     priority: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="let the server finish what is nearly done first; auto: on vLLM, where "
-        "it takes it",
+        description="let the server finish what is nearly done first; auto: on vLLM, where it "
+        "takes it",
     )
     logprobs: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="read how sure a reviewer is of its score from the likelihood of others; "
-        "auto: on "
-        "vLLM, where it takes it",
+        description="read how sure a reviewer is of its score from the likelihood of others; auto: "
+        "on vLLM, where it takes it",
     )
     price_in: float = Field(0.0, ge=0, description="US dollars per million prompt tokens")
     price_out: float = Field(0.0, ge=0, description="US dollars per million completion tokens")
     price_cached: float | None = Field(
         None,
         ge=0,
-        description="US dollars per million prompt tokens that come from the server's "
-        "cache; empty: "
-        "price_in",
+        description="US dollars per million prompt tokens that come from the server's cache; "
+        "empty: price_in",
     )
     price_reasoning: float | None = Field(
         None,
@@ -145,37 +134,32 @@ class LlmSettings(Section):
     max_tokens: int = Field(
         0,
         ge=0,
-        description="completion tokens a call; 0: a quarter of the window, at most 32,768; of "
-        "the local "
-        "model 1,024",
+        description="completion tokens a call; 0: a quarter of the window, at most 32,768; of the "
+        "local model 1,024",
     )
     function_tokens: int = Field(
         512,
         ge=16,
-        description="completion tokens of a call that asks for one function, where its file is "
-        "no longer "
-        "than that",
+        description="completion tokens of a call that asks for one function, where its file is no "
+        "longer than that",
     )
     function_turns: int = Field(
         1,
         ge=1,
-        description="replies of an attempt at one function; what is red then is written "
-        "anew and not "
-        "mended",
+        description="replies of an attempt at one function; what is red then is written anew and "
+        "not mended",
     )
     function_attempts: int = Field(
         2,
         ge=1,
         description="attempts of a seat at one function, each in another way, within "
-        "limits.attempts: "
-        "more of them rarely help",
+        "limits.attempts: more of them rarely help",
     )
     context_tokens: int = Field(
         0,
         ge=0,
-        description="window of the model; history is condensed to fit; 0: what the server "
-        "says, else "
-        "8,192; of the local model 8,192",
+        description="window of the model; history is condensed to fit; 0: what the server says, "
+        "else 8,192; of the local model 8,192",
     )
     concurrency: int = Field(
         256, ge=1, description="calls in flight to one server, which queues what it cannot begin"
@@ -250,9 +234,8 @@ class BusSettings(Section):
     replicas: int = Field(1, ge=1, le=5)
     sync_interval: str = Field(
         "2m",
-        description="how often the embedded server syncs to disk; a power loss can take what "
-        "was acked "
-        "since. 'always': before each ack",
+        description="how often the embedded server syncs to disk; a power loss can take what was "
+        "acked since. 'always': before each ack",
     )
     blob_bytes: int = Field(
         256_000, ge=1024, description="larger payload fields go to the object store"
@@ -271,16 +254,13 @@ class BusSettings(Section):
         ge=0,
         le=1,
         description="what a deliberation says within it is one message, a JSON batch of "
-        "CloudEvents; 0: a "
-        "message an event, for readers "
-        "of the bus that know no batches",
+        "CloudEvents; 0: a message an event, for readers of the bus that know no batches",
     )
     check_seconds: float = Field(
         3600.0,
         gt=0,
-        description="how often `serve` reads the whole log to see whether it lost something, "
-        "also at the "
-        "start",
+        description="how often `serve` reads the whole log to see whether it lost something, also "
+        "at the start",
     )
     publish_seconds: float = Field(
         30.0, gt=0, description="how long a publish is retried while the bus is away"
@@ -300,15 +280,13 @@ class RaySettings(Section):
         1,
         ge=0,
         description="host actors; 0: one on each node of Ray that offers a processor, also on "
-        "nodes that "
-        "join later",
+        "nodes that join later",
     )
     wait_seconds: float = Field(
         0.0,
         ge=0,
-        description="how long a start waits for as many nodes of Ray as hosts (0: for one), "
-        "which are "
-        "spread over those that are there",
+        description="how long a start waits for as many nodes of Ray as hosts (0: for one), which "
+        "are spread over those that are there",
     )
     seats_per_host: int = Field(
         64,
@@ -325,8 +303,7 @@ class RaySettings(Section):
     allow_no_token: bool = Field(
         default=False,
         description="accept a Ray at address without a token: anyone who reaches its ports can "
-        "read our "
-        "credentials",
+        "read our credentials",
     )
 
     @model_validator(mode="after")
@@ -348,15 +325,13 @@ class ServeSettings(Section):
         6.0,
         ge=1,
         description="how long nobody hears of who decides, plans or writes the graph, until "
-        "another does "
-        "it; with bus.url",
+        "another does it; with bus.url",
     )
     leave_seconds: float = Field(
         0.0,
         ge=0,
-        description="how long a server that is told to stop still takes calls, while its "
-        "health says "
-        "NOT_SERVING already",
+        description="how long a server that is told to stop still takes calls, while its health "
+        "says NOT_SERVING already",
     )
 
 
@@ -374,10 +349,9 @@ class GrpcSettings(Section):
     )
     tokens_file: Path | None = Field(
         None,
-        description="TOML: [[principals]] with token, name, tenant, operator (false) and "
-        "roles (of po, "
-        "qa, architect) each; only its owner may "
-        "read it, and of root's (a Secret's, with defaultMode 0440) the group",
+        description="TOML: [[principals]] with token, name, tenant, operator (false) and roles (of "
+        "po, qa, architect) each; only its owner may read it, and of root's (a Secret's, with "
+        "defaultMode 0440) the group",
     )
     calls: int = Field(
         1000, ge=1, description="calls in flight, streams included; more are refused"
@@ -391,8 +365,7 @@ class GrpcSettings(Section):
     more_ports: tuple[int, ...] = Field(
         (),
         description="listen there too, such as 50052 for the story coach, 50056 for the agent "
-        "service, "
-        "50057 for the kernel, 50058 for the runner and 50059 for tools alone",
+        "service, 50057 for the kernel, 50058 for the runner and 50059 for tools alone",
     )
 
 
@@ -408,8 +381,8 @@ class WebSettings(Section):
         None,
         ge=0,
         le=65535,
-        description="empty: 8080, and none where that is taken; a port named here must be "
-        "free; 0: any",
+        description="empty: 8080, and none where that is taken; a port named here must be free; 0: "
+        "any",
     )
     hosts: tuple[str, ...] = Field(
         (), description="further names that a request may call this server by (its Host header)"
@@ -449,9 +422,8 @@ class WebSettings(Section):
     sessions: int = Field(
         256,
         ge=1,
-        description="browsers signed in at the page by token or link, and as many by password; "
-        "of more, "
-        "the one of longest ago is signed out",
+        description="browsers signed in at the page by token or link, and as many by password; of "
+        "more, the one of longest ago is signed out",
     )
     session_seconds: float = Field(43_200.0, gt=0, description="how long a browser stays signed in")
     link_seconds: float = Field(
@@ -467,9 +439,8 @@ class OidcSettings(Section):
     issuer: str | None = Field(
         None,
         pattern="^https?://",
-        description="as its tokens name it, e.g. https://id.example.org/realms/main; "
-        "http:// only on "
-        "loopback",
+        description="as its tokens name it, e.g. https://id.example.org/realms/main; http:// only "
+        "on loopback",
     )
     client_id: str = ""
     client_secret: SecretStr | None = Field(
@@ -480,9 +451,8 @@ class OidcSettings(Section):
         "",
         pattern="^(https?://[^/?#]+)?$",
         description="where browsers find the page, e.g. https://moothall.example.org; empty: as "
-        "they call "
-        "it, on loopback. With /sign-in/oidc/done it "
-        "is the address that the provider has to allow",
+        "they call it, on loopback. With /sign-in/oidc/done it is the address that the provider "
+        "has to allow",
     )
     scopes: tuple[str, ...] = Field(
         ("profile",),
@@ -504,9 +474,8 @@ class OidcSettings(Section):
     )
     roles: Mapping[str, tuple[Literal["po", "qa", "architect", "operator", "reader"], ...]] = Field(
         {},
-        description="what each of these may do here; reader: look, write stories and "
-        "comment. Who has "
-        "none is not let in",
+        description="what each of these may do here; reader: look, write stories and comment. Who "
+        "has none is not let in",
     )
     seconds: float = Field(10.0, gt=0, description="one question put to the provider")
     sign_in_seconds: float = Field(
@@ -540,9 +509,8 @@ class ForgeSettings(Section):
     )
     token: SecretStr | None = Field(
         None,
-        description="of the account that pushes, opens pull requests and comments: in a "
-        "file, or in "
-        "MOOTHALL_FORGE__TOKEN",
+        description="of the account that pushes, opens pull requests and comments: in a file, or "
+        "in MOOTHALL_FORGE__TOKEN",
     )
     token_file: Path | None = None
     repositories: tuple[str, ...] = Field((), description="those that are watched, as owner/name")
@@ -553,8 +521,7 @@ class ForgeSettings(Section):
     mention: str = Field(
         "",
         description="a word, such as @moothall: an issue or comment with it, of somebody who may "
-        "write to "
-        "the repository, is worked on",
+        "write to the repository, is worked on",
     )
     poll_seconds: float = Field(60.0, gt=0, description="how often the forge is asked what is new")
     at_once: int = Field(2, ge=1, le=100, description="issues that are worked on side by side")
@@ -565,8 +532,7 @@ class ForgeSettings(Section):
         ge=0,
         le=65535,
         description="hear the forge's webhooks there, so that nobody waits for the next look; "
-        "empty: none "
-        "are heard",
+        "empty: none are heard",
     )
     webhook_secret: SecretStr | None = Field(
         None, description="what the forge signs them with; unsigned ones are refused"
@@ -607,8 +573,8 @@ class WebhookSettings(Section):
     tries: int = Field(
         8,
         ge=1,
-        description="of one webhook, with growing pauses; then it is left out. Later ones "
-        "wait for it",
+        description="of one webhook, with growing pauses; then it is left out. Later ones wait for "
+        "it",
     )
 
     @model_validator(mode="after")
@@ -625,8 +591,8 @@ class GraphSettings(Section):
 
     url: str | None = Field(
         None,
-        description="of a Neo4j 5 server, e.g. neo4j://127.0.0.1:7687; give it a database "
-        "of its own",
+        description="of a Neo4j 5 server, e.g. neo4j://127.0.0.1:7687; give it a database of its "
+        "own",
     )
     user: str = "neo4j"
     password: SecretStr | None = None
@@ -681,8 +647,8 @@ class TraceSettings(Section):
         1.0,
         ge=0,
         le=1,
-        description="share of traces begun here that is recorded; a caller's own flag "
-        "decides for its",
+        description="share of traces begun here that is recorded; a caller's own flag decides for "
+        "its",
     )
     content: bool = Field(False, description="record prompts and answers too, scrubbed of secrets")
     attribute_chars: int = Field(2000, ge=100, description="of one attribute; more is cut")
@@ -704,8 +670,8 @@ class MetricsSettings(Section):
         None,
         ge=0,
         le=65535,
-        description="empty: 9464, and none where that is taken; a port named here must be "
-        "free; 0: any",
+        description="empty: 9464, and none where that is taken; a port named here must be free; 0: "
+        "any",
     )
     token: SecretStr | None = Field(None, description="bearer token that a scraper must show")
     token_file: Path | None = None

@@ -59,8 +59,7 @@ class Secrets(Section):
     variables: tuple[str, ...] = Field(
         (),
         description="environment variables whose values are secrets wherever they stand; those "
-        "that are "
-        "not set are left out",
+        "that are not set are left out",
     )
     values: SecretStr | None = Field(
         None, description="more of them, one a line; those of the variables are added"

@@ -55,9 +55,8 @@ from moothall.errors import BudgetExceeded, DeadlineExceeded
 
 _MIN_TURNS_BEFORE_FINISH = 2  # without a change; then a seat may also give up
 _EXAMPLE_COPIED_REPLY = (
-    "That is the example from the instructions, and it was not run: it has nothing to do with "
-    "this task. Read the task again, and "
-    "reply with actions on the files that it is about."
+    "That is the example from the instructions, and it was not run: it has nothing to do with this "
+    "task. Read the task again, and reply with actions on the files that it is about."
 )
 _NO_TOOLS_REPLY = "There are no tools here: reply with finish, which is the whole answer."
 _CONTINUE_TEXT = "This is not the end: look at the task once more, and go on from here."
@@ -254,8 +253,8 @@ class AgentLoop:
         if attempt.malformed_count > self._limits.malformed_replies:
             if attempt.best is None:
                 problem = (
-                    f"{attempt.malformed_count} replies were no turn; "
-                    f"the last: {problem[:300].rstrip('.')}"
+                    f"{attempt.malformed_count} replies were no turn; the last: "
+                    f"{problem[:300].rstrip('.')}"
                 )
                 raise malformed_replies_error(
                     problem,

@@ -93,8 +93,8 @@ class AttemptState:
             )
         if not state.changed:
             request = (
-                "Nothing is changed yet, so the task is not done. Reply with the actions that "
-                "make the change."
+                "Nothing is changed yet, so the task is not done. Reply with the actions that make "
+                "the change."
             )
             return "" if answered else request
         if not state.passed:

@@ -100,22 +100,19 @@ _PATH = {"type": "string", "description": "relative to the root of the repositor
 _SEAT_TOOLS: Mapping[str, _SeatTool] = {
     BASH: _SeatTool(
         "bash",
-        "Run a command in bash. The working directory is kept from call to call, and begins as "
-        "the root of the repository; exported "
-        "variables and shell functions are lost, and background processes end with the call. A "
-        "command may take USUAL s, or "
-        "timeout_seconds, up to MOST. Of long output the head and the tail are shown, and the "
-        "file that holds all of it. "
-        "git reads the history up to the base commit: log, blame, show, grep, diff, stash.",
+        "Run a command in bash. The working directory is kept from call to call, and begins as the "
+        "root of the repository; exported variables and shell functions are lost, and background "
+        "processes end with the call. A command may take USUAL s, or timeout_seconds, up to MOST. "
+        "Of long output the head and the tail are shown, and the file that holds all of it. git "
+        "reads the history up to the base commit: log, blame, show, grep, diff, stash.",
         {"command": _TEXT, "timeout_seconds": {"type": "integer", "minimum": 1}},
         ("command",),
         _keep_arguments,
     ),
     VIEW: _SeatTool(
         "view",
-        "Show a text file with line numbers, or the lines from start to end. Without a range: "
-        f"the first {_MAX_VIEWED_LINES} lines. "
-        "Of a folder: the names in it.",
+        "Show a text file with line numbers, or the lines from start to end. Without a range: the "
+        f"first {_MAX_VIEWED_LINES} lines. Of a folder: the names in it.",
         {"path": _PATH, "start": _LINE, "end": _LINE},
         ("path",),
         _translate_view,
@@ -123,8 +120,7 @@ _SEAT_TOOLS: Mapping[str, _SeatTool] = {
     EDIT: _SeatTool(
         "edit",
         "Replace the text old, which has to occur exactly once, by new. With all, replace every "
-        "occurrence. "
-        "Copy old from the file as it is, white space included.",
+        "occurrence. Copy old from the file as it is, white space included.",
         {"path": _PATH, "old": _TEXT, "new": _TEXT, "all": {"type": "boolean"}},
         ("path", "old", "new"),
         _translate_edit,

@@ -80,13 +80,13 @@ _RESERVE_SECONDS, _RESERVE_SHARE = 20.0, 0.1
 """The part of the seat's time that is reserved for committing its work."""
 _MAX_THOUGHT_CHARS = 4_000
 _IDLE_REPLY = (
-    f"The last {_MAX_IDLE_TURNS} replies repeated earlier calls, and no file changed. "
-    "Try something else, or submit."
+    f"The last {_MAX_IDLE_TURNS} replies repeated earlier calls, and no file changed. Try "
+    "something else, or submit."
 )
 _NO_CALL_REPLIES = {
     "length": (
-        "Your reply was cut at the limit of its length before it called a tool. Call the next "
-        "tool now; write long files in parts."
+        "Your reply was cut at the limit of its length before it called a tool. Call the next tool "
+        "now; write long files in parts."
     ),
     "content_filter": "The model server withheld your reply. Go on in other words.",
 }

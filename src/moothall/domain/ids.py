@@ -25,8 +25,8 @@ def check_id(value: str, what: str) -> str:
     """Return `value` if it is an id; `what` names it in the error."""
     if not is_id(value):
         raise InvalidRequest(
-            f"{what} {value[:80]!r} is not an id: lower-case letters, digits and '-', "
-            "1 to 63 characters, beginning with a letter or digit"
+            f"{what} {value[:80]!r} is not an id: lower-case letters, digits and '-', 1 to 63 "
+            "characters, beginning with a letter or digit"
         )
     return value
 

@@ -83,8 +83,8 @@ def with_checks(base: Base, checks: Mapping[str, tuple[str, ...]]) -> Base:
     """
     if taken := checks.keys() & base.profile.checks.keys():
         raise InvalidRequest(
-            f"the repository has a check called {min(taken)}; a task that brings checks of its "
-            "own needs that name"
+            f"the repository has a check called {min(taken)}; a task that brings checks of its own "
+            "needs that name"
         )
     return (
         replace(base, profile=replace(base.profile, checks={**base.profile.checks, **checks}))

@@ -102,8 +102,8 @@ class Harbor:
         if not own:
             raise InvalidRequest(
                 f"{place} cannot be run: task.toml has no [metadata.moothall], and evaluate does "
-                "not run its container image. "
-                "Name repository, parent and cases in that table (docs/evaluate.md)"
+                "not run its container image. Name repository, parent and cases in that table "
+                "(docs/evaluate.md)"
             )
         name = (
             text_of(mapping_of(document.get("task")).get("name")).rpartition("/")[2] or place.name

@@ -187,10 +187,9 @@ def _bars(configurations: Sequence[Mapping[str, Any]]) -> str:
     for number, item in enumerate(configurations):
         share, y = item["solved"], number * step
         rows.append(
-            f'<text x="{_LEFT}" y="{y + 15}">{text(item["config"], 40)}</text>'
-            f'<text class="soft" x="{_LEFT + plot}" y="{y + 15}" '
-            f'text-anchor="end">{share["count"]} of {share["total"]}</text>'
-            f'<rect class="bar" x="{_LEFT}" y="{y + 22}" '
+            f'<text x="{_LEFT}" y="{y + 15}">{text(item["config"], 40)}</text><text class="soft" '
+            f'x="{_LEFT + plot}" y="{y + 15}" text-anchor="end">{share["count"]} of '
+            f'{share["total"]}</text><rect class="bar" x="{_LEFT}" y="{y + 22}" '
             f'width="{max(plot * share["share"], 1):.1f}" height="14" '
             f'rx="3"><title>{share_words(share)}</title></rect>'
             + _whisker(share["low"], share["high"], y + 29, _LEFT, plot)

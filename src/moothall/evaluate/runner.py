@@ -112,15 +112,13 @@ def check_configurations(configurations: Sequence[Configuration], results: Lines
         if other != one.name:
             raise InvalidRequest(
                 f"the configurations {other} and {one.name} have the same settings: nothing would "
-                "be compared. Change one; "
-                "environment variables MOOTHALL_… override both files"
+                "be compared. Change one; environment variables MOOTHALL_… override both files"
             )
         measured = [row for row in results.of(config=one.name) if not row.get("broken")]
         if any(row.get("digest") != one.digest for row in measured):
             raise InvalidRequest(
-                f"the configuration {one.name} was measured with other settings or options "
-                "before. Give it another name "
-                "(--config NAME=FILE), or another --folder"
+                f"the configuration {one.name} was measured with other settings or options before. "
+                "Give it another name (--config NAME=FILE), or another --folder"
             )
 
 
@@ -200,8 +198,7 @@ class Runner:
             self.results.add({**key, "broken": True, "why": why})
             raise ModelUnavailable(
                 f"no seat of configuration {configuration.name} could work: {why}. Fix that and "
-                "run the same command again; "
-                "results so far are kept"
+                "run the same command again; results so far are kept"
             )
         row = await self._judge(task, prepared, outcome)
         self._write_trajectories(configuration, task, events)

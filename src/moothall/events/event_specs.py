@@ -345,8 +345,8 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             attempt="from 1",
             result="of the attempt that ended: as a tool.finished",
             error="why it is no success",
-            commit_sha="the workspace's files as they are now, where the step may have "
-            "changed them",
+            commit_sha="the workspace's files as they are now, where the step may have changed "
+            "them",
             done="steps that are over",
             steps="how many there are",
         ),
@@ -364,8 +364,8 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _C.RESULTS,
             _SEAT,
             candidate="what was checked",
-            fingerprint="of the proposal that was checked: two hosts at once may make two "
-            "of one name",
+            fingerprint="of the proposal that was checked: two hosts at once may make two of one "
+            "name",
             evidence="check, verdict, counts, output",
             assessment="applies, required, regressions, proven, behaviour; with the check "
             "`applies`",
@@ -376,9 +376,8 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _E.EVIDENCE_REPORTED,
             _C.RESULTS,
             _TASK,
-            report="agent, message, candidate, cases, diff, missing, usage: what an agent "
-            "beside the "
-            "seats found",
+            report="agent, message, candidate, cases, diff, missing, usage: what an agent beside "
+            "the seats found",
         ),
         _spec(
             _E.DECISION_MADE,

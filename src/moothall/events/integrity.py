@@ -70,8 +70,8 @@ class LogReport:
         )
         return (
             f"the log is NOT whole: {'; '.join(parts)}; {len(self.concerned)} deliberations may "
-            "lack something. Its files were changed or its disk is "
-            "failing: stop, and bring a copy of the data directory back"
+            "lack something. Its files were changed or its disk is failing: stop, and bring a copy "
+            "of the data directory back"
         )
 
 

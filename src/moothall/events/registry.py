@@ -206,8 +206,8 @@ SIGNALS = (
     ),
     SignalSpec(
         Channel.GRAPH,
-        "A process without the embedded graph asks the one that writes it; the answer is a line "
-        "of JSON.",
+        "A process without the embedded graph asks the one that writes it; the answer is a line of "
+        "JSON.",
         {
             "question": "its name",
             "parameters": "by name",
@@ -216,8 +216,8 @@ SIGNALS = (
     ),
     SignalSpec(
         Channel.REPOSITORIES,
-        "A host that shares no disk with the repositories asks for a commit, a part of a bundle "
-        "or a push; the answer is a line of JSON, and bytes after it.",
+        "A host that shares no disk with the repositories asks for a commit, a part of a bundle or "
+        "a push; the answer is a line of JSON, and bytes after it.",
         {
             "ask": "base, commits, push or part",
             "repository": "by its id",

@@ -116,8 +116,7 @@ def pull_body(outcome: Outcome, issue: Issue) -> str:
         [
             (
                 f"Task `{outcome.task_id}` for issue #{issue.number}: {outcome.winner_id} won, "
-                "proven "
-                "by tests that it did not write."
+                "proven by tests that it did not write."
             ),
             "",
             f"Closes #{issue.number}",

@@ -26,10 +26,9 @@ def _or_null(variable: str, shown: str) -> str:
 _DELIBERATION = _map_of(
     "d",
     "description role protocol rounds seats requirements rubric base_sha principal asked_at "
-    "started_at deadline status "
-    "final_state winner proven evidence_level branch commit_sha error_message decided_at "
-    "duration_ms prompt_tokens cached_tokens "
-    "completion_tokens calls cost_usd cancelled_at cancel_reason",
+    "started_at deadline status final_state winner proven evidence_level branch commit_sha "
+    "error_message decided_at duration_ms prompt_tokens cached_tokens completion_tokens calls "
+    "cost_usd cancelled_at cancel_reason",
     task_id="d.key",
 )
 _TASK = _map_of("t", "role", task_id="t.key", description="coalesce(t.description, d.description)")
@@ -43,8 +42,7 @@ _SEAT = _map_of(
 _PROPOSAL = _map_of(
     "p",
     "candidate seat summary diff_sha256 commit_sha revision paths own_tests operations made_at "
-    "applies required regressions "
-    "proven behaviour rank score reasons passed_gates won",
+    "applies required regressions proven behaviour rank score reasons passed_gates won",
 )
 _REVIEW = _map_of("r", "reviewer candidate score met unmet comment made_at")
 _EVIDENCE = _map_of(
@@ -53,8 +51,7 @@ _EVIDENCE = _map_of(
 _MODEL = _map_of(
     "m",
     "seat phase prompt_sha256 model temperature seed max_tokens prompt_tokens cached_tokens "
-    "completion_tokens cost_usd "
-    "answer answer_sha256 finish_reason duration_ms made_at",
+    "completion_tokens cost_usd answer answer_sha256 finish_reason duration_ms made_at",
     call_id="m.key",
 )
 _TOOL = _map_of(
@@ -231,9 +228,8 @@ def _gather_scope(scope: str, pattern: str, variable: str, shown: str, *, order:
     looked up.
     """
     return (
-        f"CALL {{ WITH st MATCH {pattern} WHERE '{scope}' IN $scopes "
-        f"WITH DISTINCT {variable} ORDER BY {order} LIMIT $limit RETURN collect({shown}) AS "
-        f"{scope} }}\n"
+        f"CALL {{ WITH st MATCH {pattern} WHERE '{scope}' IN $scopes WITH DISTINCT {variable} "
+        f"ORDER BY {order} LIMIT $limit RETURN collect({shown}) AS {scope} }}\n"
     )
 
 
@@ -428,8 +424,8 @@ def _entry(kind: str) -> str:
     if not of_story:
         found = found.replace("d.story = $story_id)", "$story_id <> '' AND d.story = $story_id)")
     return (
-        f"{found} RETURN {time} AS time, '{kind}' AS kind, {task_id} AS task_id, "
-        f"coalesce({seat}, '') AS seat, coalesce({text}, '') AS text"
+        f"{found} RETURN {time} AS time, '{kind}' AS kind, {task_id} AS task_id, coalesce({seat}, "
+        f"'') AS seat, coalesce({text}, '') AS text"
     )
 
 

@@ -224,8 +224,8 @@ QUESTIONS: Mapping[str, Question] = {
             "story": "story_id, headline, state, rigor",
             "brief": "brief, criteria",
             "decisions": (
-                "of the product owner, each with the deliberations that it is about; latest "
-                "first, as all that follow"
+                "of the product owner, each with the deliberations that it is about; latest first, "
+                "as all that follow"
             ),
             "comments": "words on the story",
             "summaries": "its decided deliberations, with winner and reviews",
@@ -251,8 +251,8 @@ QUESTIONS: Mapping[str, Question] = {
             "role": QuestionParameter("whose prompt it is for", ""),
             "phase": QuestionParameter("what it is for, such as build or review", ""),
             "only": QuestionParameter(
-                "scopes, with commas between them, that are wanted of those that the role may "
-                "have in the phase",
+                "scopes, with commas between them, that are wanted of those that the role may have "
+                "in the phase",
                 "",
             ),
             "limit": _MANY,

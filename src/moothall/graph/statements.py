@@ -45,14 +45,13 @@ def removal(uids: Sequence[str]) -> list[Statement]:
 def schema() -> tuple[str, ...]:
     """Return the statements that make constraints and indexes; they may be run again."""
     made = [
-        f"CREATE CONSTRAINT moothall_{name.lower()}_uid IF NOT EXISTS FOR (n:{name}) REQUIRE "
-        "n.uid IS UNIQUE"
+        f"CREATE CONSTRAINT moothall_{name.lower()}_uid IF NOT EXISTS FOR (n:{name}) REQUIRE n.uid "
+        "IS UNIQUE"
         for name in (*LABELS, POSITION)
     ]
     made += [
         f"CREATE INDEX moothall_{label.name.lower()}_{'_'.join(names)} IF NOT EXISTS FOR "
-        f"(n:{label.name}) "
-        f"ON ({', '.join(f'n.{name}' for name in names)})"
+        f"(n:{label.name}) ON ({', '.join(f'n.{name}' for name in names)})"
         for label in LABELS.values()
         for names in label.indexed
     ]

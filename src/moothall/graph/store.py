@@ -101,8 +101,7 @@ class CypherGraph:
         for relation in RELATIONS:
             query = (
                 f"MATCH (a:{relation.start})-[:{relation.type}]->(b:{relation.end}) WHERE a.uid > "
-                "$after "
-                "RETURN a.uid AS a, b.uid AS b ORDER BY a, b"
+                "$after RETURN a.uid AS a, b.uid AS b ORDER BY a, b"
             )
             for row in await self._store.read(query, {"after": ""}):
                 yield (relation.type, relation.start, row["a"], relation.end, row["b"])
@@ -186,8 +185,7 @@ def _position(seq: int) -> Statement:
     return (
         (
             f"MERGE (p:{POSITION} {{uid: 'log'}}) SET p.seq = CASE WHEN p.seq IS NULL OR p.seq < "
-            "$seq "
-            "THEN $seq ELSE p.seq END"
+            "$seq THEN $seq ELSE p.seq END"
         ),
         {"seq": seq},
     )

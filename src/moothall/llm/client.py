@@ -413,8 +413,8 @@ class OpenAIModel:
         except ValueError as error:
             raise ConfigurationError(
                 f"{self._url}/models answered with {one_line(taken.kind)}, not with a list of "
-                "models; "
-                "MOOTHALL_LLM__BASE_URL names an OpenAI-compatible root and usually ends with /v1"
+                "models; MOOTHALL_LLM__BASE_URL names an OpenAI-compatible root and usually ends "
+                "with /v1"
             ) from error
 
     async def _ask(
@@ -556,8 +556,7 @@ class OpenAIModel:
                 if deadline and delay >= seconds_until(deadline):
                     raise DeadlineExceeded(
                         f"model call {call_id}: {self._url} failed {tried} times "
-                        f"({failure.reason}), and its deadline "
-                        f"comes before another attempt could"
+                        f"({failure.reason}), and its deadline comes before another attempt could"
                     ) from failure
                 telemetry.metrics.MODEL_RETRIES.add()
                 log.warning(
@@ -576,8 +575,8 @@ class OpenAIModel:
         if is_overflow(error):
             return ContextOverflow(
                 f"the conversation is longer than the window of model {self._model} at "
-                f"{self._url}: HTTP {error.status}: {error.message}; "
-                "set MOOTHALL_LLM__CONTEXT_TOKENS to the server's window",
+                f"{self._url}: HTTP {error.status}: {error.message}; set "
+                "MOOTHALL_LLM__CONTEXT_TOKENS to the server's window",
                 read_window(error.text),
             )
         return translate_refusal(error, str(self._url), self._model or self._settings.model)

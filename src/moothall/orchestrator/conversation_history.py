@@ -85,8 +85,8 @@ async def read_conversation(log: Log, follows: str, who: Principal) -> Sequence[
             raise NotFound(f"no deliberation {follows!r} whose conversation could go on")
         else:
             raise InvalidRequest(
-                f"deliberation {follows!r} has not ended: tell it what you have to say (steer), "
-                "or wait for its answer"
+                f"deliberation {follows!r} has not ended: tell it what you have to say (steer), or "
+                "wait for its answer"
             )
         key = tasks[-1].deliberation.follows
     return tasks

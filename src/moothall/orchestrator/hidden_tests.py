@@ -36,8 +36,8 @@ def check_hidden(tests: Mapping[str, str], deliberation: Deliberation) -> Mappin
             or ".git" in map(str.lower, parts)
         ):
             raise InvalidRequest(
-                f"{path[:200]!r} is no path of a hidden test: a relative one without '..', such "
-                "as tests/test_x.py"
+                f"{path[:200]!r} is no path of a hidden test: a relative one without '..', such as "
+                "tests/test_x.py"
             )
     return tests
 

@@ -76,7 +76,7 @@ async def opa(url: str, *, seconds: float, token: str = "") -> AsyncIterator[Opa
         except PolicyUnavailable as error:
             raise ConfigurationError(
                 f"guard.policy_url {url}: {error.message}; start it with `opa run --server --addr "
-                "127.0.0.1:8181 FOLDER`, "
-                "where FOLDER has the *.rego with the package moothall.tools"
+                "127.0.0.1:8181 FOLDER`, where FOLDER has the *.rego with the package "
+                "moothall.tools"
             ) from error
         yield server

@@ -445,8 +445,8 @@ def _explain(standing: _Standing, standings: Sequence[_Standing]) -> Iterable[st
     yield from _explain_cross_tests(standing)
     if standing.cluster_size > 1:
         yield (
-            f"{standing.cluster_size} seats behave the same under every check and test; "
-            f"{passed} candidates passed all acceptance checks."
+            f"{standing.cluster_size} seats behave the same under every check and test; {passed} "
+            "candidates passed all acceptance checks."
         )
     if standing.same_change_count > 1:
         yield f"{standing.same_change_count} seats make the same change of the code."
@@ -549,8 +549,8 @@ def _explain_remarks(evidence: Sequence[Evidence]) -> Iterable[str]:
         if entry.check == SUPERSEDED:
             yield (
                 "A person should look: it breaks tests that expect what the task asks to change, "
-                "as a reader of the task says: "
-                f"{format_cases(entry.shown)} ({sanitize_line(entry.why, 200)})."
+                f"as a reader of the task says: {format_cases(entry.shown)} "
+                f"({sanitize_line(entry.why, 200)})."
             )
         if entry.check == OWN_TESTS and entry.failed:
             subject = (
@@ -600,8 +600,8 @@ def _describe_reviews(standing: _Standing) -> str:
     if not review_score.doubted:
         return f"{mean}."
     return (
-        f"{mean}; weighed down, since their scores hardly tell right from wrong on what is "
-        f"proven: {', '.join(map(sanitize_line, review_score.doubted))}."
+        f"{mean}; weighed down, since their scores hardly tell right from wrong on what is proven: "
+        f"{', '.join(map(sanitize_line, review_score.doubted))}."
     )
 
 

@@ -74,8 +74,8 @@ async def _submodules(
             continue
         if await clone.has(commit):
             report_progress(
-                f"checking out the submodule {path} at {commit[:12]}; changes there are no part "
-                "of an answer"
+                f"checking out the submodule {path} at {commit[:12]}; changes there are no part of "
+                "an answer"
             )
             await _write(clone, commit, folder, report_progress)
             await _submodules(clone, commit, folder, report_progress, depth - 1)

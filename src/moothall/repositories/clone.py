@@ -152,8 +152,7 @@ class TrustedClone:
                 )
                 raise RepositoryError(
                     f"cannot fetch {ref!r} from {source!r}: it is a partial clone, and lacks "
-                    "objects of "
-                    f"that commit or of its history{bring}"
+                    f"objects of that commit or of its history{bring}"
                 )
             raise RepositoryError(failed)
         try:
@@ -666,8 +665,8 @@ class TrustedClone:
         )
         if collisions := colliding_links(new.values()) - colliding_links(old.values()):
             raise PatchRefused(
-                f"the patch may not create the symlink {min(collisions)[:200]!r}: a folder has "
-                "the same name except for case."
+                f"the patch may not create the symlink {min(collisions)[:200]!r}: a folder has the "
+                "same name except for case."
             )
         text = await self.diff(base_sha, commit_sha)
         size = len(text.encode())

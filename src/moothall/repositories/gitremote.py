@@ -78,8 +78,7 @@ async def clone_public(git: GitRunner, settings: Settings, url: str, ref: str, p
         if len(entries) > settings.max_patch_files or size > 4 * settings.max_file_bytes:
             raise Refused(
                 f"the repository has {len(entries)} files with {size} bytes; a workspace takes at "
-                "most "
-                f"{settings.max_patch_files} files with {4 * settings.max_file_bytes} bytes"
+                f"most {settings.max_patch_files} files with {4 * settings.max_file_bytes} bytes"
             )
         paths = {entry.path for entry in entries}
         # A patch cannot hold the others.

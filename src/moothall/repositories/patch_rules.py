@@ -151,8 +151,7 @@ def check_changes(changes: Sequence[RawChange], limits: ChangeLimits = ChangeLim
         )
         raise PatchRefused(
             f"the patch changes {len(changes)} files; at most {limits.files} "
-            "(workspace.max_patch_files) are allowed. "
-            f"Most are in {shown}. {ADVICE}"
+            f"(workspace.max_patch_files) are allowed. Most are in {shown}. {ADVICE}"
         )
     total = 0
     for change in changes:
@@ -177,8 +176,7 @@ def check_outside(submodules: Iterable[str], paths: Sequence[str]) -> None:
         if module is not None:
             raise PatchRefused(
                 f"the patch may not change {path[:200]!r}: it lies in the submodule "
-                f"{module[:200]!r}, a repository of its own; "
-                "leave what is there as it was."
+                f"{module[:200]!r}, a repository of its own; leave what is there as it was."
             )
 
 
@@ -300,8 +298,8 @@ def check_links(old: Mapping[str, str], new: Mapping[str, str]) -> None:
         exit_ = _find_exit(path, new)
         if exit_ and (old.get(path) != target or _find_exit(path, old) != exit_):
             raise PatchRefused(
-                f"the patch may not change where {path[:200]!r} leads: the symlink would leave "
-                "the tree."
+                f"the patch may not change where {path[:200]!r} leads: the symlink would leave the "
+                "tree."
             )
 
 

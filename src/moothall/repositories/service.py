@@ -143,8 +143,8 @@ class RepositoryService:
             return sources.check_ref(named)
         if sources.is_url(place):
             raise InvalidRequest(
-                "into which branch are approved stories merged? say it with --base, such as "
-                "--base main"
+                "into which branch are approved stories merged? say it with --base, such as --base "
+                "main"
             )
         local = await sources.find_local(self._git, Path(place))
         at = await self._git.call(
@@ -344,9 +344,8 @@ class RepositoryService:
         if why:
             raise RepositoryError(
                 f"the winner could not be delivered as the branch {branch!r} of {entry.origin!r}: "
-                f"{why}. "
-                "Rename or delete what is in the way, or turn delivery off: "
-                "moothall repo add PATH_OR_URL --push none"
+                f"{why}. Rename or delete what is in the way, or turn delivery off: moothall repo "
+                "add PATH_OR_URL --push none"
             )
 
     async def deliver(

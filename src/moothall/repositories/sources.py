@@ -108,8 +108,8 @@ def inside(path: Path, roots: Sequence[Path] | None) -> None:
     """Raise `Refused` unless the (real) path is one of the roots or below one."""
     if roots is not None and not any(path.is_relative_to(root) for root in roots):
         raise Refused(
-            f"the local path {str(path)!r} is not below an allowed root; "
-            "register it with `moothall repo add`, or allow its folder in workspace.allowed_roots"
+            f"the local path {str(path)!r} is not below an allowed root; register it with "
+            "`moothall repo add`, or allow its folder in workspace.allowed_roots"
         )
 
 

@@ -60,8 +60,7 @@ async def stranger_transport(git: GitRunner, cwd: Path, url: str, pin: Pin) -> d
     if not url.lower().startswith(("https://", "http://")):
         raise Refused(
             "a repository that is not registered is fetched over https; over ssh the operator's "
-            "keys would be shown to any host: "
-            "an operator registers it with `moothall repo add`"
+            "keys would be shown to any host: an operator registers it with `moothall repo add`"
         )
     if not _PLAIN.fullmatch(url):
         raise InvalidRequest(

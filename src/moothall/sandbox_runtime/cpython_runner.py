@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 COMMAND = (
-    "import sys; sys.path.insert(0, '/opt/moothall'); from "
-    "moothall.sandbox_runtime.cpython_runner import "
-    "main; main()"
+    "import sys; sys.path.insert(0, '/opt/moothall'); from moothall.sandbox_runtime.cpython_runner "
+    "import main; main()"
 )
 
 

@@ -101,8 +101,7 @@ class DefinitionTarget:
         if others or (len(self.parts) > 1 and self.parts[-1 - len(top) : -1] != top):
             raise ToolFailure(
                 f"content defines {'.'.join(found.parts)!r} and more; send just the definition of "
-                f"{self.parts[-1]!r}, or give the name "
-                f"{'.'.join(top)!r} to replace all of that",
+                f"{self.parts[-1]!r}, or give the name {'.'.join(top)!r} to replace all of that",
                 "invalid",
             )
         if len(self.parts) == 1:

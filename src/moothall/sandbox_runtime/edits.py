@@ -96,8 +96,8 @@ def _wrong_count(path: str, at: Sequence[int], found: int, count: int) -> str:
     lines = ", ".join(map(str, at[:_PLACES_SHOWN]))
     return (
         f"old text occurs {found} times in {path!r} (lines {lines}), not {_times(count)}: send "
-        "more of the lines around it so that it "
-        f"occurs {_times(count)}, or count={found} to replace all"
+        f"more of the lines around it so that it occurs {_times(count)}, or count={found} to "
+        "replace all"
     )
 
 

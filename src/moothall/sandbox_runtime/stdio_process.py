@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 COMMAND = (
     "import sys; sys.path.insert(0, '/opt/moothall'); from moothall.sandbox_runtime.stdio_process "
-    "import "
-    "main; main()"
+    "import main; main()"
 )
 _PART = 1 << 16
 _LEAVING = 2.0  # seconds that a program has to end by itself when nobody talks to it any more

@@ -80,8 +80,8 @@ class ToolProxy:
         known = self._tools[tool]
         if len(args) > len(known):
             raise TypeError(
-                f"{tool}({', '.join(known)}) takes at most {len(known)} arguments, and "
-                f"{len(args)} were given"
+                f"{tool}({', '.join(known)}) takes at most {len(known)} arguments, and {len(args)} "
+                "were given"
             )
         given = dict(zip(known, args, strict=False))
         if twice := set(given) & set(kwargs):

@@ -69,8 +69,8 @@ class Board:
         draft = coach.check(draft)
         if not draft.title:
             raise InvalidRequest(
-                "the story has no title: say what is possible afterwards, such as 'Export "
-                "invoices as CSV'"
+                "the story has no title: say what is possible afterwards, such as 'Export invoices "
+                "as CSV'"
             )
         rigor = rigor.strip().upper() or DEFAULT_RIGOR
         if rigor not in lifecycle().ready:

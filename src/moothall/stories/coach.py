@@ -211,8 +211,8 @@ def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
     if not ac:
         yield Shortcoming(
             "CRITERIA",
-            "add acceptance criteria: given <a state>, when <something happens>, then <what can "
-            "be seen>",
+            "add acceptance criteria: given <a state>, when <something happens>, then <what can be "
+            "seen>",
             20,
         )
         yield Shortcoming("GHERKIN", "write each criterion as given …, when …, then …", 15)

@@ -152,8 +152,8 @@ def check_plan(tasks: Iterable[AtomicTask], most: int) -> None:
         missing = [name[:80] for name in task.dependencies if name not in known]
         if missing:
             raise InvalidRequest(
-                f"task {task.task_id} depends on {', '.join(missing)}, which is no earlier task "
-                "of the plan"
+                f"task {task.task_id} depends on {', '.join(missing)}, which is no earlier task of "
+                "the plan"
             )
         known.add(task.task_id)
         if len(known) > most:

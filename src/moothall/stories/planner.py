@@ -155,8 +155,8 @@ class Planner:
         if known is not None:
             if _outline(known.tasks) != _outline(tasks):
                 raise AlreadyExists(
-                    f"plan {plan_id!r} of {case_id!r} was derived with other tasks; choose "
-                    "another plan_id"
+                    f"plan {plan_id!r} of {case_id!r} was derived with other tasks; choose another "
+                    "plan_id"
                 )
             return replace(derivation, tasks=known.tasks)
         if (card := await self._board.find(case_id, who)) is not None:

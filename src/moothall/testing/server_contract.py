@@ -25,9 +25,8 @@ _PATIENCE = 300.0
 _TOKENS = 600  # stubs think for 400
 _COMMANDS = ("pwd", "whoami")
 _TAGS = (
-    "You are an engineer with the tool bash. To call a tool, write <tool_call> on a line, then "
-    "the JSON object, then </tool_call>. "
-    "Several calls stand one after the other."
+    "You are an engineer with the tool bash. To call a tool, write <tool_call> on a line, then the "
+    "JSON object, then </tool_call>. Several calls stand one after the other."
 )
 _TWICE = (
     "Call the tool bash twice in one reply: with the command `pwd`, then with the command `whoami`."

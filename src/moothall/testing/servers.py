@@ -89,16 +89,15 @@ def _openai(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
     if temperature != 1:
         return error(
             f"Unsupported value: 'temperature' does not support {temperature} with this model. "
-            "Only the default (1) value is "
-            "supported.",
+            "Only the default (1) value is supported.",
             param="temperature",
             code="unsupported_value",
         )
     if body.get("tools") and body.get("reasoning_effort") != "none":
         return error(
             f"Function tools with reasoning_effort are not supported for {kind.model} in "
-            "/v1/chat/completions. To use function "
-            "tools, use /v1/responses or set reasoning_effort to 'none'.",
+            "/v1/chat/completions. To use function tools, use /v1/responses or set "
+            "reasoning_effort to 'none'.",
             param="reasoning_effort",
         )
     return _strict(
@@ -151,8 +150,7 @@ def _strict(schema: Any, param: str) -> Refusal | None:
         if set(one.get("required", ())) != set(one.get("properties", ())):
             return error(
                 "Invalid schema for response_format 'turn': In context=(), 'required' is required "
-                "to be supplied and to be an array including every key "
-                "in properties.",
+                "to be supplied and to be an array including every key in properties.",
                 param=param,
             )
         if one.get("additionalProperties") is not False:
@@ -326,8 +324,7 @@ def _vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
     if wanted > kind.window:
         return error(
             f"max_tokens={wanted} cannot be greater than max_model_len={kind.window}. Please "
-            "request fewer output tokens. "
-            f"(parameter=max_tokens, value={wanted})",
+            f"request fewer output tokens. (parameter=max_tokens, value={wanted})",
             kind="BadRequestError",
             param="max_tokens",
             code=400,
@@ -335,10 +332,9 @@ def _vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
     if used > kind.window:  # it stops counting there
         return error(
             f"This model's maximum context length is {kind.window} tokens. However, your prompt "
-            "contains at least "
-            f"{kind.window + 1} input tokens, which exceeds this limit even without any output "
-            "tokens. Please reduce the length "
-            f"of the input prompt. (parameter=input_tokens, value={kind.window + 1})",
+            f"contains at least {kind.window + 1} input tokens, which exceeds this limit even "
+            "without any output tokens. Please reduce the length of the input prompt. "
+            f"(parameter=input_tokens, value={kind.window + 1})",
             kind="BadRequestError",
             param="input_tokens",
             code=400,
@@ -358,9 +354,9 @@ def _older_vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
     used, wanted = _tokens(body), int(body.get("max_tokens") or 0)
     if used + wanted > kind.window:
         return error(
-            f"'max_tokens' or 'max_completion_tokens' is too large: {wanted}. This model's "
-            f"maximum context length is {kind.window} tokens and your request "
-            f"has {used} input tokens ({wanted} > {kind.window} - {used}).",
+            f"'max_tokens' or 'max_completion_tokens' is too large: {wanted}. This model's maximum "
+            f"context length is {kind.window} tokens and your request has {used} input tokens "
+            f"({wanted} > {kind.window} - {used}).",
             kind="BadRequestError",
             param="max_tokens",
             code=400,
@@ -414,9 +410,8 @@ def _openrouter(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
             {
                 "error": {
                     "message": f"This endpoint's maximum context length is {kind.window} tokens. "
-                    f"However, you requested about {used + wanted} tokens "
-                    f"({used} of text input, {wanted} in the output). Please reduce the length of "
-                    "either one.",
+                    f"However, you requested about {used + wanted} tokens ({used} of text input, "
+                    f"{wanted} in the output). Please reduce the length of either one.",
                     "code": 400,
                 }
             },

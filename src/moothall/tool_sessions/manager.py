@@ -499,8 +499,8 @@ class ToolSessions:
         if visit is None or visit.seat.tenant != tenant or visit.seat.principal.name != principal:
             name = own_id(workspace, tenant)
             raise NotFound(
-                f"there is no open workspace {name[:80]!r}; it was closed, its time is over, or "
-                "it is not yours"
+                f"there is no open workspace {name[:80]!r}; it was closed, its time is over, or it "
+                "is not yours"
             )
         return visit
 

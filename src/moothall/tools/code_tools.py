@@ -123,9 +123,8 @@ SPECS: Final = (
     _code("node", "run JavaScript with Node", RunCode, {"code": "[1, 2].length"}, "2\n"),
     ToolSpec(
         name=SHELL,
-        summary="run a bash command; the working directory is kept, git shows the history, "
-        "and there "
-        "is no network",
+        summary="run a bash command; the working directory is kept, git shows the history, and "
+        "there is no network",
         arguments=RunShell,
         output=ShellRun,
         danger=Danger.EXECUTE,

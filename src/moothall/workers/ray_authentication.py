@@ -22,10 +22,9 @@ _METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 """A call that Ray answers to every driver. An empty message is a valid request of it."""
 _SECONDS = 5.0
 HELP = (
-    "Start every node with RAY_AUTH_MODE=token and a RAY_AUTH_TOKEN, and give both to this "
-    "process (docs/operating.md, A Ray "
-    "cluster of your own). If only you can reach its ports, set MOOTHALL_RAY__ALLOW_NO_TOKEN=true "
-    "instead"
+    "Start every node with RAY_AUTH_MODE=token and a RAY_AUTH_TOKEN, and give both to this process "
+    "(docs/operating.md, A Ray cluster of your own). If only you can reach its ports, set "
+    "MOOTHALL_RAY__ALLOW_NO_TOKEN=true instead"
 )
 
 

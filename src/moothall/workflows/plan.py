@@ -240,8 +240,7 @@ def _check_output(where: str, reference: Reference, source: ToolSpec) -> None:
     if fields and reference.path[0] not in {*fields, "note", "truncated"}:
         raise InvalidRequest(
             f"{where}: ${{{reference}}} names no output of "
-            f"{source.name}{_near(reference.path[0], fields)}; "
-            f"it has {', '.join(fields)}"
+            f"{source.name}{_near(reference.path[0], fields)}; it has {', '.join(fields)}"
         )
 
 

@@ -87,14 +87,14 @@ def describe_shell_limit(
         more = f"timeout_seconds gives a command up to {most:g} s (code.shell_seconds)"
         if asked >= most:
             more = (
-                f"{most:g} s is the most that a command may take (code.shell_seconds); run less "
-                "at once"
+                f"{most:g} s is the most that a command may take (code.shell_seconds); run less at "
+                "once"
             )
         if seconds < min(asked, most) - 1:
             more = "no more time was left for it"
         return (
-            f"the command was stopped after {seconds:.0f} s; {more}. What it printed until then "
-            "is in the output"
+            f"the command was stopped after {seconds:.0f} s; {more}. What it printed until then is "
+            "in the output"
         )
     if setting := _SETTINGS.get(status):
         if status == "cpu":
@@ -112,8 +112,7 @@ def describe_setup_limit(status: str, sandbox: SandboxSettings) -> str:
     said = f"{setting} = {getattr(sandbox, setting.partition('.')[2]):g}"
     if status == "disk":
         return (
-            f"a file may have {said} bytes, and /tmp half of "
-            f"sandbox.memory_bytes = {sandbox.memory_bytes:g}; raise it, unless the disk itself "
-            "is full"
+            f"a file may have {said} bytes, and /tmp half of sandbox.memory_bytes = "
+            f"{sandbox.memory_bytes:g}; raise it, unless the disk itself is full"
         )
     return said

@@ -176,8 +176,8 @@ class Preparer:
                 flaky |= {*stopped_cases(run)}
             if run.status == "success" and not run.findings and run.duration_ms < most:
                 report_progress(
-                    f"running {name} on the untouched base once more, for what differs from run "
-                    "to run"
+                    f"running {name} on the untouched base once more, for what differs from run to "
+                    "run"
                 )
                 # With the limits that follow from the first: what hangs is not waited for as long
                 # again.

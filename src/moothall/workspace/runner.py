@@ -50,8 +50,8 @@ def monty_binds() -> tuple[tuple[Path, str], ...]:
         or binary is None
     ):
         raise ConfigurationError(
-            "Python blocks need pydantic-monty with its runtime: install it, or set "
-            "runner.enabled to false"
+            "Python blocks need pydantic-monty with its runtime: install it, or set runner.enabled "
+            "to false"
         )
     return (
         (Path(package.origin).resolve().parent, f"{MONTY}/pydantic_monty"),

@@ -149,8 +149,7 @@ def _python(spec: str, pin: str) -> tuple[Toolchain, str]:
     there = ", ".join(dict.fromkeys((own.version, *(found.version for found in pythons()))))
     return own, (
         f"the repository needs Python {spec}, and this machine has {there}; install one that fits "
-        "(pyenv install, "
-        "uv python install, or the system's packages) and start again"
+        "(pyenv install, uv python install, or the system's packages) and start again"
     )
 
 
@@ -338,8 +337,7 @@ def _rust(asked: str) -> Found:
         "",
         (
             "the repository needs Rust, and this machine has none; install it (apt-get install "
-            "cargo, "
-            "or rustup) and start again"
+            "cargo, or rustup) and start again"
         ),
     )
 

@@ -24,8 +24,7 @@ from moothall.tools.wasm_tools import WasmTool, read_tools
 _INSIDE = "/opt/moothall-wasm"
 _BOOT = (
     f"import sys; sys.path[:0] = ['/opt/moothall', '{_INSIDE}/lib']; from "
-    "moothall.sandbox_runtime.wasm "
-    "import main; main()"
+    "moothall.sandbox_runtime.wasm import main; main()"
 )
 _COMPILE_SECONDS = 120.0
 
@@ -73,8 +72,8 @@ class ModuleFolder:
             raise ConfigurationError(f"{file}: {error.strerror}") from error
         if len(module) > most:
             raise ConfigurationError(
-                f"{file} has more than {most} bytes; wasm.module_bytes says how large a module "
-                "may be"
+                f"{file} has more than {most} bytes; wasm.module_bytes says how large a module may "
+                "be"
             )
         with Path(find_spec("moothall.sandbox_runtime.wasm").origin or "").open("rb") as ours:  # type: ignore[union-attr] # it is there
             how = hashlib.sha256(ours.read()).hexdigest()

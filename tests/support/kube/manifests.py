@@ -27,8 +27,8 @@ def kustomized(overlay: Path) -> str:
             command = [str(gobuilt.program("kustomize")), "build"]
         except gobuilt.Missing as missing:
             pytest.skip(
-                f"{missing}; `PYTHONPATH=tests .venv/bin/python -m support.gobuilt kustomize` "
-                "says more"
+                f"{missing}; `PYTHONPATH=tests .venv/bin/python -m support.gobuilt kustomize` says "
+                "more"
             )
     return subprocess.run(
         [*command, str(overlay)], capture_output=True, text=True, check=True

@@ -85,10 +85,9 @@ class Matrix:
         self.report.seen.append(seen)
         wrong = self.report.wrong(seen)
         say(
-            f"[{len(self.report.seen):3}/{self.total}] "
-            f"{time.monotonic() - self.report.began:4.0f} s  {plan.blow}: "
-            f"{'; '.join(wrong) or 'the same end'} ({seen.seconds:.1f} s, {seen.calls} calls, "
-            f"{seen.hit} hit)"
+            f"[{len(self.report.seen):3}/{self.total}] {time.monotonic() - self.report.began:4.0f} "
+            f"s  {plan.blow}: {'; '.join(wrong) or 'the same end'} ({seen.seconds:.1f} s, "
+            f"{seen.calls} calls, {seen.hit} hit)"
         )
         return bool(wrong)
 

@@ -92,10 +92,9 @@ class Report:
                     f"{len(self.seen)} runs ({stopped} of them stopped for 60 s), "
                     f"{sum(seen.hit for seen in self.seen)} processes hit, "
                     f"{sum(seen.calls for seen in self.seen)} model calls: "
-                    f"{sum(bool(self.differs(seen)) for seen in self.seen)} runs "
-                    f"ended otherwise, {sum(len(seen.repeated) for seen in self.seen)} recorded "
-                    "calls were repeated, "
-                    f"{len(self.left)} things were left behind by {self.lanes} lanes; "
+                    f"{sum(bool(self.differs(seen)) for seen in self.seen)} runs ended otherwise, "
+                    f"{sum(len(seen.repeated) for seen in self.seen)} recorded calls were "
+                    f"repeated, {len(self.left)} things were left behind by {self.lanes} lanes; "
                     f"{time.monotonic() - self.began:.0f} s on {psutil.cpu_count()} processors"
                 ),
             ]

@@ -24,26 +24,18 @@ from moothall.pb.shannon.common import common_pb2 as shannon_pb2
 # [] repeated, map<…> of strings to…; everything else is a message or an enum.
 MESSAGES = {
     "DeliberateRequest": "task_description s, role s, constraints TaskConstraints, rounds i?, "
-    "num_agents i, "
-    "task_id s, "
-    "repository Repository, protocol s, budget Budget, adaptive b, follows s, fork Fork, "
-    "hidden_tests map<s>",
+    "num_agents i, task_id s, repository Repository, protocol s, budget Budget, adaptive b, "
+    "follows s, fork Fork, hidden_tests map<s>",
     "DeliberateResponse": "results []DeliberationResult, winner_id s, duration_ms l, metadata "
-    "OrchestratorMetadata, "
-    "task_id s, "
-    "status DeliberationStatus, usage Usage, proven b, branch s, error_message s, seats "
-    "[]SeatOutcome, evidence_level s",
+    "OrchestratorMetadata, task_id s, status DeliberationStatus, usage Usage, proven b, branch s, "
+    "error_message s, seats []SeatOutcome, evidence_level s",
     "SubmitDeliberationResponse": "task_id s, status DeliberationStatus, agent_count i",
     "GetDeliberationResultRequest": "task_id s",
     "GetDeliberationResultResponse": "task_id s, status DeliberationStatus, results "
-    "[]DeliberationResult, "
-    "winner_id s, "
-    "duration_ms l, error_message s, metadata OrchestratorMetadata, usage Usage, proven b, branch "
-    "s, seats []SeatOutcome, evidence_level s",
+    "[]DeliberationResult, winner_id s, duration_ms l, error_message s, metadata "
+    "OrchestratorMetadata, usage Usage, proven b, branch s, seats []SeatOutcome, evidence_level s",
     "DeliberationUpdate": "status s, progress_percent i, current_step s, current_agent s, "
-    "partial_result "
-    "DeliberationResult, "
-    "seq l, event Event, task_id s",
+    "partial_result DeliberationResult, seq l, event Event, task_id s",
     "WatchDeliberationRequest": "task_id s, after_seq l",
     "CancelDeliberationRequest": "task_id s, reason s",
     "CancelDeliberationResponse": "status DeliberationStatus",
@@ -53,15 +45,11 @@ MESSAGES = {
     "PauseDeliberationResponse": "changed b",
     "ResumeDeliberationRequest": "task_id s",
     "ResumeDeliberationResponse": "changed b",
-    "OrchestrateRequest": "task_id s, task_description s, role s, constraints "
-    "TaskConstraints, options "
-    "OrchestratorOptions, "
-    "case_id s, story_id s, plan_id s, context_options ContextOptions, repository Repository = 11",
+    "OrchestrateRequest": "task_id s, task_description s, role s, constraints TaskConstraints, "
+    "options OrchestratorOptions, case_id s, story_id s, plan_id s, context_options "
+    "ContextOptions, repository Repository = 11",
     "OrchestrateResponse": "winner DeliberationResult, candidates []DeliberationResult, "
-    "execution_id s, "
-    "duration_ms "
-    "l, "
-    "metadata OrchestratorMetadata",
+    "execution_id s, duration_ms l, metadata OrchestratorMetadata",
     "RegisterAgentRequest": (
         "agent_id s, role s, capabilities AgentCapabilities, endpoint s, metadata map<s>"
     ),
@@ -85,9 +73,7 @@ MESSAGES = {
     ),
     "DeriveSubtasksResponse": "tasks []AtomicTask, derivation_id s, total_tasks i",
     "AtomicTask": "task_id s, role s, description s, dependencies []s, constraints "
-    "TaskConstraints, case_id "
-    "s, plan_id s, "
-    "priority i, repository Repository",
+    "TaskConstraints, case_id s, plan_id s, priority i, repository Repository",
     "GetTaskContextRequest": (
         "task_id s, case_id s, story_id s, role s, phase s, options ContextOptions"
     ),
@@ -95,10 +81,8 @@ MESSAGES = {
     "ContextBlocks": "system s, context s, tools s, history s",
     "GetStatusRequest": "include_stats b",
     "GetStatusResponse": "status s, uptime_seconds l, stats OrchestratorStats, reasons []s",
-    "OrchestratorStats": "total_deliberations l, total_orchestrations l, "
-    "avg_deliberation_time_ms d, "
-    "active_councils l, "
-    "role_counts map<l>",
+    "OrchestratorStats": "total_deliberations l, total_orchestrations l, avg_deliberation_time_ms "
+    "d, active_councils l, role_counts map<l>",
     "GetMetricsRequest": "metric_type s, time_range_ms l",
     "GetMetricsResponse": (
         "performance PerformanceMetrics, agents AgentMetrics, councils CouncilMetrics"
@@ -136,8 +120,7 @@ MESSAGES = {
         "reviews []Review, evidence_level s"
     ),
     "Proposal": "author_id s, author_role s, content s, created_at_ms l, revisions []s, diff s, "
-    "commit_sha s, "
-    "operations []ToolOperation",
+    "commit_sha s, operations []ToolOperation",
     "CheckSuite": (
         "policy PolicyCheck, lint LintCheck, dryrun DryRunCheck, additional_checks "
         "[]AdditionalCheck, all_passed b"
@@ -213,30 +196,22 @@ RUNNER = {
 SHANNON = {
     agent_pb2: {
         "ExecuteTaskRequest": "metadata TaskMetadata, query s, context Struct, mode ExecutionMode, "
-        "available_tools "
-        "[]s, config AgentConfig, "
-        "session_context SessionContext",
-        "SessionContext": "session_id s, history []s, persistent_context Struct, "
-        "files_created []s, "
-        "tools_used "
-        "[]s, total_tokens_used i, "
-        "total_cost_usd d, user_id s",
+        "available_tools []s, config AgentConfig, session_context SessionContext",
+        "SessionContext": "session_id s, history []s, persistent_context Struct, files_created "
+        "[]s, tools_used []s, total_tokens_used i, total_cost_usd d, user_id s",
         "AgentConfig": (
             "max_iterations i, timeout_seconds i, enable_sandbox b, memory_limit_mb l, "
             "enable_learning b"
         ),
         "ExecuteTaskResponse": "task_id s, status StatusCode, result s, tool_calls []ToolCall, "
-        "tool_results "
-        "[]ToolResult, "
-        "metrics ExecutionMetrics, error_message s, final_state AgentState, metadata Struct",
+        "tool_results []ToolResult, metrics ExecutionMetrics, error_message s, final_state "
+        "AgentState, metadata Struct",
         "TaskUpdate": (
             "task_id s, state AgentState, message s, tool_call ToolCall, tool_result ToolResult, "
             "progress d, delta s"
         ),
         "GetCapabilitiesResponse": "supported_tools []s, supported_modes []ExecutionMode, "
-        "max_memory_mb l, "
-        "max_concurrent_tasks i, "
-        "version s",
+        "max_memory_mb l, max_concurrent_tasks i, version s",
         "HealthCheckResponse": (
             "healthy b, message s, uptime_seconds l, active_tasks i, memory_usage_percent d"
         ),
@@ -247,25 +222,22 @@ SHANNON = {
         "GetToolCapabilityRequest": "tool_id s",
         "GetToolCapabilityResponse": "tool ToolCapability",
         "ToolCapability": "id s, name s, description s, category s, input_schema Struct, "
-        "output_schema Struct, "
-        "required_permissions []s, estimated_duration_ms l, is_dangerous b, version s, author s, "
-        "tags []s, examples []ToolExample, "
-        "rate_limit RateLimit, cache_ttl_ms l",
+        "output_schema Struct, required_permissions []s, estimated_duration_ms l, is_dangerous b, "
+        "version s, author s, tags []s, examples []ToolExample, rate_limit RateLimit, cache_ttl_ms "
+        "l",
         "ToolExample": "description s, input Struct, output Struct",
         "RateLimit": "requests_per_minute i, requests_per_hour i",
     },
     shannon_pb2: {
-        "TaskMetadata": "task_id s, user_id s, session_id s, tenant_id s, created_at "
-        "Timestamp, labels "
-        "map<s>, max_agents i, "
-        "token_budget d",
+        "TaskMetadata": "task_id s, user_id s, session_id s, tenant_id s, created_at Timestamp, "
+        "labels map<s>, max_agents i, token_budget d",
         "TokenUsage": (
             "prompt_tokens i, completion_tokens i, total_tokens i, cost_usd d, model s, tier "
             "ModelTier, provider s"
         ),
         "ExecutionMetrics": (
-            "latency_ms l, token_usage TokenUsage, cache_hit b, cache_score d, agents_used i, "
-            "mode ExecutionMode"
+            "latency_ms l, token_usage TokenUsage, cache_hit b, cache_score d, agents_used i, mode "
+            "ExecutionMode"
         ),
         "ToolCall": "name s, parameters Struct, tool_id s",
         "ToolResult": (

@@ -220,8 +220,7 @@ def test_the_start_names_models_windows_and_limits(source: str, shown: str) -> N
     assert line is not None
     assert line.plain == (
         f"council         qwen: native tool calls, window 131,072 tokens {shown}, replies up to "
-        "32,768; "
-        "at most 100 turns a seat, 5,000,000 tokens, 30 min"
+        "32,768; at most 100 turns a seat, 5,000,000 tokens, 30 min"
     )
     assert (
         line_of(Recorded(1, new_event(EventType.DELIBERATION_STARTED, "t", {"seats": ["a"]})))

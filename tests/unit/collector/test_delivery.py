@@ -93,8 +93,7 @@ def test_what_acts_in_a_message_is_left_out(message: str, wanted: str) -> None:
         (
             (
                 "retry counts as a shorthand for an object with a limit when options are merged "
-                "with "
-                "others"
+                "with others"
             ),
             "retry counts as a shorthand for an object with a limit when options are…",
         ),

@@ -389,8 +389,8 @@ async def test_a_test_of_the_tie_breaker_that_passes_on_the_base_chooses_and_rep
     )
     broken = PRICE.replace(
         "return price",
-        "return price - price * max(percent, 50) // 100 if price < 10 else price - price * "
-        "percent // 100",
+        "return price - price * max(percent, 50) // 100 if price < 10 else price - price * percent "
+        "// 100",
     )
     answer = council_of(one=change(broken), two=change(RIGHT), breaker=breaker)
     async with native(answer, files=FILES, evidence=BREAKER_ONLY) as app:

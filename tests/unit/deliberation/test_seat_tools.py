@@ -133,8 +133,7 @@ def test_an_ambiguous_edit_is_told_without_a_count() -> None:
         replace("a.py", "x\ny\nx\n", "x", "z")
     assert ALL.translate_error(str(failed.value), call("edit", {})) == (
         "old text occurs 2 times in 'a.py' (lines 1, 3), not once: send more of the lines around "
-        "it so that it occurs once, or "
-        "all=true to replace all"
+        "it so that it occurs once, or all=true to replace all"
     )
 
 

@@ -21,8 +21,8 @@ from support.repos import SAMPLE
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
 TASK = (
-    "parse_port('') should raise ValueError('empty port') instead of returning 0; other ports "
-    "stay as they are."
+    "parse_port('') should raise ValueError('empty port') instead of returning 0; other ports stay "
+    "as they are."
 )
 BASE = "def parse_port(text):\n    return int(text or 0)\n"
 RIGHT = (

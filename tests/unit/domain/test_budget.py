@@ -92,9 +92,8 @@ def test_what_has_no_limit_is_counted_all_the_same() -> None:
     ]
     with pytest.raises(
         BudgetExceeded,
-        match="story's budget of 100 tokens would be overspent: 65 are spent or reserved "
-        "by others, "
-        "36",
+        match="story's budget of 100 tokens would be overspent: 65 are spent or reserved by "
+        "others, 36",
     ):
         book.draw("b", Amount(36), Amount(), Amount())
 

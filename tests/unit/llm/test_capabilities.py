@@ -39,8 +39,7 @@ def refuse(*messages: str, status: int = 400, **named: str) -> Capabilities:
         (
             (
                 "[{'type': 'extra_forbidden', 'loc': ['body', 'stream_options'], 'msg': 'Extra "
-                "inputs "
-                "are not permitted'}]"
+                "inputs are not permitted'}]"
             ),
             {"stream_options"},
         ),
@@ -105,8 +104,7 @@ def test_the_limit_of_a_reply_is_translated(messages: list[str], name: str, valu
         (
             (
                 "This model's maximum context length is 16384 tokens. However, you requested "
-                "122946 "
-                "tokens (112946 in the messages, 10000 in the completion)."
+                "122946 tokens (112946 in the messages, 10000 in the completion)."
             ),
             16_384,
         ),
@@ -122,8 +120,7 @@ def test_the_limit_of_a_reply_is_translated(messages: list[str], name: str, valu
         (
             (
                 "input length and `max_tokens` exceed context limit: 198000 + 8000 > 200000, "
-                "decrease "
-                "input length or `max_tokens` and try again"
+                "decrease input length or `max_tokens` and try again"
             ),
             200_000,
         ),

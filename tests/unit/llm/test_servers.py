@@ -213,8 +213,8 @@ async def test_parsers_that_do_not_fit_the_model_are_told() -> None:
     async with asked(UNFITTING) as (model, _):
         lines = await model.examine()
     assert (
-        "reasoning: in reasoning, which held a whole reply: the server's parser for reasoning "
-        "does not fit the model" in lines
+        "reasoning: in reasoning, which held a whole reply: the server's parser for reasoning does "
+        "not fit the model" in lines
     )
 
     def write(_body: Any, _headers: Any) -> str:

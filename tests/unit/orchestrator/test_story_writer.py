@@ -97,8 +97,8 @@ def test_a_first_draft_says_what_the_goal_says_and_leaves_holes() -> None:
     draft = suggest("I want to export invoices as CSV so that accounting can book them.")
     assert draft.title == "Export invoices as CSV"
     assert draft.description == (
-        "As a <who>, I want this: I want to export invoices as CSV, so that accounting can "
-        "book them."
+        "As a <who>, I want this: I want to export invoices as CSV, so that accounting can book "
+        "them."
     )
     assert all("<" in line for line in draft.ac)
     assert (

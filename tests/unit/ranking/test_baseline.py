@@ -287,8 +287,7 @@ def test_a_module_that_a_candidate_can_provide_is_no_fault(
     [
         (
             "Internal Error: Error when performing the request to "
-            "https://registry.example.org/pnpm; "
-            "for troubleshooting help"
+            "https://registry.example.org/pnpm; for troubleshooting help"
         ),
         " ERR_PNPM_META_FETCH_FAIL  GET https://registry.example.org/pnpm: request failed",
         "npm error code ENOTCACHED",

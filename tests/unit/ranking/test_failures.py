@@ -94,8 +94,7 @@ CASES = [
         ),
         (
             "Error: expect(received).toBe(expected) // Object.is equality, Expected: 5, Received: "
-            "-1 "
-            "(src/a.test.js:3)"
+            "-1 (src/a.test.js:3)"
         ),
     ),
     (

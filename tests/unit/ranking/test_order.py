@@ -416,8 +416,8 @@ def test_an_answer_that_changes_a_test_which_it_breaks_is_told_which_version_cou
     proposal = Proposal(SEATS[0], "dev", "done", diff("a"), own_tests=("t.py",))
     (refused,) = rank([candidate(1, proposal=proposal, regressions=("t.py::x",))])
     assert refused.reasons[0] == (
-        "1 test that passed on the base no longer does: t.py::x. The answer changes tests "
-        "there, but they count as they are on the base."
+        "1 test that passed on the base no longer does: t.py::x. The answer changes tests there, "
+        "but they count as they are on the base."
     )
 
 

@@ -43,8 +43,8 @@ def test_long_output_shows_whole_lines_of_head_and_tail_and_names_the_file(
     )
     hidden = len(LINES) - head.count("\n") - tail.count("\n")
     assert note == (
-        f"{hidden} lines, {len(WHOLE) - len(head) - len(tail)} bytes are not shown: all of it "
-        f"is in {tmp_path}/out …]"
+        f"{hidden} lines, {len(WHOLE) - len(head) - len(tail)} bytes are not shown: all of it is "
+        f"in {tmp_path}/out …]"
     )
     assert len(shown) < HEAD_BYTES + TAIL_BYTES + 200
 

@@ -17,8 +17,7 @@ GOOD = StoryDraft(
         "Given two invoices in May, when May is exported, then the file has a header and two lines",
         (
             "Given no invoice in June, when June is exported, then the answer is 404 with the "
-            "words "
-            "'no invoices'"
+            "words 'no invoices'"
         ),
     ),
 )

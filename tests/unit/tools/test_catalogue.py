@@ -157,15 +157,11 @@ def test_who_works_on_code_may_run_commands_where_the_window_allows() -> None:
 def test_the_wires_tools_are_all_there_in_order() -> None:
     names = (
         "files.read files.write files.append files.edit files.define files.list files.search "
-        "files.delete files.mkdir "
-        "files.info files.diff "
-        "git.status git.diff git.log git.add git.commit git.branch git.checkout git.clone "
-        "git.pull git.push "
-        "tests.pytest tests.npm tests.go tests.cargo tests.make "
-        "code.python code.node code.shell system.info system.processes "
-        "http.get http.head http.post http.put http.patch http.delete http.download http.upload "
-        "web.fetch web.search "
-        "browser.run db.postgres db.redis db.neo4j "
+        "files.delete files.mkdir files.info files.diff git.status git.diff git.log git.add "
+        "git.commit git.branch git.checkout git.clone git.pull git.push tests.pytest tests.npm "
+        "tests.go tests.cargo tests.make code.python code.node code.shell system.info "
+        "system.processes http.get http.head http.post http.put http.patch http.delete "
+        "http.download http.upload web.fetch web.search browser.run db.postgres db.redis db.neo4j "
         "docker.build docker.run docker.exec docker.ps docker.logs docker.stop docker.rm"
     )
     assert list(CATALOGUE) == names.split()

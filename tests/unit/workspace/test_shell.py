@@ -109,8 +109,7 @@ async def test_a_time_limit_says_why_and_shows_what_was_printed(
     assert stopped.output["output"] == "begun\n"
     assert stopped.error == (
         "the command was stopped after 2 s; timeout_seconds gives a command up to 600 s "
-        "(code.shell_seconds). "
-        "What it printed until then is in the output"
+        "(code.shell_seconds). What it printed until then is in the output"
     )
 
 

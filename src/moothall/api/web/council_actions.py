@@ -69,8 +69,8 @@ def acting_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         line = _line(outcome, *place) if place else None
         if line is None or not outcome.story_id:
             raise InvalidRequest(
-                "there is no such line in a diff of this task; go back and choose one of its "
-                "lines by its number"
+                "there is no such line in a diff of this task; go back and choose one of its lines "
+                "by its number"
             )
         await comments.remark_on(
             dependencies.board,

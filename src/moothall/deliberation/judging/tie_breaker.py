@@ -53,8 +53,7 @@ _PYTHON_HINT = (
 )
 _LOCATION_HINT = (
     f"a copy of it with each change made is in {_ANSWERS_DIR}/<letter>. The change itself is "
-    f"{_ANSWERS_DIR}/<letter>.patch, for git apply in a copy "
-    "of your own where that copy is missing"
+    f"{_ANSWERS_DIR}/<letter>.patch, for git apply in a copy of your own where that copy is missing"
 )
 _COPY_TIMEOUT_SECONDS = 120
 _MAX_COPY_MB = 40  # the size of a workspace that is copied, since /tmp is in memory
@@ -240,9 +239,8 @@ async def _upload_answers(
         await workspace.call(call)
     copies = "; ".join(
         f"(mkdir {letter} && cp -a /workspace/. {letter}/ && rm -rf {letter}/.git && cd {letter} "
-        "&& "
-        f"(! test -s ../{letter}.patch || git apply --whitespace=nowarn ../{letter}.patch)) || rm "
-        f"-rf {letter}"
+        f"&& (! test -s ../{letter}.patch || git apply --whitespace=nowarn ../{letter}.patch)) || "
+        f"rm -rf {letter}"
         for letter in letters
     )
     size_check = f'test "$(du -sm /workspace | cut -f1)" -le {_MAX_COPY_MB}'

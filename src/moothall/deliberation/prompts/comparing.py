@@ -19,8 +19,8 @@ _WHY_CHARS = 500
 _FIELDS: Mapping[str, str] = {
     "approach": "how it goes about the task, in one or two sentences",
     "behaviour": (
-        "what is different afterwards for a caller or user, with the exact inputs and results "
-        "that change"
+        "what is different afterwards for a caller or user, with the exact inputs and results that "
+        "change"
     ),
     "left_out": "what the task asks for and it does not do; empty if nothing",
     "risks": "what else may break, such as other callers and edge cases; empty if nothing",

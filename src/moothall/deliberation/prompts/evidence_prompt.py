@@ -65,8 +65,8 @@ READ_CASES = 40
 
 SUBMIT_TESTS = FunctionTool(
     "submit",
-    "Hand in your tests. They run on the code as it is; what they show comes back. Submit again "
-    "to end with them as they are.",
+    "Hand in your tests. They run on the code as it is; what they show comes back. Submit again to "
+    "end with them as they are.",
     {
         "type": "object",
         "properties": {
@@ -187,8 +187,8 @@ def validation_prompt(
         "it?"
         if asked
         else "Which of them contradict the text of the task, or require what it leaves open (a "
-        "name, a message, one of several right "
-        "results), so that a change that does exactly what the task asks for could fail them?"
+        "name, a message, one of several right results), so that a change that does exactly what "
+        "the task asks for could fail them?"
     )
     return _pair(
         system,

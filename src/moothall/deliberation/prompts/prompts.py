@@ -56,10 +56,8 @@ _SPELLING = {
     "tool calls, "
     "run in order until one fails) "
     'or "finish" (one sentence, when the task is done).',
-    "blocks": "A reply holds either 1 to 8 tool calls, each as <tool>{json}</tool>, run in "
-    "order until "
-    "one fails, "
-    "or <finish>one sentence</finish> when the task is done.",
+    "blocks": "A reply holds either 1 to 8 tool calls, each as <tool>{json}</tool>, run in order "
+    "until one fails, or <finish>one sentence</finish> when the task is done.",
 }
 # Of a repository without a short function of its own. Measured with the small local model, right at
 # the first turn, temperatures 0.2 to 1.0, two tasks: an example whose code holds a string in double
@@ -322,8 +320,8 @@ def seat_prompt(
     elif asked:
         ask = (
             "If the task asks for a change, make it. If it is a question, change nothing: look at "
-            "what you need, then finish with the "
-            f"whole answer. For {_answers(example, asked)}\nNow do the task."
+            f"what you need, then finish with the whole answer. For {_answers(example, asked)}\n"
+            "Now do the task."
         )
     return _pair(system, shared, f"{ROLES[role]}{way}\n{ask}")
 
@@ -426,8 +424,7 @@ def revise_text(facts: str, reviews: Sequence[str], rivals: str = "") -> str:
     parts = [
         (
             "Your proposal was looked at again. Improve it where this shows that it is wrong; "
-            "leave "
-            "the rest as it is."
+            "leave the rest as it is."
         )
     ]
     if facts:

@@ -50,8 +50,8 @@ _TASKS, _CRITERIA = 32, 60
 """Of a document: a grammar is bounded, whatever the settings allow."""
 _RIGHT = {
     "json": 'Right is, for example, {"thought": "look first", "actions": [{"tool": "files.read", '
-    '"args": {"path": "README.md"}}]} '
-    'or, at the end, {"thought": "done", "finish": "Added the function."}.',
+    '"args": {"path": "README.md"}}]} or, at the end, {"thought": "done", "finish": "Added the '
+    'function."}.',
     "blocks": 'Right is, for example, <tool>{"name": "files.read", "args": {"path": '
     '"README.md"}}</tool> '
     "or, at the end, <finish>Added the function.</finish>.",
@@ -435,9 +435,8 @@ def _is_numbered(value: Any, criteria: int) -> bool:
 def _require_whole(reply: ChatReply) -> None:
     if reply.finish_reason == "length":
         raise MalformedReplyError(
-            "Your reply was cut off because it was too long. Say less in one reply: fewer "
-            "actions, and a long file in parts "
-            "(files.write for the beginning, files.append for the rest)."
+            "Your reply was cut off because it was too long. Say less in one reply: fewer actions, "
+            "and a long file in parts (files.write for the beginning, files.append for the rest)."
         )
 
 

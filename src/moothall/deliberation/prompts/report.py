@@ -103,8 +103,8 @@ def ignored_text(ignored: Mapping[str, str]) -> str:
     listed = "\n".join(f"{path}: {rule}" for path, rule in list(ignored.items())[:_NAMED])
     more = f"\nand {len(ignored) - _NAMED} more" if len(ignored) > _NAMED else ""
     way_out = (
-        "Your checks see these files, but your answer leaves them out. Write them to another "
-        "path, or change the rule."
+        "Your checks see these files, but your answer leaves them out. Write them to another path, "
+        "or change the rule."
     )
     return (
         f"{fence('new files that git ignores: they are left out of your answer', listed + more)}\n"

@@ -33,8 +33,8 @@ def refusal(error: APIError, what: str) -> BusUnavailable | Permanent | None:
     """Say what the server's refusal means; None: trying again may help."""
     if error.err_code in _FULL:
         return BusUnavailable(
-            f"the bus did not {what}: its store is full ({error.description}); prune the log, "
-            "free the disk or raise bus.max_store_bytes"
+            f"the bus did not {what}: its store is full ({error.description}); prune the log, free "
+            "the disk or raise bus.max_store_bytes"
         )
     if error.err_code == _NOT_THE_FIRST:
         return AlreadyExists(f"the bus did not {what}: something is recorded there already")

@@ -86,8 +86,7 @@ def _lock(directory: Path) -> int:
             os.close(descriptor)
             raise ConfigurationError(
                 f"the bus directory {directory} is in use by another Moothall (process {holder}): "
-                "stop that one, "
-                "attach to it, or choose another data directory"
+                "stop that one, attach to it, or choose another data directory"
             )
         time.sleep(0.05)
     os.ftruncate(descriptor, 0)

@@ -178,8 +178,7 @@ async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = F
         if error.code == _UNAVAILABLE or error.err_code in {_NO_PEERS, _NO_LEADER}:
             raise BusUnavailable(
                 f"the bus cannot make our streams now: {error.description}; is JetStream on, are "
-                f"{settings.replicas} servers of it there, "
-                "is its store full?"
+                f"{settings.replicas} servers of it there, is its store full?"
             ) from error
         raise ConfigurationError(
             f"the bus holds something in the place of our streams: {error.description}"

@@ -132,8 +132,8 @@ def python_built(
             "maturin develop --offline --skip-install --quiet"
             if mixed
             else (
-                "python -m pip install --quiet --no-index --no-build-isolation --no-deps "
-                f"--upgrade --target {SITE} ."
+                "python -m pip install --quiet --no-index --no-build-isolation --no-deps --upgrade "
+                f"--target {SITE} ."
             )
         )
         needed = ((*pip, *dict.fromkeys(("maturin", *requires))),)

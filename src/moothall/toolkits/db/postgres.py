@@ -69,8 +69,8 @@ select 'it may call ' || p.oid::pg_catalog.regprocedure
 limit 3
 """  # noqa: E501 - a line of embedded text
 _MEND = (
-    "CREATE ROLE reader LOGIN PASSWORD '…'; GRANT pg_read_all_data TO reader; and REVOKE EXECUTE "
-    "… FROM PUBLIC where it is named"
+    "CREATE ROLE reader LOGIN PASSWORD '…'; GRANT pg_read_all_data TO reader; and REVOKE EXECUTE … "
+    "FROM PUBLIC where it is named"
 )
 
 

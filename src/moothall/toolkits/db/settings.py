@@ -34,9 +34,8 @@ class DbSettings(Databases):
 
     tenants: Mapping[str, Databases] = Field(
         default_factory=dict,
-        description="by tenant, servers of its own: such a tenant has these and none of "
-        "the others; "
-        "[db.tenants.NAME] in the file",
+        description="by tenant, servers of its own: such a tenant has these and none of the "
+        "others; [db.tenants.NAME] in the file",
     )
     write: bool = Field(
         default=False, description="tools may change data; else every query is read-only"

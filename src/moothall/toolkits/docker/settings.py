@@ -19,9 +19,8 @@ class DockerSettings(Section):
     )
     images: tuple[str, ...] = Field(
         (),
-        description="images that may be run and built on, as patterns such as python:3.*; "
-        "they must be "
-        "there, nothing is pulled",
+        description="images that may be run and built on, as patterns such as python:3.*; they "
+        "must be there, nothing is pulled",
     )
     build_runs: bool = Field(
         default=False,

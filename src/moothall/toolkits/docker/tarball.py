@@ -63,8 +63,8 @@ async def pack(workspace: Workspace, call: ToolCall, settings: DockerSettings) -
         files[path.removeprefix(root)] = content
     if wanted not in files or len(files[wanted]) > _DOCKERFILE_BYTES:
         raise InvalidRequest(
-            f"there is no Dockerfile {wanted[:100]!r} in {call.arguments['path'][:100]!r}, or "
-            "none of a usual size"
+            f"there is no Dockerfile {wanted[:100]!r} in {call.arguments['path'][:100]!r}, or none "
+            "of a usual size"
         )
     try:
         text = files[wanted].decode()

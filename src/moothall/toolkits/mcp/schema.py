@@ -84,8 +84,8 @@ class _Reading:
         for number, (name, shape) in enumerate(properties.items()):
             if not _NAME.fullmatch(name):
                 raise ValueError(
-                    f"{name[:40]!r} is no name of an argument that is taken: letters, digits and "
-                    "_ . -"
+                    f"{name[:40]!r} is no name of an argument that is taken: letters, digits and _ "
+                    ". -"
                 )
             kind, own = (
                 self.kind(shape, depth + 1),

@@ -43,17 +43,16 @@ class McpServerSettings(Section):
 
     command: tuple[str, ...] = Field(
         (),
-        description="its program and arguments, run in a sandbox without a network, in /usr or "
-        "a folder "
-        "of sandbox.toolchains",
+        description="its program and arguments, run in a sandbox without a network, in /usr or a "
+        "folder of sandbox.toolchains",
     )
     url: str = Field(
         "", description="http(s)://… of its streamable HTTP; http.allow and http.only_allowed hold"
     )
     files: Literal["none", "read", "write"] = Field(
         "none",
-        description="of the workspace, for a command; read: what it writes there is gone "
-        "when it ends",
+        description="of the workspace, for a command; read: what it writes there is gone when it "
+        "ends",
     )
     credentials: Annotated[Mapping[str, SecretStr], BeforeValidator(_read_lines)] = Field(
         default_factory=dict,
@@ -66,14 +65,12 @@ class McpServerSettings(Section):
         ge=0,
         le=86_400,
         description="for how long without a call a command without files lives on for its "
-        "workspace; 0: "
-        "each call starts it anew",
+        "workspace; 0: each call starts it anew",
     )
     danger: Danger | None = Field(
         None,
-        description="of tools that `tools` says nothing of; unset: execute for a command; a "
-        "url's are "
-        "always outside",
+        description="of tools that `tools` says nothing of; unset: execute for a command; a url's "
+        "are always outside",
     )
     tools: Mapping[str, Declared] = Field(
         default_factory=dict, description="what is said of tools, by the server's own names"
@@ -90,8 +87,8 @@ class McpServerSettings(Section):
             )
         if not self.lives_on and self.keep_seconds and "keep_seconds" in self.model_fields_set:
             raise ValueError(
-                "a server at a url, or among the files, is there for one call; keep_seconds is "
-                "for a command without files"
+                "a server at a url, or among the files, is there for one call; keep_seconds is for "
+                "a command without files"
             )
         if self.files != "none" and self.credentials:
             raise ValueError(
@@ -129,9 +126,8 @@ class McpSettings(Section):
     kept: int = Field(
         16,
         ge=1,
-        description="servers that live on at one time in one process; more end the one "
-        "unused for the "
-        "longest",
+        description="servers that live on at one time in one process; more end the one unused for "
+        "the longest",
     )
     tools: int = Field(100, ge=1, le=1000, description="that one server may have; more are refused")
     schema_bytes: int = Field(

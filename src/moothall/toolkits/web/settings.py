@@ -15,8 +15,7 @@ class HttpSettings(Section):
     allow: tuple[str, ...] = Field(
         (),
         description="hosts (name or name:port) and networks that tools may call though their "
-        "addresses "
-        "are not public",
+        "addresses are not public",
     )
     only_allowed: bool = Field(default=False, description="tools may call nothing but those")
     seconds: float = Field(30.0, gt=0, description="one call, redirects included")

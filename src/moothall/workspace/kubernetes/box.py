@@ -109,8 +109,8 @@ class JobExecutor(ExecutorClient):
             )
             await self.close()
             raise SandboxUnavailable(
-                f"the workspace's pod does not start: {why} (Job {self.job}; jobs.start_seconds "
-                f"is {self._settings.jobs.start_seconds:g})"
+                f"the workspace's pod does not start: {why} (Job {self.job}; jobs.start_seconds is "
+                f"{self._settings.jobs.start_seconds:g})"
             ) from error
         except BaseException:
             await self.close()

@@ -263,8 +263,8 @@ def connect(jobs: JobSettings) -> client.ApiClient:
         return _default_client()
     except config.ConfigException as error:
         raise ConfigurationError(
-            f"workspace.kind is kubernetes and no cluster is known: {error}; give "
-            "jobs.kubeconfig, or run in a pod with a service account"
+            f"workspace.kind is kubernetes and no cluster is known: {error}; give jobs.kubeconfig, "
+            "or run in a pod with a service account"
         ) from error
 
 

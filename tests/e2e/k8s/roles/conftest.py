@@ -47,8 +47,8 @@ def home() -> Home:
     found = Home.of_user()
     if not nodes(found):
         pytest.skip(
-            "processes in pods are killed from outside, in scripts/cluster; this cluster has "
-            "nodes of its own"
+            "processes in pods are killed from outside, in scripts/cluster; this cluster has nodes "
+            "of its own"
         )
     return found
 

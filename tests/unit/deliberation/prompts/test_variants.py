@@ -136,8 +136,8 @@ CALLS: dict[str, tuple[str, tuple[Action, ...]]] = {
     "OpenAI": (
         (
             '{"role": "assistant", "content": null, "tool_calls": [{"id": "call_1", "type": '
-            '"function", '
-            '"function": {"name": "files.read", "arguments": "{\\"path\\": \\"a.py\\"}"}}]}'
+            '"function", "function": {"name": "files.read", "arguments": "{\\"path\\": '
+            '\\"a.py\\"}"}}]}'
         ),
         (READ,),
     ),
@@ -309,8 +309,8 @@ CALLS: dict[str, tuple[str, tuple[Action, ...]]] = {
     "Llama 3, two calls": (
         (
             '<|python_tag|>{"type": "function", "name": "files.read", "parameters": {"path": '
-            '"a.py"}}; '
-            '{"type": "function", "name": "files.read", "parameters": {"path": "a.py"}}<|eom_id|>'
+            '"a.py"}}; {"type": "function", "name": "files.read", "parameters": {"path": '
+            '"a.py"}}<|eom_id|>'
         ),
         (READ, READ),
     ),
