@@ -31,7 +31,12 @@ from moothall.domain.task import (
 from moothall.domain.tool import Bounds, ToolUsage
 from moothall.errors import MoothallError
 from moothall.ports import Deliberations
-from moothall.stories.integration import IntegrationTarget, ask, together, why_not
+from moothall.stories.integration import (
+    IntegrationTarget,
+    failure_reason,
+    merge_commits,
+    run_deliberation,
+)
 
 _LONGEST_BACKOFF, _CANCEL_SECONDS = 300.0, 5.0
 
@@ -143,7 +148,7 @@ class AgentRun:
     async def _ask(self, request: DeliberationRequest) -> Outcome:
         """Return how it ended. Interrupted, it is cancelled."""
         try:
-            return await ask(self.deliberations, request, self.who)
+            return await run_deliberation(self.deliberations, request, self.who)
         except asyncio.CancelledError:
             with suppress(MoothallError, TimeoutError):
                 async with asyncio.timeout(_CANCEL_SECONDS):
@@ -169,11 +174,11 @@ class AgentRun:
             f"What {', '.join(end.name for end in before)} did.",
             Constraints(),
         )
-        whole = await together(
+        whole = await merge_commits(
             self.deliberations, self._task_id(spec.name, "base"), commits, aim, self.who
         )
         if not whole.commit_sha:
-            return None, f"what it needs could not be brought together: {why_not(whole)}"
+            return None, f"what it needs could not be brought together: {failure_reason(whole)}"
         return replace(self.repository, ref=whole.commit_sha), ""
 
     def _task_id(self, name: str, part: str) -> str:
@@ -228,7 +233,7 @@ def _end(spec: Spec, outcome: Outcome) -> Ended:
             end,
             reason=next(
                 (seat.error_message for seat in outcome.seats if seat.error_message),
-                why_not(outcome),
+                failure_reason(outcome),
             ),
         )
     for number, command in enumerate(spec.validations, 1):
