@@ -40,7 +40,7 @@ _CANCEL_SECONDS = 10.0
 _DEFAULT_SEATS = 3
 _RESERVE_FACTOR, _RESERVE_SECONDS = 1.5, 125.0
 """Upper bounds of the time that a deliberation reserves for the steps after the work
-(council/assembly.py): it reserves less than a third of its time, and less than these seconds.
+(deliberation/context.py): it reserves less than a third of its time, and less than these seconds.
 """
 ANEW = "the answer begins anew"
 """The message of a piece of an answer that replaces all pieces before."""
