@@ -148,7 +148,7 @@ class Executions:
             raise
         if calls.exhausted and ran.status is ToolStatus.ERROR:
             ran = replace(ran, status=ToolStatus.BUDGET_EXCEEDED)
-        ended = Execution(ran, len(calls.made))
+        ended = Execution(ran, len(calls.completed))
         self._answers.settle(key, answer, ended)
         return ended
 
