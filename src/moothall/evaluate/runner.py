@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moothall import __version__
-from moothall.app.repositories import open_hands
+from moothall.app.repositories import open_workspace_services
 from moothall.app.server import App, open_app
 from moothall.config import Settings
 from moothall.domain.budget import Budget
@@ -320,7 +320,7 @@ def own_settings(settings: Settings, folder: Path) -> Settings:
 async def open_judge(settings: Settings) -> AsyncIterator[tuple[RepositoryService, Judge]]:
     """Open the workspaces in which hidden tests run."""
     alone = settings.workspace.model_copy(update={"warm": 0})
-    async with open_hands(settings.model_copy(update={"workspace": alone})) as hands:
+    async with open_workspace_services(settings.model_copy(update={"workspace": alone})) as hands:
         yield hands.repositories, Judge(hands.repositories, hands.workspaces)
 
 
