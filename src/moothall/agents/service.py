@@ -39,8 +39,8 @@ log = get_logger(__name__)
 _CANCEL_SECONDS = 10.0
 _COUNCIL = 3
 _MORE, _MORE_SECONDS = 1.5, 125.0
-"""Bounds of the time that a deliberation reserves for what follows the work (council/assembly.py):
-less than a third of the whole, and less than these seconds.
+"""Bounds of the time that a deliberation reserves for what follows the work
+(deliberation/context.py): less than a third of the whole, and less than these seconds.
 """
 ANEW = "the answer begins anew"
 """Said with a piece of it that follows none of those before."""

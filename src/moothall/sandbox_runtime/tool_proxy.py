@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _WS = {"read": "files.read", "write": "files.write", "glob": "files.list"}
 _DEPTH = 30
 _LINES = 512
-_LEFT_OUT = " characters left out …\n"  # how the gate marks what it cut: see guard/limits.py
+_LEFT_OUT = " characters left out …\n"  # as in authorization/limits.py
 
 
 class ToolError(RuntimeError):
