@@ -100,7 +100,6 @@ async def test_one_tool_and_several_tools_are_plans(council: Open, schemas: bool
             '<tool>{"name": "files.list", "args": {}}</tool><python>1</python>',
             "it holds tool and python",
         ),
-        ("<python>1</python><finish>done</finish>", "it holds python and finish"),
         ("<python>  </python>", "<python> is empty"),
         ("<python>1", "is not closed"),
     ],
@@ -114,16 +113,25 @@ async def test_neither_and_both_are_answered_with_what_is_right(
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_neither_and_both_in_json(council: Open) -> None:
-    neither, both = (
-        json.dumps({"thought": "hm"}),
-        json.dumps({"thought": "hm", "python": "1", "finish": "done"}),
-    )
-    async with council(script(neither, both, code(APPEND))) as app:
+async def test_neither_in_json_is_answered_with_what_is_right(council: Open) -> None:
+    async with council(script(json.dumps({"thought": "hm"}), code(APPEND))) as app:
         await app.run(app.deliberation("single", 1))
-    second, third = (call.prompt for call in app.server.requests[1:3])
-    assert "it holds none of" in second
-    assert "it holds python and finish" in third
+    assert "it holds none of" in app.server.requests[1].prompt
+
+
+@pytest.mark.parametrize("schemas", [True, False])
+async def test_python_beside_a_finish_runs_first(council: Open, schemas: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    both = (
+        json.dumps({"thought": "hm", "python": "print(6 * 7)", "finish": "done"})
+        if schemas
+        else "<python>print(6 * 7)</python><finish>done</finish>"
+    )
+    change = code(APPEND) if schemas else f"<python>{APPEND}</python>"
+    async with council(script(both, change), schemas=schemas) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert "python: success\n--- printed [" in app.server.requests[1].prompt
+    assert "42" in app.server.requests[1].prompt
+    assert outcomes(events) == {ONE: "proposed"}
 
 
 async def test_what_it_printed_and_its_value_come_back_fenced_and_a_tool_that_fails_raises(

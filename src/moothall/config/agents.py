@@ -458,7 +458,7 @@ class EvidenceSettings(Section):
 
 
 class GuardSettings(Section):
-    """What the gate lets through."""
+    """What the gateway lets through."""
 
     calls_in_flight: int = Field(
         32, ge=1, description="tool calls that one gate runs side by side; more wait"

@@ -99,10 +99,12 @@ TOOL_CALLS = _counter(
     "status",
 )
 TOOL_CALL_SECONDS = _histogram(
-    "moothall_tool_call_seconds", "A tool call from door to door of the gate.", "tool"
+    "moothall_tool_call_seconds",
+    "A tool call, from its arrival at the tool gateway to its result.",
+    "tool",
 )
 TOOL_CALLS_IN_FLIGHT = _gauge(
-    "moothall_tool_calls_in_flight", "Tool calls inside the gate now.", "tool"
+    "moothall_tool_calls_in_flight", "Tool calls in the tool gateway now.", "tool"
 )
 TOOL_CPU_SECONDS = _counter(
     "moothall_tool_cpu_seconds_total", "Processor time of tools, as the kernel measured it.", "tool"

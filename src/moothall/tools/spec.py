@@ -159,7 +159,7 @@ class ToolSpec:
 
         A string's `maxLength` is at most `max_string`: a model's reply is never longer anyway, and
         decoders
-        compile a smaller grammar. None gives the bounds that the gate enforces. The dict is the
+        compile a smaller grammar. None gives the bounds that the gateway enforces. The dict is the
         caller's own.
         """
         shape: dict[str, Any] = json.loads(_schema(self.arguments))
@@ -169,7 +169,7 @@ class ToolSpec:
 
     def output_schema(self) -> dict[str, Any]:
         """Return the JSON schema of a successful result. It may hold more: `note` and `truncated`
-        are the gate's.
+        are the gateway's.
         """
         return self.output.model_json_schema()
 

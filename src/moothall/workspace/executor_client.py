@@ -33,7 +33,7 @@ from moothall.workspace.slots import Slot, Slots
 
 EXECUTOR = "moothall.sandbox_runtime.executor"
 START_SECONDS = 20.0
-# less than the gate's: an executor that says nothing is lost, and its turns are done again
+# less than the gateway's: an executor that says nothing is lost, and its turns are done again
 # elsewhere
 _GRACE_SECONDS = 5.0
 _LOOK_PAUSE = 0.25

@@ -1,3 +1,3 @@
-"""Tools of configured MCP servers: taken into the catalogue by the operator, run behind the gate
+"""Tools of configured MCP servers: taken into the catalogue by the operator, run behind the gateway
 like any other.
 """
