@@ -79,9 +79,7 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
 @json_option
 @with_settings()
 async def alerts(settings: Settings, *, as_json: bool) -> None:
-    """List alerts of the tool gateway: many refusals of one principal or task, and attempts to get
-    past the walls.
-    """
+    """List alerts: many refusals of one principal or task, and attempts to escape the sandbox."""
     from moothall.app.bus import open_log
     from moothall.domain.event import EventType
 
