@@ -26,7 +26,7 @@ from benchmarks.micro import Times, prepared
 from benchmarks.served import GRAPH_LATER
 from benchmarks.stub import Stub, running_stub
 from benchmarks.workload import text_act
-from moothall.app.repositories import open_hands
+from moothall.app.repositories import open_workspace_services
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from support.kube import deployment, reached
@@ -76,7 +76,7 @@ async def _ready(folder: Path, count: int, *, warm: int) -> dict[str, float]:
     seconds: list[float] = []
     async with reached.bus(folder / "bus") as bus:
         settings = reached.configured(folder, bus, warm=warm)
-        async with open_hands(settings) as hands:
+        async with open_workspace_services(settings) as hands:
             base = await prepared(settings, hands, folder / "repo")
             async with hands.workspaces.open(base, "first"):  # fills the pool
                 await _spare(warm + 1)

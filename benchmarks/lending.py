@@ -14,7 +14,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from moothall.app.repositories import open_hands, open_lending, trusted_repositories
+from moothall.app.repositories import (
+    open_workspace_services,
+    serve_repositories,
+    trusted_repositories,
+)
 from moothall.config import RaySettings
 from moothall.domain.task import RepositoryRef
 from moothall.events.nats.jetstream import open_bus
@@ -54,9 +58,11 @@ async def _round(folder: Path, repo: Repo) -> dict[str, float]:
             await stack.enter_async_context(open_bus(settings.bus, url)) for _ in range(2)
         ]
         app = await stack.enter_async_context(
-            open_lending(settings, house_bus, trusted_repositories(settings))
+            serve_repositories(settings, house_bus, trusted_repositories(settings))
         )
-        host = (await stack.enter_async_context(open_hands(there, host_bus))).repositories
+        host = (
+            await stack.enter_async_context(open_workspace_services(there, host_bus))
+        ).repositories
         entry = await app.register(str(repo.path))
 
         async def pin() -> RepositoryRef:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from moothall.app.repositories import WorkspaceServices, open_hands
+from moothall.app.repositories import WorkspaceServices, open_workspace_services
 from moothall.app.repository import register
 from moothall.app.rules import open_rules
 from moothall.authorization.audit import AuditLog
@@ -190,7 +190,7 @@ async def _workspace(
         audit = await stack.enter_async_context(
             AuditLog(settings.data_dir, "bench", sync_records=settings.guard.audit_sync_records)
         )
-        hands = await stack.enter_async_context(open_hands(settings))
+        hands = await stack.enter_async_context(open_workspace_services(settings))
         base = await prepared(settings, hands, folder / "repo")
         rules = await stack.enter_async_context(open_rules(settings, bus))
         gate = ToolGateway(
@@ -258,7 +258,7 @@ async def workspace_ready(folder: Path, count: int) -> Times:
     }
     make_repo(folder / "repo", {**files, "Makefile": "test:\n\ttrue\n"})
     seconds: list[float] = []
-    async with open_hands(settings) as hands:
+    async with open_workspace_services(settings) as hands:
         base = await prepared(settings, hands, folder / "repo")
         for number in range(count + 2):
             began = time.perf_counter()

@@ -160,7 +160,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 [(quantile("moothall_tool_memory_bytes", 0.95, "tool"), "{{tool}}")],
             ),
             (
-                "Policy decisions, and alerts of the guard",
+                "Policy decisions, and alerts of the tool gateway",
                 "short",
                 [
                     (

@@ -11,7 +11,7 @@ from pathlib import Path
 import git
 
 from benchmarks.quality.problems import HIDDEN, SEEN, Problem
-from moothall.app.repositories import open_hands
+from moothall.app.repositories import open_workspace_services
 from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.domain.task import RepositoryRef
@@ -65,7 +65,7 @@ class Judge:
 async def open_judge(settings: Settings) -> AsyncIterator[Judge]:
     """A judge with workspaces of its own."""
     folder = settings.data_dir / "judged"
-    async with open_hands(settings) as hands:
+    async with open_workspace_services(settings) as hands:
         yield Judge(hands.repositories, folder)
 
 

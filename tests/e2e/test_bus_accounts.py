@@ -12,7 +12,7 @@ import nkeys
 import pytest
 from click.testing import CliRunner
 
-from moothall.app.repositories import open_hands
+from moothall.app.repositories import open_workspace_services
 from moothall.cli import main
 from moothall.config import BusSettings, JobSettings
 from moothall.domain.event import EventType, new_event
@@ -219,5 +219,5 @@ async def test_keys_that_are_none_are_said_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"jobs\.link_keys is not what `moothall bus keys` wrote"
     ):
-        async with open_hands(settings):
+        async with open_workspace_services(settings):
             pytest.fail("it began")

@@ -104,10 +104,6 @@ _NODE_OLD = (
 )
 _NODE_CASE = "\ntest('percents', () => assert.strictEqual(discount(200, 10), 180));\n"
 _PACKAGE = '{"name": "shop", "version": "1.0.0", "scripts": {"test": "node --test test/"}}\n'
-_PYTHON_PATCHES = {
-    "right": {"shop/price.py": RIGHT_PYTHON},
-    "wrong": ({"shop/price.py": WRONG_PYTHON[0]}, {"shop/price.py": WRONG_PYTHON[1]}),
-}
 
 
 def _python(tests: str, argv: tuple[str, ...], test: Mapping[str, str]) -> Pool:

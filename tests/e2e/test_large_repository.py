@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from command import git
-from moothall.app.repositories import open_hands
+from moothall.app.repositories import open_workspace_services
 from moothall.app.repository import register
 from moothall.domain.evidence import Verdict
 from moothall.repositories.sample import make_sample_repository
@@ -34,7 +34,7 @@ async def test_a_file_of_a_gigabyte_is_carried_but_never_held(tmp_path: Path) ->
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     settings = load_settings(data_dir=tmp_path / "data")
     ref = await register(settings, str(repo), "")
-    async with open_hands(settings) as hands:
+    async with open_workspace_services(settings) as hands:
         prepared = await hands.repositories.prepare(await hands.repositories.resolve(ref))
         assert "big.bin" in prepared.files
         async with hands.workspaces.open(prepared, "large") as workspace:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from moothall.app.repositories import WorkspaceServices, open_hands
+from moothall.app.repositories import WorkspaceServices, open_workspace_services
 from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Prepared
 from moothall.domain.task import RepositoryRef
@@ -77,7 +77,7 @@ async def scene(tmp_path: Path, servers: tuple[GitServer, GitServer]) -> AsyncIt
         workspace=WorkspaceSettings(allowed_schemes=("http", "file")),
         http=HttpSettings(allow=(public.url.removeprefix("http://"),)),
     )
-    async with open_hands(settings) as hands:
+    async with open_workspace_services(settings) as hands:
         entry = await hands.repositories.register(
             f"{server.url}/app.git", credential=f"file:{tmp_path / 'token'}", push="push", id="app"
         )

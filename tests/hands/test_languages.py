@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.app.repositories import open_hands
+from moothall.app.repositories import open_workspace_services
 from moothall.app.repository import register
 from moothall.config import SandboxSettings
 from moothall.domain.evidence import Verdict
@@ -205,7 +205,7 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
     settings = load_settings(
         data_dir=tmp_path / "data", sandbox=SandboxSettings(toolchains=_toolchains(project.program))
     )
-    async with open_hands(settings) as hands:
+    async with open_workspace_services(settings) as hands:
         base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
         prepared = await hands.repositories.prepare(base)
         assert prepared.runs["tests"].verdict is Verdict.FAILED, prepared.runs["tests"].output
@@ -238,7 +238,7 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
 async def test_a_runner_of_javascript_tells_its_cases_by_name(tmp_path: Path, name: str) -> None:
     repo = make_repo(tmp_path / "repo", RUNNERS[name])
     settings = load_settings(data_dir=tmp_path / "data")
-    async with open_hands(settings) as hands:
+    async with open_workspace_services(settings) as hands:
         prepared = await hands.repositories.prepare(
             await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
         )
@@ -270,7 +270,7 @@ async def test_the_package_manager_that_a_project_names_sets_it_up(
     repo = make_repo(tmp_path / "repo", files)
     settings = load_settings(data_dir=tmp_path / "data")
     told: list[str] = []
-    async with open_hands(settings) as hands:
+    async with open_workspace_services(settings) as hands:
         base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
         prepared = await hands.repositories.prepare(base, told.append)
     assert not any("trying with less" in line for line in told), told

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import wasmtime
 
-from moothall.app.repositories import open_hands
+from moothall.app.repositories import open_workspace_services
 from moothall.app.repository import register
 from moothall.config.agents import WasmSettings
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
@@ -148,7 +148,7 @@ async def _app(folder: Path, **limits: Any) -> AsyncIterator[_House]:
     settings = load_settings(
         data_dir=folder / "data", wasm=WasmSettings(folder=folder / "tools", **limits)
     )
-    async with open_hands(settings) as hands:
+    async with open_workspace_services(settings) as hands:
         base = await hands.repositories.resolve(
             await register(settings, str(folder / "repo"), "HEAD")
         )

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 
-from moothall.app.repositories import open_hands
+from moothall.app.repositories import open_workspace_services
 from moothall.app.repository import register
 from moothall.config import Settings
 from moothall.domain.evidence import CheckRun, Verdict
@@ -62,7 +62,7 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
     `NothingFound`.
     """
     begun = time.monotonic()
-    async with open_hands(settings) as hands:
+    async with open_workspace_services(settings) as hands:
         base = await hands.repositories.resolve(await register(settings, str(folder), "HEAD"))
         prepared = await hands.repositories.prepare(base)
         ready = time.monotonic()

@@ -174,13 +174,13 @@ class ToolHouse:
         there
         is none.
         """
-        standing: Any = self.visits._visits[workspace].seat.workspace
+        standing: Any = self.visits._sessions[workspace].seat.workspace
         found: Path = standing._opened.result()._box.upper / path
         return found.read_text(encoding="utf-8") if found.exists() else ""
 
     def pid(self, workspace: str) -> int:
         """The sandbox in which a tool session's executor is now."""
-        standing: Any = self.visits._visits[workspace].seat.workspace
+        standing: Any = self.visits._sessions[workspace].seat.workspace
         pid: int = standing._opened.result().pid
         return pid
 

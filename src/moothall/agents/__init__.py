@@ -1,3 +1,3 @@
-"""Agents as a service: what other orchestrators ask, put before the tools and the councils that
-there are.
+"""Agents as a service: queries from other orchestrators, answered with the existing tools and
+councils.
 """

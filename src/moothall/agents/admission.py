@@ -1,6 +1,4 @@
-"""What stands before every query: how long it is, how often its caller asks, whether what came of
-late went well, and how long it may take.
-"""
+"""Admission of queries: limits of length, rate and time, and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -23,39 +21,40 @@ from moothall.errors import (
     Temporary,
 )
 
-_CHARS_A_TOKEN = 4
-_USERS = 10_000
-_TENANTS = 10_000
+_CHARS_PER_TOKEN = 4
+_MAX_USERS = 10_000
+_MAX_TENANTS = 10_000
 
 
 class TokenLimit(BudgetExceeded):
-    """The query is longer than one may be."""
+    """The query is too long."""
 
     code = "token_limit"
 
 
 class TooOften(RateLimited):
-    """Its caller has asked too often just now."""
+    """The caller exceeds its rate limit."""
 
     code = "rate_limited"
 
 
 class CircuitOpen(Temporary):
-    """Most of what was asked of late failed: nothing is asked for a while."""
+    """Most recent queries failed, so none is accepted for a while."""
 
     code = "circuit_open"
 
 
 class TimedOut(DeadlineExceeded):
-    """It took longer than it may."""
+    """The query took longer than its limit."""
 
     code = "timeout"
 
 
 class RollingCircuitBreaker:
-    """What came of the last calls, in a window that rolls. Open where `share` of at least `least`
-    of them failed; then one call is let through once `seconds` are over, and what comes of it
-    decides.
+    """A circuit breaker over the results of calls in a rolling window.
+
+    It opens if the share `breaker_share` of at least `breaker_calls` calls failed. After
+    `breaker_seconds` it lets one call through, whose result decides.
     """
 
     def __init__(self, settings: AgentSettings, clock: Callable[[], float] = monotonic) -> None:
@@ -77,7 +76,9 @@ class RollingCircuitBreaker:
         self._probing = True
 
     def note(self, *, failed: bool | None) -> None:
-        """Say what came of a call that was let through; None where it says nothing about us."""
+        """Record the result of a call that was let through; None if it says nothing about the
+        service.
+        """
         now = self._clock()
         if self._probing:
             self._probing = False
@@ -91,10 +92,10 @@ class RollingCircuitBreaker:
         self._ended.append((now, failed))
         while self._ended and self._ended[0][0] < now - self._settings.breaker_seconds:
             self._ended.popleft()
-        wrong = sum(was for _, was in self._ended)
+        failures = sum(call_failed for _, call_failed in self._ended)
         if len(
             self._ended
-        ) >= self._settings.breaker_calls and wrong >= self._settings.breaker_share * len(
+        ) >= self._settings.breaker_calls and failures >= self._settings.breaker_share * len(
             self._ended
         ):
             self._until = now + self._settings.breaker_seconds
@@ -108,8 +109,8 @@ class CallAdmission:
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._breakers: LRUCache[str, RollingCircuitBreaker] = LRUCache(_TENANTS)
-        self._buckets: LRUCache[tuple[str, str], tuple[float, float]] = LRUCache(_USERS)
+        self._breakers: LRUCache[str, RollingCircuitBreaker] = LRUCache(_MAX_TENANTS)
+        self._buckets: LRUCache[tuple[str, str], tuple[float, float]] = LRUCache(_MAX_USERS)
         self._active: Counter[str] = Counter()
 
     def count_active(self, tenant: str) -> int:
@@ -134,7 +135,9 @@ class CallAdmission:
         )
         if breaker is not None:
             breaker.enter()
-        most = min(seconds or self._settings.timeout_seconds, self._settings.timeout_seconds)
+        limit_seconds = min(
+            seconds or self._settings.timeout_seconds, self._settings.timeout_seconds
+        )
         failed: bool | None = False
 
         def mark_failed() -> None:
@@ -143,11 +146,11 @@ class CallAdmission:
 
         try:
             with self._counted(who.tenant):
-                async with asyncio.timeout(most):
+                async with asyncio.timeout(limit_seconds):
                     yield mark_failed
         except TimeoutError as error:
-            failed = None if seconds == most else True
-            raise TimedOut(f"timeout: it took longer than {most:g} seconds") from error
+            failed = None if seconds == limit_seconds else True
+            raise TimedOut(f"timeout: it took longer than {limit_seconds:g} seconds") from error
         except MoothallError as error:
             failed = (
                 True
@@ -158,7 +161,7 @@ class CallAdmission:
         except BaseException as error:
             failed = (
                 True if isinstance(error, Exception) else None
-            )  # a caller that went says nothing about us
+            )  # a caller that disconnects says nothing about the service
             raise
         finally:
             if breaker is not None:
@@ -170,13 +173,13 @@ class CallAdmission:
                 f"timeout_seconds is {seconds}; give the seconds that it may take, or 0 for the "
                 "most"
             )
-        tokens = text // _CHARS_A_TOKEN
+        tokens = text // _CHARS_PER_TOKEN
         if tokens > self._settings.tokens:
             raise TokenLimit(
                 f"token_limit: the query has about {tokens:,} tokens; at most "
                 f"{self._settings.tokens:,} are taken"
             )
-        self._take(who)
+        self._take_from_bucket(who)
         if self._active[who.tenant] >= self._settings.tasks:
             raise TooOften(
                 f"rate_limited: {self._settings.tasks} queries are under way; ask again later"
@@ -193,16 +196,16 @@ class CallAdmission:
             if not self._active[tenant]:
                 del self._active[tenant]
 
-    def _take(self, who: Principal) -> None:
-        """Take one from the caller's bucket, which fills with `calls_a_second` up to a second's
-        worth. Raises `TooOften`.
+    def _take_from_bucket(self, who: Principal) -> None:
+        """Take a token from the caller's bucket, which is refilled with `calls_a_second` up to one
+        second's worth. Raises `TooOften`.
         """
         rate, now = self._settings.calls_a_second, monotonic()
-        most = max(rate, 1.0)
-        left, at = self._buckets.get((who.tenant, who.name), (most, now))
-        left = min(most, left + (now - at) * rate)
-        if left < 1:
+        capacity = max(rate, 1.0)
+        tokens, updated_at = self._buckets.get((who.tenant, who.name), (capacity, now))
+        tokens = min(capacity, tokens + (now - updated_at) * rate)
+        if tokens < 1:
             raise TooOften(
-                f"rate_limited: {who.name} may ask {rate:g} times a second", (1 - left) / rate
+                f"rate_limited: {who.name} may ask {rate:g} times a second", (1 - tokens) / rate
             )
-        self._buckets[(who.tenant, who.name)] = (left - 1, now)
+        self._buckets[(who.tenant, who.name)] = (tokens - 1, now)

@@ -1,4 +1,6 @@
-"""What a spec may ask for by name, as tools. docs/agents.md has the same table; a test compares."""
+"""Capabilities that a spec may require, and their tools. docs/agents.md has the same table; a test
+compares them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "browser-access": ("browser.*",),
     "database-access": ("db.*",),
 }
-"""By name. The role of the agent must be granted them, too: a capability adds nothing."""
+"""Tools by capability. A capability only narrows the tools that the agent's role is granted."""
 
 
 def tools_of(names: Iterable[str]) -> tuple[str, ...]:
@@ -38,11 +40,11 @@ def tools_of(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_capability(name: str) -> str:
-    """Return the name of a capability that there is. Raises `ValueError` with a suggestion."""
+    """Return the name of a known capability. Raises `ValueError` with a suggestion for others."""
     if name not in CAPABILITIES:
-        near = get_close_matches(name, CAPABILITIES, n=1)
+        matches = get_close_matches(name, CAPABILITIES, n=1)
         raise ValueError(
             f"unknown capability {name[:60]!r}; "
-            + (f"did you mean {near[0]}?" if near else f"there are {', '.join(CAPABILITIES)}")
+            + (f"did you mean {matches[0]}?" if matches else f"there are {', '.join(CAPABILITIES)}")
         )
     return name

@@ -1,4 +1,6 @@
-"""Reading specs: of a bad file each wrong place is named with its line, and the others load."""
+"""Loading of agent specs. Each error of a bad file is reported with its line, and the other files
+load.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from moothall.errors import InvalidRequest, WrongField, wrong_fields
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """What is wrong with a file, and where; line 0 is all of it."""
+    """An error in a file; line 0 means the whole file."""
 
     file: str
     line: int
@@ -31,7 +33,7 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The specs that are right, by their files; what is wrong; and what is kept and not used."""
+    """The valid specs by file, the errors, and the keys that are kept but not used."""
 
     specs: dict[str, Spec] = field(default_factory=dict)
     wrong: tuple[Wrong, ...] = ()
@@ -39,83 +41,83 @@ class Loaded:
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """Return the files that are named, and those of folders that are, in order. Raises
-    `InvalidRequest` for what is not there.
+    """Return the named files, and the YAML files in named folders, in order. Raises
+    `InvalidRequest` for a path that does not exist.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if not path.exists():
             raise InvalidRequest(f"{path} is not there: name a file or a folder of agents")
-        inside = (
-            one for one in path.rglob("*") if one.suffix in {".yaml", ".yml"} and one.is_file()
+        folder_files = (
+            file for file in path.rglob("*") if file.suffix in {".yaml", ".yml"} and file.is_file()
         )
-        found += sorted(inside) if path.is_dir() else [path]
-    return found
+        files += sorted(folder_files) if path.is_dir() else [path]
+    return files
 
 
 def load(paths: Sequence[Path], most: int = 256_000) -> Loaded:
-    """Read files and folders; a file has at most `most` bytes. Raises `InvalidRequest` for a path
-    that is not there.
+    """Load files and folders; a file has at most `most` bytes. Raises `InvalidRequest` for a path
+    that does not exist.
     """
     specs: dict[str, Spec] = {}
-    wrong: list[Wrong] = []
-    kept: list[Wrong] = []
+    errors: list[Wrong] = []
+    unused: list[Wrong] = []
     for path in dict.fromkeys(files_of(paths)):
         file = str(path)
         try:
-            spec, node = _read(path, most)
-        except _Bad as bad:
-            wrong += bad.wrong
+            spec, node = _read_spec(path, most)
+        except _InvalidFile as invalid:
+            errors += invalid.wrong
             continue
         specs[file] = spec
-        kept += [
+        unused += [
             Wrong(
                 file,
-                _line(node, where),
-                f"{'.'.join(map(str, where))} is kept, and nothing is done by it",
+                _line_of(node, key_path),
+                f"{'.'.join(map(str, key_path))} is kept, and nothing is done by it",
             )
-            for where in _extra(spec, ())
+            for key_path in _unknown_keys(spec, ())
         ]
     files: dict[str, str] = {}
     for file, spec in list(specs.items()):
-        if (first := files.setdefault(spec.name, file)) != file:
-            wrong.append(Wrong(file, 0, f"{first} has an agent called {spec.name} already"))
+        if (first_file := files.setdefault(spec.name, file)) != file:
+            errors.append(Wrong(file, 0, f"{first_file} has an agent called {spec.name} already"))
             del specs[file]
-    return Loaded(specs, tuple(wrong), tuple(kept))
+    return Loaded(specs, tuple(errors), tuple(unused))
 
 
 def check_order(specs: Sequence[Spec]) -> tuple[str, ...]:
     """Return the names in the order in which they would run one by one. Raises `InvalidRequest` for
-    a cycle or what is missing.
+    a cycle or a missing dependency.
     """
     return tuple(of_specs(specs))
 
 
-class _Bad(Exception):
+class _InvalidFile(Exception):
     def __init__(self, wrong: Sequence[Wrong]) -> None:
         super().__init__()
         self.wrong = wrong
 
 
-class _Refused(yaml.MarkedYAMLError):
-    """It is YAML, and more of it than a spec needs."""
+class _UnsupportedYaml(yaml.MarkedYAMLError):
+    """A YAML feature that specs may not use."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values alone: no aliases, a few lines of which are gigabytes, and no tags; a date is
-    the text that it is written as.
+    """A loader of plain values: no tags, and no aliases, since a few lines of them can expand to
+    gigabytes. A date stays the text as written.
     """
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call] # there is no type
-        place = event.start_mark
+        mark = event.start_mark
         if isinstance(event, yaml.AliasEvent):
-            raise _Refused(
-                problem="it has an alias (*name); write what is meant", problem_mark=place
+            raise _UnsupportedYaml(
+                problem="it has an alias (*name); write what is meant", problem_mark=mark
             )
         if tag := getattr(event, "tag", None):
-            raise _Refused(
-                problem=f"it has a tag ({tag[:40]}); write the value alone", problem_mark=place
+            raise _UnsupportedYaml(
+                problem=f"it has a tag ({tag[:40]}); write the value alone", problem_mark=mark
             )
         return super().compose_node(parent, index)
 
@@ -126,41 +128,45 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def _read(path: Path, most: int) -> tuple[Spec, yaml.Node]:
+def _read_spec(path: Path, most: int) -> tuple[Spec, yaml.Node]:
     file = str(path)
     try:
-        with path.open("rb") as opened:
-            raw = opened.read(most + 1)
+        with path.open("rb") as stream:
+            raw = stream.read(most + 1)
         if len(raw) > most:
-            raise _Bad([Wrong(file, 0, f"it has more than {most} bytes (agents.file_bytes)")])
+            raise _InvalidFile(
+                [Wrong(file, 0, f"it has more than {most} bytes (agents.file_bytes)")]
+            )
         node, data = _parse(file, raw.decode("utf-8"))
     except OSError as error:
-        raise _Bad([Wrong(file, 0, error.strerror or str(error))]) from error
+        raise _InvalidFile([Wrong(file, 0, error.strerror or str(error))]) from error
     except RecursionError as error:
-        raise _Bad(
+        raise _InvalidFile(
             [Wrong(file, 0, "it is nested too deeply; write lists and maps that are flatter")]
         ) from error
-    except ValueError as error:  # a byte that is no UTF-8, a number that nobody can read
-        raise _Bad([Wrong(file, 0, f"it is no YAML: {error}")]) from error
+    except ValueError as error:  # invalid UTF-8, or a number that cannot be parsed
+        raise _InvalidFile([Wrong(file, 0, f"it is no YAML: {error}")]) from error
     if not isinstance(data, dict) or node is None:
-        raise _Bad([Wrong(file, 0, "it is no map of sections; metadata and objectives are needed")])
+        raise _InvalidFile(
+            [Wrong(file, 0, "it is no map of sections; metadata and objectives are needed")]
+        )
     try:
         spec = Spec.model_validate(data)
         of_tasks(spec.tasks)
     except ValidationError as error:
-        raise _Bad(
+        raise _InvalidFile(
             [
-                Wrong(file, _line(node, one.place), _describe_error(one))
-                for one in wrong_fields(error)
+                Wrong(file, _line_of(node, field_error.place), _describe_error(field_error))
+                for field_error in wrong_fields(error)
             ]
         ) from error
     except InvalidRequest as error:
-        raise _Bad([Wrong(file, _line(node, ("tasks",)), error.message)]) from error
+        raise _InvalidFile([Wrong(file, _line_of(node, ("tasks",)), error.message)]) from error
     return spec, node
 
 
 def _parse(file: str, text: str) -> tuple[yaml.Node | None, Any]:
-    """Return a text's parts with their places, and what it says. Raises `_Bad`, `ValueError`,
+    """Return the root node of a text and its value. Raises `_InvalidFile`, `ValueError`,
     `RecursionError`.
     """
     try:
@@ -169,22 +175,24 @@ def _parse(file: str, text: str) -> tuple[yaml.Node | None, Any]:
         if node is None:
             return None, None
         if repeated := list(_repeated_keys(node)):
-            raise _Bad(
+            raise _InvalidFile(
                 [Wrong(file, line, f"{key} is said a second time") for key, line in repeated]
             )
         return node, loader.construct_document(node)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise _Bad(
+        raise _InvalidFile(
             [Wrong(file, line, f"it has a sign that no text has, U+{error.character:04X}")]
         ) from error
     except yaml.MarkedYAMLError as error:
-        what = "" if isinstance(error, _Refused) else "it is no YAML: "
+        prefix = "" if isinstance(error, _UnsupportedYaml) else "it is no YAML: "
         mark = error.problem_mark
-        raise _Bad([Wrong(file, mark.line + 1 if mark else 0, f"{what}{error.problem}")]) from error
+        raise _InvalidFile(
+            [Wrong(file, mark.line + 1 if mark else 0, f"{prefix}{error.problem}")]
+        ) from error
 
 
-_WORDS = {
+_MESSAGES = {
     "string_type": "it is no text; put it in quotes",
     "tuple_type": "it is no list",
     "model_type": "it is no map of keys and values",
@@ -194,26 +202,26 @@ _WORDS = {
 
 def _describe_error(wrong: WrongField) -> str:
     where = ".".join(map(str, wrong.place))
-    said = _WORDS.get(wrong.fault, wrong.sentence)
-    if wrong.fault == "string_pattern_mismatch":  # names alone have one
-        said = "a name is small letters, digits and dashes, at most 63, and begins with no dash"
-    return f"{where}: {said}" if where else said
+    message = _MESSAGES.get(wrong.fault, wrong.sentence)
+    if wrong.fault == "string_pattern_mismatch":  # only names have a pattern
+        message = "a name is small letters, digits and dashes, at most 63, and begins with no dash"
+    return f"{where}: {message}" if where else message
 
 
-@lru_cache(maxsize=8)  # of one file the places of thousands of keys may be asked for
+@lru_cache(maxsize=8)  # the lines of thousands of keys of one file may be looked up
 def _entries(node: yaml.MappingNode) -> Mapping[str, tuple[yaml.Node, yaml.Node]]:
     return {str(key.value): (key, value) for key, value in node.value}
 
 
-def _line(node: yaml.Node, where: Sequence[Any]) -> int:
-    """Return the line of the deepest part of `where` that the file says."""
+def _line_of(node: yaml.Node, where: Sequence[Any]) -> int:
+    """Return the line of the deepest part of `where` that the file has."""
     for part in where:
         if isinstance(node, yaml.MappingNode):
-            if (inner := _entries(node).get(str(part))) is None:
-                continue  # `default` or `required` stand between, or the key is missing
+            if (entry := _entries(node).get(str(part))) is None:
+                continue  # a level such as `default` is in between, or the key is missing
             if part == where[-1]:
-                return int(inner[0].start_mark.line) + 1
-            node = inner[1]
+                return int(entry[0].start_mark.line) + 1
+            node = entry[1]
         elif (
             isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value)
         ):
@@ -222,7 +230,7 @@ def _line(node: yaml.Node, where: Sequence[Any]) -> int:
 
 
 def _repeated_keys(node: yaml.Node) -> Iterator[tuple[str, int]]:
-    """Yield the keys that a map says again, which YAML's readers take without a word."""
+    """Yield the keys that a map has twice, which YAML parsers accept silently."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -235,12 +243,16 @@ def _repeated_keys(node: yaml.Node) -> Iterator[tuple[str, int]]:
             yield from _repeated_keys(value)
 
 
-def _extra(part: BaseModel, at: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
-    """Yield where a spec has what it does not know."""
+def _unknown_keys(
+    part: BaseModel, parent: tuple[str | int, ...]
+) -> Iterator[tuple[str | int, ...]]:
+    """Yield the paths of a spec's unknown keys."""
     for name in part.model_extra or ():
-        yield (*at, name)
+        yield (*parent, name)
     for name in type(part).model_fields:
         value = getattr(part, name)
-        for number, one in enumerate(value) if isinstance(value, tuple) else (("", value),):
-            if isinstance(one, BaseModel):
-                yield from _extra(one, (*at, name, *((number,) if isinstance(number, int) else ())))
+        for number, item in enumerate(value) if isinstance(value, tuple) else (("", value),):
+            if isinstance(item, BaseModel):
+                yield from _unknown_keys(
+                    item, (*parent, name, *((number,) if isinstance(number, int) else ()))
+                )

@@ -1,5 +1,5 @@
-"""What a caller asks for: a query for an agent, or tools to run without a model, read from the
-query's context.
+"""Queries of callers: for an agent, or for tools that run without a model, as the query's context
+says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moothall.errors import InvalidRequest, Refused
 _DIRECT, _SEQUENCE, _ALLOWED = "tool_parameters", "tool_calls", "allowed_tools"
 _PROFILE, _TIER = "model_profile", "model_tier"
 _TIERS = ("", "small", "medium", "large")
-_OURS = {
+_RESERVED_KEYS = {
     _DIRECT,
     _SEQUENCE,
     _ALLOWED,
@@ -30,8 +30,8 @@ _OURS = {
     "repository",
     "role",
 }
-_WEB = frozenset({"web.search", "web.fetch"})
-_MOST_CALLS = 256
+_WEB_TOOLS = frozenset({"web.search", "web.fetch"})
+_MAX_CALLS = 256
 
 
 class Mode(StrEnum):
@@ -44,9 +44,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """What is known of a session: what was asked and answered, oldest first, and what came of
-    it.
-    """
+    """The context of a session: questions and answers, oldest first, and their results."""
 
     session_id: str = ""
     history: tuple[str, ...] = ()
@@ -59,9 +57,7 @@ class SessionContext:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A caller's request, before anything is checked but its shape. Zero and empty mean the
-    default.
-    """
+    """A caller's request, of which only the shape is checked. Zero and empty mean the default."""
 
     task_id: str
     query: str = ""
@@ -81,8 +77,8 @@ class Query:
 
     @property
     def model(self) -> str:
-        """The model that is asked for: `context.model_profile`, else `context.model_tier`, by
-        number (1 small, 2 medium, 3 large) or name.
+        """The requested model: `context.model_profile`, else `context.model_tier` by number (1
+        small, 2 medium, 3 large) or name.
         """
         tier = self.context.get(_TIER, "")
         if isinstance(tier, str):
@@ -102,21 +98,25 @@ class Query:
 
     @property
     def length(self) -> int:
-        """Characters of all that a model would be told."""
-        told = json.dumps([self.context, self.session.persistent_context], default=str)
-        return len(self.query) + len(told) + sum(map(len, self.session.history))
+        """The number of characters that a model would get."""
+        context_text = json.dumps([self.context, self.session.persistent_context], default=str)
+        return len(self.query) + len(context_text) + sum(map(len, self.session.history))
 
     def repository(self) -> RepositoryRef | None:
-        """Return which repository the context names: an id, a path or a URL, or an object of id,
-        url and ref. Raises `InvalidRequest`.
+        """Return the repository that the context names: by an id, a path or a URL, or as an object
+        of id, url and ref. Raises `InvalidRequest`.
         """
-        named = self.context.get("repository")
-        if named is None or named == "":
+        reference = self.context.get("repository")
+        if reference is None or reference == "":
             return None
-        if isinstance(named, str):
-            return RepositoryRef.from_name(named)
-        if isinstance(named, Mapping) and named and named.keys() <= {"id", "url", "ref"}:
-            return RepositoryRef(**{name: _text(named, name) for name in named})
+        if isinstance(reference, str):
+            return RepositoryRef.from_name(reference)
+        if (
+            isinstance(reference, Mapping)
+            and reference
+            and reference.keys() <= {"id", "url", "ref"}
+        ):
+            return RepositoryRef(**{name: _text(reference, name) for name in reference})
         raise InvalidRequest(
             "context.repository is neither a text nor an object with id, url and ref"
         )
@@ -136,48 +136,50 @@ class Query:
         return replace(self, available_tools=available, context={**self.context, _ALLOWED: names})
 
     def tools(self) -> frozenset[str] | None:
-        """Return the tools that an agent may use; None: all of its role. Who may search the web may
-        read what is found, and the reverse. Call `with_known_tools` first.
+        """Return the tools that an agent may use, None for all of its role. Searching the web and
+        fetching pages imply each other. Call `with_known_tools` first.
         """
         allowed = self.context.get(_ALLOWED)
-        given = [
+        restrictions = [
             frozenset(names)
             for names in (self.available_tools or None, allowed)
             if names is not None
         ]
-        if not given:
+        if not restrictions:
             return None
-        found = frozenset.intersection(*given)
-        return found | _WEB if found & _WEB else found
+        tools = frozenset.intersection(*restrictions)
+        return tools | _WEB_TOOLS if tools & _WEB_TOOLS else tools
 
     def direct(self) -> tuple[Action, ...] | None:
-        """Return the tools to run without a model; None where an agent is asked. Raises
+        """Return the tools to run without a model, None if an agent is asked. Raises
         `InvalidRequest`, `Refused`.
         """
         if _DIRECT in self.context:
-            found: tuple[Action, ...] = (self._one(),)
+            actions: tuple[Action, ...] = (self._single_action(),)
         elif _SEQUENCE in self.context:
-            found = self._several(self.context[_SEQUENCE])
+            actions = self._action_list(self.context[_SEQUENCE])
         else:
             return None
-        for wanted in found:
-            self._check(wanted.tool)
-        return found
+        for action in actions:
+            self._check_allowed(action.tool)
+        return actions
 
     def is_sequence(self) -> bool:
-        """Whether a list of tools was asked for, not one."""
+        """Return True if the query asks for a list of tools, not for one."""
         return _DIRECT not in self.context and _SEQUENCE in self.context
 
     def instructions(self) -> str:
-        """Return the query as an agent is told it: after what the session and the context say."""
+        """Return the query as an agent gets it, after the context of the session and of the
+        query.
+        """
         parts = []
         if self.session.history:
             parts.append(
                 "Earlier in this session, oldest first:\n"
                 + "\n".join(f"- {line}" for line in self.session.history)
             )
-        more = {name: value for name, value in self.context.items() if name not in _OURS}
-        known = {**self.session.persistent_context, **more}
+        extra = {name: value for name, value in self.context.items() if name not in _RESERVED_KEYS}
+        known = {**self.session.persistent_context, **extra}
         if known:
             parts.append(
                 "What is known:\n"
@@ -185,16 +187,16 @@ class Query:
             )
         return "\n\n".join([*parts, self.query])
 
-    def _one(self) -> Action:
-        given = self.context[_DIRECT]
-        if not isinstance(given, Mapping):
+    def _single_action(self) -> Action:
+        parameters = self.context[_DIRECT]
+        if not isinstance(parameters, Mapping):
             raise InvalidRequest(f"context.{_DIRECT} is no object; give {{tool, parameters}}")
         name = next(
             (
-                _text(at, key)
-                for at in (given, self.context)
+                _text(source, key)
+                for source in (parameters, self.context)
                 for key in ("tool", "tool_name", "name")
-                if _text(at, key)
+                if _text(source, key)
             ),
             "",
         )
@@ -205,38 +207,42 @@ class Query:
                 f"context.{_DIRECT} names no tool: give tool, tool_name or name, or one tool in "
                 "available_tools"
             )
-        rest = {
+        arguments = {
             key: value
-            for key, value in given.items()
+            for key, value in parameters.items()
             if key not in {"tool", "tool_name", "parameters"}
         }
-        if _text(given, "name") == name and not (_text(given, "tool") or _text(given, "tool_name")):
-            del rest["name"]
-        return tool_action(name, {**rest, **_parameters(given, _DIRECT)})
+        if _text(parameters, "name") == name and not (
+            _text(parameters, "tool") or _text(parameters, "tool_name")
+        ):
+            del arguments["name"]
+        return tool_action(name, {**arguments, **_parameters(parameters, _DIRECT)})
 
-    def _several(self, given: Any) -> tuple[Action, ...]:
+    def _action_list(self, calls: Any) -> tuple[Action, ...]:
         if (
-            not isinstance(given, Sequence)
-            or isinstance(given, str)
-            or not 1 <= len(given) <= _MOST_CALLS
+            not isinstance(calls, Sequence)
+            or isinstance(calls, str)
+            or not 1 <= len(calls) <= _MAX_CALLS
         ):
             raise InvalidRequest(
-                f"context.{_SEQUENCE} is no list of 1 to {_MOST_CALLS} objects with tool and "
+                f"context.{_SEQUENCE} is no list of 1 to {_MAX_CALLS} objects with tool and "
                 "parameters"
             )
-        found = []
-        for place, item in enumerate(given):
+        actions = []
+        for index, item in enumerate(calls):
             if not isinstance(item, Mapping) or not _text(item, "tool"):
                 raise InvalidRequest(
-                    f"context.{_SEQUENCE}[{place}] names no tool; give {{tool, parameters}}"
+                    f"context.{_SEQUENCE}[{index}] names no tool; give {{tool, parameters}}"
                 )
-            found.append(
-                tool_action(_text(item, "tool"), _parameters(item, f"{_SEQUENCE}[{place}]"))
+            actions.append(
+                tool_action(_text(item, "tool"), _parameters(item, f"{_SEQUENCE}[{index}]"))
             )
-        return tuple(found)
+        return tuple(actions)
 
-    def _check(self, tool: str) -> None:
-        """A list that is given allows what it names alone, an empty one in the context nothing."""
+    def _check_allowed(self, tool: str) -> None:
+        """Raise `Refused` unless each given list names the tool. An empty list in the context
+        allows nothing.
+        """
         if self.available_tools and tool not in self.available_tools:
             raise Refused(f"{tool[:80]} is not among available_tools")
         allowed = self.context.get(_ALLOWED)
@@ -244,21 +250,21 @@ class Query:
             raise Refused(f"{tool[:80]} is not among context.{_ALLOWED}")
 
 
-def _are_names(given: object) -> bool:
+def _are_names(value: object) -> bool:
     return (
-        isinstance(given, Sequence)
-        and not isinstance(given, str)
-        and all(isinstance(name, str) for name in given)
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and all(isinstance(name, str) for name in value)
     )
 
 
-def _text(given: Mapping[str, Any], name: str) -> str:
-    value = given.get(name, "")
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name, "")
     return value if isinstance(value, str) else ""
 
 
-def _parameters(given: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    parameters = given.get("parameters", {})
+def _parameters(fields: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    parameters = fields.get("parameters", {})
     if not isinstance(parameters, Mapping):
         raise InvalidRequest(f"context.{where}.parameters is no object")
     return parameters

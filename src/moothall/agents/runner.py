@@ -1,9 +1,9 @@
-"""Running the agents of specs: each is an ordinary deliberation, begun when what it needs has
-completed, on what that came to.
+"""Runs the agents of specs. Each is an ordinary deliberation that starts when its dependencies have
+completed, on their merged results.
 
-Whether one succeeded is decided by its validation commands, which the server runs on a clean
-checkout of the winner, and by nothing that anybody says. The ids of a run's deliberations are made
-from the run's name, so that a run that is begun again under its name goes on.
+The validation commands alone decide whether an agent succeeded; the server runs them on a clean
+checkout of the winner. The ids of a run's deliberations derive from the name of the run, so a run
+that is started again under its name continues.
 """
 
 from __future__ import annotations
@@ -31,13 +31,18 @@ from moothall.domain.task import (
 from moothall.domain.tool import Bounds, ToolUsage
 from moothall.errors import MoothallError
 from moothall.ports import Deliberations
-from moothall.stories.integration import IntegrationTarget, ask, together, why_not
+from moothall.stories.integration import (
+    IntegrationTarget,
+    failure_reason,
+    merge_commits,
+    run_deliberation,
+)
 
-_LONGEST_BACKOFF, _CANCEL_SECONDS = 300.0, 5.0
+_MAX_BACKOFF_SECONDS, _CANCEL_SECONDS = 300.0, 5.0
 
 
 class State(StrEnum):
-    """How an agent ended. `skipped`: what it needs did not complete."""
+    """How an agent ended. `skipped`: a dependency did not complete."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -46,8 +51,8 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an agent ended, and what came of it: its last task, the delivered commit and branch.
-    `runs`: how often it was tried; `wall_ms` and `tools` are what its last run took.
+    """The end of an agent, with its last task and the delivered commit and branch. `runs` counts
+    its attempts; `wall_ms` and `tools` are the usage of the last one.
     """
 
     name: str
@@ -62,7 +67,7 @@ class Ended:
 
     @property
     def used(self) -> str:
-        """What its last run took, in words."""
+        """The usage of the last run, as text."""
         return (
             f"{self.wall_ms / 1000:.1f} s, {self.tools.cpu_ms / 1000:.1f} s of CPU, "
             f"{self.tools.max_rss_bytes / 10**6:.0f} MB"
@@ -71,9 +76,8 @@ class Ended:
 
 @dataclass
 class AgentRun:
-    """One run of several agents on a repository. `report_progress` hears a line for each step;
-    `at_once` run
-    side by side at most.
+    """One run of several agents on a repository. `report_progress` gets a line for each step; at
+    most `at_once` agents run side by side.
     """
 
     deliberations: Deliberations
@@ -84,113 +88,122 @@ class AgentRun:
     report_progress: Callable[[str], None] = lambda _line: None
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     longest: float = math.inf
-    """Seconds that one run may take, whatever its spec says."""
+    """The most seconds of one run, whatever its spec says."""
     ended: dict[str, Ended] = field(default_factory=dict)
 
     async def all(self, specs: Sequence[Spec]) -> Mapping[str, Ended]:
-        """Run them to their ends and return how each ended, in their order. Raises `InvalidRequest`
-        for a cycle, or where one is missing.
+        """Run the agents and return how each ended, in their order. Raises `InvalidRequest` for a
+        cycle or a missing dependency.
         """
-        order, named = of_specs(specs), {spec.name: spec for spec in specs}
+        order, by_name = of_specs(specs), {spec.name: spec for spec in specs}
         running: set[asyncio.Task[Ended]] = set()
         async with asyncio.TaskGroup() as group:
-            while len(self.ended) < len(named):
+            while len(self.ended) < len(by_name):
                 while len(running) < self.at_once and (name := order.next()) is not None:
-                    running.add(group.create_task(self._one(named[name]), name=name))
+                    running.add(group.create_task(self._run_agent(by_name[name]), name=name))
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for end in (task.result() for task in done):
                     self.ended[end.name] = end
-                    said = [first_line(end.reason)] if end.reason else []
+                    reasons = [first_line(end.reason)] if end.reason else []
                     self.report_progress(
                         ", ".join(
-                            [f"{end.name}: {end.state}", *said, *([end.used] if end.runs else [])]
+                            [
+                                f"{end.name}: {end.state}",
+                                *reasons,
+                                *([end.used] if end.runs else []),
+                            ]
                         )
                     )
                     order.finish(end.name)
         return {name: self.ended[name] for name in of_specs(specs)}
 
-    async def _one(self, spec: Spec) -> Ended:
-        needed = [one.name for one in spec.dependencies if not one.optional]
-        if missing := [name for name in needed if self.ended[name].state is not State.COMPLETED]:
+    async def _run_agent(self, spec: Spec) -> Ended:
+        required = [dependency.name for dependency in spec.dependencies if not dependency.optional]
+        if missing := [name for name in required if self.ended[name].state is not State.COMPLETED]:
             return Ended(spec.name, State.SKIPPED, f"{missing[0]} did not complete")
-        base, why = await self._base(spec)
+        base, why = await self._merge_dependencies(spec)
         if base is None:
             return Ended(spec.name, State.FAILED, why)
-        end, most = Ended(spec.name, State.FAILED), spec.restart.max_restarts
-        for number in range(1, most + 2):
+        end, max_restarts = Ended(spec.name, State.FAILED), spec.restart.max_restarts
+        for number in range(1, max_restarts + 2):
             self.report_progress(
                 f"{spec.name}: "
-                + ("begins" if number == 1 else f"begins again, {number - 1} of {most}")
+                + ("begins" if number == 1 else f"begins again, {number - 1} of {max_restarts}")
             )
             request = request_of(
                 spec, base, self._task_id(spec.name, f"{number}"), number, self.longest
             )
-            outcome = await self._ask(request)
-            used = sum((seat.tools for seat in outcome.seats), ToolUsage())
-            end = replace(_end(spec, outcome), runs=number, wall_ms=outcome.duration_ms, tools=used)
-            # One that a person stopped is not made again.
+            outcome = await self._run_deliberation(request)
+            tool_usage = sum((seat.tools for seat in outcome.seats), ToolUsage())
+            end = replace(
+                _ended_of(spec, outcome), runs=number, wall_ms=outcome.duration_ms, tools=tool_usage
+            )
+            # A run that a person stopped is not restarted.
             if (
                 end.state is State.COMPLETED
-                or number > most
+                or number > max_restarts
                 or outcome.status is DeliberationStatus.CANCELLED
             ):
                 break
-            wait = min(spec.restart.backoff_seconds * 2 ** (number - 1), _LONGEST_BACKOFF)
-            self.report_progress(f"{spec.name}: {first_line(end.reason)}; again in {wait:g} s")
-            await self.sleep(wait)
+            wait_seconds = min(
+                spec.restart.backoff_seconds * 2 ** (number - 1), _MAX_BACKOFF_SECONDS
+            )
+            self.report_progress(
+                f"{spec.name}: {first_line(end.reason)}; again in {wait_seconds:g} s"
+            )
+            await self.sleep(wait_seconds)
         return end
 
-    async def _ask(self, request: DeliberationRequest) -> Outcome:
-        """Return how it ended. Interrupted, it is cancelled."""
+    async def _run_deliberation(self, request: DeliberationRequest) -> Outcome:
+        """Run a deliberation and return its outcome. Cancel it if the run is interrupted."""
         try:
-            return await ask(self.deliberations, request, self.who)
+            return await run_deliberation(self.deliberations, request, self.who)
         except asyncio.CancelledError:
             with suppress(MoothallError, TimeoutError):
                 async with asyncio.timeout(_CANCEL_SECONDS):
                     await self.deliberations.cancel(request.task_id, "interrupted", self.who)
             raise
 
-    async def _base(self, spec: Spec) -> tuple[RepositoryRef | None, str]:
-        """Return where it begins: what all that it needs came to, brought together; None, and why,
-        where that cannot be.
+    async def _merge_dependencies(self, spec: Spec) -> tuple[RepositoryRef | None, str]:
+        """Return the repository to start from: the merged results of all dependencies. Return None
+        and the reason if they cannot be merged.
         """
-        before = [
+        completed = [
             end
-            for one in spec.dependencies
-            if (end := self.ended.get(one.name)) and end.state is State.COMPLETED
+            for dependency in spec.dependencies
+            if (end := self.ended.get(dependency.name)) and end.state is State.COMPLETED
         ]
-        commits = tuple(dict.fromkeys(end.commit_sha for end in before))
-        if len(commits) < 2:  # noqa: PLR2004 - one needs no bringing together
+        commits = tuple(dict.fromkeys(end.commit_sha for end in completed))
+        if len(commits) < 2:  # noqa: PLR2004 - a merge needs two
             return replace(self.repository, ref=commits[0]) if commits else self.repository, ""
-        aim = IntegrationTarget(
+        target = IntegrationTarget(
             self.repository,
             "",
             "",
-            f"What {', '.join(end.name for end in before)} did.",
+            f"What {', '.join(end.name for end in completed)} did.",
             Constraints(),
         )
-        whole = await together(
-            self.deliberations, self._task_id(spec.name, "base"), commits, aim, self.who
+        merged = await merge_commits(
+            self.deliberations, self._task_id(spec.name, "base"), commits, target, self.who
         )
-        if not whole.commit_sha:
-            return None, f"what it needs could not be brought together: {why_not(whole)}"
-        return replace(self.repository, ref=whole.commit_sha), ""
+        if not merged.commit_sha:
+            return None, f"what it needs could not be brought together: {failure_reason(merged)}"
+        return replace(self.repository, ref=merged.commit_sha), ""
 
     def _task_id(self, name: str, part: str) -> str:
         return f"{self.name[:20]}-{name[:20]}-{digest(self.name, name)[:8]}-{part}"
 
 
 def first_line(reason: str) -> str:
-    """Return what of a reason fits a line."""
+    """Return the first line of a reason."""
     return reason.partition("\n")[0]
 
 
 def request_of(
     spec: Spec, base: RepositoryRef, task_id: str = "", number: int = 1, longest: float = math.inf
 ) -> DeliberationRequest:
-    """Return what the deliberation service is asked for the `number`-th run of an agent, which may
-    take `longest`
-    seconds at most.
+    """Return the request to the deliberation service for the `number`-th run of an agent. It may
+    take at most `longest` seconds.
     """
     limits = spec.security.resource_limits
     return DeliberationRequest(
@@ -201,7 +214,7 @@ def request_of(
         num_agents=spec.spec.seats,
         repository=base,
         protocol=spec.spec.protocol,
-        seed=(spec.model.seed or 0) + number - 1,  # the same seed would go the same way again
+        seed=(spec.model.seed or 0) + number - 1,  # the same seed would repeat the same run
         model=spec.model.profile,
         checks=spec.validations,
         tools=tools_of(spec.security.capabilities_required),
@@ -213,8 +226,8 @@ def request_of(
     )
 
 
-def _end(spec: Spec, outcome: Outcome) -> Ended:
-    """Return how an agent ended: it completed where its winner passed every validation."""
+def _ended_of(spec: Spec, outcome: Outcome) -> Ended:
+    """Return how an agent ended: it completed if its winner passed every validation."""
     end = Ended(
         spec.name,
         State.FAILED,
@@ -228,7 +241,7 @@ def _end(spec: Spec, outcome: Outcome) -> Ended:
             end,
             reason=next(
                 (seat.error_message for seat in outcome.seats if seat.error_message),
-                why_not(outcome),
+                failure_reason(outcome),
             ),
         )
     for number, command in enumerate(spec.validations, 1):

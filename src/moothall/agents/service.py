@@ -1,5 +1,5 @@
-"""One query from its beginning to its end: tools at once where the context asks for them, else an
-agent or a council at the deliberation service.
+"""The agent service: runs one query from start to end. Tools run at once if the context asks for
+them; otherwise the deliberation service runs an agent or a council.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ from moothall.tools.spec import ToolSpec
 log = get_logger(__name__)
 
 _CANCEL_SECONDS = 10.0
-_COUNCIL = 3
-_MORE, _MORE_SECONDS = 1.5, 125.0
-"""Bounds of the time that a deliberation reserves for what follows the work
-(deliberation/context.py):
-less than a third of the whole, and less than these seconds.
+_DEFAULT_SEATS = 3
+_RESERVE_FACTOR, _RESERVE_SECONDS = 1.5, 125.0
+"""Upper bounds of the time that a deliberation reserves for the steps after the work
+(deliberation/context.py): it reserves less than a third of its time, and less than these seconds.
 """
 ANEW = "the answer begins anew"
-"""Said with a piece of it that follows none of those before."""
+"""The message of a piece of an answer that replaces all pieces before."""
 _STATUSES = frozenset(map(str, ToolStatus))
-_KINDS = {
+_LIMIT_STATUSES = {
     status: status.value
     for status in (ToolStatus.TIMEOUT, ToolStatus.RATE_LIMITED, ToolStatus.BUDGET_EXCEEDED)
 }
@@ -54,10 +53,11 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a query came to. `status` is ok, error, timeout, rate_limited or budget_exceeded;
-    `agents` 0 where no model was asked, else `model` is the name of the (first) agent's in the
-    settings. `served`: the model's name at
-    its server. `is_fault`: the service failed, and no limit that the caller chose ended the query.
+    """The result of a query.
+
+    `status` is ok, error, timeout, rate_limited or budget_exceeded. `agents` is 0 if no model was
+    asked; otherwise `model` is the (first) agent's model in the settings, `served` its name at the
+    server. `is_fault` is true if the service failed, and not a limit that the caller chose.
     """
 
     task_id: str
@@ -76,46 +76,44 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether it came to what was asked."""
+        """True if the query succeeded."""
         return self.status == "ok"
 
 
 @dataclass(frozen=True, slots=True)
 class QueryUpdate:
-    """Something that happens on the way: what is done, a tool that is called, what came of it, or
-    the next piece of the answer.
+    """An update on a running query: a message, a tool that is called, its result, or the next piece
+    of the answer.
     """
 
     message: str = ""
     progress: float = 0.0
-    wanted: Action | None = None
+    action: Action | None = None
     ran: ToolRun | None = None
     delta: str = ""
     tool_id: str = ""
-    """The id of the `wanted` call; '' if it is not known yet."""
+    """The id of the call of `action`; '' if it is not known yet."""
 
 
-class _Answer:
-    """What of an answer its caller has been given while it is written."""
+class _PartialAnswer:
+    """The part of an answer that its caller has received while it is written."""
 
     def __init__(self) -> None:
-        self._given = ""
+        self._sent = ""
 
     def more(self, answer: str, progress: float, *, whole: bool = False) -> QueryUpdate | None:
-        """Return the piece that comes next. A model that could not be understood writes another
-        answer: its first piece says so.
-        """
-        given, goes_on = self._given, answer.startswith(self._given)
-        if answer == given or (given.startswith(answer) and not whole):
+        """Return the next piece. If the model starts another answer, its first piece says so."""
+        sent, continues = self._sent, answer.startswith(self._sent)
+        if answer == sent or (sent.startswith(answer) and not whole):
             return None
-        self._given = answer
+        self._sent = answer
         return QueryUpdate(
-            "" if goes_on else ANEW, progress, delta=answer[len(given) :] if goes_on else answer
+            "" if continues else ANEW, progress, delta=answer[len(sent) :] if continues else answer
         )
 
 
 class AgentTasks:
-    """What the agent service answers.
+    """The agent service.
 
     `parallelism` is how many calls of a sequence run side by side, `memory_mb` the memory limit of
     a tool, `deliberation_seconds` the time limit of a deliberation.
@@ -124,7 +122,7 @@ class AgentTasks:
     def __init__(
         self,
         deliberations: Deliberations,
-        visits: ToolSessions,
+        tool_sessions: ToolSessions,
         sessions: AgentSessions,
         settings: AgentSettings,
         *,
@@ -133,30 +131,30 @@ class AgentTasks:
         deliberation_seconds: float = math.inf,
     ) -> None:
         self._deliberations = deliberations
-        self._visits = visits
+        self._tool_sessions = tool_sessions
         self._sessions = sessions
         self._settings = settings
-        self._direct = ToolSequenceRunner(visits, parallelism)
+        self._sequence_runner = ToolSequenceRunner(tool_sessions, parallelism)
         self._deliberation_seconds = deliberation_seconds
         self.memory_mb = memory_mb
-        self._enforcer = CallAdmission(settings)
+        self._admission = CallAdmission(settings)
 
     def count_active(self, who: Principal) -> int:
         """Return how many queries of the caller's tenant are running."""
-        return self._enforcer.count_active(who.tenant)
+        return self._admission.count_active(who.tenant)
 
     @property
     def most(self) -> int:
-        """Queries of one tenant that may run at a time."""
+        """The most queries of one tenant that may run at a time."""
         return self._settings.tasks
 
     def list_tools(self, who: Principal) -> tuple[ToolSpec, ...]:
-        """Return the tools that the caller's tenant has."""
-        return self._visits.list_tools(who)
+        """Return the tools of the caller's tenant."""
+        return self._tool_sessions.list_tools(who)
 
     async def execute(self, query: Query, who: Principal) -> Report:
-        """Run a query to its end. Raises what the enforcer, the deliberation service and the
-        visits raise.
+        """Run a query to its end. Raises what admission, the deliberation service and the tool
+        sessions raise.
         """
         report: Report | None = None
         async with aclosing(self.steps(query, who)) as steps:
@@ -168,148 +166,170 @@ class AgentTasks:
         return report
 
     async def steps(self, query: Query, who: Principal) -> AsyncGenerator[QueryUpdate | Report]:
-        """Yield what happens, first that it was let through, and last the report. A caller that
-        goes ends the query.
+        """Yield updates, the first once the query is admitted, and at last the report. Closing the
+        generator ends the query.
         """
         began = time.monotonic()
-        query = query.with_known_tools(self._visits.gate.catalogue)
-        wanted = query.direct()
-        if wanted is None:  # tools are told nothing of it
+        query = query.with_known_tools(self._tool_sessions.gate.catalogue)
+        actions = query.direct()
+        if actions is None:  # tools do not use the session
             query = await self._sessions.with_session(query, who)
-        admitted = self._enforcer.admit(
-            who, query.length, query.timeout_seconds, uses_model=wanted is None
+        admitted_call = self._admission.admit(
+            who, query.length, query.timeout_seconds, uses_model=actions is None
         )
-        async with admitted as failed:
+        async with admitted_call as mark_failed:
             yield QueryUpdate("begins")
-            found = (
-                self._tools(query, who, wanted) if wanted is not None else self._agent(query, who)
+            stream = (
+                self._run_tools(query, who, actions)
+                if actions is not None
+                else self._run_deliberation(query, who)
             )
-            async with aclosing(found) as steps:
-                async for step in steps:
-                    if isinstance(step, Report):
-                        report = replace(step, latency_ms=round((time.monotonic() - began) * 1000))
+            async with aclosing(stream) as updates:
+                async for update in updates:
+                    if isinstance(update, Report):
+                        report = replace(
+                            update, latency_ms=round((time.monotonic() - began) * 1000)
+                        )
                         if report.is_fault:
-                            failed()
-                        await self._keep(query, who, report)
+                            mark_failed()
+                        await self._save_session(query, who, report)
                         yield report
                     else:
-                        yield step
+                        yield update
 
-    async def _tools(
-        self, query: Query, who: Principal, wanted: tuple[Action, ...]
+    async def _run_tools(
+        self, query: Query, who: Principal, actions: tuple[Action, ...]
     ) -> AsyncGenerator[QueryUpdate | Report]:
         known = {spec.name: spec for spec in self.list_tools(who)}
-        for item in wanted:
-            if item.tool not in known:
+        for action in actions:
+            if action.tool not in known:
                 raise InvalidRequest(
-                    f"there is no tool {item.tool[:80]!r}; DiscoverTools lists those that there are"
+                    f"there is no tool {action.tool[:80]!r}; DiscoverTools lists those that there "
+                    "are"
                 )
-            yield QueryUpdate(f"runs {item.tool}", wanted=item)
+            yield QueryUpdate(f"runs {action.tool}", action=action)
         async with self._sessions.workspace(query, who) as opened:
             try:
-                ran = await self._direct.run(who, opened, wanted, query.task_id)
+                runs = await self._sequence_runner.run_tools(who, opened, actions, query.task_id)
             except* MoothallError as group:
-                raise _first(group) from None
-        for one in ran:
-            yield QueryUpdate(f"{one.wanted.tool}: {one.result.status}", ran=one)
-        wrong = "; ".join(
-            f"{one.wanted.tool}: {one.result.error or one.result.status}"
-            for one in ran
-            if not one.ok
+                raise _first_error(group) from None
+        for run in runs:
+            yield QueryUpdate(f"{run.action.tool}: {run.result.status}", ran=run)
+        errors = "; ".join(
+            f"{run.action.tool}: {run.result.error or run.result.status}"
+            for run in runs
+            if not run.ok
         )
-        outputs = [one.result.output for one in ran]
-        said = json.dumps(
+        outputs = [run.result.output for run in runs]
+        result = json.dumps(
             outputs if query.is_sequence() else outputs[0], ensure_ascii=False, default=str
         )
         status = (
             "ok"
-            if not wrong
+            if not errors
             else "error"
             if query.is_sequence()
-            else _KINDS.get(ran[0].result.status, "error")
+            else _LIMIT_STATUSES.get(runs[0].result.status, "error")
         )
-        yield Report(query.task_id, status, Mode.SIMPLE, "" if wrong else said, wrong, ran)
+        yield Report(query.task_id, status, Mode.SIMPLE, "" if errors else result, errors, runs)
 
-    async def _agent(self, query: Query, who: Principal) -> AsyncGenerator[QueryUpdate | Report]:
+    async def _run_deliberation(
+        self, query: Query, who: Principal
+    ) -> AsyncGenerator[QueryUpdate | Report]:
         if not query.query.strip():
             raise InvalidRequest(
                 "the query is empty, and context names no tools to run (tool_parameters, "
                 "tool_calls)"
             )
-        request = _request(query, self._seconds_of(query), await self._repository_of(query, who))
-        request = replace(request, tools=() if request.about_text else self._tools_of(query, who))
+        request = _deliberation_request(
+            query, self._seconds_for(query), await self._repository_for(query, who)
+        )
+        request = replace(request, tools=() if request.about_text else self._tools_for(query, who))
         task_id = request.task_id
         submitted = ended = False
-        answer, progress, served = _Answer(), 0.0, ""
-        ran: list[ToolRun] = []
+        answer, progress, served = _PartialAnswer(), 0.0, ""
+        runs: list[ToolRun] = []
         try:
-            asked = await self._deliberations.submit(request, who)
+            submitted_request = await self._deliberations.submit(request, who)
             submitted = True
-            facts: AsyncGenerator[Recorded | Writing, None] = self._deliberations.watch(
+            events: AsyncGenerator[Recorded | Writing, None] = self._deliberations.watch(
                 task_id, 0, who
             )
-            # Where several seats write, none of them writes the answer.
+            # With several seats, the text of none of them is the answer.
             texts = (
                 [self._deliberations.watch_text(task_id, who)] if request.num_agents == 1 else []
             )
-            async with aclosing(merge(facts, *texts, most=self._settings.stream_buffer)) as told:
-                async for one in told:
-                    served = served or _model_of(one)
-                    for call in _calls(one):
-                        ran.append(call)
+            async with aclosing(
+                merge(events, *texts, most=self._settings.stream_buffer)
+            ) as updates:
+                async for item in updates:
+                    served = served or _served_model(item)
+                    for call in _recorded_calls(item):
+                        runs.append(call)
                         yield QueryUpdate(
-                            progress=progress, wanted=call.wanted, tool_id=call.tool_id
+                            progress=progress, action=call.action, tool_id=call.tool_id
                         )
                         yield QueryUpdate(progress=progress, ran=call)
-                    step = (
-                        answer.more(one.answer, progress)
-                        if isinstance(one, Writing)
-                        else _step(one)
+                    update = (
+                        answer.more(item.answer, progress)
+                        if isinstance(item, Writing)
+                        else _update_of(item)
                     )
-                    if step is not None:
-                        progress = max(progress, step.progress)
-                        yield step
+                    if update is not None:
+                        progress = max(progress, update.progress)
+                        yield update
             outcome = await self._deliberations.wait(task_id, who)
             ended = True
         finally:
             if submitted and not ended:
-                await asyncio.shield(self._abandon(task_id, who))
-        report = _report(outcome, query)
+                await asyncio.shield(self._cancel(task_id, who))
+        report = _report_of(outcome, query)
         if report.status == "timeout" and query.timeout_seconds:
-            await asyncio.Event().wait()  # the enforcer answers once the caller's time is over
-        if report.ok and (rest := answer.more(report.result, progress, whole=True)) is not None:
-            yield rest
-        yield replace(report, ran=tuple(ran), model=asked.model_of(asked.seats[0]), served=served)
+            # Admission raises the timeout once the caller's time is over.
+            await asyncio.Event().wait()
+        if (
+            report.ok
+            and (last_piece := answer.more(report.result, progress, whole=True)) is not None
+        ):
+            yield last_piece
+        yield replace(
+            report,
+            ran=tuple(runs),
+            model=submitted_request.model_of(submitted_request.seats[0]),
+            served=served,
+        )
 
-    async def _repository_of(self, query: Query, who: Principal) -> RepositoryRef | None:
+    async def _repository_for(self, query: Query, who: Principal) -> RepositoryRef | None:
         """Return the repository that the query names, else an empty one, or None to work on text.
 
         A council without a repository has no tests to judge by and works on text. A single agent in
         the mode simple has tools only if the query names some.
         """
-        named = query.repository()
+        repository = query.repository()
         has_tools = query.mode is Mode.STANDARD or (
             query.mode is Mode.SIMPLE and query.tools() is not None
         )
         return (
-            named if named is not None or not has_tools else await self._sessions.blank(who.tenant)
+            repository
+            if repository is not None or not has_tools
+            else await self._sessions.blank(who.tenant)
         )
 
-    def _seconds_of(self, query: Query) -> int:
+    def _seconds_for(self, query: Query) -> int:
         """Return the seconds that a query's deliberation may take, 0 for the default.
 
         A council judges within the caller's time. A single agent may work for all of it: since a
-        deliberation reserves a share of its time for what follows the work, it is given more than
-        the caller asked for, and the enforcer ends it.
+        deliberation reserves a share of its time for the steps after the work, it gets more than
+        the caller asked for, and admission ends it.
         """
         if not query.timeout_seconds:
             return 0
-        given = min(query.timeout_seconds, self._settings.timeout_seconds)
+        seconds = min(query.timeout_seconds, self._settings.timeout_seconds)
         if query.mode is not Mode.COMPLEX:
-            given = min(given * _MORE + 1, given + _MORE_SECONDS)
-        return max(1, int(min(math.ceil(given), self._deliberation_seconds)))
+            seconds = min(seconds * _RESERVE_FACTOR + 1, seconds + _RESERVE_SECONDS)
+        return max(1, int(min(math.ceil(seconds), self._deliberation_seconds)))
 
-    def _tools_of(self, query: Query, who: Principal) -> tuple[str, ...]:
+    def _tools_for(self, query: Query, who: Principal) -> tuple[str, ...]:
         """Return the tools of its role that an agent may use, () for all.
 
         Raises `InvalidRequest` if none is left.
@@ -317,7 +337,7 @@ class AgentTasks:
         allowed = query.tools()
         if allowed is None:
             return ()
-        grant = self._visits.gate.grant_for(query.role)
+        grant = self._tool_sessions.gate.grant_for(query.role)
         granted = [spec.name for spec in self.list_tools(who) if is_granted(grant, spec.name)]
         if tools := tuple(name for name in granted if name in allowed):
             return tools
@@ -326,39 +346,41 @@ class AgentTasks:
             f"{', '.join(granted[:5])}; DiscoverTools lists all"
         )
 
-    async def _abandon(self, task_id: str, who: Principal) -> None:
+    async def _cancel(self, task_id: str, who: Principal) -> None:
         with suppress(MoothallError, TimeoutError):
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await self._deliberations.cancel(
                     task_id, "its caller went away, or its time was over", who
                 )
 
-    async def _keep(self, query: Query, who: Principal, report: Report) -> None:
-        calls = [one.wanted for one in report.ran if one.ok]
-        used = SessionContext(
+    async def _save_session(self, query: Query, who: Principal, report: Report) -> None:
+        calls = [run.action for run in report.ran if run.ok]
+        new_context = SessionContext(
             files_created=written_paths({spec.name: spec for spec in self.list_tools(who)}, calls),
-            tools_used=tuple(dict.fromkeys(one.wanted.tool for one in report.ran)),
+            tools_used=tuple(dict.fromkeys(run.action.tool for run in report.ran)),
             total_tokens_used=report.usage.tokens,
             total_cost_usd=report.usage.cost_usd,
         )
-        asked = (query.query, report.result or report.error) if report.agents else ()
-        await self._sessions.keep(query, who, asked, used)
+        turn = (query.query, report.result or report.error) if report.agents else ()
+        await self._sessions.keep(query, who, turn, new_context)
 
 
-def _first(group: BaseExceptionGroup[MoothallError]) -> MoothallError:
+def _first_error(group: BaseExceptionGroup[MoothallError]) -> MoothallError:
     error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    return _first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-def _request(query: Query, seconds: int, repository: RepositoryRef | None) -> DeliberationRequest:
+def _deliberation_request(
+    query: Query, seconds: int, repository: RepositoryRef | None
+) -> DeliberationRequest:
     """Return the request for a deliberation of `seconds` on `repository`; None: about text.
 
     A task id of the caller's that is not a valid id here is replaced by its digest.
     """
-    named = query.task_id
+    task_id = query.task_id
     council = query.mode is Mode.COMPLEX
     if council:
-        protocol, seats = "", query.max_agents or _COUNCIL
+        protocol, seats = "", query.max_agents or _DEFAULT_SEATS
     else:
         protocol, seats = (
             ("single" if query.mode is Mode.SIMPLE and repository is None else "ask"),
@@ -367,7 +389,7 @@ def _request(query: Query, seconds: int, repository: RepositoryRef | None) -> De
     return DeliberationRequest(
         description=query.instructions(),
         role=query.role,
-        task_id=named if is_id(named) else f"task-{digest(named)[:24]}",
+        task_id=task_id if is_id(task_id) else f"task-{digest(task_id)[:24]}",
         constraints=Constraints(max_iterations=query.max_iterations, timeout_seconds=seconds),
         num_agents=seats,
         repository=repository,
@@ -379,18 +401,16 @@ def _request(query: Query, seconds: int, repository: RepositoryRef | None) -> De
     )
 
 
-def _calls(one: Recorded | Writing) -> Iterator[ToolRun]:
+def _recorded_calls(item: Recorded | Writing) -> Iterator[ToolRun]:
     """Yield the tool calls that a turn records. Fields of the wrong type are treated as missing."""
-    if isinstance(one, Writing) or one.event.type is not EventType.SEAT_TURN:
+    if isinstance(item, Writing) or item.event.type is not EventType.SEAT_TURN:
         return
-    recorded = one.event.data.get("calls")
-    for call in (
-        recorded if isinstance(recorded, Sequence) and not isinstance(recorded, str) else ()
-    ):
+    calls = item.event.data.get("calls")
+    for call in calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ():
         if not isinstance(call, Mapping):
             continue
         arguments, output = (
-            given if isinstance(given := call.get(name), Mapping) else {}
+            value if isinstance(value := call.get(name), Mapping) else {}
             for name in ("arguments", "output")
         )
         status, milliseconds = str(call.get("status")), call.get("duration_ms")
@@ -405,16 +425,16 @@ def _calls(one: Recorded | Writing) -> Iterator[ToolRun]:
         yield ToolRun(Action(result.tool, arguments), result.request_id, result)
 
 
-def _model_of(one: Recorded | Writing) -> str:
+def _served_model(item: Recorded | Writing) -> str:
     """Return the model of a recorded call, as its server names it; '' for other events."""
-    if isinstance(one, Writing) or one.event.type is not EventType.MODEL_CALLED:
+    if isinstance(item, Writing) or item.event.type is not EventType.MODEL_CALLED:
         return ""
-    name = one.event.data.get("model")
+    name = item.event.data.get("model")
     return name if isinstance(name, str) else ""
 
 
-def _step(recorded: Recorded) -> QueryUpdate | None:
-    """Return what a fact of a deliberation says to a caller who waits."""
+def _update_of(recorded: Recorded) -> QueryUpdate | None:
+    """Return the update for an event of a deliberation, None for most events."""
     event = recorded.event
     seat = str(event.data.get("seat") or "")
     match event.type:
@@ -430,31 +450,35 @@ def _step(recorded: Recorded) -> QueryUpdate | None:
     return None
 
 
-def _report(outcome: Outcome, query: Query) -> Report:
-    """Return what a deliberation came to."""
+def _report_of(outcome: Outcome, query: Query) -> Report:
+    """Return the report on a deliberation."""
     best = next((result for result in outcome.results if result.seat == outcome.winner_id), None)
     about = {
         "branch": outcome.branch,
         "commit_sha": outcome.commit_sha,
         "winner_id": outcome.winner_id,
     }
-    told: dict[str, Any] = {name: value for name, value in about.items() if value}
+    details: dict[str, Any] = {name: value for name, value in about.items() if value}
     if best is not None and best.diff:
-        told |= {"proven": outcome.proven, "evidence_level": outcome.level.value, "diff": best.diff}
+        details |= {
+            "proven": outcome.proven,
+            "evidence_level": outcome.level.value,
+            "diff": best.diff,
+        }
     failed = best is None or outcome.status is not DeliberationStatus.COMPLETED
     status = "ok"
     codes = {seat.error_code for seat in outcome.seats if seat.error_code}
     if failed:
-        late = outcome.status is DeliberationStatus.FAILED and "DEADLINE_EXCEEDED" in codes
-        over = "BUDGET_EXCEEDED" in codes
+        timed_out = outcome.status is DeliberationStatus.FAILED and "DEADLINE_EXCEEDED" in codes
+        over_budget = "BUDGET_EXCEEDED" in codes
         status = (
             "timeout"
-            if late or outcome.status is DeliberationStatus.TIMEOUT
+            if timed_out or outcome.status is DeliberationStatus.TIMEOUT
             else "budget_exceeded"
-            if over
+            if over_budget
             else "error"
         )
-    chosen = outcome.status is DeliberationStatus.CANCELLED or (
+    ended_by_caller = outcome.status is DeliberationStatus.CANCELLED or (
         query.max_iterations and codes == {"OUT_OF_TURNS"}
     )
     return Report(
@@ -470,6 +494,6 @@ def _report(outcome: Outcome, query: Query) -> Report:
         else "",
         usage=outcome.usage,
         agents=outcome.agent_count,
-        about=told,
-        is_fault=status in {"error", "timeout"} and not chosen,
+        about=details,
+        is_fault=status in {"error", "timeout"} and not ended_by_caller,
     )

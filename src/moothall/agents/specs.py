@@ -1,7 +1,7 @@
-"""What a file of `agents/` says of one agent: its objectives and how each is validated, what it
-needs, and what it may use.
+"""The schema of a file in `agents/`: an agent's objectives and their validations, its needs, and
+the tools it may use.
 
-Sections that are not known here are kept as they are; what is near to a known name is taken for a
+Unknown sections are kept as they are, but a key that is close to a known name is refused as a
 misspelling.
 """
 
@@ -32,72 +32,72 @@ Priority = Literal["critical", "high", "medium", "low"]
 PRIORITIES: tuple[Priority, ...] = ("critical", "high", "medium", "low")
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_MOST = 2**53  # what every reader of a number takes
-_MEASURE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z%]+)\s*", re.IGNORECASE)
+_MAX_NUMBER = 2**53  # beyond it, JSON readers lose digits
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z%]+)\s*", re.IGNORECASE)
 
 
 class SpecPart(BaseModel):
-    """A section. What it does not know is kept in `model_extra`."""
+    """A section. Unknown keys are kept in `model_extra`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_misspelt(cls, data: Any) -> Any:
+    def _reject_misspelt(cls, data: Any) -> Any:
         for key in data if isinstance(data, Mapping) else ():
-            near = get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.8)
-            if near and key not in cls.model_fields:
-                raise ValueError(f"{str(key)[:60]!r} is not known here; did you mean {near[0]}?")
+            matches = get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.8)
+            if matches and key not in cls.model_fields:
+                raise ValueError(f"{str(key)[:60]!r} is not known here; did you mean {matches[0]}?")
         return data
 
 
-def _within(units: Mapping[str, float], example: str) -> BeforeValidator:
-    def read(value: Any) -> Any:
-        measure = value
+def _quantity(units: Mapping[str, float], example: str) -> BeforeValidator:
+    def read_quantity(value: Any) -> Any:
+        number = value
         if (
             isinstance(value, str)
-            and (found := _MEASURE.fullmatch(value))
-            and found[2].lower() in units
+            and (match := _QUANTITY.fullmatch(value))
+            and match[2].lower() in units
         ):
-            measure = float(found[1]) * units[found[2].lower()]
+            number = float(match[1]) * units[match[2].lower()]
         if (
-            isinstance(measure, int | float)
-            and not isinstance(measure, bool)
-            and 0 <= measure <= _MOST
+            isinstance(number, int | float)
+            and not isinstance(number, bool)
+            and 0 <= number <= _MAX_NUMBER
         ):
-            return measure
+            return number
         raise ValueError(f"{str(value)[:40]!r} is no such measure; write it as in {example}")
 
-    return BeforeValidator(read)
+    return BeforeValidator(read_quantity)
 
 
 def _as_list(value: Any) -> Any:
-    """A text is a list of one, and nothing is none; a map says each of its values, by name."""
+    """Return a value as a tuple: a text is one item, and a map has an item for each value."""
     if isinstance(value, Mapping):
         return tuple(
-            f"{name}: {said}"
-            for name, one in value.items()
-            for said in (one if isinstance(one, list) else [one])
+            f"{name}: {text}"
+            for name, item in value.items()
+            for text in (item if isinstance(item, list) else [item])
         )
     if isinstance(value, list):
         return tuple(
-            "; ".join(f"{name}: {said}" for name, said in one.items())
-            if isinstance(one, Mapping)
-            else one
-            for one in value
+            "; ".join(f"{name}: {text}" for name, text in item.items())
+            if isinstance(item, Mapping)
+            else item
+            for item in value
         )
-    return _several(value)
+    return _as_tuple(value)
 
 
-def _several(value: Any) -> Any:
-    """A text is a list of one, and nothing is none. What is no list is left to whoever checks
-    it.
+def _as_tuple(value: Any) -> Any:
+    """Return a value as a tuple: a text is one item, None is none. Any other value is returned
+    unchanged, to be validated later.
     """
     return () if value is None else (value,) if isinstance(value, str) else value
 
 
 def _file_schema(*types: str) -> WithJsonSchema:
-    """What a file may have there, for the published schema: more than what comes of it."""
+    """Return the published schema of a field. Files may have more types than the parsed field."""
     return WithJsonSchema({"type": [*types]})
 
 
@@ -113,7 +113,7 @@ def _command(line: str) -> str:
 
 
 class Metadata(SpecPart):
-    """Who it is. `name` is what other agents call it."""
+    """Who the agent is. `name` is what other agents call it."""
 
     name: Annotated[
         str, Field(pattern=f"^{ID_PATTERN}$", description="small letters, digits and dashes")
@@ -123,7 +123,7 @@ class Metadata(SpecPart):
 
 
 class What(SpecPart):
-    """What it does, as whom, and how soon among those that are ready."""
+    """What the agent does, in which role, and its priority among those that are ready."""
 
     domain: str = ""
     priority: Priority = "medium"
@@ -133,8 +133,8 @@ class What(SpecPart):
 
 
 class Model(SpecPart):
-    """`profile` names a model of the settings, or its tier; sampling is that one's. `seed` begins
-    all that is drawn.
+    """The model. `profile` names a model of the settings, or its tier, which also decides the
+    sampling. `seed` is the base of all sampling seeds.
     """
 
     profile: str = ""
@@ -142,8 +142,8 @@ class Model(SpecPart):
 
 
 class Objective(SpecPart):
-    """What should come of it. `validation` is a command: it decides whether the agent succeeded,
-    and nothing else does.
+    """A desired result. `validation` is a command; only these commands decide whether the agent
+    succeeded.
     """
 
     description: Annotated[str, Field(min_length=1)]
@@ -152,7 +152,7 @@ class Objective(SpecPart):
 
 
 class Task(SpecPart):
-    """A step on the way. `condition`: only where that holds."""
+    """A step towards the objectives. With a `condition`, only if it holds."""
 
     description: Annotated[str, Field(min_length=1)]
     name: str = ""
@@ -162,30 +162,32 @@ class Task(SpecPart):
 
 
 def _tasks(value: Any) -> Any:
-    """A list, or one of each kind."""
+    """Return a list of tasks, from a list or from a map of the kinds `default` and
+    `conditional`.
+    """
     if isinstance(value, Mapping):
         if unknown := sorted(map(str, value.keys() - {"default", "conditional"})):
             raise ValueError(f"tasks has no {unknown[0][:40]!r}; there are default and conditional")
         value = [
-            one
+            item
             for kind in ("default", "conditional")
-            for one in _list(value.get(kind), f"tasks.{kind}")
+            for item in _list(value.get(kind), f"tasks.{kind}")
         ]
     return tuple(
-        {"description": one} if isinstance(one, str) else one for one in _list(value, "tasks")
+        {"description": item} if isinstance(item, str) else item for item in _list(value, "tasks")
     )
 
 
 def _list(value: Any, name: str) -> Sequence[Any]:
-    found = _several(value)
-    if not isinstance(found, list | tuple):
+    items = _as_tuple(value)
+    if not isinstance(items, list | tuple):
         raise ValueError(f"{name} is no list")  # noqa: TRY004 - what pydantic tells as a wrong place
-    return found
+    return items
 
 
 class Dependency(SpecPart):
-    """Another agent that must have completed first; `optional`: where there is one of that name,
-    and however it ends.
+    """Another agent that must have completed first. An `optional` one is waited for if it exists,
+    however it ends.
     """
 
     name: str
@@ -194,38 +196,38 @@ class Dependency(SpecPart):
 
 
 def _dependencies(value: Any) -> tuple[Any, ...]:
-    """A map of names to reasons, of `required` and `optional` to such, or a list of names, of maps,
-    or of named objects.
+    """Return a list of dependencies: from a map of names to reasons, a map of `required` and
+    `optional` to such maps, or a list of names, maps or named objects.
     """
     if isinstance(value, Mapping):
         if value and value.keys() <= {"required", "optional"}:
             return tuple(
-                {**one, "optional": one.get("optional", kind == "optional")}
-                if isinstance(one, Mapping)
-                else one
+                {**item, "optional": item.get("optional", kind == "optional")}
+                if isinstance(item, Mapping)
+                else item
                 for kind in value
-                for one in _dependencies(value[kind])
+                for item in _dependencies(value[kind])
             )
-        return tuple(_dependency(name, said) for name, said in value.items())
-    found: list[Any] = []
-    for one in _list(value, "dependencies"):
-        found += (
-            _dependencies(one)
-            if isinstance(one, Mapping) and "name" not in one
-            else [_as_object(one)]
+        return tuple(_dependency(name, reason) for name, reason in value.items())
+    dependencies: list[Any] = []
+    for item in _list(value, "dependencies"):
+        dependencies += (
+            _dependencies(item)
+            if isinstance(item, Mapping) and "name" not in item
+            else [_as_object(item)]
         )
-    return tuple(found)
+    return tuple(dependencies)
 
 
-def _as_object(one: Any) -> Any:
-    return {"name": one} if isinstance(one, str) else one
+def _as_object(item: Any) -> Any:
+    return {"name": item} if isinstance(item, str) else item
 
 
-def _dependency(name: Any, said: Any) -> dict[str, Any]:
+def _dependency(name: Any, details: Any) -> dict[str, Any]:
     return (
-        {"name": name, **said}
-        if isinstance(said, Mapping)
-        else {"name": name, "why": "" if said is None else str(said)}
+        {"name": name, **details}
+        if isinstance(details, Mapping)
+        else {"name": name, "why": "" if details is None else str(details)}
     )
 
 
@@ -237,23 +239,31 @@ class Metric(SpecPart):
 
 
 def _metrics(value: Any) -> tuple[Any, ...]:
-    """A map of names to targets, a list of such, or a list of named objects."""
+    """Return a list of metrics: from a map of names to targets, a list of such maps, or a list of
+    named objects.
+    """
     if isinstance(value, Mapping):
-        return tuple(_metric(name, said) for name, said in value.items())
-    found: list[Any] = []
-    for one in _list(value, "metrics"):
-        found += (
-            _metrics(one) if isinstance(one, Mapping) and "name" not in one else [_as_object(one)]
+        return tuple(_metric(name, target) for name, target in value.items())
+    metrics: list[Any] = []
+    for item in _list(value, "metrics"):
+        metrics += (
+            _metrics(item)
+            if isinstance(item, Mapping) and "name" not in item
+            else [_as_object(item)]
         )
-    return tuple(found)
+    return tuple(metrics)
 
 
-def _metric(name: Any, said: Any) -> dict[str, Any]:
-    return {"name": name, **said} if isinstance(said, Mapping) else {"name": name, "target": said}
+def _metric(name: Any, target: Any) -> dict[str, Any]:
+    return (
+        {"name": name, **target}
+        if isinstance(target, Mapping)
+        else {"name": name, "target": target}
+    )
 
 
 class Reporting(SpecPart):
-    """What is reported, how often and where to: kept and shown."""
+    """What is reported, how often and where to. It is kept and shown only."""
 
     frequency: str = ""
     channels: Texts = ()
@@ -264,20 +274,20 @@ _MEASURED = _file_schema("string", "number")
 
 
 class Limits(SpecPart):
-    """`timeout` is what one run may take. Memory and processor bound what its tools run: they
-    narrow the settings' limits, and never widen them.
+    """Limits of a run. `timeout` is the longest time of one run. Memory and CPU limit the tools:
+    they narrow the limits of the settings and never widen them.
     """
 
     max_memory: (
-        Annotated[float, _within(_UNITS, '"512MB"'), Field(ge=64_000_000), _MEASURED] | None
+        Annotated[float, _quantity(_UNITS, '"512MB"'), Field(ge=64_000_000), _MEASURED] | None
     ) = None
-    max_cpu: Annotated[float, _within({"%": 1}, '"75%"'), Field(gt=0), _MEASURED] | None = None
-    timeout: Annotated[float, _within(_SECONDS, '"2h"'), _MEASURED] | None = None
+    max_cpu: Annotated[float, _quantity({"%": 1}, '"75%"'), Field(gt=0), _MEASURED] | None = None
+    timeout: Annotated[float, _quantity(_SECONDS, '"2h"'), _MEASURED] | None = None
 
 
 class Security(SpecPart):
-    """Its tools are those of its role that `capabilities_required` name, or all where it names
-    none.
+    """Security. The agent's tools are those of its role that `capabilities_required` names, or all
+    of them if it is empty.
     """
 
     sandbox: Literal[True] = True
@@ -286,16 +296,14 @@ class Security(SpecPart):
 
 
 class Restart(SpecPart):
-    """How often a run that failed is made again, and how long it waits before: doubled each
-    time.
-    """
+    """How often a failed run is restarted, and the wait before it, doubled each time."""
 
     max_restarts: Annotated[int, Field(ge=0, le=20)] = 0
     backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = 5.0
 
 
 class Spec(SpecPart):
-    """One agent."""
+    """The specification of one agent."""
 
     metadata: Metadata
     spec: What = What()
@@ -312,7 +320,7 @@ class Spec(SpecPart):
     success_criteria: Texts = ()
 
     @model_validator(mode="after")
-    def _can_succeed(self) -> Spec:
+    def _check_validations(self) -> Spec:
         if not self.validations:
             raise ValueError(
                 "no objective has a validation: give a command, or nothing could say whether the "
@@ -322,27 +330,33 @@ class Spec(SpecPart):
 
     @property
     def name(self) -> str:
-        """What other agents call it."""
+        """The name that other agents use."""
         return self.metadata.name
 
     @property
     def validations(self) -> tuple[str, ...]:
-        """The commands that decide, in order, each once."""
-        return tuple(dict.fromkeys(one.validation for one in self.objectives if one.validation))
+        """The commands that decide on success, in order, each once."""
+        return tuple(
+            dict.fromkeys(
+                objective.validation for objective in self.objectives if objective.validation
+            )
+        )
 
     def instructions(self, steps: Sequence[Task]) -> str:
-        """Return what its seats are told; `steps` are its tasks in their order."""
+        """Return the instructions for the agent's seats; `steps` are its tasks in their order."""
         parts = [
             _section(
                 "Objectives",
                 [
-                    _with(one.description, deliverable=one.deliverable, validated_by=one.validation)
-                    for one in self.objectives
+                    _with_details(
+                        item.description, deliverable=item.deliverable, validated_by=item.validation
+                    )
+                    for item in self.objectives
                 ],
             ),
             _section(
                 "Steps, in this order",
-                [_with(one.description, only_if=one.condition) for one in steps],
+                [_with_details(step.description, only_if=step.condition) for step in steps],
             ),
             _section("Skills", self.capabilities),
             _section("Directives", self.behavioral_directives),
@@ -356,12 +370,14 @@ def _section(title: str, lines: Sequence[str]) -> str:
     return f"{title}:\n" + "\n".join(f"- {line}" for line in lines) if lines else ""
 
 
-def _with(text: str, **more: str) -> str:
-    said = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in more.items() if value)
-    return f"{text} ({said})" if said else text
+def _with_details(text: str, **extra: str) -> str:
+    details = "; ".join(
+        f"{name.replace('_', ' ')}: {value}" for name, value in extra.items() if value
+    )
+    return f"{text} ({details})" if details else text
 
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a file."""
-    made = Spec.model_json_schema()
-    return made | {"title": "agents/*.yaml"}
+    schema_document = Spec.model_json_schema()
+    return schema_document | {"title": "agents/*.yaml"}

@@ -9,12 +9,12 @@ from typing import Any
 from moothall.domain.tool import Action
 from moothall.errors import InvalidRequest
 
-_SHOWN = 5
+_MAX_SHOWN_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """The tool that another name stands for, and what its arguments are called there."""
+    """The tool of an alias, and the names of its arguments there."""
 
     tool: str
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -37,7 +37,7 @@ ALIASES: Mapping[str, Alias] = {
     "web_fetch": Alias("web.fetch"),
     "web_search": Alias("web.search"),
 }
-"""By name. Arguments that are not listed keep their names; a tool refuses unknown ones."""
+"""Tools by alias. Arguments that are not listed keep their names; a tool refuses unknown ones."""
 
 
 def tool_name(name: str) -> str:
@@ -54,13 +54,13 @@ def tool_action(name: str, arguments: Mapping[str, Any]) -> Action:
     alias = ALIASES.get(name)
     if alias is None:
         return Action(name, arguments)
-    given = {
+    present = {
         key: value
         for key, value in arguments.items()
         if value is not None and not (key in alias.arguments and value == 0)
     }
     return Action(
-        alias.tool, {alias.arguments.get(key, key): value for key, value in given.items()}
+        alias.tool, {alias.arguments.get(key, key): value for key, value in present.items()}
     )
 
 
@@ -69,12 +69,12 @@ def check_names(names: Iterable[str], known: Collection[str], field: str) -> tup
 
     Raises `InvalidRequest` for unknown names.
     """
-    found = tuple(dict.fromkeys(map(tool_name, names)))
-    if unknown := [name for name in found if name not in known]:
-        shown = ", ".join(repr(name[:80]) for name in unknown[:_SHOWN]) + (
-            ", …" if len(unknown) > _SHOWN else ""
+    catalogue_names = tuple(dict.fromkeys(map(tool_name, names)))
+    if unknown := [name for name in catalogue_names if name not in known]:
+        shown = ", ".join(repr(name[:80]) for name in unknown[:_MAX_SHOWN_NAMES]) + (
+            ", …" if len(unknown) > _MAX_SHOWN_NAMES else ""
         )
         raise InvalidRequest(
             f"{field} names tools that do not exist: {shown}; DiscoverTools lists all tools"
         )
-    return found
+    return catalogue_names

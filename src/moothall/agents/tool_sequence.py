@@ -1,4 +1,4 @@
-"""Tools run without a model: one, or a list of which some run side by side."""
+"""Tools that run without a model: one, or a list that runs partly in parallel."""
 
 from __future__ import annotations
 
@@ -14,62 +14,66 @@ from moothall.domain.ids import digest
 from moothall.domain.tool import Action, ToolCall, ToolResult, ToolStatus
 from moothall.tool_sessions.manager import OpenedSession, ToolSessions
 
-_LONGEST = timedelta(hours=1)  # the gate's own limits are nearer
+_MAX_CALL_TIME = timedelta(hours=1)  # the gateway's own limits are shorter
 
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """What came of a tool. `tool_id` tells it from others of the same task."""
+    """A tool call and its result. `tool_id` distinguishes it from the other calls of its task."""
 
-    wanted: Action
+    action: Action
     tool_id: str
     result: ToolResult
 
     @property
     def ok(self) -> bool:
-        """Whether it did what it was asked."""
+        """True if the call succeeded."""
         return self.result.status is ToolStatus.SUCCESS
 
 
 class ToolSequenceRunner:
-    """Runs tools in callers' workspaces, at most `parallelism` of a list side by side. How often a
-    caller may use a tool that runs code or acts outside is counted here for all its workspaces
-    together: each call may have one of its own.
+    """A runner of tools in callers' workspaces, at most `parallelism` of a list side by side.
+
+    Each call may have a workspace of its own, so the rate limits of tools that run code or act
+    outside are counted here, over all workspaces of a caller.
     """
 
-    def __init__(self, visits: ToolSessions, parallelism: int) -> None:
-        self._visits = visits
+    def __init__(self, tool_sessions: ToolSessions, parallelism: int) -> None:
+        self._tool_sessions = tool_sessions
         self._parallelism = parallelism
         self._rates = Rates()
 
-    async def run(
-        self, who: Principal, opened: OpenedSession, wanted: Sequence[Action], task_id: str
+    async def run_tools(
+        self, who: Principal, opened: OpenedSession, actions: Sequence[Action], task_id: str
     ) -> tuple[ToolRun, ...]:
-        """Return what came of each, in their order. One that fails stops no other.
+        """Run tools and return their results, in order. A failed tool does not stop the others.
 
-        Raises what `ToolSessions.call` raises for a call that is refused, once the others
-        have been called off.
+        Raises what `ToolSessions.call` raises for a call that is refused, after the other calls are
+        cancelled.
         """
         slots = asyncio.Semaphore(self._parallelism)
         began = time.time_ns()
 
-        async def one(place: int, item: Action) -> ToolRun:
+        async def run_one(index: int, action: Action) -> ToolRun:
             async with slots:
-                # A request id stands for one request of a workspace, and a session's outlives the
-                # task.
-                request_id = digest(task_id, str(began), str(place))[:32]
-                call = ToolCall(request_id, item.tool, item.arguments, datetime.now(UTC) + _LONGEST)
-                result = self._too_often(who, call) or await self._visits.call(
+                # Request ids are unique in a workspace, which may outlive the task.
+                request_id = digest(task_id, str(began), str(index))[:32]
+                call = ToolCall(
+                    request_id, action.tool, action.arguments, datetime.now(UTC) + _MAX_CALL_TIME
+                )
+                result = self._too_often(who, call) or await self._tool_sessions.call(
                     who, opened.workspace, opened.token, call
                 )
-                return ToolRun(item, f"{task_id}.{place}", result)
+                return ToolRun(action, f"{task_id}.{index}", result)
 
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(one(place, item)) for place, item in enumerate(wanted)]
+            running = [
+                group.create_task(run_one(index, action)) for index, action in enumerate(actions)
+            ]
         return tuple(task.result() for task in running)
 
     def _too_often(self, who: Principal, call: ToolCall) -> ToolResult | None:
-        spec = self._visits.gate.catalogue.get(call.tool)
+        spec = self._tool_sessions.gate.catalogue.get(call.tool)
         if spec is None or not spec.dangerous:
             return None
         seconds = self._rates.take((who.tenant, who.name, call.tool), spec)

@@ -72,7 +72,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
             task_id=report.task_id,
             status=_STATUSES[report.status],
             result=report.result,
-            tool_calls=[_call(one.wanted, one.tool_id) for one in ran],
+            tool_calls=[_call(one.action, one.tool_id) for one in ran],
             tool_results=[_result(one) for one in ran],
             metrics=self._metrics(report),
             error_message=report.error,
@@ -229,7 +229,7 @@ def _update(query: Query, step: QueryUpdate, state: pb.AgentState.ValueType) -> 
         message=step.message,
         delta=step.delta,
         progress=step.progress,
-        tool_call=_call(step.wanted, step.tool_id) if step.wanted else None,
+        tool_call=_call(step.action, step.tool_id) if step.action else None,
         tool_result=_result(step.ran) if step.ran else None,
     )
 
@@ -238,9 +238,9 @@ def _fit(ran: Sequence[ToolRun]) -> list[ToolRun]:
     """Return tool calls for one message: without arguments and outputs beyond `_CALLS_BYTES`."""
     fitting, left = [], _CALLS_BYTES
     for one in ran:
-        left -= len(json.dumps([one.wanted.arguments, one.result.output], default=str))
+        left -= len(json.dumps([one.action.arguments, one.result.output], default=str))
         bare = replace(
-            one, wanted=replace(one.wanted, arguments={}), result=replace(one.result, output={})
+            one, action=replace(one.action, arguments={}), result=replace(one.result, output={})
         )
         fitting.append(one if left >= 0 else bare)
     return fitting

@@ -1,4 +1,4 @@
-"""The doors of a server, as the settings want them: gRPC, HTTP, and the page of figures."""
+"""The APIs of a server according to the settings: gRPC, HTTP, and the metrics page."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from moothall.telemetry import aggregation, metrics
 from moothall.tool_sessions.deferred_open import of_tasks
 from moothall.workers.in_process import Alive
 
-Found = tuple[Condition, str]
+ProbeResult = tuple[Condition, str]
 
 
 def checkup(
@@ -68,62 +68,64 @@ def checkup(
     model_url: str,
     graph: Answers,
     alive: Alive,
-    walls: Sequence[Layer],
+    layers: Sequence[Layer],
 ) -> HealthCheck:
-    """Return what looks at all parts. The graph is behind the answers: nothing waits for it."""
+    """Return the health check of all parts. The graph is not required, because nothing waits for
+    it.
+    """
 
-    async def see_bus() -> Found:
+    async def probe_bus() -> ProbeResult:
         state = await bus.state(EVENTS.name)
         return Condition.HEALTHY, f"{state.messages} events, the last is {state.last_seq}"
 
-    async def see_model() -> Found:
-        seen = await look(models, model_url)
-        wrong = next((one.wrong for one in seen.values() if one.wrong), "")
-        if not any(seen[name].answering for name in models.chain("")):
-            raise ModelUnavailable(seen[DEFAULT].wrong)
-        told = [
-            f"{one.answering} of {one.there} servers answer"
+    async def probe_model() -> ProbeResult:
+        servers_by_model = await look(models, model_url)
+        fault = next((servers.wrong for servers in servers_by_model.values() if servers.wrong), "")
+        if not any(servers_by_model[name].answering for name in models.chain("")):
+            raise ModelUnavailable(servers_by_model[DEFAULT].wrong)
+        summaries = [
+            f"{servers.answering} of {servers.there} servers answer"
             + (f" as {name}" if models.named else "")
-            for name, one in seen.items()
+            for name, servers in servers_by_model.items()
         ]
         return (
-            (Condition.DEGRADED, "; ".join((*told, wrong)))
-            if wrong
-            else (Condition.HEALTHY, "; ".join(told))
+            (Condition.DEGRADED, "; ".join((*summaries, fault)))
+            if fault
+            else (Condition.HEALTHY, "; ".join(summaries))
         )
 
-    async def see_graph() -> Found:
+    async def probe_graph() -> ProbeResult:
         return Condition.HEALTHY, f"written up to event {await graph.position()}"
 
-    async def see_fleet() -> Found:
-        answering, there = await alive()
+    async def probe_fleet() -> ProbeResult:
+        answering, total = await alive()
         if not answering:
-            raise Temporary(f"none of {there} hosts answers")
+            raise Temporary(f"none of {total} hosts answers")
         return (
-            Condition.HEALTHY if answering == there else Condition.DEGRADED,
-            f"{answering} of {there} hosts are at work",
+            Condition.HEALTHY if answering == total else Condition.DEGRADED,
+            f"{answering} of {total} hosts are at work",
         )
 
-    async def see_sandbox() -> Found:
-        missing = [layer.name for layer in walls if not layer.ok]
+    async def probe_sandbox() -> ProbeResult:
+        missing = [layer.name for layer in layers if not layer.ok]
         if missing:
             return Condition.DEGRADED, f"missing, as allowed: {', '.join(missing)}"
-        return Condition.HEALTHY, f"all {len(walls)} layers hold"
+        return Condition.HEALTHY, f"all {len(layers)} layers hold"
 
     return HealthCheck(
         {
-            "bus": Probe(see_bus),
-            **({"model": Probe(see_model)} if model_url else {}),
-            "fleet": Probe(see_fleet),
-            **({"sandbox": Probe(see_sandbox)} if walls else {}),
-            "graph": Probe(see_graph, needed=False),
+            "bus": Probe(probe_bus),
+            **({"model": Probe(probe_model)} if model_url else {}),
+            "fleet": Probe(probe_fleet),
+            **({"sandbox": Probe(probe_sandbox)} if layers else {}),
+            "graph": Probe(probe_graph, needed=False),
         }
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ApiInputs:
-    """What the doors lead to."""
+    """The parts of a process that its APIs use."""
 
     bus: Bus
     deliberations: DeliberationService
@@ -131,17 +133,17 @@ class ApiInputs:
     collector: Collector | Observer
     graph: Answers
     alive: Alive
-    walls: Sequence[Layer]
+    sandbox_layers: Sequence[Layer]
     model_url: str
     briefed: Callable[[Rules], Briefings]
     roles: frozenset[str]
     instance: str
-    """What no other process on the bus is called; empty where there is none."""
+    """A name that is unique on the bus; empty with an embedded bus."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListeningPorts:
-    """Where the doors are. 0: there is none."""
+    """The ports of the APIs. 0: not served."""
 
     grpc: int = 0
     http: int = 0
@@ -150,62 +152,62 @@ class ListeningPorts:
 
 
 @asynccontextmanager
-async def open_doors(
-    settings: Settings, behind: ApiInputs, report_progress: ReportProgress
+async def open_apis(
+    settings: Settings, inputs: ApiInputs, report_progress: ReportProgress
 ) -> AsyncIterator[ListeningPorts]:
     """Serve until the context ends. Raises `ConfigurationError`."""
-    bus, deliberations = behind.bus, behind.deliberations
+    bus, deliberations = inputs.bus, inputs.deliberations
 
-    async def see() -> None:
+    async def refresh_metrics() -> None:
         await asyncio.gather(
-            bus.measure(), *([look(settings.choice, behind.model_url)] if behind.model_url else [])
+            bus.measure(), *([look(settings.choice, inputs.model_url)] if inputs.model_url else [])
         )
 
     async with AsyncExitStack() as stack:
         metrics = await enter_beside(
-            stack, figures(settings.metrics, bus, lambda: behind.collector.active_count, see)
+            stack,
+            serve_metrics(
+                settings.metrics, bus, lambda: inputs.collector.active_count, refresh_metrics
+            ),
         )
         planner = Planner(bus, settings.limits, deliberations.check)
-        architects = (
-            settings.limits.architects if settings.llm.base_url is not None else 0
-        )  # the small model divides nothing well
-        if "collector" in behind.roles:
-            checking = beside(
+        # The bundled small model cannot divide stories well.
+        architects = settings.limits.architects if settings.llm.base_url is not None else 0
+        if "collector" in inputs.roles:
+            log_check = beside(
                 watch_log(settings.data_dir, settings.bus.check_seconds, bus, report_progress),
                 "log-check",
             )
-            await enter_beside(stack, checking)
+            await enter_beside(stack, log_check)
             await enter_beside(stack, send_webhooks(settings, bus))
-        if "planning" in behind.roles:
-            land, turns = (
-                trusted_repositories(settings).land,
-                functools.partial(alone, settings, bus),
-            )
-            work = StoryExecutor(
+        if "planning" in inputs.roles:
+            land = trusted_repositories(settings).land
+            run_alone = functools.partial(alone, settings, bus)
+            executor = StoryExecutor(
                 bus,
                 deliberations,
                 settings.limits,
                 planner,
                 land,
                 architects=architects,
-                alone=turns,
+                alone=run_alone,
             )
-            await enter_beside(stack, beside(work.run(), "planner"))
+            await enter_beside(stack, beside(executor.run(), "planner"))
         rules = await enter_beside(stack, open_rules(settings, bus))
         visits, workflows = None, None
-        if "tools" in behind.roles:
+        if "tools" in inputs.roles:
             if settings.bus.url is not None:
-                # Workspaces and workflows are one process's: a second would take up what the first
-                # is at.
+                # Workspaces and workflows belong to one process. A second one would resume what the
+                # first is running.
                 with say_if_slow(report_progress, "the process that has the role tools to end"):
                     await enter_beside(stack, alone(settings, bus, "tools"))
-            writer = f"{WRITER}-{behind.instance}" if behind.instance else WRITER
+            writer = f"{WRITER}-{inputs.instance}" if inputs.instance else WRITER
             visits = await enter_beside(stack, tool_service(settings, bus, rules, writer))
             workflows = await enter_beside(stack, workflow_service(settings.guard, bus, visits))
             visits.await_calls(of_tasks(deliberations))
         dependencies = ApiDependencies(
             deliberations=deliberations,
-            councils=behind.council_registry,
+            councils=inputs.council_registry,
             plans=planner,
             board=Board(bus),
             accounts=StoryBudgets(bus.bucket(BUCKET), settings.limits),
@@ -214,9 +216,9 @@ async def open_doors(
                 settings.limits.coach_seconds,
                 model=settings.llm.base_url is not None,
             ),
-            tallies=Statistics(bus, behind.council_registry, behind.collector.deliberations),
-            briefings=behind.briefed(rules),
-            ask=behind.graph.ask,
+            tallies=Statistics(bus, inputs.council_registry, inputs.collector.deliberations),
+            briefings=inputs.briefed(rules),
+            ask=inputs.graph.ask,
             models=settings.choice,
             notes=Notes(bus, functools.partial(scrub, known=secret_values(settings))),
             bundles=Bundles(bus.bucket(BUNDLES)),
@@ -226,16 +228,16 @@ async def open_doors(
             workflows=workflows,
             agents=agent_service(settings, bus, deliberations, visits) if visits else None,
             decisions=Decisions(bus),
-            tasks=Overview(bus, behind.collector.states),
+            tasks=Overview(bus, inputs.collector.states),
             repositories=trusted_repositories(settings),
-            served=behind.roles & {"api", "page"},
+            served=inputs.roles & {"api", "page"},
             checkup=checkup(
                 settings.choice,
                 bus=bus,
-                model_url=behind.model_url,
-                graph=behind.graph,
-                alive=behind.alive,
-                walls=behind.walls,
+                model_url=inputs.model_url,
+                graph=inputs.graph,
+                alive=inputs.alive,
+                layers=inputs.sandbox_layers,
             ),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
@@ -252,24 +254,24 @@ async def open_doors(
 async def _serve_http(
     settings: Settings, dependencies: ApiDependencies, tokens: Mapping[str, Principal]
 ) -> AsyncIterator[Served]:
-    """Serve HTTP; yields where, with port 0 where none is served. Raises `ConfigurationError`."""
+    """Serve HTTP, and yield its port, or 0 if HTTP is disabled. Raises `ConfigurationError`."""
     if not settings.web.enabled:
         yield Served(0)
         return
 
     configured = settings.grpc.token is not None or settings.grpc.tokens_file is not None
-    people = UserAccounts(settings.data_dir)
+    users = UserAccounts(settings.data_dir)
     provider = Provider(settings.oidc) if settings.oidc.issuer else None
     async with http_server(
-        settings.web, dependencies, tokens, configured=configured, people=people, provider=provider
+        settings.web, dependencies, tokens, configured=configured, people=users, provider=provider
     ) as served:
         yield served
 
 
 @asynccontextmanager
 async def send_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
-    """Tell the server of the settings, if any, of each decision, until the block ends; of several
-    processes one does. Raises `ConfigurationError`.
+    """Send each decision to the webhook in the settings until the block ends. One of several
+    processes sends. Raises `ConfigurationError`.
     """
     if settings.webhook.url is None:
         yield
@@ -291,35 +293,35 @@ async def send_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def figures(
+async def serve_metrics(
     settings: MetricsSettings,
     bus: Bus,
-    under_way: Callable[[], int],
-    see: Callable[[], Awaitable[None]],
+    count_active: Callable[[], int],
+    refresh: Callable[[], Awaitable[None]],
 ) -> AsyncIterator[int]:
-    """Serve this process's figures and those that hosts report; yields the port, 0 where none is
-    served. `see` looks, before each answer, at what nobody counts.
+    """Serve the metrics of this process and those that hosts report. Yields the port, or 0 if
+    disabled. `refresh` updates, before each response, the metrics that are not counted.
     """
     if not settings.enabled:
         yield 0
         return
     from moothall.api.prometheus import figures_page
 
-    def look() -> None:
-        metrics.COLLECTOR_UNDER_WAY.set(under_way())
+    def update_active_count() -> None:
+        metrics.COLLECTOR_UNDER_WAY.set(count_active())
 
-    known = aggregation.Reports(settings.report_seconds)
+    reports = aggregation.Reports(settings.report_seconds)
 
     async def listen() -> None:
         async for data in bus.signals(Channel.FIGURES.all):
-            known.take(data)
+            reports.take(data)
 
     async with AsyncExitStack() as stack:
         stack.enter_context(aggregation.watch())
-        stack.enter_context(metrics.REGISTRY.looking(look))
+        stack.enter_context(metrics.REGISTRY.looking(update_active_count))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         listening = group.create_task(listen(), name="reports")
         stack.callback(listening.cancel)
         yield await stack.enter_async_context(
-            figures_page(settings, lambda: known.snapshots("serve"), see)
+            figures_page(settings, lambda: reports.snapshots("serve"), refresh)
         )

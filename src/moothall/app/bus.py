@@ -1,9 +1,9 @@
-"""The bus of a process: the only place that says which it is. A command opens that of the process
-which serves, or its own.
+"""The bus of a process. Only this module decides which it is: a command opens the bus of the
+serving process, or its own.
 
-Several processes share one bus where a server of its own is named: what each does of all that there
-is to do, and what one does at a time. Whoever serves looks whether the log is whole, at the start
-and now and then, and marks the deliberations that may lack something.
+Several processes share one bus if it has a server of its own. This module defines which work each
+role does, and which work one process does at a time. The serving process checks at the start and
+periodically that the log is complete, and marks the deliberations that may lack records.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ ReportProgress = Callable[[str], None]
 ROLES: tuple[Duty, ...] = get_args(Duty)
 ALL = frozenset(ROLES)
 _NEEDED = frozenset({"collector", "hosts"})
-"""What no server does without, where nobody else reaches its bus."""
-_ATTACH_SECONDS, _LOOK_SECONDS, _WAIT_SECONDS = 300.0, 0.1, 1.0
-_SHOWN = 100
+"""Roles that a server needs if no other process can reach its bus."""
+_ATTACH_SECONDS, _POLL_SECONDS, _REPLY_SECONDS = 300.0, 0.1, 1.0
+_MAX_SHOWN = 100
 
 
 @asynccontextmanager
@@ -66,8 +66,8 @@ async def bus_url(settings: BusSettings, data_dir: Path) -> AsyncIterator[str]:
 async def open_log(
     settings: Settings, report_progress: ReportProgress, *, alone: bool = True
 ) -> AsyncIterator[Bus]:
-    """The bus alone: of the process that serves, or, with `alone`, started for as long as this
-    takes.
+    """Open only the bus: that of the serving process, or, with `alone`, one that is started for the
+    duration of the context.
 
     Needs no Ray and no model.
     """
@@ -87,11 +87,10 @@ async def open_log(
 async def hold_or_find(
     data_dir: Path, report_progress: ReportProgress, stack: AsyncExitStack
 ) -> data_dir_lock.Address | None:
-    """Hold the data directory until the stack ends, or return where the process that does can be
-    reached. Waits for one that starts, or
-    ends: then nobody is left who would say where it is.
+    """Hold the data directory until the stack ends, or return the address of the process that holds
+    it. Waits for a process that is starting or ending.
     """
-    told = False
+    reported = False
     try:
         async with asyncio.timeout(_ATTACH_SECONDS):
             while True:
@@ -100,12 +99,12 @@ async def hold_or_find(
                     return None
                 if (address := data_dir_lock.find(data_dir)) is not None:
                     return address
-                if not told:
+                if not reported:
                     report_progress(
                         f"another moothall is starting or ending on {data_dir}; waiting for it"
                     )
-                    told = True
-                await asyncio.sleep(_LOOK_SECONDS)
+                    reported = True
+                await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError as error:
         raise ConfigurationError(
             f"another process holds {data_dir} but does not say where it serves: it still starts, "
@@ -114,8 +113,8 @@ async def hold_or_find(
 
 
 async def hosts(settings: Settings) -> Sequence[HostState] | None:
-    """Return the hosts that work for a data directory and answer, by name; None where nothing is
-    served. Raises `BusUnavailable`, `ConfigurationError`.
+    """Return the hosts of a data directory that answer, by name; None if nothing is served. Raises
+    `BusUnavailable`, `ConfigurationError`.
     """
     address = data_dir_lock.find(settings.data_dir)
     url = settings.bus.url if address is None else address.bus_url
@@ -126,22 +125,22 @@ async def hosts(settings: Settings) -> Sequence[HostState] | None:
 
 
 async def is_served(settings: Settings, bus: Bus) -> bool:
-    """Return whether a process is at work: on this data directory, or anywhere on a bus of its own.
+    """Return whether a process serves this data directory, or any host answers on a shared bus.
     Raises `BusUnavailable`.
     """
     if data_dir_lock.find(settings.data_dir) is not None:
         return True
     if settings.bus.url is None:
         return False
-    async with aclosing(bus.ask_all(FLEET, {"ask": "state"}, _WAIT_SECONDS)) as said:
-        return await anext(said, None) is not None
+    async with aclosing(bus.ask_all(FLEET, {"ask": "state"}, _REPLY_SECONDS)) as replies:
+        return await anext(replies, None) is not None
 
 
 async def hosts_on(bus: Bus) -> Sequence[HostState]:
-    """Return the hosts that answer on a bus, by name. One that stands still does not."""
-    async with aclosing(bus.ask_all(FLEET, {"ask": "state"}, _WAIT_SECONDS)) as said:
+    """Return the hosts that answer on a bus, by name. Suspended hosts do not answer."""
+    async with aclosing(bus.ask_all(FLEET, {"ask": "state"}, _REPLY_SECONDS)) as replies:
         return sorted(
-            [load(HostState, state) async for state in said],
+            [load(HostState, state) async for state in replies],
             key=lambda host: (host.name, host.since),
         )
 
@@ -149,42 +148,42 @@ async def hosts_on(bus: Bus) -> Sequence[HostState]:
 async def watch_log(
     data_dir: Path, every_seconds: float, bus: Bus, report_progress: ReportProgress
 ) -> None:
-    """Check at once and every so often, until cancelled; what is wrong is told and logged, and the
-    deliberations are marked.
+    """Check the log at once and periodically, until cancelled. Report and log faults, and mark the
+    deliberations concerned.
     """
-    told = ""
+    reported = ""
     while True:
         try:
-            report = await look(data_dir, bus)
-            if not report.whole and str(report) != told:
-                told = str(report)
-                report_progress(told)
+            report = await check_log_end(data_dir, bus)
+            if not report.whole and str(report) != reported:
+                reported = str(report)
+                report_progress(reported)
                 log.error(
                     "the log is not whole",
                     lost=report.lost,
                     cut=report.cut,
-                    concerned=list(report.concerned)[:_SHOWN],
+                    concerned=list(report.concerned)[:_MAX_SHOWN],
                 )
-            await mark(bus, report)
+            await mark_damaged(bus, report)
         except (MoothallError, OSError) as error:
             log.warning("the log could not be checked", reason=str(error))
         await asyncio.sleep(every_seconds)
 
 
-async def look(data_dir: Path, bus: Bus) -> LogReport:
-    """Check the log against where it ended before, and remember where it ends. A lost end is
-    remembered as lost.
+async def check_log_end(data_dir: Path, bus: Bus) -> LogReport:
+    """Check the log against its earlier end, and store its new end. A lost end is stored as
+    lost.
     """
     path = data_dir / "log-end.json"
-    report = await check_log(bus, await asyncio.to_thread(_read, path))
+    report = await check_log(bus, await asyncio.to_thread(_read_last_seq, path))
     await asyncio.to_thread(
         write_private, path, json.dumps({"last_seq": max(report.last, report.before)})
     )
     return report
 
 
-async def mark(bus: Bus, report: LogReport) -> None:
-    """Publish once, of every deliberation that may lack a record, that it may."""
+async def mark_damaged(bus: Bus, report: LogReport) -> None:
+    """Publish once, for every deliberation that may lack records, that it may be damaged."""
     for task_id, missing in report.concerned.items():
         first = await bus.first(Channel.RESULTS.of(task_id))
         if first is None:
@@ -192,7 +191,7 @@ async def mark(bus: Bus, report: LogReport) -> None:
         event = write(
             EventType.DELIBERATION_DAMAGED,
             task_id,
-            {"task_id": task_id, "missing": list(missing[:_SHOWN]), "count": len(missing)},
+            {"task_id": task_id, "missing": list(missing[:_MAX_SHOWN]), "count": len(missing)},
             causationid=request_event_id(task_id),
             correlationid=first.event.correlationid,
             tenant=first.event.tenant,
@@ -201,14 +200,14 @@ async def mark(bus: Bus, report: LogReport) -> None:
         )
         if all(
             [
-                known.event.id != event.id
-                async for known in bus.replay((Channel.RESULTS.of(task_id),))
+                recorded.event.id != event.id
+                async for recorded in bus.replay((Channel.RESULTS.of(task_id),))
             ]
         ):
             await bus.publish(event)
 
 
-def _read(path: Path) -> int:
+def _read_last_seq(path: Path) -> int:
     try:
         last = json.loads(path.read_bytes())["last_seq"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -216,23 +215,25 @@ def _read(path: Path) -> int:
     return last if isinstance(last, int) else 0
 
 
-def parse_roles(said: Iterable[str]) -> tuple[Duty, ...]:
-    """Return roles by their names, which may be divided by commas. Raises `ConfigurationError` for
-    what is none.
+def parse_roles(values: Iterable[str]) -> tuple[Duty, ...]:
+    """Return the roles with these names. A name can be a list separated by commas. Raises
+    `ConfigurationError` for unknown roles.
     """
-    names = [name for one in said for part in one.split(",") if (name := part.strip().lower())]
+    names = [
+        name for value in values for part in value.split(",") if (name := part.strip().lower())
+    ]
     known: dict[str, Duty] = {role: role for role in ROLES}
     if unknown := [name for name in names if name not in known]:
         raise ConfigurationError(
             f"unknown role {unknown[0][:40]!r}; the roles are {', '.join(ROLES)}"
         )
-    if said and not names:
+    if values and not names:
         raise ConfigurationError(f"no role is named; the roles are {', '.join(ROLES)}")
     return tuple(known[name] for name in dict.fromkeys(names))
 
 
 def roles_of(settings: Settings) -> frozenset[str]:
-    """Return what a server is to do. Raises `ConfigurationError` for what cannot be."""
+    """Return the roles of a server. Raises `ConfigurationError` for an impossible combination."""
     roles = frozenset(settings.serve.only) or ALL
     if settings.bus.url is None and (
         missing := [role for role in ROLES if role in _NEEDED - roles]
@@ -247,20 +248,20 @@ def roles_of(settings: Settings) -> frozenset[str]:
 
 
 def embedded_parts(settings: Settings, roles: frozenset[str]) -> tuple[str, ...]:
-    """Return the embedded parts of a process. Each lies in the data directory, or is found through
-    it, and is one process's.
+    """Return the embedded parts of a process. Each one is in the data directory, or is found
+    through it, and belongs to one process.
     """
     parts = {
         "bus": settings.bus.url is None,
         "graph": "graph" in roles and settings.graph.url is None,
         "model": "hosts" in roles and settings.llm.base_url is None,
     }
-    return tuple(name for name, here in parts.items() if here)
+    return tuple(name for name, embedded in parts.items() if embedded)
 
 
 def instance(settings: Settings, stack: ExitStack) -> str:
-    """Return what no other living process on the same bus is called, and this one is again when it
-    is started anew; empty with an embedded bus.
+    """Return a name that no other running process on the bus has, and that this process gets again
+    after a restart; empty with an embedded bus.
     """
     if settings.bus.url is None:
         return ""
@@ -271,12 +272,12 @@ def instance(settings: Settings, stack: ExitStack) -> str:
 
 
 def lease_of(serve: ServeSettings, bus: Bus, name: str) -> Lease:
-    """Return the lease of what one process does at a time."""
+    """Return the lease of work that one process does at a time."""
     return Lease(bus.bucket(BUCKET), name, serve.lease_seconds)
 
 
 def alone(settings: Settings, bus: Bus, name: str) -> AbstractAsyncContextManager[None]:
-    """Wait until no other process is at what `name` says, and keep them from it: at once with an
-    embedded bus, for then there is none.
+    """Wait until no other process does the work `name`, and exclude others meanwhile. Returns at
+    once with an embedded bus, which has no other processes.
     """
     return nullcontext() if settings.bus.url is None else lease_of(settings.serve, bus, name).wait()

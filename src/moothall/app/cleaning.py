@@ -1,5 +1,5 @@
-"""What goes of what lies in the data directory: `moothall clean`, `moothall repo remove` and
-`moothall log prune` remove nothing that is in use.
+"""Removal from the data directory: `moothall clean`, `moothall repo remove` and `moothall log
+prune`. Nothing in use is removed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from moothall.workspace.executor_client import remove_tree
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaned:
-    """All that was there, what went (or would go), and why nothing could; `busy` was in use and
-    stays.
+class CleanReport:
+    """All items, those removed (or to remove), and why nothing could be removed. `busy` items were
+    in use and stay.
     """
 
-    there: Sequence[StoredItem]
-    gone: Sequence[StoredItem]
+    items: Sequence[StoredItem]
+    removed: Sequence[StoredItem]
     busy: Sequence[StoredItem]
-    why_not: str = ""
+    refusal: str = ""
 
 
 async def clean_up(
@@ -47,26 +47,28 @@ async def clean_up(
     older_than: float | None,
     everything: bool,
     dry_run: bool,
-    removed: Callable[[StoredItem], None],
-) -> Cleaned:
-    """Remove what was not used for `older_than` days (`workspace.keep_days` by default), or
+    report_removed: Callable[[StoredItem], None],
+) -> CleanReport:
+    """Remove items that were not used for `older_than` days (`workspace.keep_days` by default), or
     everything.
     """
     data_dir = settings.data_dir
-    with _alone(data_dir) as why_not:
-        there = await asyncio.to_thread(list_kept, data_dir)
+    with _hold_directory(data_dir) as refusal:
+        items = await asyncio.to_thread(list_kept, data_dir)
         registered = [entry.clone for entry in trusted_repositories(settings).registry.all()]
         days = settings.workspace.keep_days if older_than is None else older_than
-        going = choose(there, older_than=days, everything=everything, registered=registered)
-        if dry_run or why_not:
-            return Cleaned(there, going, (), why_not)
-        busy = await clean(data_dir, going, removed)
-        return Cleaned(there, tuple(item for item in going if item not in busy), busy)
+        chosen = choose(items, older_than=days, everything=everything, registered=registered)
+        if dry_run or refusal:
+            return CleanReport(items, chosen, (), refusal)
+        busy = await clean(data_dir, chosen, report_removed)
+        return CleanReport(items, tuple(item for item in chosen if item not in busy), busy)
 
 
 @dataclass(frozen=True, slots=True)
 class Unregistered:
-    """Which repository went; `clone_left` says why its clone stays, '' where it went too."""
+    """A removed repository. `clone_left` says why its clone stays; it is empty if the clone was
+    removed too.
+    """
 
     id: str
     origin: str
@@ -74,22 +76,22 @@ class Unregistered:
 
 
 async def unregister(settings: Settings, repository: str) -> Unregistered:
-    """Remove a repository from the registry, and its clone where nobody may be at work on it.
-    Raises `NotFound`.
+    """Remove a repository from the registry, and its clone if no process may be using it. Raises
+    `NotFound`.
     """
     registry = trusted_repositories(settings).registry
     entry = registry.get(repository, LOCAL.tenant)
-    for one in (*(other for other in registry.all() if other.of == entry.id), entry):
-        registry.remove(one.id)
-    with _alone(settings.data_dir) as why_not:
-        if not why_not:
+    for registration in (*(other for other in registry.all() if other.of == entry.id), entry):
+        registry.remove(registration.id)
+    with _hold_directory(settings.data_dir) as refusal:
+        if not refusal:
             await remove_tree(settings.data_dir / "repos" / f"{entry.clone}.git")
-    return Unregistered(entry.id, entry.origin, why_not)
+    return Unregistered(entry.id, entry.origin, refusal)
 
 
 @contextmanager
-def _alone(data_dir: Path) -> Iterator[str]:
-    """Hold the data directory; yields who is at work here, '' where it is nobody."""
+def _hold_directory(data_dir: Path) -> Iterator[str]:
+    """Hold the data directory. Yields which process is using it, or an empty string."""
     try:
         with data_dir_lock.hold(data_dir):
             if data_dir_lock.is_shared(data_dir):
@@ -109,8 +111,8 @@ def _alone(data_dir: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """How many of each went. `preparations` is None where a process serves: its workspaces may show
-    them.
+    """The number of removed items of each kind. `preparations` is None if a process serves, because
+    its workspaces may use them.
     """
 
     events: int
@@ -123,22 +125,22 @@ class PruneReport:
 async def prune(
     settings: Settings, keep: int, report_progress: Callable[[str], None]
 ) -> PruneReport:
-    """Keep the last `keep` events; drop documents, large values and patches that the rest does not
-    tell of, and
-    checkouts and environments that were not used for `workspace.keep_days`.
+    """Keep the last `keep` events. Remove documents, large values and patches that the remaining
+    events do not mention, and checkouts and environments that were not used for
+    `workspace.keep_days`.
     """
     async with open_answers(settings):
-        pass  # the graph has read what goes now: nobody could tell it later
-    preparations, others = None, data_dir_lock.is_shared(settings.data_dir)
+        pass  # the graph must read the events before they are removed
+    preparations, shared = None, data_dir_lock.is_shared(settings.data_dir)
     try:
         with data_dir_lock.hold(settings.data_dir):
-            if not others:
+            if not shared:
                 preparations = await prune_preparations(
                     settings.data_dir, settings.workspace.keep_days
                 )
     except data_dir_lock.DirectoryTaken:
-        others = True
-    if others:
+        shared = True
+    if shared:
         report_progress(
             "checkouts and environments stay: a process serves this data directory and may be "
             "working on them"

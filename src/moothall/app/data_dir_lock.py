@@ -1,4 +1,4 @@
-"""The data directory: which process serves it, and how the others find that one."""
+"""The lock of the data directory, and the address of the process that holds it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from moothall.file_locks import lock_file, write_private
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """How to reach the process that serves this data directory. Holds the bus's credentials: mode
-    0600. `page`: where a browser of this machine finds the page, empty where it does not.
-          `settings`: a digest of each setting that
-    changes the work.
+    """How to reach the process that serves this data directory. It contains the bus credentials, so
+    the file mode is 0600. `page`: the URL of the web page for a browser on this machine, or empty.
+    `settings`: a digest of each setting that affects the work.
     """
 
     pid: int
@@ -34,8 +33,8 @@ class DirectoryTaken(Exception):
 
 @contextmanager
 def hold(data_dir: Path) -> Iterator[None]:
-    """Hold the data directory, or raise `DirectoryTaken`. The kernel lets go when the process ends,
-    however it ends.
+    """Hold the data directory, or raise `DirectoryTaken`. The kernel releases the lock whenever the
+    process ends.
     """
     with ExitStack() as stack:
         try:
@@ -47,14 +46,14 @@ def hold(data_dir: Path) -> Iterator[None]:
             ) from error
         if not free:
             raise DirectoryTaken
-        withdraw(data_dir)  # of one who was killed
+        withdraw(data_dir)  # left by a process that was killed
         yield
 
 
 @contextmanager
 def take_number(data_dir: Path) -> Iterator[int]:
     """Hold the first number, from 1, that no other process of this data directory has. The kernel
-    takes it back when the process ends.
+    releases it when the process ends.
     """
     folder = data_dir / "processes"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -66,7 +65,7 @@ def take_number(data_dir: Path) -> Iterator[int]:
 
 
 def is_shared(data_dir: Path) -> bool:
-    """Whether processes work here that have a number, and may not hold the directory."""
+    """Return whether processes with a number use the directory. They may not hold it."""
     for path in (data_dir / "processes").glob("*"):
         with lock_file(path) as free:
             if not free:
@@ -75,17 +74,17 @@ def is_shared(data_dir: Path) -> bool:
 
 
 def announce(data_dir: Path, address: Address) -> None:
-    """Say where this process can be reached."""
+    """Publish the address of this process."""
     write_private(data_dir / "serving.json", json.dumps(asdict(address)))
 
 
 def withdraw(data_dir: Path) -> None:
-    """Nobody serves here any more."""
+    """Remove the address of the serving process."""
     (data_dir / "serving.json").unlink(missing_ok=True)
 
 
 def find(data_dir: Path) -> Address | None:
-    """Return the serving process, or None while it is still starting."""
+    """Return the address of the serving process, or None while it is starting."""
     try:
         return Address(**json.loads((data_dir / "serving.json").read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):

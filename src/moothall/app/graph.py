@@ -1,5 +1,5 @@
-"""The context graph: Neo4j where one is configured, else the embedded one; and who projects the log
-into it.
+"""The context graph: Neo4j if configured, else the embedded one; and the projection of the log into
+it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-_LOOK_SECONDS, _HELD_SECONDS = 0.1, 30.0
+_POLL_SECONDS, _HOLD_SECONDS = 0.1, 30.0
 
 
 @asynccontextmanager
 async def open_graph(
     graph: GraphSettings, data_dir: Path, *, at_once: bool = True
 ) -> AsyncIterator[CypherGraph]:
-    """Open the graph. Raises `GraphUnavailable` and `ConfigurationError`: what was configured is
-    never replaced silently. With `at_once` False a server that is away is waited for behind whoever
-    asks.
+    """Open the graph. Raises `GraphUnavailable` and `ConfigurationError`; a configured graph is
+    never replaced silently. With `at_once` False, an unreachable server is waited for in the
+    background.
     """
     if graph.url:
         from moothall.graph.neo4j import neo4j_store
@@ -59,8 +59,8 @@ async def open_graph(
 
 @asynccontextmanager
 async def open_reader(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
-    """Yield the graph for a process that does not write it: the server's, or that of the process
-    which has the embedded one.
+    """Yield the graph for a process that does not write it: the server's, or the embedded graph of
+    another process.
     """
     if settings.graph.url is None:
         yield BusGraphClient(bus, settings.graph.query_seconds)
@@ -75,8 +75,8 @@ def graph_of(
     report_progress: Callable[[str], None],
     serves: frozenset[str] | None,
 ) -> AbstractAsyncContextManager[Answers]:
-    """Return the graph as a process of these roles has it; None: a command, which lets its own
-    catch up at its end. A server that ends leaves that to the next one.
+    """Return the graph for a process with these roles; None means a command. A command waits at its
+    end for the graph to catch up; a server leaves that to the next start.
     """
     if serves is not None and "graph" not in serves:
         return open_reader(settings, bus)
@@ -85,9 +85,9 @@ def graph_of(
     return open_writer(settings, bus, report_progress if serves is None else None)
 
 
-class _Nearest:
-    """The embedded graph of this process while it writes it, else that of the process which
-    does.
+class _WriterOrReader:
+    """The embedded graph of this process while it is the writer, else that of the writing
+    process.
     """
 
     def __init__(self, own: CypherGraph, other: BusGraphClient, lease: Lease) -> None:
@@ -100,14 +100,14 @@ class _Nearest:
         return await (self._own if self._lease.held else self._other).position()
 
 
-Answers = CypherGraph | BusGraphClient | _Nearest
-"""Whoever answers questions about the graph, and says up to which seq the log is written."""
+Answers = CypherGraph | BusGraphClient | _WriterOrReader
+"""Answers queries on the graph, and returns the seq up to which the log is projected."""
 
 
 @asynccontextmanager
 async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> AsyncIterator[Answers]:
     """Open the graph, and project the log into it while no other process on this bus does. An
-    embedded one that others wrote meanwhile reads on in the log.
+    embedded graph that falls behind reads on in the log.
     """
     lease = lease_of(settings.serve, bus, "graph")
     async with (
@@ -123,7 +123,9 @@ async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> Async
 
         answers: Answers = graph
         if settings.graph.url is None:
-            answers = _Nearest(graph, BusGraphClient(bus, settings.graph.query_seconds), lease)
+            answers = _WriterOrReader(
+                graph, BusGraphClient(bus, settings.graph.query_seconds), lease
+            )
             await stack.enter_async_context(answering(graph, _socket(settings.data_dir)))
         async with beside(lease.lead(write), "graph"):
             yield answers
@@ -133,11 +135,11 @@ async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> Async
 async def open_writer(
     settings: Settings, bus: Bus, drain: Callable[[str], None] | None
 ) -> AsyncIterator[CypherGraph]:
-    """Open the graph, project the log into it behind the answers, and let other commands on this
-    data directory ask it.
+    """Open the graph, project the log into it in the background, and let other commands on this
+    data directory query it.
 
-    `drain`: at the end the graph gets `graph.drain_seconds` to catch up, and this hears of it where
-    it takes long; what is left then, the next start does.
+    `drain`: at the end the graph gets `graph.drain_seconds` to catch up, and a long wait is
+    reported to this function. The next start projects the rest.
     """
     async with (
         open_graph(settings.graph, settings.data_dir) as graph,
@@ -145,7 +147,7 @@ async def open_writer(
         asyncio.TaskGroup() as group,
     ):
         projector = Projector(bus, graph, settings.graph)
-        running = group.create_task(
+        projecting = group.create_task(
             projector.run((await bus.state(EVENTS.name)).last_seq), name="graph"
         )
         try:
@@ -154,7 +156,7 @@ async def open_writer(
                 with say_if_slow(drain, "the graph to catch up"):
                     await _drain(settings.graph.drain_seconds, projector, bus)
         finally:
-            running.cancel()
+            projecting.cancel()
 
 
 async def _drain(seconds: float, projector: Projector, bus: Bus) -> None:
@@ -167,14 +169,14 @@ async def _drain(seconds: float, projector: Projector, bus: Bus) -> None:
 
 @asynccontextmanager
 async def open_answers(settings: Settings) -> AsyncIterator[CypherGraph | SocketGraphClient]:
-    """Yield the graph, caught up; or, where another process has the data directory, what asks that
-    one.
+    """Yield the graph, caught up. If another process holds the data directory, yield a client of
+    that process.
     """
     async with AsyncExitStack() as stack:
-        if await _free(settings, stack):
+        if await _hold_if_free(settings, stack):
             bus = await stack.enter_async_context(_own_bus(settings))
             graph = await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
-            if await _writes(settings, bus, stack):
+            if await _may_write(settings, bus, stack):
                 await Projector(bus, graph, settings.graph).catch_up(
                     (await bus.state(EVENTS.name)).last_seq
                 )
@@ -187,7 +189,7 @@ async def open_answers(settings: Settings) -> AsyncIterator[CypherGraph | Socket
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """What a rebuild came to. `before` and `after` are the graph's lines, in order."""
+    """The result of a rebuild. `before` and `after` are the graph's lines, in order."""
 
     events: int
     before: tuple[tuple[str, ...], ...]
@@ -198,10 +200,10 @@ class RebuildReport:
 async def rebuild(
     settings: Settings, on_batch: Callable[[int, int], None], *, lossy: bool = False
 ) -> RebuildReport:
-    """Empty the graph and replay the log. `on_batch` hears (seq, the log's end).
+    """Empty the graph and replay the log. `on_batch` receives the seq and the end of the log.
 
-    Raises `ConfigurationError` where another process has the data directory, or where the log's
-    beginning was pruned and not `lossy`: what only the graph remembers would be gone.
+    Raises `ConfigurationError` if another process holds the data directory, or if the beginning of
+    the log was pruned and `lossy` is not set, because only the graph has that part.
     """
     async with AsyncExitStack() as stack:
         try:
@@ -218,7 +220,7 @@ async def rebuild(
                 f"the log begins at seq {state.first_seq}: what was pruned is in the graph alone "
                 "and would be gone; --lossy rebuilds it nevertheless"
             )
-        if not await _writes(settings, bus, stack):
+        if not await _may_write(settings, bus, stack):
             raise ConfigurationError(
                 f"another process on the bus writes the graph {settings.graph.url}; stop it and "
                 "run this again"
@@ -233,12 +235,12 @@ async def rebuild(
         return RebuildReport(events, before, after, await graph.counts())
 
 
-async def _free(settings: Settings, stack: AsyncExitStack) -> bool:
-    """Hold the data directory; False where another process serves it. One that is starting or
-    ending is waited for.
+async def _hold_if_free(settings: Settings, stack: AsyncExitStack) -> bool:
+    """Hold the data directory and return True; return False if another process serves it. Waits for
+    a process that is starting or ending.
     """
     try:
-        async with asyncio.timeout(_HELD_SECONDS):
+        async with asyncio.timeout(_HOLD_SECONDS):
             while True:
                 try:
                     stack.enter_context(data_dir_lock.hold(settings.data_dir))
@@ -247,7 +249,7 @@ async def _free(settings: Settings, stack: AsyncExitStack) -> bool:
                         os.path.exists, _socket(settings.data_dir)
                     ):
                         return False
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
                 else:
                     return True
     except TimeoutError as error:
@@ -256,9 +258,9 @@ async def _free(settings: Settings, stack: AsyncExitStack) -> bool:
         ) from error
 
 
-async def _writes(settings: Settings, bus: Bus, stack: AsyncExitStack) -> bool:
-    """Whether this command may write the graph: its own file, or a server's that no other process
-    writes.
+async def _may_write(settings: Settings, bus: Bus, stack: AsyncExitStack) -> bool:
+    """Return whether this command may write the graph: its own file, or that of a server which no
+    other process writes.
     """
     if settings.bus.url is None or settings.graph.url is None:
         return True

@@ -1,6 +1,4 @@
-"""Hosts: each alone in its process, wherever Ray put it, or beside the command that it works
-for.
-"""
+"""Hosts: each in a process of its own on any Ray node, or in the process of a command."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from moothall.app.repositories import (
     disk_of,
     for_hosts,
     home_of,
-    open_hands,
+    open_workspace_services,
     sees,
 )
 from moothall.app.rules import audit_log, open_rules
@@ -46,10 +44,8 @@ from moothall.workers.host import Host
 from moothall.workers.in_process import Alive
 from moothall.workers.owner import Process, registered, this_process
 
-_YOUNG, _MIDDLE, _OLD = 20_000, 20, 20
-"""New objects before a look at the young ones; looks at those before one at the next generation;
-the same again.
-"""
+_GC_THRESHOLDS = 20_000, 20, 20
+"""As in `gc.set_threshold`."""
 
 
 async def host_main(
@@ -63,21 +59,19 @@ async def host_main(
     home: Home | None = None,
     node: str = "",
 ) -> None:
-    """Host in a process of its own, started by that of `app`, until cancelled. Calls `ready` once
-    work is being pulled. `home`: where the server may be on another machine; `node`: how the fleet
-    calls this one.
+    """Host in a process of its own, started by `app`, until cancelled. Calls `ready` once work is
+    being pulled. `home`: set if the server may be on another machine. `node`: this node's name in
+    the fleet.
     """
-    settings.data_dir.mkdir(
-        mode=0o700, parents=True, exist_ok=True
-    )  # on another node nobody else has made it
+    # On another node, no other process has created it.
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     secrets = secret_values(settings)
     configure_logs(settings.log, _log_file(settings.data_dir, name), secrets)
-    if (
-        settings.ray.address is not None and settings.workspace.kind == "local"
-    ):  # on this machine the server has checked them
+    # On this machine the server has checked the sandbox.
+    if settings.ray.address is not None and settings.workspace.kind == "local":
         await check_walls(settings.sandbox)
 
-    def settled() -> None:
+    def settle_and_report() -> None:
         settle()
         ready()
 
@@ -85,10 +79,10 @@ async def host_main(
         stack.enter_context(registered(settings.data_dir / "hosts", app))
         await stack.enter_async_context(record(settings.trace, name, secrets))
         bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=secrets))
-        await stack.enter_async_context(report_figures(settings.metrics, bus, name))
+        await stack.enter_async_context(report_metrics(settings.metrics, bus, name))
         await _host(
             name,
-            settled,
+            settle_and_report,
             settings=settings,
             bus=bus,
             bus_url=bus_url,
@@ -107,8 +101,8 @@ async def host_beside(
     bus_url: str,
     model_url: str,
 ) -> None:
-    """Host in the process that opened `bus` and checked the walls, until cancelled. What it logs
-    goes to a file, as a host's elsewhere.
+    """Host in the process that opened `bus` and checked the sandbox, until cancelled. Logs go to a
+    file, as those of other hosts.
     """
     log_apart(settings.log, _log_file(settings.data_dir, name))
     await _host(name, ready, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
@@ -132,22 +126,19 @@ async def _host(
     metrics.HOST.set(1, node or platform.node())
     async with AsyncExitStack() as stack:
         models = await stack.enter_async_context(open_models(settings.choice, model_url))
-        writer, keys, far = (
-            f"{name}-{digest(bus_url)[:8]}",
-            keys_of(settings.guard, settings.data_dir) if home is None else home.keys,
-            None,
-        )
+        writer = f"{name}-{digest(bus_url)[:8]}"
+        keys = keys_of(settings.guard, settings.data_dir) if home is None else home.keys
+        remote_bus = None
         if home is not None:
-            writer = f"{writer}-{disk_of(settings.data_dir)}"  # each disk has chains of its own
-            far = None if sees(settings.data_dir, home) else bus
+            writer = f"{writer}-{disk_of(settings.data_dir)}"  # each disk has its own audit chains
+            remote_bus = None if sees(settings.data_dir, home) else bus
         audit = await stack.enter_async_context(audit_log(settings, bus, keys, writer))
         rules = await stack.enter_async_context(open_rules(settings, bus, keys=keys))
-        hands = await stack.enter_async_context(open_hands(settings, far))
+        services = await stack.enter_async_context(open_workspace_services(settings, remote_bus))
         remote_agents: Mapping[str, ChatModel] = {}
         if settings.agents.endpoints:
-            from moothall.api.remote_agents import (
-                open_remote_agents,
-            )  # gRPC costs start time, and most hosts call nobody
+            # Importing gRPC takes time, and most hosts do not need it.
+            from moothall.api.remote_agents import open_remote_agents
 
             remote_agents = await stack.enter_async_context(open_remote_agents(settings.agents))
         parts = Dependencies(
@@ -157,21 +148,21 @@ async def _host(
             },
             remote_agents=remote_agents,
             gateway=ToolGateway(settings.guard, audit, bus.publish, rules),
-            workspaces=NotifyingWorkspaces(hands.workspaces, rules.close_workspace),
-            read_file=hands.repositories.read,
-            merge=hands.repositories.merge,
+            workspaces=NotifyingWorkspaces(services.workspaces, rules.close_workspace),
+            read_file=services.repositories.read,
+            merge=services.repositories.merge,
             log=bus,
             limits=settings.limits,
             evidence=settings.evidence,
             llm=settings.llm,
-            run_code=hands.run_code,
-            repo_mapper=RepoMapper(hands.workspaces, settings.limits),
+            run_code=services.run_code,
+            repo_mapper=RepoMapper(services.workspaces, settings.limits),
             python=settings.runner,
             clean=functools.partial(scrub, known=secret_values(settings)),
         )
         accounts = StoryBudgets(bus.bucket(BUCKET), settings.limits)
         seats, patience = settings.ray.seats_per_host, settings.bus.ack_wait_seconds
-        host = Host(name, bus, hands.repositories, parts, seats, accounts, patience, node=node)
+        host = Host(name, bus, services.repositories, parts, seats, accounts, patience, node=node)
         ready()
         await host.run()
 
@@ -183,7 +174,7 @@ async def _with_instance(
 
 
 Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Alive]]
-"""Starts the hosts, given the bus, its URL and that of the model."""
+"""Starts the hosts. Takes the bus, its URL and the URL of the model."""
 
 
 @asynccontextmanager
@@ -194,15 +185,15 @@ async def open_fleet(
     instance: str = "",
     fall_back: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Hosting]:
-    """Start what hosts need and yield what starts the hosts. `instance` is in the names of the
-    hosts, where other processes have some.
+    """Prepare for hosts and yield a function that starts them. `instance` is part of the hosts'
+    names if other processes have hosts too.
 
     If Ray does not start on this machine, or its hosts are not ready in time, call `fall_back` with
     a sentence and run the hosts in this process; without `fall_back` raise `FleetUnavailable`.
     Raises `ConfigurationError` if the Ray at `ray.address` cannot be used.
     """
 
-    def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
+    def host_here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
         main = functools.partial(
             host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url
         )
@@ -210,15 +201,19 @@ async def open_fleet(
             max(1, settings.ray.hosts), functools.partial(_with_instance, instance, main)
         )
 
-    hosting: Hosting = here
+    hosting: Hosting = host_here
     async with AsyncExitStack() as stack:
         if on_ray:
             try:
-                by_ray = await stack.enter_async_context(_open_ray(settings, instance))
+                host_on_ray = await stack.enter_async_context(_open_ray(settings, instance))
             except FleetUnavailable as error:
                 _fall_back(error, fall_back)
             else:
-                hosting = by_ray if settings.ray.address else first_ready(by_ray, here, fall_back)
+                hosting = (
+                    host_on_ray
+                    if settings.ray.address
+                    else first_ready(host_on_ray, host_here, fall_back)
+                )
         yield hosting
 
 
@@ -257,7 +252,7 @@ def _fall_back(error: MoothallError, report_progress: Callable[[str], None] | No
 
 @asynccontextmanager
 async def _open_ray(settings: Settings, instance: str) -> AsyncIterator[Hosting]:
-    try:  # in a thread, for it takes a second, in which the model begins to load
+    try:  # in a thread: importing takes a second, in which the model starts to load
         ray_fleet: Any = await asyncio.to_thread(
             importlib.import_module, "moothall.workers.ray_fleet"
         )
@@ -267,26 +262,26 @@ async def _open_ray(settings: Settings, instance: str) -> AsyncIterator[Hosting]
             raise FleetUnavailable(missing) from error
         raise ConfigurationError(missing) from error
 
-    def by_ray(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
-        given: dict[str, Any] = {
+    def host_on_ray(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
+        arguments: dict[str, Any] = {
             "settings": for_hosts(settings),
             "bus_url": bus_url,
             "model_url": model_url,
             "home": home_of(settings),
         }
-        main = functools.partial(host_main, app=this_process(), **given)
+        main = functools.partial(host_main, app=this_process(), **arguments)
         hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(
             settings.ray, functools.partial(_with_instance, instance, main)
         )
         return hosts
 
     async with ray_fleet.cluster(settings.ray):
-        yield by_ray
+        yield host_on_ray
 
 
 @asynccontextmanager
-async def report_figures(settings: MetricsSettings, bus: Bus, name: str) -> AsyncIterator[None]:
-    """Report a host's figures to the serving process, while the context lasts."""
+async def report_metrics(settings: MetricsSettings, bus: Bus, name: str) -> AsyncIterator[None]:
+    """Report a host's metrics to the serving process until the context ends."""
     if not settings.enabled:
         yield
         return
@@ -302,13 +297,13 @@ async def report_figures(settings: MetricsSettings, bus: Bus, name: str) -> Asyn
 
 
 def settle() -> None:
-    """Call once a long-lived process is set up: what it holds by now stays, and is never looked
-    through again.
+    """Freeze the objects that exist after a long-lived process is set up, so that the garbage
+    collector skips them.
 
-    By default the collector looks after every 700 new objects and ever again at all that lives: an
-    eighth of what a deliberation costs. Nearly everything that one leaves goes without it, by its
-    count of references.
+    With the default thresholds, the collector runs after every 700 new objects and repeatedly scans
+    all live objects, which takes an eighth of a deliberation's time. Reference counting frees
+    nearly everything that a deliberation leaves.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, _MIDDLE, _OLD)
+    gc.set_threshold(*_GC_THRESHOLDS)

@@ -1,4 +1,6 @@
-"""Workspaces in a cluster: what makes them, who they belong to, and how they are tried."""
+"""Workspaces in a Kubernetes cluster: how they are created, who owns them, and how they are
+tested.
+"""
 
 from __future__ import annotations
 
@@ -25,32 +27,30 @@ def _bus_of_pods(settings: Settings) -> str:
     return settings.jobs.bus_url or settings.bus.url or ""
 
 
-def _reach(settings: Settings, link: str) -> dict[str, str]:
-    """Return the environment by which the link of that name reaches the bus. Raises
-    `ConfigurationError`.
-    """
+def _link_environment(settings: Settings, link: str) -> dict[str, str]:
+    """Return the environment with which a link reaches the bus. Raises `ConfigurationError`."""
     bus, jobs = settings.bus, settings.jobs
-    said = {"MOOTHALL_BUS__URL": _bus_of_pods(settings)}
+    variables = {"MOOTHALL_BUS__URL": _bus_of_pods(settings)}
     if jobs.link_keys:
         from moothall.events.nats.accounts import mint
 
-        return said | {
+        return variables | {
             "MOOTHALL_BUS__CREDENTIALS": mint(jobs.link_keys.get_secret_value(), link, jobs.seconds)
         }
-    return said | {
-        f"MOOTHALL_BUS__{name.upper()}": one.get_secret_value()
-        for name, one in (("token", bus.token), ("credentials", bus.credentials))
-        if one
+    return variables | {
+        f"MOOTHALL_BUS__{name.upper()}": secret.get_secret_value()
+        for name, secret in (("token", bus.token), ("credentials", bus.credentials))
+        if secret
     }
 
 
-def house_of(settings: Settings) -> str:
-    """Name those who hear each other: the bus as the pods of the namespace reach it, and its
+def deployment_id(settings: Settings) -> str:
+    """Return an id of the processes that share a bus: its servers as pods reach them, and its
     account. Raises `ConfigurationError`.
     """
     servers = sorted(
-        urlsplit(one if "://" in one else f"//{one}").netloc.rpartition("@")[2]
-        for one in _bus_of_pods(settings).split(",")
+        urlsplit(server if "://" in server else f"//{server}").netloc.rpartition("@")[2]
+        for server in _bus_of_pods(settings).split(",")
     )
     if settings.jobs.link_keys is None:
         return digest(*servers)[:16]
@@ -61,12 +61,12 @@ def house_of(settings: Settings) -> str:
 
 @asynccontextmanager
 async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
-    """What makes workspaces in a cluster. Raises `ConfigurationError` where no Jobs can be made
-    there.
+    """Yield a function that creates workspaces in a cluster. Raises `ConfigurationError` if Jobs
+    cannot be created there.
     """
     from moothall.events.adapter import open_carrying
 
-    app = house_of(settings)  # keys that are none are said at the start
+    app = deployment_id(settings)  # raises for invalid keys at the start
     try:
         from moothall.workspace.kubernetes.box import CodeExecutor, JobExecutor, Pods
         from moothall.workspace.kubernetes.cluster import Cluster
@@ -75,31 +75,32 @@ async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
         raise ConfigurationError(_MISSING) from error
     host = f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
     async with (
-        open_carrying(settings.bus, settings.bus.url or "") as carrying,
+        open_carrying(settings.bus, settings.bus.url or "") as connection,
         Cluster(settings.jobs, host, app) as cluster,
     ):
-        carrier = Transport(carrying.send, carrying.hear)
-        pods = Pods(cluster, carrier, lambda name: _reach(settings, name))
+        transport = Transport(connection.send, connection.hear)
+        pods = Pods(cluster, transport, lambda name: _link_environment(settings, name))
 
-        def make(
-            place: ExecutorSetup, folder: Path, beside: ExecutorClient | None
+        def create_executor(
+            setup: ExecutorSetup, folder: Path, beside: ExecutorClient | None
         ) -> ExecutorClient:
             if isinstance(beside, JobExecutor):
-                return CodeExecutor(place, folder, settings, beside)
-            return JobExecutor(place, folder, settings, pods)
+                return CodeExecutor(setup, folder, settings, beside)
+            return JobExecutor(setup, folder, settings, pods)
 
         async with beside(
-            Reconciler(cluster, carrier, settings.jobs.orphan_seconds).run(), "jobs without a host"
+            Reconciler(cluster, transport, settings.jobs.orphan_seconds).run(),
+            "jobs without a host",
         ):
-            yield make
+            yield create_executor
 
 
 async def examine_jobs(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield what the cluster says of the Jobs of workspaces."""
+    """Yield the findings about Jobs for workspaces in the cluster."""
     try:
         from moothall.workspace.kubernetes.preflight import examine
 
-        reach = _reach(settings, "moothall-doctor")
+        link_environment = _link_environment(settings, "moothall-doctor")
     except ModuleNotFoundError:
         yield Finding(
             "cluster",
@@ -116,5 +117,5 @@ async def examine_jobs(settings: Settings) -> AsyncIterator[Finding]:
             mend="set MOOTHALL_JOBS__LINK_KEYS_FILE to a links.json",
         )
         return
-    async for finding in examine(settings, reach):
+    async for finding in examine(settings, link_environment):
         yield finding

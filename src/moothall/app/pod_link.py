@@ -1,6 +1,5 @@
-"""The program of a link, in each workspace's pod: `python -m moothall.app.pod_link`. What it is
-told
-stands in its environment.
+"""The link program of each workspace's pod: `python -m moothall.app.pod_link`. Its input is in its
+environment.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from moothall.workspace.kubernetes.multiplexer import Transport
 
 
 async def serve(folders: Folders) -> None:
-    """Be the link of the workspace that the environment names, until its host is gone. Raises
+    """Run the link of the workspace in the environment until its host is gone. Raises
     `MoothallError`.
     """
     settings = load_settings()
     configure_logs(settings.log)
-    told = environment().get(LINK)
-    if told is None or settings.bus.url is None:
+    document = environment().get(LINK)
+    if document is None or settings.bus.url is None:
         raise ConfigurationError(
             f"a link is started by a host, in a workspace's pod: {LINK} and MOOTHALL_BUS__URL are "
             "missing"
         )
-    order = json.loads(told)
+    order = json.loads(document)
     link = PodLink(
         folders,
         {int(stream): name for stream, name in order["names"].items()},
         bool(order["proxied"]),
     )
-    async with open_carrying(settings.bus, settings.bus.url) as carrying:
+    async with open_carrying(settings.bus, settings.bus.url) as connection:
         serving = asyncio.ensure_future(
-            link.run(Transport(carrying.send, carrying.hear), order["name"])
+            link.run(Transport(connection.send, connection.hear), order["name"])
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
         await asyncio.wait({serving})

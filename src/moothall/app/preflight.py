@@ -1,6 +1,7 @@
-"""What can be refused before a command imports what it works with, which takes longer than to ask.
+"""Checks that run before a command imports the modules that it works with, because importing takes
+longer than the checks.
 
-So this imports no bus, no workspace and no graph at its top, nor does anything that it imports.
+This module and its imports do not import the bus, workspaces or the graph at the top level.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from moothall.sandbox.probe import Layer
     from moothall.tools.spec import ToolSpec
 
-_ASK_SECONDS = 0.3
+_EARLY_CHECK_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class NamedRepository:
-    """Which repository a caller named: a path, a URL or an id, its ref, a file with its profile; or
-    none, with `text`.
+    """The repository that a caller named: a path, a URL or an id, its ref, and a file with its
+    profile; or none, with `text`.
     """
 
     repo: str = ""
@@ -40,18 +41,18 @@ class NamedRepository:
     profile: Path | None = None
 
     def check(self) -> None:
-        """Raise `InvalidRequest` for what contradicts itself."""
-        wrong = [
+        """Raise `InvalidRequest` for contradictory options."""
+        options = [
             name
-            for name, given in (
+            for name, value in (
                 ("--repo", self.repo),
                 ("--ref", self.ref),
                 ("--profile", self.profile),
             )
-            if given
+            if value
         ]
-        if self.text and wrong:
-            raise InvalidRequest(f"--text is about no repository; leave it or {wrong[0]} out")
+        if self.text and options:
+            raise InvalidRequest(f"--text is about no repository; leave it or {options[0]} out")
 
 
 async def check_early(
@@ -60,16 +61,16 @@ async def check_early(
     named: NamedRepository,
     report_progress: Callable[[str], None],
 ) -> bool:
-    """Refuse what cannot be right: a request that contradicts itself, a model server that is away
-    or says no.
+    """Refuse contradictory requests, and fail if a model server is unreachable or refuses.
 
-    Returns whether a model server was asked: one of ours, or the one of a process that serves this
-    data directory, is not. Raises `InvalidRequest`, `ConfigurationError`, `ModelUnavailable`.
+    Returns whether a model server was checked. The bundled server is not checked, nor the servers
+    of a process that serves this data directory. Raises `InvalidRequest`, `ConfigurationError`,
+    `ModelUnavailable`.
     """
     named.check()
     check_request(settings, request)
     if (
-        all(one.base_url is None for _, one in settings.choice.items())
+        all(llm.base_url is None for _, llm in settings.choice.items())
         or data_dir_lock.find(settings.data_dir) is not None
     ):
         return False
@@ -81,14 +82,12 @@ async def check_early(
 
 
 def check_request(settings: Settings, request: DeliberationRequest) -> None:
-    """Raise `InvalidRequest` for what the deliberation service would refuse, whatever the
-    repository.
-    """
+    """Raise `InvalidRequest` for what the deliberation service would refuse for any repository."""
     plan_deliberation(request, LOCAL, defaults(settings), datetime.now(UTC))
 
 
 def defaults(settings: Settings) -> Defaults:
-    """Return what holds for a request that does not say otherwise."""
+    """Return the defaults of requests."""
 
     def tools() -> Mapping[str, ToolSpec]:
         from moothall.app.rules import catalogue_of
@@ -104,7 +103,9 @@ def defaults(settings: Settings) -> Defaults:
 async def check_first(
     settings: Settings, report_progress: Callable[[str], None], *, serving: bool
 ) -> None:
-    """Refuse what cannot be, and end what was left. Raises `ConfigurationError`."""
+    """Refuse impossible settings, and end the hosts of a server that was killed. Raises
+    `ConfigurationError`.
+    """
     if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
         raise ConfigurationError(
             "hosts on another machine cannot reach an embedded bus or model: with ray.address set "
@@ -112,9 +113,9 @@ async def check_first(
         )
     from moothall.workers.owner import end_left
 
-    if left := await asyncio.to_thread(end_left, settings.data_dir / "hosts"):
+    if ended := await asyncio.to_thread(end_left, settings.data_dir / "hosts"):
         report_progress(
-            f"{left} host(s) of a server that was killed were still alive; they are ended"
+            f"{ended} host(s) of a server that was killed were still alive; they are ended"
         )
     if serving:
         check_ports(settings)
@@ -126,16 +127,16 @@ async def check_parts(
     roles: frozenset[str],
     *,
     serving: bool,
-    asked: bool,
+    model_checked: bool,
 ) -> tuple[Layer, ...]:
-    """Try the walls and ask a configured model server, side by side: nothing slow begins before
-    both are well. A server of ours outlives a model server that is away: it says so, also at
-    /health, and goes on.
+    """Check the sandbox and the configured model server concurrently, before anything slow starts.
+    A serving process tolerates an unreachable model server: it reports it, also at /health, and
+    continues.
     """
     from moothall.llm.startup_check import reach_all
     from moothall.sandbox.probe import check_walls
 
-    async def ask() -> None:
+    async def check_model() -> None:
         try:
             await reach_all(settings.choice, report_progress)
         except ModelUnavailable as error:
@@ -143,26 +144,25 @@ async def check_parts(
                 raise
             report_progress(f"no council can work until the model server answers: {error}")
 
-    asking = None
+    model_check = None
     async with asyncio.TaskGroup() as group:
-        if not asked and "hosts" in roles:
-            asking = group.create_task(ask(), name="model")
-            await asyncio.wait(
-                {asking}, timeout=_ASK_SECONDS
-            )  # what is plainly wrong is said before anything else
-        walls: tuple[Layer, ...] = ()
+        if not model_checked and "hosts" in roles:
+            model_check = group.create_task(check_model(), name="model")
+            # Report obvious errors before anything else.
+            await asyncio.wait({model_check}, timeout=_EARLY_CHECK_SECONDS)
+        layers: tuple[Layer, ...] = ()
         if settings.workspace.kind == "local" and roles & {"hosts", "tools"}:
             with say_if_slow(report_progress, "the sandbox to be tried"):
-                walls = await check_walls(settings.sandbox, report_progress)
-        if asking is not None:
+                layers = await check_walls(settings.sandbox, report_progress)
+        if model_check is not None:
             with say_if_slow(report_progress, "the model server to answer"):
-                await asking
-    return walls
+                await model_check
+    return layers
 
 
 def check_ports(settings: Settings) -> None:
     """Raise `ConfigurationError` for the first address that cannot be listened on. Default ports of
-    HTTP and figures may be taken.
+    HTTP and metrics may be in use.
     """
     for setting, host, port in _addresses(settings):
         try:
@@ -170,9 +170,8 @@ def check_ports(settings: Settings) -> None:
                 host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             with socket.socket(family, kind, protocol) as trial:
-                trial.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-                )  # one that ended just now is no hindrance
+                # A socket that was closed just now does not block the address.
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 trial.bind(address)
                 trial.listen(1)
         except OSError as error:

@@ -1,4 +1,6 @@
-"""The trusted side's repositories, alone or with the workspaces that a host opens on them."""
+"""The trusted side's repositories, on their own or with the workspaces that a host opens on
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,15 @@ from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.runner import LocalRunner
 
-if TYPE_CHECKING:  # nothing of it is needed on one machine
+if TYPE_CHECKING:  # needed only with several machines
     from moothall.repositories.bundle_transfer import BundleServer
     from moothall.repositories.remote import RemoteRepositories
-_MARK, _DISK_CHARS = "house.mark", 8
+_MARK_FILE, _DISK_ID_CHARS = "house.mark", 8
 
 
 def trusted_repositories(settings: Settings) -> RepositoryService:
-    """Repositories to register, pin, read and deliver to."""
-    return _make_trusted(settings, _refuse_to_prepare, RepositoryService)
+    """Return the repositories for registering, pinning, reading and delivery."""
+    return _create_service(settings, _refuse_to_prepare, RepositoryService)
 
 
 async def _refuse_to_prepare(base: Base, _on_progress: Callable[[str], None] | None) -> Prepared:
@@ -46,7 +48,7 @@ async def _refuse_to_prepare(base: Base, _on_progress: Callable[[str], None] | N
 _Kind = TypeVar("_Kind", bound=RepositoryService)
 
 
-def _make_trusted(settings: Settings, prepare: Prepare, kind: type[_Kind]) -> _Kind:
+def _create_service(settings: Settings, prepare: Prepare, kind: type[_Kind]) -> _Kind:
     http = WebFamily().own(settings)
     destinations = Destinations.read(http.allow, only=http.only_allowed)
     return kind(
@@ -56,7 +58,7 @@ def _make_trusted(settings: Settings, prepare: Prepare, kind: type[_Kind]) -> _K
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceServices:
-    """What a host works with."""
+    """The repositories, workspaces and code runner of a host."""
 
     repositories: RepositoryService
     workspaces: LocalWorkspaces
@@ -64,11 +66,11 @@ class WorkspaceServices:
 
 
 @asynccontextmanager
-async def open_hands(
-    settings: Settings, far: Bus | None = None
+async def open_workspace_services(
+    settings: Settings, remote_bus: Bus | None = None
 ) -> AsyncIterator[WorkspaceServices]:
-    """Repositories that can be prepared, and the workspaces on them. `far`: the bus over which the
-    server lends them, where they lie on another disk.
+    """Open repositories that can be prepared, and their workspaces. `remote_bus`: the bus to the
+    server, if its repositories are on another disk.
     """
 
     def clone_of(repository: str) -> TrustedClone:
@@ -79,20 +81,24 @@ async def open_hands(
 
     repositories: RepositoryService
     async with AsyncExitStack() as stack:
-        make = (
+        create_executor = (
             await stack.enter_async_context(open_jobs(settings))
             if settings.workspace.kind == "kubernetes"
             else None
         )
-        workspaces = LocalWorkspaces(settings, clone_of, remote_of, make)
+        workspaces = LocalWorkspaces(settings, clone_of, remote_of, create_executor)
         preparer = Preparer(settings, clone_of, workspaces)
-        if far is None:
-            repositories = _make_trusted(settings, preparer.prepare, RepositoryService)
+        if remote_bus is None:
+            repositories = _create_service(settings, preparer.prepare, RepositoryService)
         else:
             from moothall.repositories.remote import RemoteRepositories
 
-            repositories = borrower = _make_trusted(settings, preparer.prepare, RemoteRepositories)
-            await stack.enter_async_context(open_borrowing(settings, far, borrower))
+            repositories = remote_repositories = _create_service(
+                settings, preparer.prepare, RemoteRepositories
+            )
+            await stack.enter_async_context(
+                _fetch_repositories(settings, remote_bus, remote_repositories)
+            )
         await stack.enter_async_context(workspaces)
         yield WorkspaceServices(
             repositories,
@@ -102,27 +108,27 @@ async def open_hands(
 
 
 class NotifyingWorkspaces:
-    """Workspaces of which `left` hears the id when they end: tools may have left something
-    elsewhere. See `ports.Workspaces`.
+    """Workspaces that call `on_close` with their id when they end, because tools may have created
+    something outside them. See `ports.Workspaces`.
     """
 
-    def __init__(self, workspaces: Workspaces, left: Callable[[str], Awaitable[None]]) -> None:
-        self._workspaces, self._left = workspaces, left
+    def __init__(self, workspaces: Workspaces, on_close: Callable[[str], Awaitable[None]]) -> None:
+        self._workspaces, self._on_close = workspaces, on_close
 
     @asynccontextmanager
-    async def open(self, prepared: Prepared, name: str, **how: Any) -> AsyncIterator[Workspace]:
+    async def open(self, prepared: Prepared, name: str, **options: Any) -> AsyncIterator[Workspace]:
         """Open a workspace."""
-        async with self._workspaces.open(prepared, name, **how) as workspace:
+        async with self._workspaces.open(prepared, name, **options) as workspace:
             try:
                 yield workspace
             finally:
-                await self._left(workspace.id)
+                await self._on_close(workspace.id)
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What the server hands to hosts that may be anywhere: what lies on the disk of the
-    repositories, and what such hosts sign with.
+    """What the server sends to hosts on any machine: a mark on the disk of the repositories, and
+    the hosts' signing keys.
     """
 
     mark: str
@@ -130,33 +136,35 @@ class Home:
 
 
 def home_of(settings: Settings) -> Home | None:
-    """Return what hosts are handed, None where all are processes of this machine. Leaves a mark in
-    the data directory, a new one each
-    time: a copy of the directory has an old one. Raises `ConfigurationError`.
+    """Return what hosts receive, or None if all hosts are processes of this machine. Writes a new
+    mark into the data directory each time, so that a copy of the directory has an old one. Raises
+    `ConfigurationError`.
     """
     if settings.ray.address is None:
         return None
     home = Home(secrets.token_hex(16), keys_of(settings.guard, settings.data_dir).of_hosts())
-    write_private(settings.data_dir / _MARK, home.mark)
+    write_private(settings.data_dir / _MARK_FILE, home.mark)
     return home
 
 
 def sees(data_dir: Path, home: Home) -> bool:
-    """Whether this process sees the data directory of the server."""
+    """Return whether this process sees the data directory of the server."""
     try:
-        return (data_dir / _MARK).read_text(encoding="ascii") == home.mark
+        return (data_dir / _MARK_FILE).read_text(encoding="ascii") == home.mark
     except FileNotFoundError:
         return False
 
 
 def disk_of(data_dir: Path) -> str:
-    """Name this data directory: the same for all that share it. Raises `ConfigurationError`."""
-    return digest(ensure_token(data_dir, "disk.id"))[:_DISK_CHARS]
+    """Return an id of this data directory, the same for all that share it. Raises
+    `ConfigurationError`.
+    """
+    return digest(ensure_token(data_dir, "disk.id"))[:_DISK_ID_CHARS]
 
 
 def for_hosts(settings: Settings) -> Settings:
-    """Return the settings for hosts that may be anywhere: without the key of the server, and what
-    only doors and people's commands need.
+    """Return the settings for hosts on any machine, without the server's key and without settings
+    that only APIs and commands need.
     """
     if settings.ray.address is None:
         return settings
@@ -176,12 +184,12 @@ def for_hosts(settings: Settings) -> Settings:
 
 
 @asynccontextmanager
-async def open_lending(
-    settings: Settings, bus: Bus, repositories: RepositoryService, *, lends: bool = True
+async def serve_repositories(
+    settings: Settings, bus: Bus, repositories: RepositoryService, *, serves: bool = True
 ) -> AsyncIterator[RepositoryService]:
-    """Yield the repositories, which hosts on other disks are answered from where there may be such
-    hosts, where it `lends`: who only runs the seats has credentials by which he is not asked. What
-    they made is fetched from them.
+    """Yield the repositories, and serve them to hosts on other disks if there can be any. Without
+    `serves`, requests of hosts are not answered: a process that runs only hosts has no credentials
+    for that. Patches are fetched from the hosts that created them.
     """
     if settings.ray.address is None:
         yield repositories
@@ -189,28 +197,28 @@ async def open_lending(
     from moothall.repositories.remote import RepositoryServer, patches_of_hosts
 
     async with _bundle_server(settings) as bundle_server:
-        app = RepositoryServer(repositories, bundle_server, bus.ask)
+        server = RepositoryServer(repositories, bundle_server, bus.ask)
         patches_of_hosts(repositories, bundle_server, bus.ask)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(_answer(bus, bundle_server, app.answer))
-            if lends:
+            await stack.enter_async_context(_serve_bundles(bus, bundle_server, server.answer))
+            if serves:
                 await stack.enter_async_context(
-                    beside(bus.answer(HOUSE, app.answer, shared=True), "repositories")
+                    beside(bus.answer(HOUSE, server.answer, shared=True), "repositories")
                 )
             yield repositories
 
 
 @asynccontextmanager
-async def open_borrowing(
+async def _fetch_repositories(
     settings: Settings, bus: Bus, repositories: RemoteRepositories
 ) -> AsyncIterator[None]:
-    """Ask the server for repositories, and lend it what is made here."""
+    """Fetch repositories from the server, and serve it the patches of this host."""
     from moothall.repositories.remote import HOSTS
 
     async with _bundle_server(settings) as bundle_server:
         repositories.far(bus.ask, bundle_server)
         async with (
-            _answer(bus, bundle_server, repositories.answer),
+            _serve_bundles(bus, bundle_server, repositories.answer),
             beside(bus.answer(HOSTS, repositories.answer), "patches"),
         ):
             yield
@@ -226,7 +234,7 @@ async def _bundle_server(settings: Settings) -> AsyncIterator[BundleServer]:
         yield bundle_server
 
 
-def _answer(
+def _serve_bundles(
     bus: Bus, bundle_server: BundleServer, answerer: Answerer
 ) -> AbstractAsyncContextManager[object]:
     return beside(bus.answer(Channel.REPOSITORIES.of(bundle_server.holder), answerer), "bundles")

@@ -1,5 +1,5 @@
-"""The repository that a command is about, its checks run once as it is, and taking over what came
-of it.
+"""The repository of a command: finding it, running its checks once on the base, and applying diffs
+to its files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from moothall.app.preflight import NamedRepository
-from moothall.app.repositories import open_hands, trusted_repositories
+from moothall.app.repositories import open_workspace_services, trusted_repositories
 from moothall.concurrency import leaves
 from moothall.config import Settings
 from moothall.domain import codec
@@ -43,16 +43,16 @@ from moothall.sandbox.probe import check_walls
 from moothall.workspace.layout import uses_environment
 from moothall.workspace.toolchains import choose
 
-if TYPE_CHECKING:  # imported where a server is asked
+if TYPE_CHECKING:  # imported only to call a server
     from moothall.api.remote import RemoteKernel
 
-_SHOWN = 5
+_MAX_SHOWN = 5
 _TRAILER = re.compile(r"(?m)^Deliberation: (\S{1,140})$")
 
 
 async def find_repository(settings: Settings, named: NamedRepository) -> RepositoryRef | None:
-    """Return the repository that was named, or the one round the current folder; None where that is
-    in none.
+    """Return the named repository, or the one around the current folder; None if that folder is in
+    none.
     """
     named.check()
     if named.text:
@@ -67,10 +67,10 @@ async def find_repository(settings: Settings, named: NamedRepository) -> Reposit
 
 
 async def unseen(settings: Settings, repository: RepositoryRef, profile: Path | None = None) -> str:
-    """Return a sentence about uncommitted changes in the files of a repository, which no council
-    sees; '' where there are none.
+    """Return a sentence about uncommitted changes in a repository, which councils do not see, or an
+    empty string.
 
-    `profile` is what stands for its `.moothall.toml` this time.
+    `profile` is used instead of the repository's `.moothall.toml` this time.
     """
     top = files_of(settings, repository)
     if top is None:
@@ -83,31 +83,29 @@ async def unseen(settings: Settings, repository: RepositoryRef, profile: Path | 
     if not changed:
         return ""
     sha = await sources.local_commit(git, local, repository.ref)
-    shown = ", ".join(changed[:_SHOWN]) + (", …" if len(changed) > _SHOWN else "")
-    where = (
+    shown = ", ".join(changed[:_MAX_SHOWN]) + (", …" if len(changed) > _MAX_SHOWN else "")
+    notice = (
         f"uncommitted changes in {len(changed)} file{'s' if len(changed) > 1 else ''} are not "
         f"seen: {shown}"
     )
-    own = (
+    hint = (
         f"; to use {OWN_FILE} as it is, add --profile {OWN_FILE}"
         if OWN_FILE in changed and profile is None
         else ""
     )
-    return f"works on the commit {sha[:10]}; {where}{own}"
+    return f"works on the commit {sha[:10]}; {notice}{hint}"
 
 
 def files_of(settings: Settings, repository: RepositoryRef) -> Path | None:
-    """Return where the files of a repository lie on this machine; None for one that was fetched
-    from a URL.
+    """Return the path of a repository's files on this machine; None if it was fetched from a
+    URL.
     """
     entry = trusted_repositories(settings).registry.get(repository.id, LOCAL.tenant)
     return Path(entry.origin) if entry.local else None
 
 
 async def files_here(settings: Settings, where: str) -> Path | None:
-    """Return the top of the repository at a path, or round the current folder; None where there is
-    none.
-    """
+    """Return the top of the repository at a path or around the current folder, or None."""
     path = Path(where) if where else await asyncio.to_thread(Path.cwd)
     try:
         return (await sources.find_local(_git(settings), await asyncio.to_thread(path.resolve))).top
@@ -115,20 +113,20 @@ async def files_here(settings: Settings, where: str) -> Path | None:
         return None
 
 
-def names(where: RepositoryRef, files: Path | None) -> RepositoryRef | None:
-    """Return how a server is told of a repository: as it was named, or by the path of the files
-    here.
+def names(reference: RepositoryRef, files: Path | None) -> RepositoryRef | None:
+    """Return the reference by which a server knows a repository: as it was named, or by the path of
+    the local files.
     """
-    named = where.url or (str(files) if files is not None else "")
-    return RepositoryRef(url=named, ref=where.ref) if named else None
+    named = reference.url or (str(files) if files is not None else "")
+    return RepositoryRef(url=named, ref=reference.ref) if named else None
 
 
 @asynccontextmanager
 async def kernel_of(
     settings: Settings, server: str, token_file: Path | None
 ) -> AsyncIterator[RemoteKernel]:
-    """Connect to a server, with the token of a file, of the settings, or of this machine's first
-    run. Raises `ConfigurationError`.
+    """Connect to a server, with the token from a file, from the settings, or from this machine's
+    first run. Raises `ConfigurationError`.
     """
     from moothall.api.remote import remote_kernel
 
@@ -152,28 +150,27 @@ def _token(settings: Settings, token_file: Path | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """A diff, and the commit on which it was made."""
+    """A diff, and the commit that it is based on."""
 
     diff: str
     base: str = ""
 
 
 async def take_over(settings: Settings, top: Path, *changes: Diff) -> tuple[str, ...]:
-    """Apply the last of a conversation's changes to the files there, with those before it as far as
-    it does not fit without them. Return the paths. Raises `RepositoryError`; nothing is changed
-    then.
+    """Apply the last of a conversation's changes to the files at `top`, with as many earlier ones
+    as it needs to apply. Return the paths. Raises `RepositoryError`; nothing is changed then.
     """
     git = _git(settings)
     local = await sources.find_local(git, top)
-    wrong: RepositoryError | None = None
+    failure: RepositoryError | None = None
     for first in reversed(range(len(changes))):
         try:
             return await apply_to_files(
                 git, local, "".join(change.diff for change in changes[first:]), changes[first].base
             )
         except RepositoryError as error:
-            wrong = wrong or error
-    raise wrong or RepositoryError("there is no diff to apply")
+            failure = failure or error
+    raise failure or RepositoryError("there is no diff to apply")
 
 
 def _git(settings: Settings) -> GitRunner:
@@ -190,15 +187,19 @@ async def line_provenance(
 
     `place` is a repository, a ref, a path and a line; `given` are further parameters of the
     question. Without `tenant` it is taken from the branch, the registered repository, or the
-    deliberation that the commit message names. Raises what `line_origin` raises,
-    `GraphUnavailable`.
+    deliberation in the commit message. Raises what `line_origin` raises, and `GraphUnavailable`.
     """
     from moothall.app.graph import open_answers
 
     origin, owner = await line_origin(settings, *place, tenant=tenant)
-    asked = {"tenant": tenant or owner, "path": origin.path, **given, "commit_sha": origin.commit}
+    parameters = {
+        "tenant": tenant or owner,
+        "path": origin.path,
+        **given,
+        "commit_sha": origin.commit,
+    }
     async with open_answers(settings) as answers:
-        return origin, await answers.ask("provenance", **asked)
+        return origin, await answers.ask("provenance", **parameters)
 
 
 async def line_origin(
@@ -206,16 +207,16 @@ async def line_origin(
 ) -> tuple[LineOrigin, str]:
     """Return the commit that a line comes from, and the tenant of its deliberation.
 
-    Without `tenant` a registered repository of any tenant is found. Raises `NotFound`,
+    Without `tenant`, registered repositories of all tenants are searched. Raises `NotFound`,
     `InvalidRequest`, `RepositoryError`.
     """
-    _, found, branch = ref.rpartition("moothall/")
-    of_branch = tenant_of(branch) if found else ""
+    _, prefix, branch = ref.rpartition("moothall/")
+    branch_tenant = tenant_of(branch) if prefix else ""
     if not await asyncio.to_thread(os.path.exists, where):
         repositories = trusted_repositories(settings)
         owner = (
             tenant
-            or of_branch
+            or branch_tenant
             or (await asyncio.to_thread(repositories.registry.find, where)).tenant
         )
         return await repositories.origin(where, ref, path, line, tenant=owner), owner
@@ -225,16 +226,16 @@ async def line_origin(
         git, local.git_dir, await sources.local_commit(git, local, ref), path, line
     )
     message = await message_of(git, local.git_dir, origin.commit)
-    of_commit = next(
-        filter(None, (tenant_of(named[1]) for named in _TRAILER.finditer(message))), ""
+    commit_tenant = next(
+        filter(None, (tenant_of(trailer[1]) for trailer in _TRAILER.finditer(message))), ""
     )
-    return origin, tenant or of_branch or of_commit or LOCAL.tenant
+    return origin, tenant or branch_tenant or commit_tenant or LOCAL.tenant
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryCheck:
-    """What came of it. `prepared` is None where `failure` says why; `files` is where a profile
-    could be written.
+    """The result of a check. `prepared` is None if `failure` is set. `files` is where a profile can
+    be written.
     """
 
     base: Base
@@ -246,7 +247,7 @@ class RepositoryCheck:
 
     @property
     def interpreter(self) -> str:
-        """The Python that an environment is made with; '' where none is."""
+        """The Python of the environment, or an empty string without an environment."""
         return (
             str(choose(self.base.profile.needs).python.program)
             if uses_environment(self.base)
@@ -255,23 +256,23 @@ class RepositoryCheck:
 
     @property
     def own_file(self) -> str:
-        """The text of a `.moothall.toml` that says the same."""
+        """The text of a `.moothall.toml` with the same commands."""
         return to_toml(commands_of(self.base.profile))
 
 
 async def check_repository(
     settings: Settings, named: NamedRepository, report_progress: Callable[[str], None]
 ) -> RepositoryCheck:
-    """Resolve, set up and run the base. Raises what keeps it from being looked at at all; a set-up
-    that fails is a value.
+    """Resolve, set up and check the base. Raises what prevents that; a failed set-up is
+    returned.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     ref = await find_repository(settings, named)
     if ref is None:
         raise InvalidRequest(
             "you are in no git repository; name one: moothall check PATH, URL or id"
         )
-    said = await unseen(settings, ref, named.profile)
+    notice = await unseen(settings, ref, named.profile)
     base = await trusted_repositories(settings).resolve(ref)
     prepared, failure = None, None
     try:
@@ -279,7 +280,7 @@ async def check_repository(
     except* RepositoryError as group:
         failure = RepositoryError("\n".join(dict.fromkeys(map(str, leaves(group)))))
     return RepositoryCheck(
-        base, prepared, failure, time.monotonic() - began, said, files_of(settings, ref)
+        base, prepared, failure, time.monotonic() - started, notice, files_of(settings, ref)
     )
 
 
@@ -288,17 +289,17 @@ async def _prepare(
 ) -> Prepared:
     if settings.workspace.kind == "local":
         await check_walls(settings.sandbox)
-    alone = settings.workspace.model_copy(
-        update={"warm": 0}
-    )  # nobody comes after: no executor need be ready
-    async with open_hands(settings.model_copy(update={"workspace": alone})) as hands:
-        return await hands.repositories.prepare(
-            await hands.repositories.resolve(ref), report_progress
-        )
+    # Only one executor is needed, so none is started in advance.
+    workspace = settings.workspace.model_copy(update={"warm": 0})
+    async with open_workspace_services(
+        settings.model_copy(update={"workspace": workspace})
+    ) as services:
+        base = await services.repositories.resolve(ref)
+        return await services.repositories.prepare(base, report_progress)
 
 
 async def write_profile(checked: RepositoryCheck, *, replace: bool) -> Path:
-    """Write what was found out as the work tree's `.moothall.toml`. Raises `InvalidRequest`,
+    """Write the detected profile as the work tree's `.moothall.toml`. Raises `InvalidRequest`,
     `AlreadyExists`, `RepositoryError`.
     """
     if checked.files is None or not (checked.files / ".git").exists():
@@ -312,11 +313,10 @@ async def write_profile(checked: RepositoryCheck, *, replace: bool) -> Path:
 async def register(
     settings: Settings, where: str, ref: str, profile: Path | None = None
 ) -> RepositoryRef:
-    """Register what this user named on the command line (a path, a URL or an id) and check that it
-    can be used.
+    """Register a repository that the user named on the command line (a path, a URL or an id) and
+    check that it can be used.
 
-    `profile`: a file like `.moothall.toml` that stands for the repository's own where it says
-    something.
+    `profile`: a file like `.moothall.toml` whose entries take precedence over the repository's own.
     """
     repositories = trusted_repositories(settings)
     try:
@@ -338,9 +338,7 @@ async def register(
 
 
 def read_file(path: Path) -> Commands:
-    """Return what a file like `.moothall.toml` says. Raises `ConfigurationError`,
-    `RepositoryError`.
-    """
+    """Read a file like `.moothall.toml`. Raises `ConfigurationError`, `RepositoryError`."""
     try:
         return parse_own(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
@@ -349,29 +347,32 @@ def read_file(path: Path) -> Commands:
         raise ConfigurationError(f"the profile {path} is not text") from error
 
 
-def commands_said(
+def commands_from_options(
     setup: Sequence[str], checks: Sequence[str], profile: Path | None = None
 ) -> Commands | None:
-    """Return what a caller said of set-up and checks (NAME=COMMAND) on the command line, over what
-    a file says; None for nothing.
+    """Return the set-up and checks (NAME=COMMAND) from the command line, with precedence over those
+    in the file `profile`; None without any.
 
     Raises `InvalidRequest`, `ConfigurationError`, `RepositoryError`.
     """
     if not (setup or checks or profile):
         return None
     pairs = [check.partition("=") for check in checks]
-    if wrong := [
+    if malformed := [
         check
         for check, (name, _, command) in zip(checks, pairs, strict=True)
         if not (name and command)
     ]:
         raise InvalidRequest(
-            f"--check {wrong[0][:80]!r} names no command; write NAME=COMMAND, such as "
+            f"--check {malformed[0][:80]!r} names no command; write NAME=COMMAND, such as "
             "tests='pytest -q'"
         )
-    said = {"setup": setup or None, "checks": {name: command for name, _, command in pairs} or None}
+    document = {
+        "setup": setup or None,
+        "checks": {name: command for name, _, command in pairs} or None,
+    }
     try:
-        commands = Commands.model_validate(said)
+        commands = Commands.model_validate(document)
     except ValidationError as error:
         raise InvalidRequest(codec.wrong(error)) from error
     return commands.over(read_file(profile)) if profile else commands

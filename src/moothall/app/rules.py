@@ -1,5 +1,5 @@
-"""What the gates of this process go by, from settings and the bus; and of that, for a command, what
-operators say.
+"""The rules of this process's tool gateways from settings and the bus; and for commands, access to
+operators' overrides and parked requests.
 """
 
 from __future__ import annotations
@@ -33,55 +33,57 @@ from moothall.tools.spec import ToolSpec
 from moothall.tools.wasm_tools import read_tools
 
 _GRACE_SECONDS = 60.0
-_TENANTS = 1000
+_MAX_TENANTS = 1000
 
 
 @asynccontextmanager
 async def open_rules(
     settings: Settings, bus: Bus, families: Families = FAMILIES, *, keys: Keys | None = None
 ) -> AsyncIterator[Rules]:
-    """Read tables and policies, and follow what operators switch and revoke. `keys` are those of
-    this data directory where none are given. Raises `ConfigurationError`, `BusUnavailable`.
+    """Read tables and policies, and follow operators' overrides. Without `keys`, the keys of this
+    data directory are used. Raises `ConfigurationError`, `BusUnavailable`.
     """
     catalogue = await asyncio.to_thread(catalogue_of, settings, families)
     off = Switches(bus.bucket(SWITCHES), catalogue)
     revoked = Revocations(bus.bucket(REVOKED))
-    own = (
+    signing_keys = (
         await asyncio.to_thread(keys_of, settings.guard, settings.data_dir)
         if keys is None
         else keys
     )
-    waiting = parking_of(settings.guard, bus, own)
-    await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
-    tokens = Tokens(own.guard, longest_token(settings.guard, settings.limits), revoked=revoked.any)
+    parking = parking_of(settings.guard, bus, signing_keys)
+    await asyncio.gather(off.refresh(), revoked.refresh(), parking.refresh())
+    tokens = Tokens(
+        signing_keys.guard, longest_token(settings.guard, settings.limits), revoked=revoked.any
+    )
     async with AsyncExitStack() as stack:
         policy = await stack.enter_async_context(open_policy(settings.guard))
         for work, name in (
             (off.run(), "tools"),
             (revoked.run(), "revocations"),
-            (waiting.run(), "parked"),
+            (parking.run(), "parked"),
         ):
             await stack.enter_async_context(beside(work, name))
         toolkits: dict[str, Toolkit] = {}
-        leaving: list[Callable[[str], Awaitable[None]]] = []
+        close_callbacks: list[Callable[[str], Awaitable[None]]] = []
         for family in families:
             opened = await stack.enter_async_context(family.open(settings))
             toolkits |= {spec.category: opened.toolkit for spec in family.specs(settings)}
-            leaving += [opened.close_workspace] if opened.close_workspace else []
+            close_callbacks += [opened.close_workspace] if opened.close_workspace else []
 
         async def close_workspace(workspace_id: str) -> None:
-            for leave in leaving:
-                await leave(workspace_id)
+            for callback in close_callbacks:
+                await callback(workspace_id)
 
         yield Rules(
             off=off.off,
-            unset=functools.lru_cache(_TENANTS)(
+            unset=functools.lru_cache(_MAX_TENANTS)(
                 lambda tenant: unset_tools(settings, tenant, families)
             ),
             grants=await asyncio.to_thread(read_table, settings.guard, catalogue),
             tokens=tokens,
             policy=policy,
-            parking=waiting,
+            parking=parking,
             rates=SharedRates(bus.bucket("rates")),
             toolkits=toolkits,
             catalogue=catalogue,
@@ -90,7 +92,7 @@ async def open_rules(
 
 
 def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[str, ToolSpec]:
-    """Return all tools: those of Moothall, and an operator's own. Raises `ConfigurationError`."""
+    """Return all tools: those of Moothall and the operator's own. Raises `ConfigurationError`."""
     shell = CATALOGUE[SHELL]
     return {
         **CATALOGUE,
@@ -101,18 +103,20 @@ def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[s
 
 
 def parking_of(guard: GuardSettings, bus: Bus, keys: Keys) -> ApprovalQueue:
-    """Return what waits for operators; not read yet."""
+    """Return the queue of requests that wait for operators; not read yet."""
     approvals = Approvals(keys.guard, guard.approval_seconds, public=keys.approvals)
     return ApprovalQueue(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), approvals)
 
 
 def longest_token(guard: GuardSettings, limits: LimitSettings) -> float:
-    """Return how long a token may live: a seat's must last as long as a deliberation may."""
+    """Return the maximum lifetime of a token in seconds. A seat's token must last for a
+    deliberation.
+    """
     return max(guard.token_seconds, limits.deliberation_seconds + _GRACE_SECONDS)
 
 
 def read_table(guard: GuardSettings, catalogue: Mapping[str, ToolSpec]) -> Grants:
-    """Return who is granted what. Raises `ConfigurationError`."""
+    """Read the table of grants. Raises `ConfigurationError`."""
     file = _folder(guard) / ROLES_FILE
     if guard.policies is not None and not file.exists():
         file = policies_folder() / ROLES_FILE
@@ -126,9 +130,7 @@ def read_table(guard: GuardSettings, catalogue: Mapping[str, ToolSpec]) -> Grant
 
 @asynccontextmanager
 async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
-    """Yield what operators' policy says: nothing, an OPA server's word, or that of Rego in this
-    process.
-    """
+    """Yield the operator's policy: off, from an OPA server, or Rego in this process."""
     if guard.policy == "off":
         yield Policy("off", None)
         return
@@ -144,9 +146,8 @@ async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
     folder = _folder(guard)
     if guard.policies is not None and not any(folder.glob("*.rego")):
         folder = policies_folder()
-    engine = Rego(
-        folder
-    )  # here and not beside the loop: an engine belongs to the thread that makes it
+    # Not created in another thread, because an engine belongs to the thread that creates it.
+    engine = Rego(folder)
     try:
         yield Policy(guard.policy, engine.decide, keep_seconds=guard.policy_cache_seconds)
     finally:
@@ -163,33 +164,31 @@ def _folder(guard: GuardSettings) -> Path:
 
 
 def audit_log(settings: Settings, bus: Bus, keys: Keys, writer: str) -> AuditLog:
-    """Return the record of tool calls of this process, which is called `writer` in it."""
-    often = settings.guard.audit_sync_records
+    """Return the audit of this process's tool calls. `writer` is its name there."""
+    sync_records = settings.guard.audit_sync_records
     return AuditLog(
-        settings.data_dir, writer, sync_records=often, key=keys.audit, publish=bus.publish
+        settings.data_dir, writer, sync_records=sync_records, key=keys.audit, publish=bus.publish
     )
 
 
 @asynccontextmanager
 async def open_switches(settings: Settings) -> AsyncIterator[Switches]:
-    """Yield the switches as they stand now: those of the process that serves, or of this data
-    directory.
-    """
+    """Yield the current switches of the serving process, or of this data directory."""
     from moothall.app.bus import open_log
 
     async with open_log(settings, lambda _: None) as bus:
-        known = Switches(bus.bucket(SWITCHES), await asyncio.to_thread(catalogue_of, settings))
-        await known.refresh()
-        yield known
+        switches = Switches(bus.bucket(SWITCHES), await asyncio.to_thread(catalogue_of, settings))
+        await switches.refresh()
+        yield switches
 
 
 @asynccontextmanager
 async def open_parking(settings: Settings) -> AsyncIterator[ApprovalQueue]:
-    """Yield what waits for an operator now."""
+    """Yield the requests that wait for an operator now."""
     from moothall.app.bus import open_log
 
     keys = await asyncio.to_thread(keys_of, settings.guard, settings.data_dir)
     async with open_log(settings, lambda _: None) as bus:
-        known = parking_of(settings.guard, bus, keys)
-        await known.refresh()
-        yield known
+        parking = parking_of(settings.guard, bus, keys)
+        await parking.refresh()
+        yield parking

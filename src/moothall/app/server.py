@@ -1,5 +1,5 @@
-"""The serving process: bus, model, fleet, collector and gRPC, or a way in to one that is running
-already.
+"""The serving process: bus, model, fleet, collector and APIs, or an attachment to a process that is
+running already.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from moothall.app.bus import (
 )
 from moothall.app.fingerprints import describe_difference, fingerprints
 from moothall.app.preflight import check_first, check_parts, defaults
-from moothall.app.repositories import open_lending, trusted_repositories
+from moothall.app.repositories import serve_repositories, trusted_repositories
 from moothall.collector import Collector
 from moothall.collector.observer import Observer
 from moothall.concurrency import beside, enter_beside, say_if_slow, start_beside
@@ -47,12 +47,12 @@ from moothall.orchestrator.service import DeliberationService
 from moothall.ports import Repositories
 from moothall.workers.in_process import Alive
 
-_LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _LINK_SECONDS = 0.1, 0.5, 1.0, 10.0
+_POLL_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _LINK_SECONDS = 0.1, 0.5, 1.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """What a command works with. A port is 0 where none is served."""
+    """The services of a command. A port is 0 if it is not served."""
 
     deliberations: DeliberationService
     bus: Bus
@@ -68,12 +68,12 @@ async def open_app(
     report_progress: ReportProgress,
     *,
     serving: bool = False,
-    asked: bool = False,
+    model_checked: bool = False,
 ) -> AsyncIterator[App]:
     """Serve this data directory, or attach to the process that does.
 
-    `serving`: a second server with embedded parts on the same data directory is an error. `asked`:
-    the model server has answered just now.
+    `serving`: a second server with embedded parts on the same data directory is an error.
+    `model_checked`: the model server has answered just now.
     """
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(
@@ -84,7 +84,7 @@ async def open_app(
         own, address = not serving or bool(parts), None
         if own:
             address = await hold_or_find(settings.data_dir, report_progress, stack)
-        elif roles == ALL:  # others may work here beside it
+        elif roles == ALL:  # other processes may share the directory
             with suppress(data_dir_lock.DirectoryTaken):
                 stack.enter_context(data_dir_lock.hold(settings.data_dir))
                 own = True
@@ -101,23 +101,24 @@ async def open_app(
                 watching.cancel()
             return
         app, collector = await _build(
-            settings, report_progress, stack, roles if serving else None, own=own, asked=asked
+            settings,
+            report_progress,
+            stack,
+            roles if serving else None,
+            own=own,
+            model_checked=model_checked,
         )
         try:
             yield app
-        except (
-            OSError,
-            SystemExit,
-        ):  # nobody reads this command any more: the others have readers of their own
+        # The output of this command is closed, but other commands may still be attached.
+        except (OSError, SystemExit):
             await _leave(settings, collector, report_progress, serving=serving)
             raise
         await _leave(settings, collector, report_progress, serving=serving)
 
 
 async def _watch_owner(data_dir: Path) -> None:
-    """Raise `BusUnavailable` when the process that serves is gone: its bus would never answer
-    again.
-    """
+    """Raise `BusUnavailable` when the serving process ends, because its bus never answers again."""
     while True:
         await asyncio.sleep(_OWNER_SECONDS)
         try:
@@ -132,8 +133,8 @@ async def _watch_owner(data_dir: Path) -> None:
 
 
 async def _attach(settings: Settings, address: data_dir_lock.Address, stack: AsyncExitStack) -> App:
-    if differs := describe_difference(settings, address):
-        raise ConfigurationError(differs)
+    if difference := describe_difference(settings, address):
+        raise ConfigurationError(difference)
     bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
     council_registry = CouncilRegistry(bus, settings.limits, settings.choice)
     await council_registry.refresh()
@@ -150,15 +151,17 @@ async def _build(
     serves: frozenset[str] | None,
     *,
     own: bool,
-    asked: bool,
+    model_checked: bool,
 ) -> tuple[App, Collector | Observer]:
-    """Open what the roles need that are served; None: what a command needs. `own`: others on this
-    data directory are to find this process.
+    """Open what the served roles need; None: what a command needs. `own`: commands on this data
+    directory can attach to this process.
     """
     serving, roles = serves is not None, ALL if serves is None else serves
     await check_first(settings, report_progress, serving=serving)
-    walls = await check_parts(settings, report_progress, roles, serving=serving, asked=asked)
-    # Only now: half a second of imports that a wrong address need not wait for.
+    layers = await check_parts(
+        settings, report_progress, roles, serving=serving, model_checked=model_checked
+    )
+    # Imported late, because this takes half a second and a wrong address fails above.
     from moothall.app.graph import graph_of
     from moothall.app.host import open_fleet, settle
     from moothall.deliberation.prompts.briefing import Briefings, estimate
@@ -168,24 +171,24 @@ async def _build(
     on_ray = hosts and _on_ray(settings.ray, serving=serving)
     starting = [
         name
-        for name, wanted in (
+        for name, starts in (
             ("Ray", on_ray),
             ("the model", hosts and settings.llm.base_url is None),
         )
-        if wanted
+        if starts
     ]
     if starting:
         report_progress(
             f"starting {' and '.join(('the bus', *starting))}".replace(" and Ray and", ", Ray and")
         )
     ending = stack.enter_context(ExitStack())
-    named = instance(settings, ending) if serving else ""
+    instance_name = instance(settings, ending) if serving else ""
     fleet = await stack.enter_async_context(
         start_beside(
             open_fleet(
                 settings,
                 on_ray=on_ray,
-                instance=named,
+                instance=instance_name,
                 fall_back=None if serving or settings.ray.address else report_progress,
             )
         )
@@ -198,39 +201,39 @@ async def _build(
         bus = await stack.enter_async_context(
             open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
         )
-    remembered = await stack.enter_async_context(
+    graph_opening = await stack.enter_async_context(
         start_beside(graph_of(settings, bus, report_progress, serves))
     )
     repositories = await stack.enter_async_context(
-        open_lending(settings, bus, trusted_repositories(settings), lends=roles != {"hosts"})
+        serve_repositories(settings, bus, trusted_repositories(settings), serves=roles != {"hosts"})
     )
-    deciding = CollectorRole(
+    collector_role = CollectorRole(
         settings,
         bus,
         repositories,
         decides="collector" in roles,
         watches=serving and bool(roles & {"api", "page"}),
     )
-    # Left in reverse: the hosts stop first, then the collector has folded what they said last.
-    await enter_beside(stack, beside(deciding.run(), "collector"))
+    # Closed in reverse order: the hosts stop first, and the collector folds their last events.
+    await enter_beside(stack, beside(collector_role.run(), "collector"))
     council_registry = CouncilRegistry(bus, settings.limits, settings.choice)
     await council_registry.refresh()
     await enter_beside(stack, beside(council_registry.run(), "councils"))
     with say_if_slow(report_progress, "the model"):
-        answering = await model
+        model_address = await model
     with say_if_slow(report_progress, "the graph"):
-        graph = await remembered
+        graph = await graph_opening
     with say_if_slow(report_progress, "Ray" if on_ray else "the hosts"):
-        hosting = await fleet
+        start_hosts = await fleet
         alive: Alive = functools.partial(_count_answering, bus)
         if hosts:
-            alive = await enter_beside(stack, hosting(bus, url, answering))
+            alive = await enter_beside(stack, start_hosts(bus, url, model_address))
     count = (
-        await stack.enter_async_context(counting(settings.llm, answering))
-        if answering
+        await stack.enter_async_context(counting(settings.llm, model_address))
+        if model_address
         else estimate
     )
-    briefed = functools.partial(
+    create_briefings = functools.partial(
         Briefings,
         graph.ask,
         settings.limits,
@@ -242,26 +245,26 @@ async def _build(
         repositories,
         defaults(settings),
         councils=council_registry,
-        write_briefing=briefed().tell,
+        write_briefing=create_briefings().tell,
     )
     app = App(deliberations, bus, 0)
     if serving:
-        from moothall.app.api import ApiInputs, open_doors
+        from moothall.app.api import ApiInputs, open_apis
 
-        behind = ApiInputs(
+        inputs = ApiInputs(
             bus,
             deliberations,
             council_registry,
-            deciding.sees,
+            collector_role.observer,
             graph,
             alive,
-            walls,
-            answering,
-            briefed,
+            layers,
+            model_address,
+            create_briefings,
             roles,
-            named,
+            instance_name,
         )
-        ports = await stack.enter_async_context(open_doors(settings, behind, report_progress))
+        ports = await stack.enter_async_context(open_apis(settings, inputs, report_progress))
         app = App(deliberations, bus, ports.grpc, ports.metrics, ports.http, ports.link)
     settle()
     if own:
@@ -275,17 +278,19 @@ async def _build(
     stack.callback(
         lambda: ending.enter_context(say_if_slow(report_progress, "what was started to end"))
     )
-    return app, deciding.sees
+    return app, collector_role.observer
 
 
 async def _count_answering(bus: Bus) -> tuple[int, int]:
-    """Return how many hosts of other processes answer."""
-    there = len(await hosts_on(bus))
-    return there, there
+    """Return the number of hosts of other processes that answer, twice: as answering and as
+    total.
+    """
+    count = len(await hosts_on(bus))
+    return count, count
 
 
 def page_at(link: str) -> str:
-    """Return where the page is that a link signs in to."""
+    """Return the URL of the page that a sign-in link belongs to."""
     return link.partition("/sign-in")[0]
 
 
@@ -302,30 +307,30 @@ async def _leave(
     *,
     serving: bool,
 ) -> None:
-    """Other commands may be attached to this process: let them end, unless it is a server that was
-    told to stop, or others on its bus take their work up.
+    """Let commands that are attached to this process finish, unless it is a server that was
+    stopped, or other processes on its bus take over.
     """
     if serving or settings.bus.url is not None:
         return
     data_dir_lock.withdraw(settings.data_dir)
     await asyncio.sleep(_DRAIN_SECONDS)
-    told = 0
+    reported = 0
     while collector.active_count:
-        if told != collector.active_count:
-            told = collector.active_count
-            with suppress(OSError, SystemExit):  # whoever read this is gone
+        if reported != collector.active_count:
+            reported = collector.active_count
+            with suppress(OSError, SystemExit):  # the output may be closed
                 report_progress(
-                    f"{told} other deliberation(s) are under way here; waiting for them"
+                    f"{reported} other deliberation(s) are under way here; waiting for them"
                 )
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 @asynccontextmanager
 async def model_url(
     llm: LlmSettings, data_dir: Path, report_progress: ReportProgress, *, needed: bool = True
 ) -> AsyncIterator[str]:
-    """Yield the model server's root URL once it can be called; empty where none is named and this
-    process needs none.
+    """Yield the model server's root URL once it can be called; empty if none is configured and none
+    is needed.
     """
     if llm.base_url or not needed:
         yield llm.base_url or ""
@@ -337,18 +342,18 @@ async def model_url(
 
 
 def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Collector:
-    """Return what decides, beside others on the same bus."""
+    """Return a collector that decides, in turns with others on the same bus."""
     return Collector(
         bus, repositories, settings.limits, lock=functools.partial(alone, settings, bus)
     )
 
 
 class CollectorRole:
-    """The collector of this process where it decides, and what sees all that is under way where
-    somebody asks it.
+    """The collector of this process if it decides, and the observer of all running deliberations.
 
-    `decides`: whether this process decides. `watches`: whether anybody asks it what is under way. A
-    collector knows that where nobody else decides, which is with an embedded bus.
+    `decides`: whether this process decides. `watches`: whether running deliberations are queried
+    here. A collector can answer that if no other process decides, which is the case with an
+    embedded bus.
     """
 
     def __init__(
@@ -362,12 +367,12 @@ class CollectorRole:
     ) -> None:
         self._bus = bus
         self._collector = collector_of(settings, bus, repositories) if decides else None
-        apart = watches and (self._collector is None or settings.bus.url is not None)
-        self._observer = Observer(bus) if apart else None
-        self.sees: Collector | Observer = self._observer or self._collector or Observer(bus)
+        needs_observer = watches and (self._collector is None or settings.bus.url is not None)
+        self._observer = Observer(bus) if needs_observer else None
+        self.observer: Collector | Observer = self._observer or self._collector or Observer(bus)
 
     async def run(self) -> None:
-        """Decide and follow, until cancelled."""
+        """Decide and observe until cancelled."""
         async with asyncio.TaskGroup() as group:
             if self._collector is not None:
                 group.create_task(self._collector.run(), name="deciding")
@@ -377,8 +382,8 @@ class CollectorRole:
 
 
 async def page_link(settings: Settings, report_progress: ReportProgress) -> str | None:
-    """Return a link that signs a browser in once; None where nobody serves. Raises
-    `ConfigurationError` where the process that works on the data directory shows no page.
+    """Return a link that signs a browser in once; None if nothing is served. Raises
+    `ConfigurationError` if the process that holds the data directory serves no page.
     """
     async with AsyncExitStack() as stack:
         if (address := await hold_or_find(settings.data_dir, report_progress, stack)) is None:
@@ -386,8 +391,8 @@ async def page_link(settings: Settings, report_progress: ReportProgress) -> str 
     token = next(
         (
             token
-            for token, who in read_tokens(settings.grpc, settings.data_dir).items()
-            if who == LOCAL
+            for token, principal in read_tokens(settings.grpc, settings.data_dir).items()
+            if principal == LOCAL
         ),
         "",
     )
@@ -397,12 +402,12 @@ async def page_link(settings: Settings, report_progress: ReportProgress) -> str 
             "opened here: it is a single command, or serves without one, over TLS or to holders of "
             "other tokens. Wait for its end, or set MOOTHALL_DATA_DIR"
         )
-    return address.page + await asyncio.to_thread(_path, address.page, token)
+    return address.page + await asyncio.to_thread(_request_link_path, address.page, token)
 
 
-def _path(page: str, token: str) -> str:
-    at = urlsplit(page)
-    connection = HTTPConnection(at.hostname or "", at.port, timeout=_LINK_SECONDS)
+def _request_link_path(page: str, token: str) -> str:
+    url = urlsplit(page)
+    connection = HTTPConnection(url.hostname or "", url.port, timeout=_LINK_SECONDS)
     try:
         connection.request(
             "POST", "/api/v1/sign-in-links", headers={"Authorization": f"Bearer {token}"}

@@ -1,5 +1,5 @@
-"""The stories and tasks of a data directory, for commands: read from the log alone, of the process
-that serves or of no running one.
+"""The stories and tasks of a data directory, for commands. They are read from the log only, of the
+serving process or without one.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from moothall.ports import Bus, Repositories
 from moothall.stories.board import Board
 from moothall.stories.planner import Planner
 
-if TYPE_CHECKING:  # whoever has a server has imported it
+if TYPE_CHECKING:  # imported by the caller that has a server
     from moothall.app.server import App
 
 _CANCEL_SECONDS = 10.0
-_LOOKED_AT = 200
+_MAX_TASKS = 200
 _NONE = TaskView("", DeliberationStatus.PENDING)
 
 
 class Tasks:
-    """Reads and ends tasks of this machine's own tenant."""
+    """The tasks of this machine's own tenant."""
 
     def __init__(
         self, bus: Bus, repositories: Repositories, defaults: Defaults, *, served: bool
@@ -52,17 +52,17 @@ class Tasks:
         """Whether another process works on them."""
 
     async def latest(self, state: str = "", limit: int = 50) -> Sequence[TaskView]:
-        """Return the latest tasks, those under way first. `state` narrows: live, ended, failed."""
-        under_way = [] if state in {"ended", "failed"} else await self._under_way()
-        return await Overview(self._bus, lambda: under_way).list_tasks(LOCAL, state, limit)
+        """Return the latest tasks, active ones first. `state` narrows: live, ended, failed."""
+        active = [] if state in {"ended", "failed"} else await self._list_active()
+        return await Overview(self._bus, lambda: active).list_tasks(LOCAL, state, limit)
 
-    async def last_asked(self, repository: str, without: str = "") -> str:
-        """Return the task that was asked last of one agent about a repository ('': about text),
-        `without` one; '' for none.
+    async def latest_question(self, repository: str, without: str = "") -> str:
+        """Return the id of the latest question to one agent about a repository ('': about text),
+        except the task `without`; empty if there is none.
         """
         views = [
             view
-            for view in await self.latest(limit=_LOOKED_AT)
+            for view in await self.latest(limit=_MAX_TASKS)
             if (view.protocol, view.repository) == ("ask", repository)
         ]
         return max(
@@ -72,7 +72,7 @@ class Tasks:
         ).task_id
 
     async def check_not_paused(self, task_id: str) -> None:
-        """Raise `InvalidRequest` for one that is paused: its end would be waited for in vain."""
+        """Raise `InvalidRequest` if the task is paused, because it would not end."""
         state = await self._state(task_id)
         if state is not None and state.decided is None and state.pauses.held:
             raise InvalidRequest(
@@ -81,29 +81,29 @@ class Tasks:
             )
 
     async def thread(self, task_id: str) -> Sequence[TaskView]:
-        """Return the tasks of its conversation, the first first, itself last; none where it is not
-        known any more.
+        """Return the tasks of a conversation up to this one, oldest first; empty if the task is
+        unknown.
         """
-        under_way = await self._under_way()
+        active = await self._list_active()
         try:
-            return await Overview(self._bus, lambda: under_way).get_conversation(task_id, LOCAL)
+            return await Overview(self._bus, lambda: active).get_conversation(task_id, LOCAL)
         except NotFound:
             return ()
 
     async def changes(self, task_id: str) -> Sequence[Diff]:
-        """Return the diffs of its conversation, the first first."""
+        """Return the diffs of the task's conversation, oldest first."""
         ends = [
             (await self.outcome(view.task_id), view.base_sha) for view in await self.thread(task_id)
         ]
         return [Diff(diff, base) for outcome, base in ends if (diff := outcome.diff)]
 
     async def views(self, task_ids: Sequence[str]) -> Mapping[str, TaskView]:
-        """Return how tasks stand, by id; what is not known is left out."""
-        under_way = await self._under_way() if task_ids else []
-        return await Overview(self._bus, lambda: under_way).find_tasks(task_ids, LOCAL)
+        """Return the views of tasks by id. Unknown tasks are left out."""
+        active = await self._list_active() if task_ids else []
+        return await Overview(self._bus, lambda: active).find_tasks(task_ids, LOCAL)
 
     async def ids(self) -> Sequence[str]:
-        """Return the ids of all of its tasks that the log tells of."""
+        """Return the ids of all tasks of this tenant in the log."""
         return [name for name in await self._bus.list_ids(Channel.RESULTS) if is_id(name)]
 
     async def find(self, named: str, *, whole: bool = False) -> str:
@@ -115,14 +115,16 @@ class Tasks:
         check_id(named, "the task")
         if await self._bus.first(Channel.RESULTS.of(named)) is not None:
             return named
-        near = [task for task in await self.ids() if task.startswith(named)]
-        if len(near) == 1 and not whole:
-            return near[0]
-        hint = f"did you mean {', '.join(near[:5])}?" if near else "`moothall list` shows them"
+        matches = [task for task in await self.ids() if task.startswith(named)]
+        if len(matches) == 1 and not whole:
+            return matches[0]
+        hint = (
+            f"did you mean {', '.join(matches[:5])}?" if matches else "`moothall list` shows them"
+        )
         raise NotFound(f"no task {named!r}; {hint}")
 
     async def find_or_latest(self, named: str | None) -> str:
-        """Return the id as `find` does; for None that of the latest task. Raises what `find`
+        """Return the id as `find` does, or for None the id of the latest task. Raises what `find`
         raises.
         """
         if named is not None:
@@ -167,42 +169,42 @@ class Tasks:
 
     async def _describe_running(self, task_id: str) -> str:
         view = (await self.views([task_id])).get(task_id, _NONE)
-        words = (
+        text = (
             f"{task_id} is {'paused' if view.paused else 'still running'} ({view.progress} %); it "
             "has no result yet. "
         )
         if not self.served:
-            words += "No process works on it: `moothall serve` resumes it. "
-        return words + (
+            text += "No process works on it: `moothall serve` resumes it. "
+        return text + (
             f"`moothall show {task_id}` shows its seats, `moothall log tail --task {task_id} "
             "--follow` its events"
         )
 
     async def outcome(self, task_id: str) -> Outcome:
-        """Return how a task stands. Raises `NotFound`."""
+        """Return the outcome of a task so far. Raises `NotFound`."""
         return await self.deliberations.result(task_id, LOCAL)
 
     async def repository(self, task_id: str) -> RepositoryRef | None:
-        """Return what it was about; None for text."""
+        """Return the repository of a task; None for text."""
         recorded = await self._bus.first(Channel.RESULTS.of(task_id))
-        about = recorded.event.data.get("repository") if recorded else None
+        reference = recorded.event.data.get("repository") if recorded else None
         return (
-            RepositoryRef(id=str(about["id"]))
-            if isinstance(about, dict) and about.get("id")
+            RepositoryRef(id=str(reference["id"]))
+            if isinstance(reference, dict) and reference.get("id")
             else None
         )
 
     async def forget(self, task_id: str) -> None:
-        """Remove its events and its status document. Raises `InvalidRequest` while it is under
-        way.
+        """Remove the task's events and its status document. Raises `InvalidRequest` while it is
+        active.
         """
         if not (await self.outcome(task_id)).status.ended:
             raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
-        for one in deliberation_topics(task_id):
-            await self._bus.forget(one)
+        for topic in deliberation_topics(task_id):
+            await self._bus.forget(topic)
         await self._bus.remove(task_id)
 
-    async def _under_way(self) -> list[DeliberationState]:
+    async def _list_active(self) -> list[DeliberationState]:
         answered = set(await self._bus.list_ids(Channel.RESPONSES))
         states = [await self._state(task) for task in await self.ids() if task not in answered]
         return [state for state in states if state is not None]
@@ -213,18 +215,18 @@ class Tasks:
             try:
                 state = fold(state, recorded.event)
             except InvalidRequest:
-                continue  # the collector has said so
+                continue  # the collector has logged it
         return state
 
 
 def tasks_of(settings: Settings, app: App) -> Tasks:
-    """Return the tasks that a server knows."""
+    """Return the tasks of a server."""
     return Tasks(app.bus, trusted_repositories(settings), Defaults(settings.limits), served=True)
 
 
 @asynccontextmanager
 async def open_tasks(settings: Settings, report_progress: ReportProgress) -> AsyncIterator[Tasks]:
-    """The tasks of this data directory. Needs no Ray and no model."""
+    """Open the tasks of this data directory. Needs no Ray and no model."""
     async with open_log(settings, report_progress) as bus:
         served = await is_served(settings, bus)
         yield Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
@@ -233,8 +235,8 @@ async def open_tasks(settings: Settings, report_progress: ReportProgress) -> Asy
 async def cancel(
     settings: Settings, named: str, reason: str, report_progress: ReportProgress
 ) -> tuple[str, DeliberationStatus]:
-    """Cancel a task and return its id and how it ended. Where nothing runs, what decides is run
-    here until it is decided.
+    """Cancel a task and return its id and status. If no process serves, a collector runs here until
+    the task is decided.
     """
     from moothall.app.server import collector_of
     from moothall.concurrency import beside
@@ -262,7 +264,7 @@ async def cancel(
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What went with a task; `branch` is '' where there was none to remove, `left` says what
+    """The removed parts of a task. `branch` is empty if none was removed; `left` says what
     stays.
     """
 
@@ -277,9 +279,9 @@ async def remove(
     """Remove a task that has ended: its branch, if merged or with `force`, its events and its
     status document.
 
-    The graph hears of it first. Audit and graph keep what they know; `moothall log prune` removes
-    patches that nothing tells of. Raises `NotFound`, `InvalidRequest`, `RepositoryError`; then
-    nothing is removed.
+    The graph reads the events first. Audit and graph keep what they know; `moothall log prune`
+    removes patches that no event mentions. Raises `NotFound`, `InvalidRequest`, `RepositoryError`;
+    then nothing is removed.
     """
     from moothall.app.graph import open_answers
 
@@ -294,11 +296,11 @@ async def remove(
         if not outcome.status.ended:
             raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
         branch, left = "", ""
-        about = await tasks.repository(task_id) if outcome.branch else None
-        if about is not None:
+        repository = await tasks.repository(task_id) if outcome.branch else None
+        if repository is not None:
             try:
                 branch, left = await trusted_repositories(settings).drop_branch(
-                    about.id, outcome.branch, outcome.commit_sha, force=force
+                    repository.id, outcome.branch, outcome.commit_sha, force=force
                 )
             except NotFound:
                 left = f"the branch {outcome.branch}: its repository is not registered any more"
@@ -339,22 +341,22 @@ def choose_result(outcome: Outcome, seat: str) -> Result:
     )
 
 
-async def files_for(settings: Settings, about: RepositoryRef | None) -> Path | None:
-    """Return the work tree that a task's diff belongs to: its repository's, or, where that is not
-    on this machine, the one round the current folder.
+async def files_for(settings: Settings, repository: RepositoryRef | None) -> Path | None:
+    """Return the work tree for a task's diff: that of its repository, or if that is not on this
+    machine, the one around the current folder.
     """
-    if about is None:
+    if repository is None:
         return None
     try:
-        found = files_of(settings, about)
+        files = files_of(settings, repository)
     except NotFound:
-        found = None
-    return found or await files_here(settings, "")
+        files = None
+    return files or await files_here(settings, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Stories:
-    """The board, the plans and tasks of its stories, and whether another process works on them."""
+    """The board, plans and tasks of stories, and whether another process works on them."""
 
     board: Board
     accounts: StoryBudgets
@@ -367,7 +369,7 @@ class Stories:
 async def open_stories(
     settings: Settings, report_progress: ReportProgress
 ) -> AsyncIterator[Stories]:
-    """The stories of this data directory. Needs no Ray and no model."""
+    """Open the stories of this data directory. Needs no Ray and no model."""
     async with open_log(settings, report_progress) as bus:
         served = await is_served(settings, bus)
         tasks = Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
@@ -377,7 +379,7 @@ async def open_stories(
 
 async def register_named(settings: Settings, named: str) -> str:
     """Return the id of a repository that is named by its id, a path or a URL; a path or URL is
-    registered. Raises what `register` does, and `NotFound` for an id that nobody registered.
+    registered. Raises what `register` raises, and `NotFound` for an unknown id.
     """
     repositories = trusted_repositories(settings)
     if is_id(named):

@@ -1,5 +1,5 @@
-"""What external callers are answered by, and a workflow for a command: in the process that
-serves this data directory, or in this one.
+"""The services for external callers, and workflows of commands: in the process that serves this
+data directory, or in this one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from moothall.agents.service import AgentTasks
 from moothall.agents.sessions import BUCKET as SESSIONS
 from moothall.agents.sessions import AgentSessions
 from moothall.app.bus import Bus, bus_url, hold_or_find, open_bus
-from moothall.app.repositories import NotifyingWorkspaces, open_hands, trusted_repositories
+from moothall.app.repositories import (
+    NotifyingWorkspaces,
+    open_workspace_services,
+    trusted_repositories,
+)
 from moothall.app.rules import audit_log, open_rules
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
@@ -40,44 +44,42 @@ WRITER = "serve"
 async def tool_service(
     settings: Settings, bus: Bus, rules: Rules, writer: str = WRITER
 ) -> AsyncIterator[ToolSessions]:
-    """Answer requests on the bus, and yield what the other doors lead to. At the end every
+    """Answer requests on the bus, and yield the tool sessions for the other APIs. At the end every
     workspace is closed. `writer` names this process in the audit.
     """
     async with AsyncExitStack() as stack:
         audit = await stack.enter_async_context(
             audit_log(settings, bus, keys_of(settings.guard, settings.data_dir), writer)
         )
-        hands = await stack.enter_async_context(open_hands(settings))
-        gate = ToolGateway(settings.guard, audit, bus.publish, rules, source="executor")
-        places = NotifyingWorkspaces(hands.workspaces, rules.close_workspace)
-        visits = await stack.enter_async_context(
+        services = await stack.enter_async_context(open_workspace_services(settings))
+        gateway = ToolGateway(settings.guard, audit, bus.publish, rules, source="executor")
+        workspaces = NotifyingWorkspaces(services.workspaces, rules.close_workspace)
+        sessions = await stack.enter_async_context(
             ToolSessions(
-                gate,
+                gateway,
                 rules.tokens,
-                places,
-                hands.repositories,
+                workspaces,
+                services.repositories,
                 settings.guard,
-                run_code=hands.run_code,
+                run_code=services.run_code,
             )
         )
         if rules.parking is not None:
-            rules.parking.on_resolved(visits.heed_resolution)
-        await stack.enter_async_context(beside(Requests(bus, visits, audit).run(), "tools"))
-        yield visits
+            rules.parking.on_resolved(sessions.heed_resolution)
+        await stack.enter_async_context(beside(Requests(bus, sessions, audit).run(), "tools"))
+        yield sessions
 
 
 def agent_service(
     settings: Settings, bus: Bus, deliberations: Deliberations, visits: ToolSessions
 ) -> AgentTasks:
-    """Return what answers other orchestrators."""
-    repositories, folder, making = (
-        trusted_repositories(settings),
-        settings.data_dir / "blank",
-        asyncio.Lock(),
-    )
+    """Return the service for other orchestrators."""
+    repositories = trusted_repositories(settings)
+    folder = settings.data_dir / "blank"
+    lock = asyncio.Lock()
 
-    async def blank(tenant: str) -> RepositoryRef:
-        async with making:
+    async def register_blank(tenant: str) -> RepositoryRef:
+        async with lock:
             if not (folder / ".git").exists():
                 await make_blank_repository(folder)
         return RepositoryRef(
@@ -87,7 +89,7 @@ def agent_service(
     return AgentTasks(
         deliberations,
         visits,
-        AgentSessions(bus.bucket(SESSIONS), visits, blank, settings.agents),
+        AgentSessions(bus.bucket(SESSIONS), visits, register_blank, settings.agents),
         settings.agents,
         parallelism=settings.tools.parallelism,
         memory_mb=settings.sandbox.memory_bytes // 1_000_000,
@@ -96,7 +98,7 @@ def agent_service(
 
 
 def execution_service(settings: RunnerSettings, visits: ToolSessions) -> Executions | None:
-    """Return what runs the code of visitors; None where `runner.enabled` is off."""
+    """Return the service that runs callers' code; None if `runner.enabled` is off."""
     return Executions(visits, visits.run_code, settings) if visits.run_code is not None else None
 
 
@@ -104,8 +106,8 @@ def execution_service(settings: RunnerSettings, visits: ToolSessions) -> Executi
 async def workflow_service(
     settings: GuardSettings, bus: Bus, visits: ToolSessions, *, resume: bool = True
 ) -> AsyncIterator[Workflows]:
-    """Run workflows in the workspaces of visitors. `resume`: those that a process left that is gone
-    go on at once.
+    """Run workflows in the workspaces of tool sessions. `resume`: continue the workflows of
+    processes that are gone at once.
     """
     async with Workflows(visits, visits.gate, bus, bus.bucket(BUCKET), settings) as workflows:
         if resume:
@@ -118,8 +120,8 @@ ReportProgress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class WorkflowRequest:
-    """A workflow's document with its id, and the workspace that it wants; `seconds` is how long
-    that stays open at most.
+    """A workflow's document with its id, and its workspace. `seconds` is how long the workspace
+    stays open at most.
     """
 
     document: Mapping[str, Any]
@@ -129,66 +131,70 @@ class WorkflowRequest:
 
 
 async def run_workflow(
-    settings: Settings, asked: WorkflowRequest, report_progress: ReportProgress
+    settings: Settings, request: WorkflowRequest, report_progress: ReportProgress
 ) -> AsyncGenerator[Recorded, None]:
-    """Yield the facts of a workflow to its end. One of this id that was cut off goes on where it
-    was, in its own workspace.
+    """Yield the events of a workflow to its end. An interrupted workflow with this id continues
+    where it was, in its own workspace.
 
-    Raises what `ToolSessions.open` and `Workflows.run` raise, or `Permanent` with the words of the
-    process that serves.
+    Raises what `ToolSessions.open` and `Workflows.run` raise, or `Permanent` with the message of
+    the serving process.
     """
     async with AsyncExitStack() as stack:
         if (address := await hold_or_find(settings.data_dir, report_progress, stack)) is not None:
             bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
-            if (known := await _find_begun(bus, asked)) is not None:
-                facts = _follow(bus, known.visit.workspace, asked)
+            if (entry := await _find_started(bus, request)) is not None:
+                events = _follow(bus, entry.visit.workspace, request)
             else:
-                facts = _follow(bus, await _begin_there(settings, address.grpc_port, asked), asked)
+                events = _follow(
+                    bus, await _start_at_server(settings, address.grpc_port, request), request
+                )
         else:
-            facts = await _here(settings, asked, report_progress, stack)
-        await stack.enter_async_context(aclosing(facts))
-        async for recorded in facts:
+            events = await _run_here(settings, request, report_progress, stack)
+        await stack.enter_async_context(aclosing(events))
+        async for recorded in events:
             yield recorded
 
 
-async def _here(
+async def _run_here(
     settings: Settings,
-    asked: WorkflowRequest,
+    request: WorkflowRequest,
     report_progress: ReportProgress,
     stack: AsyncExitStack,
 ) -> AsyncGenerator[Recorded, None]:
-    """Begin it in this process, or go on with it."""
+    """Start the workflow in this process, or continue it."""
     url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
     bus = await stack.enter_async_context(
         open_bus(settings.bus, url, secrets=secret_values(settings))
     )
     rules = await stack.enter_async_context(open_rules(settings, bus))
-    visits: ToolSessions = await stack.enter_async_context(tool_service(settings, bus, rules))
+    sessions: ToolSessions = await stack.enter_async_context(tool_service(settings, bus, rules))
     workflows: Workflows = await stack.enter_async_context(
-        workflow_service(settings.guard, bus, visits, resume=False)
+        workflow_service(settings.guard, bus, sessions, resume=False)
     )
-    if (known := await _find_begun(bus, asked)) is not None:
-        if known.running:
+    if (entry := await _find_started(bus, request)) is not None:
+        if entry.running:
             report_progress(
-                f"workflow {known.workflow_id} goes on where it was, in {known.visit.workspace}"
+                f"workflow {entry.workflow_id} goes on where it was, in {entry.visit.workspace}"
             )
-            await workflows.resume(known.workflow_id)
-        return _follow(bus, known.visit.workspace, asked)
-    opened = await visits.open(LOCAL, asked.repository, asked.role, asked.seconds)
-    return workflows.run(LOCAL, opened.workspace, opened.token, asked.document)
+            await workflows.resume(entry.workflow_id)
+        return _follow(bus, entry.visit.workspace, request)
+    opened = await sessions.open(LOCAL, request.repository, request.role, request.seconds)
+    return workflows.run(LOCAL, opened.workspace, opened.token, request.document)
 
 
-async def _find_begun(bus: Bus, asked: WorkflowRequest) -> WorkflowEntry | None:
-    """Return the workflow of this id, if it was ever begun."""
-    found = (
+async def _find_started(bus: Bus, request: WorkflowRequest) -> WorkflowEntry | None:
+    """Return the workflow with this id, if it was started."""
+    own_entries = (
         entry for entry in await entries(bus.bucket(BUCKET)) if entry.visit.tenant == LOCAL.tenant
     )
-    return next((entry for entry in found if entry.workflow_id == asked.document["id"]), None)
+    return next(
+        (entry for entry in own_entries if entry.workflow_id == request.document["id"]), None
+    )
 
 
-async def _begin_there(settings: Settings, port: int, asked: WorkflowRequest) -> str:
-    """Have the process that serves begin it; return the workspace. It goes on there whoever
-    listens.
+async def _start_at_server(settings: Settings, port: int, request: WorkflowRequest) -> str:
+    """Start the workflow in the serving process and return its workspace. It continues there
+    without a listener.
     """
     from moothall.api.remote import calling
     from moothall.pb.moothall.v1 import common_pb2
@@ -196,23 +202,25 @@ async def _begin_there(settings: Settings, port: int, asked: WorkflowRequest) ->
 
     async with calling(settings.grpc, settings.data_dir, port) as (channel, metadata):
         stub: Any = tool_pb2_grpc.ToolServiceStub(channel)
-        named = asked.repository
-        wanted = tool_pb2.OpenWorkspaceRequest(
-            repository=common_pb2.Repository(id=named.id, url=named.url, ref=named.ref),
-            role=asked.role,
-            ttl_seconds=asked.seconds,
+        repository = request.repository
+        open_request = tool_pb2.OpenWorkspaceRequest(
+            repository=common_pb2.Repository(
+                id=repository.id, url=repository.url, ref=repository.ref
+            ),
+            role=request.role,
+            ttl_seconds=request.seconds,
         )
-        opened = await stub.OpenWorkspace(wanted, metadata=metadata)
-        request = tool_pb2.RunWorkflowRequest(
+        opened = await stub.OpenWorkspace(open_request, metadata=metadata)
+        run_request = tool_pb2.RunWorkflowRequest(
             workspace_id=opened.workspace_id, capability_token=opened.capability_token
         )
-        request.workflow.update(asked.document)
-        stream = stub.RunWorkflow(request, metadata=metadata)
-        await stream.read()  # it is on the log
+        run_request.workflow.update(request.document)
+        stream = stub.RunWorkflow(run_request, metadata=metadata)
+        await stream.read()  # the start is in the log now
         stream.cancel()
     return str(opened.workspace_id)
 
 
-def _follow(bus: Bus, workspace: str, asked: WorkflowRequest) -> AsyncGenerator[Recorded, None]:
-    chronicle = WorkflowLog(bus, workspace, LOCAL.tenant, str(asked.document["id"]))
-    return chronicle.follow(document_digest(asked.document), 0)
+def _follow(bus: Bus, workspace: str, request: WorkflowRequest) -> AsyncGenerator[Recorded, None]:
+    workflow_log = WorkflowLog(bus, workspace, LOCAL.tenant, str(request.document["id"]))
+    return workflow_log.follow(document_digest(request.document), 0)

@@ -1,5 +1,5 @@
-"""Alerts of the tool gateway: many refusals of one principal or task, and attempts to escape the
-sandbox.
+"""Alerts of the tool gateway: repeated refusals of one principal or task, and attempts to escape
+the sandbox.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from moothall.telemetry.events import write
 log = get_logger(__name__)
 
 Kind = Literal["denials", "escapes"]
-_KEPT = 10_000
-_REASON_CHARS = 500
+_MAX_WINDOWS = 10_000
+_MAX_REASON_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """So many of a kind within so many seconds, and what the last of them was."""
+    """The number of refusals of a kind within a time window, and the call that raised the alert."""
 
     kind: Kind
     count: int
@@ -44,41 +44,43 @@ class Alert:
 
 
 class Alerts:
-    """Counts refusals in windows that slide, by principal and by task. One a gate; nothing here
-    awaits.
+    """Counters of refusals in sliding windows, by principal and by task. Use one per gateway.
+    Nothing here awaits.
     """
 
     def __init__(self, limits: GuardSettings, clock: Callable[[], float] = monotonic) -> None:
         self._limits = limits
         self._clock = clock
-        self._windows: LRUCache[tuple[str, ...], deque[float]] = LRUCache(_KEPT)
+        self._windows: LRUCache[tuple[str, ...], deque[float]] = LRUCache(_MAX_WINDOWS)
         self._raised: list[Alert] = []
 
     def count_refusal(
-        self, seat: CallContext, call: ToolCall, reason: str, *, escape: bool
+        self, context: CallContext, call: ToolCall, reason: str, *, escape: bool
     ) -> None:
-        """Count a refused call. One too many raises an alert, and the counting begins anew."""
-        self._count("denials", self._limits.alert_denials, seat, call, reason)
+        """Count a refused call. At the limit, raise an alert and start counting anew."""
+        self._count("denials", self._limits.alert_denials, context, call, reason)
         if escape:
-            self._count("escapes", self._limits.alert_escapes, seat, call, reason)
+            self._count("escapes", self._limits.alert_escapes, context, call, reason)
 
-    def take(self) -> Sequence[Alert]:
-        """Return the alerts that were raised since this was asked last."""
+    def pop_raised(self) -> Sequence[Alert]:
+        """Return the alerts raised since the last call."""
         raised, self._raised = self._raised, []
         return raised
 
-    def _count(self, kind: Kind, most: int, seat: CallContext, call: ToolCall, reason: str) -> None:
+    def _count(
+        self, kind: Kind, limit: int, context: CallContext, call: ToolCall, reason: str
+    ) -> None:
         now = self._clock()
         windows = [
-            self._windows.setdefault((kind, seat.tenant, *who), deque())
-            for who in (("of", seat.principal.name), ("in", seat.task_id))
+            self._windows.setdefault((kind, context.tenant, *scope), deque())
+            for scope in (("of", context.principal.name), ("in", context.task_id))
         ]
         for window in windows:
             window.append(now)
             while window[0] <= now - self._limits.alert_seconds:
                 window.popleft()
         count = max(map(len, windows))
-        if count < most:
+        if count < limit:
             return
         for window in windows:
             window.clear()
@@ -86,12 +88,12 @@ class Alerts:
             kind=kind,
             count=count,
             seconds=self._limits.alert_seconds,
-            principal=seat.principal.name,
-            task_id=seat.task_id,
-            seat=seat.seat,
-            workspace=seat.workspace_id,
+            principal=context.principal.name,
+            task_id=context.task_id,
+            seat=context.seat,
+            workspace=context.workspace_id,
             tool=call.tool[:100],
-            reason=reason[:_REASON_CHARS],
+            reason=reason[:_MAX_REASON_CHARS],
             request_id=call.request_id[:200],
         )
         self._raised.append(alert)
@@ -107,7 +109,7 @@ class Alerts:
 
 
 def alert_event(alert: Alert, tenant: str, source: str) -> Event:
-    """Return what the log is told of an alert."""
+    """Return the event that records an alert."""
     return write(
         EventType.GUARD_ALERTED,
         tenant,

@@ -1,5 +1,5 @@
-"""Requests that were denied and that an operator may allow. They wait in a bucket that every
-process follows.
+"""Denied requests that an operator may allow. They are stored in a bucket that every process
+follows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from moothall.tools.arguments import arguments_digest
 log = get_logger(__name__)
 
 BUCKET, SPENT_BUCKET = "parked", "spent"
-_SHOWN = 2000
+_MAX_SHOWN_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A request that waits, or what an operator said of it. `arguments` are shown to operators,
-    long texts cut.
+    """A denied request and its resolution. `arguments` are shown to operators, with long texts
+    cut.
     """
 
     id: str
@@ -53,71 +53,73 @@ class Parked:
 
     @property
     def subject(self) -> Subject:
-        """What an approval is over."""
+        """What an approval of this request covers."""
         return Subject(
             self.tenant, self.workspace, self.request_id, self.tool, self.arguments_digest
         )
 
 
 class ApprovalQueue:
-    """The buckets `parked` and `spent` as this process knows them."""
+    """The buckets `parked` and `spent`, cached by this process."""
 
     def __init__(self, parked: Bucket, spent: Bucket, approvals: Approvals) -> None:
         self._parked = parked
         self._spent = spent
         self._approvals = approvals
         self._known: dict[str, Parked] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._notified: set[tuple[str, str]] = set()
         self._listeners: list[Callable[[Parked], None]] = []
 
     async def refresh(self) -> None:
-        """Read how it stands now. Raises `BusUnavailable`."""
+        """Read the current entries. Raises `BusUnavailable`."""
         for key, document in (await self._parked.entries()).items():
-            self._take(key, document)
+            self._store(key, document)
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Follow the bucket until cancelled."""
         async with aclosing(self._parked.follow()) as changes:
             async for key, document in changes:
-                item = self._take(key, document)
+                item = self._store(key, document)
                 if (
                     item is not None
                     and item.state != "waiting"
-                    and (item.id, item.grant) not in self._told
+                    and (item.id, item.grant) not in self._notified
                 ):
-                    self._told.add((item.id, item.grant))
+                    self._notified.add((item.id, item.grant))
                     for listener in self._listeners:
                         listener(item)
 
     def on_resolved(self, listener: Callable[[Parked], None]) -> None:
-        """Call `listener` with every request that is allowed or refused, by whatever process; each
-        once, old ones too.
+        """Call `listener` once for each request that any process allows or refuses, including old
+        ones.
         """
         self._listeners.append(listener)
 
     def list_waiting(self, tenant: str) -> Sequence[Parked]:
-        """Return what waits for an operator of this tenant, the longest first."""
-        found = (
+        """Return the requests that wait for an operator of this tenant, oldest first."""
+        waiting = (
             item
             for item in self._known.values()
             if item.tenant == tenant and item.state == "waiting"
         )
-        return sorted(found, key=lambda item: (item.time, item.id))
+        return sorted(waiting, key=lambda item: (item.time, item.id))
 
-    async def park(self, seat: CallContext, call: ToolCall, reason: str) -> Parked:
-        """Let a request wait; the same of the same seat waits once. Raises `BusUnavailable`."""
-        known = self._known.get(_key(seat, call))
+    async def park(self, context: CallContext, call: ToolCall, reason: str) -> Parked:
+        """Park a request. The same request of the same seat is parked once. Raises
+        `BusUnavailable`.
+        """
+        known = self._known.get(_key(context, call))
         if known is not None and known.state in {"waiting", "refused"}:
             return known
         item = Parked(
-            id=_key(seat, call).rpartition(".")[2],
+            id=_key(context, call).rpartition(".")[2],
             request_id=call.request_id,
-            tenant=seat.tenant,
-            workspace=seat.workspace_id,
-            task_id=seat.task_id,
-            seat=seat.seat,
-            principal=seat.principal.name,
-            role=seat.role,
+            tenant=context.tenant,
+            workspace=context.workspace_id,
+            task_id=context.task_id,
+            seat=context.seat,
+            principal=context.principal.name,
+            role=context.role,
             tool=call.tool,
             arguments={name: _shorten(value) for name, value in call.arguments.items()},
             arguments_digest=arguments_digest(call.arguments),
@@ -130,26 +132,26 @@ class ApprovalQueue:
     async def resolve(
         self, tenant: str, named: str, *, allow: bool, approver: str, comment: str = ""
     ) -> Parked:
-        """Allow or refuse what waits, named by its id or its request id. Raises `NotFound`,
+        """Allow or refuse a parked request, named by its id or its request id. Raises `NotFound`,
         `InvalidRequest`, `BusUnavailable`.
         """
-        found = [
+        matches = [
             item
             for item in self._known.values()
             if item.tenant == tenant and named in {item.id, item.request_id}
         ]
-        waiting = [item for item in found if item.state == "waiting"]
-        if not found:
+        waiting = [item for item in matches if item.state == "waiting"]
+        if not matches:
             raise NotFound(
                 f"no parked request {named[:80]!r}; `moothall tools requeue list` shows them"
             )
         if len(waiting) != 1:
-            said = (
+            reason = (
                 "several wait under that request id; name one by its id"
                 if waiting
-                else f"it was {found[0].state} already"
+                else f"it was {matches[0].state} already"
             )
-            raise InvalidRequest(f"the parked request {named[:80]!r} cannot be resolved: {said}")
+            raise InvalidRequest(f"the parked request {named[:80]!r} cannot be resolved: {reason}")
         item = waiting[0]
         grant = self._approvals.sign(item.subject, approver) if allow else ""
         state: Literal["allowed", "refused"] = "allowed" if allow else "refused"
@@ -157,46 +159,45 @@ class ApprovalQueue:
         await self._put(resolved)
         return resolved
 
-    async def spend_approval(self, seat: CallContext, call: ToolCall) -> Approval | None:
-        """Spend the approval of this call, if there is one; None where there is none. Good once,
-        whoever asks first.
+    async def spend_approval(self, context: CallContext, call: ToolCall) -> Approval | None:
+        """Spend the approval of this call, and return it. Return None if there is none. An approval
+        can be spent once.
 
-        A seat that asks for the same again, under another request id, spends it too. Raises
-        `Refused` where what is there is forged, or where the approved request itself comes again
-        after it is spent or expired; `BusUnavailable`.
+        A seat that repeats the same call under another request id spends it too. Raises `Refused`
+        if the approval is forged, or if the approved request itself comes again after the approval
+        was spent or has expired. Raises `BusUnavailable`.
         """
-        item = self._known.get(_key(seat, call))
+        item = self._known.get(_key(context, call))
         if item is None or item.state != "allowed":
             return None
-        wanted = replace(
-            item.subject, tenant=seat.tenant, workspace=seat.workspace_id, tool=call.tool
+        subject = replace(
+            item.subject, tenant=context.tenant, workspace=context.workspace_id, tool=call.tool
         )
-        again = call.request_id == item.request_id
+        repeated = call.request_id == item.request_id
         try:
             approval = self._approvals.check(
-                item.grant, replace(wanted, arguments_digest=arguments_digest(call.arguments))
+                item.grant, replace(subject, arguments_digest=arguments_digest(call.arguments))
             )
             await self._spent.create(
                 approval.id, {"request_id": item.request_id, "approver": approval.approver}
             )
         except ExpiredApproval:
-            if again:
+            if repeated:
                 raise
             return None
         except AlreadyExists as error:
-            if again:
+            if repeated:
                 raise Refused("the approval was used already") from error
             return None
         return approval
 
     async def _put(self, item: Parked) -> None:
         key = f"{item.tenant}.{item.id}"
-        # In parts: what looks like a token is scrubbed on its way to the bus, and this one is meant
-        # to arrive.
+        # The grant is sent in parts, because events are scrubbed of what looks like a token.
         await self._parked.put(key, {**dump(item), "grant": item.grant.split(".")})
         self._known[key] = item
 
-    def _take(self, key: str, document: Mapping[str, Any]) -> Parked | None:
+    def _store(self, key: str, document: Mapping[str, Any]) -> Parked | None:
         try:
             parts = document.get("grant", [])
             item = load(
@@ -214,13 +215,13 @@ class ApprovalQueue:
 
 
 async def check_approval(
-    parking: ApprovalQueue, seat: CallContext, call: ToolCall, stopped: Stopped
+    parking: ApprovalQueue, context: CallContext, call: ToolCall, stopped: Stopped
 ) -> Approval:
-    """Return the word of the operator who has allowed this call, once; else it waits for one, and
-    `Stopped` says so.
+    """Return the approval of an operator who has allowed this call. Otherwise park the call and
+    raise `Stopped`.
     """
     try:
-        approval = await parking.spend_approval(seat, call)
+        approval = await parking.spend_approval(context, call)
         if approval is not None:
             log.info(
                 "a parked request runs",
@@ -229,7 +230,7 @@ async def check_approval(
                 approver=approval.approver,
             )
             return approval
-        item = await parking.park(seat, call, stopped.reason)
+        item = await parking.park(context, call, stopped.reason)
     except (Refused, BusUnavailable) as error:
         raise Stopped(
             ToolStatus.BLOCKED, error.message, escape=isinstance(error, Refused)
@@ -238,25 +239,31 @@ async def check_approval(
         raise Stopped(
             ToolStatus.BLOCKED, f"an operator refused it: {item.comment or stopped.reason}"
         )
-    words = (
+    reason = (
         f"{stopped.reason}. It waits for an operator as {item.id}; go on without it, or ask for "
         "the same again later"
     )
-    raise Stopped(ToolStatus.PARKED, words)
+    raise Stopped(ToolStatus.PARKED, reason)
 
 
-def refuse_unless_operator(who: Principal) -> None:
-    """Only operators say what may be done. Raises `Refused`."""
-    if not who.operator:
+def refuse_unless_operator(principal: Principal) -> None:
+    """Raise `Refused` unless the principal is an operator."""
+    if not principal.operator:
         raise Refused(
-            f"{who.name} is no operator: `operator = true` in the file of tokens makes one"
+            f"{principal.name} is no operator: `operator = true` in the file of tokens makes one"
         )
 
 
-def _key(seat: CallContext, call: ToolCall) -> str:
-    named = digest(seat.workspace_id, seat.seat, call.tool, arguments_digest(call.arguments))[:24]
-    return f"{seat.tenant}.{named}"
+def _key(context: CallContext, call: ToolCall) -> str:
+    call_digest = digest(
+        context.workspace_id, context.seat, call.tool, arguments_digest(call.arguments)
+    )[:24]
+    return f"{context.tenant}.{call_digest}"
 
 
 def _shorten(value: Any) -> Any:
-    return f"{value[:_SHOWN]}…" if isinstance(value, str) and len(value) > _SHOWN else value
+    return (
+        f"{value[:_MAX_SHOWN_CHARS]}…"
+        if isinstance(value, str) and len(value) > _MAX_SHOWN_CHARS
+        else value
+    )

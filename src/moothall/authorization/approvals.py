@@ -1,8 +1,8 @@
-"""An operator's word on one parked request: signed, for that request alone, good once and not for
-long.
+"""An operator's approval of one parked request: signed, valid for that request only, usable once,
+and short-lived.
 
-Signed with a private key (Ed25519) and checked with the public one, so that a host elsewhere can
-check and not sign.
+It is signed with a private key (Ed25519) and checked with the public one, so that a remote host can
+check approvals and cannot sign them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _ALGORITHM = "EdDSA"
 
 
 class ExpiredApproval(Refused):
-    """It was good once."""
+    """A genuine approval that has expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What an approval is over."""
+    """What an approval covers."""
 
     tenant: str
     workspace: str
@@ -43,18 +43,20 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """A grant that was checked. `id` is spent when it is used."""
+    """A checked grant. `id` is recorded as spent when the approval is used."""
 
     id: str
     approver: str
 
 
 def public_key(key: bytes) -> bytes:
-    """Return what checks the approvals that are signed with what is made from `key`; 32 bytes."""
-    return bytes(_private(key).public_key().public_bytes_raw())
+    """Return the public key of approvals that are signed with the key derived from `key`; 32
+    bytes.
+    """
+    return bytes(_private_key(key).public_key().public_bytes_raw())
 
 
-def _private(key: bytes) -> Ed25519PrivateKey:
+def _private_key(key: bytes) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.from_private_bytes(
@@ -63,8 +65,8 @@ def _private(key: bytes) -> Ed25519PrivateKey:
 
 
 class Approvals:
-    """Signs and checks with the root key, or, of another's, checks with the `public` one alone.
-    `seconds` is how long an approval is good for.
+    """A signer and checker of approvals, with the root key. With `public` set it only checks.
+    `seconds` is the lifetime of an approval.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Approvals:
         self._clock = clock
 
     def sign(self, subject: Subject, approver: str) -> str:
-        """Return the grant. Raises `Refused` where only the public key is here."""
+        """Return the grant. Raises `Refused` if only the public key is known."""
         import jwt
 
         if self._public:
@@ -94,11 +96,13 @@ class Approvals:
             "jti": secrets.token_hex(12),
             **asdict(subject),
         }
-        return jwt.encode(claims, _private(self._key), algorithm=_ALGORITHM, headers={"typ": TYPE})
+        return jwt.encode(
+            claims, _private_key(self._key), algorithm=_ALGORITHM, headers={"typ": TYPE}
+        )
 
     def check(self, grant: str, subject: Subject) -> Approval:
-        """Return who approved. Raises `Refused` where the grant is forged, expired, or over
-        something else.
+        """Return the approval of a grant. Raises `Refused` if the grant is forged, expired, or
+        covers something else.
         """
         import jwt
 
@@ -129,5 +133,5 @@ class Approvals:
         return (
             Ed25519PublicKey.from_public_bytes(self._public)
             if self._public
-            else _private(self._key).public_key()
+            else _private_key(self._key).public_key()
         )

@@ -1,16 +1,14 @@
-"""An append-only record of every tool call, one hash chain a tenant and writer.
+"""An append-only record of every tool call, with one hash chain per tenant and writer.
 
-`<data_dir>/audit/<tenant>/<writer>.jsonl` holds a JSON object a line; `hash` is the sha256 of the
-line without
-it, and `prev` is the hash of the line before. `<writer>.head` beside it holds seq and hash of the
-last one, so
-that a cut end shows, signed with the key of the server; the AUDIT stream is told of both, so that
-an
-older head of the same chain shows too. Argument values are left out; their digest is in.
+`<data_dir>/audit/<tenant>/<writer>.jsonl` holds one JSON object per line. `hash` is the sha256 of
+the line without it, and `prev` is the hash of the previous line. `<writer>.head` holds seq and hash
+of the last record, signed with the key of the server, so that a truncated file is detected. The
+AUDIT stream records both, so that an older head of the same chain is detected too. Argument values
+are left out; their digest is included.
 
-One thread writes, so that calls side by side make one chain. A record is with the operating system
-when
-`append` returns (kill -9 loses none) and on the disk every `sync_records` records and at the close.
+A single thread writes, so that concurrent calls form one chain. When `append` returns, the
+operating system has the record (kill -9 loses none). It is synced to disk every `sync_records`
+records and on close.
 """
 
 from __future__ import annotations
@@ -59,8 +57,8 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """What is recorded at one end of a call, or in between, where an operator had allowed it:
-    `approved_by` says who.
+    """What is recorded at the start and the end of a call. An `approved` entry between them names
+    the operator who allowed the call: `approved_by`.
     """
 
     tenant: str
@@ -80,8 +78,8 @@ _NAMES = tuple(field.name for field in fields(AuditEntry))
 
 
 class AuditLog:
-    """Writes the chains of one writer (a process: no two may share the name). Use as async context
-    manager.
+    """Writer of the chains of one process. No two processes may share a writer name. Use as async
+    context manager.
     """
 
     def __init__(
@@ -99,12 +97,12 @@ class AuditLog:
         self._key = key
         self._chains: dict[str, _Chain] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
-        self._telling = None if publish is None else AuditPublisher(writer, publish)
-        self._beside = AsyncExitStack()
+        self._publisher = None if publish is None else AuditPublisher(writer, publish)
+        self._background_tasks = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        if self._telling:
-            await self._beside.enter_async_context(beside(self._telling.run(), "audit"))
+        if self._publisher:
+            await self._background_tasks.enter_async_context(beside(self._publisher.run(), "audit"))
         return self
 
     async def __aexit__(
@@ -114,32 +112,28 @@ class AuditLog:
         traceback: TracebackType | None,
     ) -> None:
         await asyncio.to_thread(self._close)
-        await self._beside.aclose()
-        if self._telling:
-            await self._telling.flush()
+        await self._background_tasks.aclose()
+        if self._publisher:
+            await self._publisher.flush()
 
     async def append(self, entry: AuditEntry) -> str:
-        """Return the record's id, `<writer>:<seq>`, once it is written. Raises
-        `AuditUnavailable`.
-        """
+        """Write a record and return its id, `<writer>:<seq>`. Raises `AuditUnavailable`."""
         return await self.submit(entry)
 
     def submit(self, entry: AuditEntry) -> Awaitable[str]:
-        """Put the record in line at once; awaiting the answer is `append`. It is written even if
-        nobody waits.
+        """Queue the record at once and return an awaitable of its id. The record is written even if
+        nobody awaits.
         """
         try:
             written = asyncio.wrap_future(self._thread.submit(self._write, entry))
         except RuntimeError:
             written = asyncio.get_running_loop().create_future()
             written.set_exception(AuditUnavailable("the audit is closed"))
-        answer = asyncio.shield(written)
-        for future in (
-            written,
-            answer,
-        ):  # a fault that nobody waits for was logged, and the next append meets it
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return answer
+        record_id = asyncio.shield(written)
+        # An error that nobody awaits is already logged, and the next append raises it again.
+        for future in (written, record_id):
+            future.add_done_callback(lambda finished: finished.cancelled() or finished.exception())
+        return record_id
 
     def _write(self, entry: AuditEntry) -> str:
         try:
@@ -149,13 +143,13 @@ class AuditLog:
         try:
             written = chain.append(_fields(entry))
         except OSError as error:
-            # What is on the disk is unknown now; the next record reads it again.
+            # The state of the file is unknown now, so the next record opens it again.
             del self._chains[entry.tenant]
             chain.abandon()
             log.error("audit record lost", tenant=entry.tenant, error=str(error))  # noqa: TRY400  # the caller gets it
             raise AuditUnavailable(f"the audit cannot be written: {error.strerror}") from error
-        if self._telling:
-            self._telling.put(WrittenRecord(entry.tenant, *written))
+        if self._publisher:
+            self._publisher.put(WrittenRecord(entry.tenant, *written))
         return f"{self._writer}:{written[0]['seq']}"
 
     def _open(self, tenant: str) -> _Chain:
@@ -174,7 +168,7 @@ class AuditLog:
 
 
 class _Chain:
-    """One open file; only the writing thread touches it."""
+    """One open chain file. Only the writing thread uses it."""
 
     def __init__(self, path: Path, sync_records: int, key: bytes) -> None:
         self._path, self._key = path, key
@@ -193,8 +187,8 @@ class _Chain:
     def _resume(self, path: Path) -> None:
         tail = read_tail(path)
         mac = read_mac(head_path(path))
-        # A file that ends before its head was cut: going on from the head keeps the gap in sight
-        # for ever.
+        # A file that ends before its head was truncated. Continuing from the head keeps the gap
+        # visible.
         head = read_head(head_path(path)) or Head(0, GENESIS)
         self._last = head if head.seq > tail.last.seq else tail.last
         if self._last != tail.last:
@@ -212,12 +206,12 @@ class _Chain:
             and head.seq
             and not (mac and hmac.compare_digest(mac, head_mac(self._key, path, head)))
         ):
-            # What is signed from now on must not vouch for what came before.
+            # Later signatures must not vouch for the records before this one.
             self.append({"phase": "unsigned", "head_seq": head.seq, "forged": bool(mac)})
 
     def append(self, fields: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """Write one record and return it with what signs it as a head; an `OSError` leaves the
-        chain unusable.
+        """Write one record. Return it and its signature as a head. After an `OSError` the chain is
+        unusable.
         """
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         record = {"seq": self._last.seq + 1, "time": time, **fields, "prev": self._last.hash}
@@ -256,12 +250,12 @@ def _open_for(opened: ExitStack, path: Path, flags: int) -> int:
 
 
 def _fields(entry: AuditEntry) -> dict[str, Any]:
-    # Names that a model chose are shortened: an unknown tool's may be a megabyte.
+    # Names chosen by a model are shortened, because they can have any length.
     values = ((name, getattr(entry, name)) for name in _NAMES)  # `asdict` would copy each
-    told = {name: value[:300] if isinstance(value, str) else value for name, value in values}
+    record = {name: value[:300] if isinstance(value, str) else value for name, value in values}
     if not entry.approved_by:
-        del told["approved_by"]
-    return told
+        del record["approved_by"]
+    return record
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -1,8 +1,8 @@
-"""The form of an audit chain on disk, and finding out whether one was touched.
+"""The format of audit chains on disk, and their verification.
 
-What this shows and what not: a changed, removed, inserted, reordered or cut-off record is found
-unless the one who did it knows the key that signs heads, or puts an older head of the same chain
-back and takes the newer ones from the AUDIT stream too.
+Verification detects changed, removed, inserted, reordered and cut-off records. It cannot detect a
+change by somebody who knows the key that signs heads, or who restores an older head of the same
+chain and also removes the newer ones from the AUDIT stream.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class StreamChains:
-    """What the AUDIT stream tells of chains, by tenant and writer. `heads`: hashes by seq, of
-    chains that lie here. `remote`: records in order, of chains that hosts write on disks of their
-    own.
+    """What the AUDIT stream records of chains, by tenant and writer. `heads`: hashes by seq, of
+    chains on this disk. `remote`: ordered records of chains that hosts write to their own disks.
     """
 
     heads: Mapping[tuple[str, str], Mapping[int, str]] = field(default_factory=dict)
@@ -45,8 +44,8 @@ class StreamChains:
 
 @dataclass(frozen=True, slots=True)
 class ChainTail:
-    """How a file ends: its last whole record, the bytes of a torn one after it, and whether a
-    newline is missing.
+    """The end of a file: its last complete record, the bytes of a torn one after it, and whether
+    the final newline is missing.
     """
 
     last: Head
@@ -61,9 +60,7 @@ class ChainTail:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a chain. `line` counts from 1. `serious` is False for what a crash leaves
-    behind.
-    """
+    """A fault of a chain. `line` counts from 1. `serious` is False for traces of a crash."""
 
     path: Path
     line: int
@@ -73,7 +70,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Approved:
-    """A call that ran because an operator had allowed it."""
+    """A call that ran because an operator allowed it."""
 
     time: str
     tenant: str
@@ -85,8 +82,8 @@ class Approved:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """All chains under a data directory, and those of remote hosts. `unfinished` counts calls that
-    began and whose end is not recorded: those that run just now, and those that a crash ended.
+    """The result for all chains under a data directory and those of remote hosts. `unfinished`
+    counts calls with a start and no end: running ones, and those that a crash ended.
     """
 
     chains: int
@@ -97,12 +94,12 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was touched."""
+        """Whether no chain was tampered with."""
         return not any(problem.serious for problem in self.problems)
 
 
 def record_hash(record: dict[str, Any]) -> str:
-    """Return the hash of a record, its own `hash` left out."""
+    """Return the hash of a record without its own `hash`."""
     raw = {name: value for name, value in record.items() if name != "hash"}
     return hashlib.sha256(
         json.dumps(raw, sort_keys=True, separators=(",", ":")).encode("ascii")
@@ -110,33 +107,33 @@ def record_hash(record: dict[str, Any]) -> str:
 
 
 def render_record(record: dict[str, Any]) -> bytes:
-    """Return the record as its line, without the newline."""
+    """Return the record as a line, without the newline."""
     return json.dumps(record, separators=(",", ":")).encode("ascii")
 
 
 def head_path(path: Path) -> Path:
-    """Return where a chain's head is kept."""
+    """Return the path of a chain's head."""
     return path.with_suffix(".head")
 
 
 def render_head(head: Head, mac: str) -> bytes:
-    """Return the head as a line of fixed width, so that one write replaces the other; `mac` where
-    it is signed.
+    """Return the head as a line of fixed width, so that one write replaces it. `mac` is empty for
+    an unsigned head.
     """
-    told = {"seq": head.seq, "hash": head.hash} | ({"mac": mac} if mac else {})
-    return json.dumps(told).encode("ascii").ljust(_HEAD_BYTES - 1) + b"\n"
+    document = {"seq": head.seq, "hash": head.hash} | ({"mac": mac} if mac else {})
+    return json.dumps(document).encode("ascii").ljust(_HEAD_BYTES - 1) + b"\n"
 
 
 def head_mac(key: bytes, path: Path, head: Head) -> str:
-    """Return what signs the head of the chain at `path`: of another chain, tenant or seq it is
-    another.
+    """Return the signature of the head of the chain at `path`. It depends on writer, tenant and
+    seq.
     """
-    about = f"moothall audit head\0{path.parent.name}/{path.stem}\0{head.seq}\0{head.hash}"
-    return hmac.new(key, about.encode(), hashlib.sha256).hexdigest()
+    text = f"moothall audit head\0{path.parent.name}/{path.stem}\0{head.seq}\0{head.hash}"
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def read_mac(path: Path) -> str:
-    """Return what signs a head, empty where nothing does."""
+    """Return the signature of a head, or an empty string."""
     try:
         mac = json.loads(path.read_bytes()).get("mac", "")
     except (OSError, ValueError, AttributeError):
@@ -145,7 +142,7 @@ def read_mac(path: Path) -> str:
 
 
 def read_head(path: Path) -> Head | None:
-    """Return the head, None where there is none or it is no head."""
+    """Return the head, or None if it is missing or malformed."""
     try:
         data = json.loads(path.read_bytes())
         return Head(int(data["seq"]), str(data["hash"]))
@@ -154,7 +151,7 @@ def read_head(path: Path) -> Head | None:
 
 
 def read_record(line: bytes) -> dict[str, Any] | None:
-    """Return a line as a record whose hash is right, else None."""
+    """Return the record in a line, or None unless its hash is right."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -165,7 +162,7 @@ def read_record(line: bytes) -> dict[str, Any] | None:
         or not isinstance(record.get("prev"), str)
     ):
         return None
-    # Byte for byte, so that no space, escape or doubled key slips in.
+    # Compared byte for byte, so that no extra space, escape or duplicate key is accepted.
     return (
         record
         if record.get("hash") == record_hash(record) and render_record(record) == line
@@ -174,7 +171,7 @@ def read_record(line: bytes) -> dict[str, Any] | None:
 
 
 def read_tail(path: Path) -> ChainTail:
-    """Return how the file ends; a missing one ends before it began."""
+    """Return how the file ends. A missing file is an empty chain."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -195,32 +192,32 @@ def read_tail(path: Path) -> ChainTail:
 
 
 def verify(path: Path, key: bytes = b"") -> tuple[Problem, ...]:
-    """Return everything that is wrong with one chain, in order. `key` signs heads; without it their
-    signatures are not looked at.
+    """Return all problems of one chain, in order. Without `key`, head signatures are not
+    checked.
     """
-    return tuple(_Reading(path, key).problems())
+    return tuple(_ChainReader(path, key).problems())
 
 
 def verify_all(
-    data_dir: Path, key: bytes = b"", told: StreamChains = StreamChains(), hosts: bytes = b""
+    data_dir: Path, key: bytes = b"", stream: StreamChains = StreamChains(), hosts: bytes = b""
 ) -> AuditReport:
-    """Check every chain of every tenant under a data directory, and what the AUDIT stream tells of
-    those on other disks; `key` as for `verify`, `hosts` is the key of hosts on other machines.
+    """Check every chain of every tenant under a data directory, and the remote ones in the AUDIT
+    stream. `key` as for `verify`; `hosts` is the key of hosts on other machines.
     """
     root = data_dir / "audit"
     paths = sorted(
         {*root.glob("*/*.jsonl"), *(head.with_suffix(".jsonl") for head in root.glob("*/*.head"))}
-        | {root / tenant / f"{writer}.jsonl" for tenant, writer in told.heads}
+        | {root / tenant / f"{writer}.jsonl" for tenant, writer in stream.heads}
     )
     readings = [
-        _Reading(path, key, told.heads.get((path.parent.name, path.stem), {}), hosts)
+        _ChainReader(path, key, stream.heads.get((path.parent.name, path.stem), {}), hosts)
         for path in paths
     ]
-    here = {(path.parent.name, path.stem) for path in paths}
+    local_chains = {(path.parent.name, path.stem) for path in paths}
     readings += [
-        _ToldReading(Path("the bus", tenant, writer), records)
-        for (tenant, writer), records in sorted(told.remote.items())
-        if (tenant, writer) not in here
+        _RemoteChainReader(Path("the bus", tenant, writer), records)
+        for (tenant, writer), records in sorted(stream.remote.items())
+        if (tenant, writer) not in local_chains
     ]
     problems = tuple(problem for reading in readings for problem in reading.problems())
     return AuditReport(
@@ -230,26 +227,26 @@ def verify_all(
         unfinished=sum(reading.open.total() for reading in readings),
         approved=tuple(
             sorted(
-                (item for reading in readings for item in reading.approved),
-                key=lambda item: item.time,
+                (call for reading in readings for call in reading.approved),
+                key=lambda call: call.time,
             )
         ),
     )
 
 
-class _Reading:
+class _ChainReader:
     """One pass over a chain."""
 
     def __init__(
         self,
         path: Path,
         key: bytes,
-        told: Mapping[int, str] = MappingProxyType({}),
+        stream_hashes: Mapping[int, str] = MappingProxyType({}),
         hosts: bytes = b"",
     ) -> None:
         self.path = path
         self._key, self._hosts = key, hosts
-        self._told = told
+        self._stream_hashes = stream_hashes
         self.records = 0
         self.open: Counter[tuple[str, ...]] = Counter()
         self.approved: list[Approved] = []
@@ -260,7 +257,7 @@ class _Reading:
     def problems(self) -> Iterator[Problem]:
         head = read_head(head_path(self.path))
         broken: bytes | None = None
-        for line in self._lines():
+        for line in self._read_lines():
             self._line += 1
             record = read_record(line)
             if broken is not None:
@@ -269,22 +266,22 @@ class _Reading:
             if record is None:
                 broken = line
                 continue
-            yield from self._follow(record)
+            yield from self._check_record(record)
             if head is not None and record["seq"] == head.seq:
                 self._at_head = record["hash"]
         if broken is not None:
             self._line += 1
             yield self._torn_problem(broken, None, at_end=True)
-        yield from self._end(head)
+        yield from self._check_end(head)
 
-    def _lines(self) -> Iterator[bytes]:
+    def _read_lines(self) -> Iterator[bytes]:
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
             for line in file:
                 yield line.removesuffix(b"\n")
 
-    def _follow(self, record: dict[str, Any]) -> Iterator[Problem]:
+    def _check_record(self, record: dict[str, Any]) -> Iterator[Problem]:
         if record["seq"] != self._last.seq + 1:
             yield self._problem(
                 f"record {record['seq']} stands after record {self._last.seq}: removed, reordered "
@@ -294,7 +291,7 @@ class _Reading:
             yield self._problem(f"record {record['seq']} does not follow from the one before it")
         self._last = Head(record["seq"], record["hash"])
         self.records += 1
-        if self._told.get(record["seq"], record["hash"]) != record["hash"]:
+        if self._stream_hashes.get(record["seq"], record["hash"]) != record["hash"]:
             yield self._problem(
                 f"record {record['seq']} is not the one that the AUDIT stream tells of"
             )
@@ -311,11 +308,11 @@ class _Reading:
             )
             yield Problem(self.path, self._line, what, serious=bool(record.get("forged")))
         elif record.get("phase") == "approved":
-            told = [
+            values = [
                 str(record.get(name))
                 for name in ("time", "tenant", "tool", "request_id", "principal", "approved_by")
             ]
-            self.approved.append(Approved(*told))
+            self.approved.append(Approved(*values))
 
     def _torn_problem(
         self, broken: bytes, after: dict[str, Any] | None, *, at_end: bool = False
@@ -340,7 +337,7 @@ class _Reading:
         )
         return Problem(self.path, line, what)
 
-    def _end(self, head: Head | None) -> Iterator[Problem]:
+    def _check_end(self, head: Head | None) -> Iterator[Problem]:
         if head is None:
             if self.records:
                 yield self._problem(
@@ -353,14 +350,14 @@ class _Reading:
         elif head.seq and self._at_head != head.hash:
             yield self._problem(f"record {head.seq} is not the one that the head says")
         if head is not None and self._key:
-            yield from self._signature(head)
-        if (newest := max(self._told, default=0)) > self._last.seq:
+            yield from self._check_signature(head)
+        if (newest := max(self._stream_hashes, default=0)) > self._last.seq:
             yield self._problem(
                 f"ends at record {self._last.seq}, the AUDIT stream tells of {newest}: records "
                 "were cut off, or an older file put back"
             )
 
-    def _signature(self, head: Head) -> Iterator[Problem]:
+    def _check_signature(self, head: Head) -> Iterator[Problem]:
         mac = read_mac(head_path(self.path))
         if not mac:
             what = "the head is not signed, as before heads were: records may be cut off"
@@ -378,16 +375,16 @@ class _Reading:
         return Problem(self.path, self._line, what)
 
 
-class _ToldReading(_Reading):
-    """One pass over what the AUDIT stream tells of a chain that lies on another disk."""
+class _RemoteChainReader(_ChainReader):
+    """One pass over the records that the AUDIT stream has of a chain on another disk."""
 
     def __init__(self, path: Path, records: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(path, b"")
         self._records = records
 
     def problems(self) -> Iterator[Problem]:
-        for told in self._records:
-            record = dict(told)
+        for stored in self._records:
+            record = dict(stored)
             self._line = record["seq"]
             if record["seq"] > self._last.seq + 1:
                 what = (
@@ -404,4 +401,4 @@ class _ToldReading(_Reading):
                     else "a record was changed: its hash is wrong"
                 )
                 yield Problem(self.path, self._line, what, serious=not left_out)
-            yield from self._follow(record)
+            yield from self._check_record(record)

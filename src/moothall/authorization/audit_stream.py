@@ -1,8 +1,7 @@
-"""What the AUDIT stream is told of audit chains, so that a chain that ends earlier than it once did
-is found.
+"""Publishing audit records to the AUDIT stream, so that truncated chains are detected.
 
-A head that is told of vouches for all records before it, so that one that could not be told is made
-up for by the next.
+A published head vouches for all records before it, so a record that could not be published is
+covered by the next one.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from moothall.telemetry.events import write
 log = get_logger(__name__)
 
 _GATHER_SECONDS = 0.2
-_RECORDS, _KEPT = 64, 10_000  # of one event; that wait while the bus cannot be reached
+_MAX_EVENT_RECORDS = 64
+_MAX_WAITING = 10_000  # while the bus is unreachable
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenRecord:
-    """A record of a tenant's chain, and what signs it as a head."""
+    """A record of a tenant's chain and its signature as a head."""
 
     tenant: str
     record: Mapping[str, Any]
@@ -36,21 +36,21 @@ class WrittenRecord:
 
 
 class AuditPublisher:
-    """Tells what one writer wrote: a few records in one event, in their order."""
+    """Publisher of one writer's records, a few per event, in order."""
 
     def __init__(self, writer: str, publish: Callable[[Event], Awaitable[object]]) -> None:
         self._writer, self._publish = writer, publish
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._waiting: deque[WrittenRecord] = deque(maxlen=_KEPT)
+        self._waiting: deque[WrittenRecord] = deque(maxlen=_MAX_WAITING)
 
     def put(self, written: WrittenRecord) -> None:
-        """Take a record; from any thread."""
+        """Queue a record. Can be called from any thread."""
         self._waiting.append(written)
         self._loop.call_soon_threadsafe(self._wake.set)
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Publish until cancelled."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(_GATHER_SECONDS)
@@ -58,32 +58,34 @@ class AuditPublisher:
             await self.flush()
 
     async def flush(self) -> None:
-        """Tell all that waits. What the bus does not take is given up, and said."""
+        """Publish all waiting records. A batch that the bus refuses is dropped with a warning."""
         while self._waiting:
             first = self._waiting.popleft()
-            taken = [first]
+            batch = [first]
             while (
-                self._waiting and len(taken) < _RECORDS and self._waiting[0].tenant == first.tenant
+                self._waiting
+                and len(batch) < _MAX_EVENT_RECORDS
+                and self._waiting[0].tenant == first.tenant
             ):
-                taken.append(self._waiting.popleft())
+                batch.append(self._waiting.popleft())
             try:
-                await self._publish(_event(self._writer, taken))
+                await self._publish(_batch_event(self._writer, batch))
             except MoothallError as error:
                 log.warning(
                     "the AUDIT stream was not told of records",
-                    records=len(taken),
+                    records=len(batch),
                     reason=error.message,
                 )
 
 
-def _event(writer: str, taken: list[WrittenRecord]) -> Event:
-    last = taken[-1]
+def _batch_event(writer: str, batch: list[WrittenRecord]) -> Event:
+    last = batch[-1]
     data = {
         "tenant": last.tenant,
         "writer": writer,
         "record": dict(last.record),
         "mac": last.mac,
-        "records": [dict(one.record) for one in taken[:-1]],
+        "records": [dict(record.record) for record in batch[:-1]],
     }
     return write(
         EventType.AUDIT_RECORDED,
@@ -94,11 +96,11 @@ def _event(writer: str, taken: list[WrittenRecord]) -> Event:
     )
 
 
-async def read_told(
+async def read_stream_chains(
     events: AsyncIterable[Recorded], key: bytes, hosts: bytes = b""
 ) -> StreamChains:
-    """Return what the stream tells of chains. What is signed neither with `key` nor with that of
-    `hosts` elsewhere is passed over: others may write there.
+    """Return the chains in the stream. Records signed with neither `key` nor the key of remote
+    `hosts` are ignored, because others can write to the stream.
     """
     heads: dict[tuple[str, str], dict[int, str]] = {}
     remote: dict[tuple[str, str], dict[tuple[int, str], Mapping[str, Any]]] = {}
@@ -121,29 +123,28 @@ async def read_told(
         elif hosts and mac == head_mac(hosts, path, head):
             known = remote.setdefault((tenant, writer), {})
             known |= {
-                (one["seq"], one["hash"]): one
-                for one in _vouched_records(record, data.get("records"))
+                (item["seq"], item["hash"]): item
+                for item in _vouched_records(record, data.get("records"))
             }
     return StreamChains(
-        heads, {chain: [known[each] for each in sorted(known)] for chain, known in remote.items()}
+        heads,
+        {chain: [known[position] for position in sorted(known)] for chain, known in remote.items()},
     )
 
 
-def _is_record(said: object) -> TypeGuard[Mapping[str, Any]]:
-    """Whether it has the form of a record. Who signs may be a host that was taken over, and what it
-    signs anything.
-    """
-    if not isinstance(said, Mapping) or not all(
-        isinstance(value, str | int | float) for value in said.values()
+def _is_record(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a value has the form of a record. A compromised host could sign anything."""
+    if not isinstance(value, Mapping) or not all(
+        isinstance(item, str | int | float) for item in value.values()
     ):
         return False
-    seq = said.get("seq")  # numbers come back from JSON as they went
-    whole = isinstance(seq, int | float) and seq == seq // 1 and seq >= 1
-    return whole and isinstance(said.get("hash"), str) and isinstance(said.get("prev"), str)
+    seq = value.get("seq")  # JSON does not tell 1 from 1.0
+    valid_seq = isinstance(seq, int | float) and seq == seq // 1 and seq >= 1
+    return valid_seq and isinstance(value.get("hash"), str) and isinstance(value.get("prev"), str)
 
 
 def _vouched_records(last: Mapping[str, Any], earlier: object) -> Iterator[Mapping[str, Any]]:
-    """Yield a signed record, and those told with it that it follows from."""
+    """Yield a signed record, then the preceding records that its hash covers."""
     yield last
     for record in reversed(earlier if isinstance(earlier, list | tuple) else ()):
         if not _is_record(record) or (record["seq"], record["hash"]) != (

@@ -1,4 +1,4 @@
-"""Results that stand for a while, for the tools whose catalogue entry says so."""
+"""A cache of results, for tools whose catalogue entry allows it."""
 
 from __future__ import annotations
 
@@ -16,44 +16,42 @@ from moothall.tools.spec import ToolSpec
 
 
 def cache_key(tenant: str, workspace: str, spec: ToolSpec, arguments: Mapping[str, Any]) -> str:
-    """Return the key of a call's result. No two tenants share one; a tool that looks at files has
-    one a workspace.
+    """Return the key of a call's result. Tenants never share a key; tools that read files have one
+    per workspace.
     """
-    where = "" if spec.requirements.file_system == "none" else workspace
-    return digest(tenant, where, spec.name, spec.version, canonical(arguments))
+    scope = "" if spec.requirements.file_system == "none" else workspace
+    return digest(tenant, scope, spec.name, spec.version, canonical(arguments))
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Entry:
     result: ToolResult
     size: int
     seconds: float
 
 
 class ResultCache:
-    """Successful results only, each until the catalogue's time is over; at most `most_bytes` of
-    answers.
+    """A cache of successful results, with the lifetime from the catalogue and at most `max_bytes`
+    of output.
     """
 
-    def __init__(self, most_bytes: int, clock: Callable[[], float] = monotonic) -> None:
-        self._kept: TLRUCache[str, _Kept] = TLRUCache(
-            most_bytes,
-            ttu=lambda _, kept, now: now + kept.seconds,
+    def __init__(self, max_bytes: int, clock: Callable[[], float] = monotonic) -> None:
+        self._entries: TLRUCache[str, _Entry] = TLRUCache(
+            max_bytes,
+            ttu=lambda _, entry, now: now + entry.seconds,
             timer=clock,
-            getsizeof=lambda kept: kept.size,
+            getsizeof=lambda entry: entry.size,
         )
 
     def get(self, key: str) -> ToolResult | None:
-        """Return what stands, or None."""
-        kept = self._kept.get(key)
-        return kept.result if kept else None
+        """Return the cached result, or None."""
+        entry = self._entries.get(key)
+        return entry.result if entry else None
 
     def put(self, key: str, spec: ToolSpec, result: ToolResult) -> None:
-        """Keep a result, unless it failed, is too large, or the catalogue does not say for how
-        long.
-        """
+        """Store a result, unless it failed, is too large, or its tool has no cache time."""
         if result.status is not ToolStatus.SUCCESS or spec.cache_seconds <= 0:
             return
-        kept = _Kept(result, len(canonical(result.output)), spec.cache_seconds)
-        if kept.size <= self._kept.maxsize:
-            self._kept[key] = kept
+        entry = _Entry(result, len(canonical(result.output)), spec.cache_seconds)
+        if entry.size <= self._entries.maxsize:
+            self._entries[key] = entry

@@ -1,4 +1,4 @@
-"""Who calls, and why a call stops at the gate."""
+"""The caller of a tool, and the exception that stops a call in the gateway."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moothall.ports import Workspace
 
 @dataclass(slots=True)
 class Meter:
-    """What one seat has used of its tools. Belongs to one event loop; nothing here awaits."""
+    """What one seat has used of its tool limits. Belongs to one event loop. Nothing here awaits."""
 
     calls: int = 0
     in_flight: int = 0
@@ -23,11 +23,10 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """A seat as the gate knows it: made by the trusted side from credentials and the deliberation,
-    never from
-    what a model said. `ledger` is the deliberation's, None where no budget was set. `deadline` is a
-    UTC instant.
-    `meter` counts this seat's calls. `token` is its capability token (`Gate.with_token` gives one).
+    """A seat as the gateway knows it. The trusted side builds it from credentials and the
+    deliberation, never from model output. `ledger` is the deliberation's, or None without a budget.
+    `deadline` is in UTC. `meter` counts this seat's calls. `token` is its capability token
+    (`ToolGateway.with_token` sets one).
     """
 
     principal: Principal
@@ -46,9 +45,9 @@ class CallContext:
 
 
 class Stopped(Exception):
-    """A step of the gate says no. Becomes a tool result; never leaves the gate. `may_be_allowed`:
-    by an operator. `escape`: nobody asks this by mistake alone: a path that leaves the workspace,
-    another's identity.
+    """A call that the gateway refuses. It becomes a tool result and never leaves the gateway.
+    `may_be_allowed`: an operator can allow the call. `escape`: the call is unlikely to be a
+    mistake, such as a path outside the workspace or the identity of another seat.
     """
 
     def __init__(

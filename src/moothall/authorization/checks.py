@@ -1,6 +1,5 @@
-"""What a call must pass before it runs, one function a step. Each raises `Stopped` with what was
-wrong and what
-would be right. The gate calls them in order.
+"""The checks of a call before it runs, one function per step. Each raises `Stopped` with what is
+wrong and what would be right. The gateway calls them in order.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from moothall.tools.arguments import canonical
 from moothall.tools.catalogue import CATALOGUE, ToolSpec, is_granted, list_tools
 
 _MAX_REQUEST_ID = 200
-_CHOICES = 20  # that are named where another was given
+_MAX_SHOWN_CHOICES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedCall:
-    """A call whose tool is known and whose arguments are right, defaults filled in."""
+    """A call of a known tool with valid arguments, defaults included."""
 
     spec: ToolSpec
     arguments: Mapping[str, Any]
 
     def values(self, names: tuple[str, ...]) -> Iterator[str]:
-        """Yield the strings in these arguments, those of lists one by one."""
+        """Yield the strings in these arguments, with lists flattened."""
         for name in names:
             value = self.arguments[name]
             yield from value if isinstance(value, list) else (value,)
@@ -49,25 +48,27 @@ def check_schema(
     catalogue: Mapping[str, ToolSpec] = CATALOGUE,
     off: Collection[str] = (),
 ) -> CheckedCall:
-    """The tool exists and its arguments fit its schema. To a tenant there is no tool that is `off`
-    for it.
+    """Raise `Stopped` unless the tool exists and its arguments fit its schema. Tools in `off` do
+    not exist for the tenant.
 
     The grant only decides which names are suggested. Absolute paths below the workspace's root
-    become relative here, before any step looks at them.
+    become relative here, before any other step sees them.
     """
     spec = catalogue.get(call.tool)
     if spec is None or spec.name in off:
         raise Stopped(
             ToolStatus.INVALID,
-            _unknown_tool(str(call.tool), list_tools(grant, without=off, catalogue=catalogue)),
+            _describe_unknown_tool(
+                str(call.tool), list_tools(grant, without=off, catalogue=catalogue)
+            ),
         )
     try:
         raw = canonical(call.arguments)
-        plain = json.loads(raw)  # what is checked and run is what the digest is of
+        parsed = json.loads(raw)  # checked and run in the form that the digest covers
     except (ValueError, RecursionError) as error:
         raise Stopped(
             ToolStatus.INVALID,
-            f"the arguments of {spec.name} are not JSON; right is {_right(spec)}",
+            f"the arguments of {spec.name} are not JSON; right is {_signature(spec)}",
         ) from error
     if len(raw) > argument_bytes:
         raise Stopped(
@@ -76,9 +77,9 @@ def check_schema(
             "sent",
         )
     try:
-        arguments = spec.arguments.model_validate(plain).model_dump()
+        arguments = spec.arguments.model_validate(parsed).model_dump()
     except ValidationError as error:
-        raise Stopped(ToolStatus.INVALID, _wrong_arguments(spec, error)) from error
+        raise Stopped(ToolStatus.INVALID, _describe_wrong_arguments(spec, error)) from error
     for name in spec.paths:
         value = arguments[name]
         arguments[name] = (
@@ -89,25 +90,28 @@ def check_schema(
     return CheckedCall(spec, arguments)
 
 
-def check_identity(seat: CallContext, call: ToolCall) -> None:
-    """The seat is one tenant's, in its own workspace, and the request can be told from others."""
-    if seat.principal.tenant != seat.tenant:
+def check_identity(context: CallContext, call: ToolCall) -> None:
+    """Raise `Stopped` unless the seat belongs to one tenant and to this workspace, and the request
+    id is usable.
+    """
+    if context.principal.tenant != context.tenant:
         raise Stopped(
             ToolStatus.BLOCKED,
             "this seat belongs to another tenant than its principal",
             escape=True,
         )
-    if seat.workspace.id != seat.workspace_id:
+    if context.workspace.id != context.workspace_id:
         raise Stopped(
             ToolStatus.BLOCKED,
-            f"workspace {seat.workspace.id!r} is not this seat's, which is {seat.workspace_id!r}",
+            f"workspace {context.workspace.id!r} is not this seat's, which is "
+            f"{context.workspace_id!r}",
         )
-    if seat.role not in ROLES:
-        raise Stopped(ToolStatus.BLOCKED, f"unknown role {seat.role[:40]!r}")
+    if context.role not in ROLES:
+        raise Stopped(ToolStatus.BLOCKED, f"unknown role {context.role[:40]!r}")
     try:
-        check_id(seat.tenant, "tenant")
-        check_key(seat.task_id, "task_id")
-        check_id(seat.seat, "seat")
+        check_id(context.tenant, "tenant")
+        check_key(context.task_id, "task_id")
+        check_id(context.seat, "seat")
     except InvalidRequest as error:
         raise Stopped(ToolStatus.BLOCKED, error.message) from error
     if not 0 < len(call.request_id) <= _MAX_REQUEST_ID:
@@ -121,8 +125,8 @@ def check_grants(
     catalogue: Mapping[str, ToolSpec] = CATALOGUE,
     off: Collection[str] = (),
 ) -> None:
-    """The grant covers the tool, and no path leaves the workspace or is written though it is
-    protected.
+    """Raise `Stopped` unless the grant covers the tool and all paths stay inside the workspace and
+    off protected files.
     """
     spec = checked.spec
     if not is_granted(grant, spec.name):
@@ -146,28 +150,28 @@ def check_grants(
 
 
 def check_set(checked: CheckedCall, unset: Mapping[str, str]) -> None:
-    """What the tool needs is configured; `unset` says of those that lack a setting which it is."""
+    """Raise `Stopped` if the tool lacks a setting. `unset` maps tool names to the missing one."""
     if reason := unset.get(checked.spec.name):
         raise Stopped(ToolStatus.BLOCKED, f"{checked.spec.name} is not set up here: {reason}")
 
 
 def check_capability(
-    tokens: Tokens, seat: CallContext, call: ToolCall, checked: CheckedCall
+    tokens: Tokens, context: CallContext, call: ToolCall, checked: CheckedCall
 ) -> None:
-    """The seat's token is good here and now, is this seat's, and covers the tool and what it
-    writes.
+    """Raise `Stopped` unless the seat's token is valid, belongs to this seat, and covers the tool
+    and the paths it writes.
     """
-    if not seat.token:
+    if not context.token:
         raise Stopped(
             ToolStatus.BLOCKED,
             "there is no capability token; whoever opens a workspace is given one",
         )
     try:
-        capability = tokens.check(seat.token, seat.workspace_id)
+        capability = tokens.check(context.token, context.workspace_id)
     except Refused as error:
         raise Stopped(ToolStatus.BLOCKED, error.message, escape=True) from error
-    theirs = (capability.tenant, capability.principal, capability.role, capability.persona)
-    if theirs != (seat.tenant, seat.principal.name, seat.role, seat.persona):
+    holder = (capability.tenant, capability.principal, capability.role, capability.persona)
+    if holder != (context.tenant, context.principal.name, context.role, context.persona):
         raise Stopped(ToolStatus.BLOCKED, "the capability token is somebody else's", escape=True)
     if capability.request and capability.request != request_digest(call):
         raise Stopped(ToolStatus.BLOCKED, "the capability token is bound to another request")
@@ -185,7 +189,9 @@ def check_capability(
 
 
 def note_of(grant: Grant, checked: CheckedCall) -> str:
-    """Return what a seat should know about a write that gains it nothing, or nothing."""
+    """Return a note for a write to a judged path, which has no effect on the verdict, or an empty
+    string.
+    """
     for path in checked.values(checked.spec.writes):
         if any(covers(pattern, path) for pattern in grant.judged):
             return (
@@ -195,69 +201,74 @@ def note_of(grant: Grant, checked: CheckedCall) -> str:
     return ""
 
 
-def with_token(tokens: Tokens, seat: CallContext) -> CallContext:
-    """Return the seat with a token for what it is granted, until its deadline."""
-    seconds = seconds_until(seat.deadline)
+def with_token(tokens: Tokens, context: CallContext) -> CallContext:
+    """Return the seat with a token for its grant, valid until its deadline."""
+    seconds = seconds_until(context.deadline)
     token = tokens.mint(
-        principal=seat.principal.name,
-        tenant=seat.tenant,
-        workspace=seat.workspace_id,
-        role=seat.role,
-        persona=seat.persona,
-        grant=seat.grant,
+        principal=context.principal.name,
+        tenant=context.tenant,
+        workspace=context.workspace_id,
+        role=context.role,
+        persona=context.persona,
+        grant=context.grant,
         seconds=max(seconds, 1.0) + 1.0,  # claims count in whole seconds
     )
-    return replace(seat, token=token)
+    return replace(context, token=token)
 
 
-def _unknown_tool(name: str, known: Iterable[ToolSpec]) -> str:
+def _describe_unknown_tool(name: str, known: Iterable[ToolSpec]) -> str:
     names = [spec.name for spec in known]
-    wanted = name[:60].lower().replace("_", ".").replace(":", ".").replace("/", ".")
-    swapped = ".".join(reversed(wanted.split(".")))
-    near = get_close_matches(wanted, names, n=1) or get_close_matches(swapped, names, n=1)
-    near = (
-        near
-        or [other for other in names if other.rpartition(".")[2] in {wanted, *wanted.split(".")}][
-            :1
-        ]
+    dotted = name[:60].lower().replace("_", ".").replace(":", ".").replace("/", ".")
+    swapped = ".".join(reversed(dotted.split(".")))
+    matches = get_close_matches(dotted, names, n=1) or get_close_matches(swapped, names, n=1)
+    matches = (
+        matches
+        or [
+            candidate
+            for candidate in names
+            if candidate.rpartition(".")[2] in {dotted, *dotted.split(".")}
+        ][:1]
     )
-    hint = f"did you mean {near[0]}?" if near else f"the tools are {', '.join(names) or 'none'}"
+    hint = (
+        f"did you mean {matches[0]}?" if matches else f"the tools are {', '.join(names) or 'none'}"
+    )
     return f"there is no tool {name[:60]!r}; {hint}"
 
 
-def _right(spec: ToolSpec) -> str:
-    shape = spec.schema(None)
+def _signature(spec: ToolSpec) -> str:
+    schema = spec.schema(None)
     fields = (
-        f"{name}{'' if name in shape['required'] else '?'}: {_type(field)}"
-        for name, field in shape["properties"].items()
+        f"{name}{'' if name in schema['required'] else '?'}: {_type_name(field)}"
+        for name, field in schema["properties"].items()
     )
     return f"{spec.name}({', '.join(fields)})"
 
 
-def _type(field: Mapping[str, Any]) -> str:
-    if ways := field.get("anyOf"):
-        return " or ".join(map(_type, ways))
+def _type_name(field: Mapping[str, Any]) -> str:
+    if alternatives := field.get("anyOf"):
+        return " or ".join(map(_type_name, alternatives))
     if choices := field.get("enum"):
-        return f"one of {', '.join(map(str, choices[:_CHOICES]))}"
+        return f"one of {', '.join(map(str, choices[:_MAX_SHOWN_CHOICES]))}"
     if field.get("type") == "array":
-        return f"list of {_type(field.get('items', {}))}s"
+        return f"list of {_type_name(field.get('items', {}))}s"
     return str(field.get("type", "anything"))
 
 
-def _wrong_arguments(spec: ToolSpec, error: ValidationError) -> str:
+def _describe_wrong_arguments(spec: ToolSpec, error: ValidationError) -> str:
     known = spec.argument_names
-    wrong = []
+    faults = []
     for item in wrong_fields(error)[:5]:
         name = ".".join(str(part)[:60] for part in item.place)
         if not name:
-            wrong.append("the arguments are not an object")
+            faults.append("the arguments are not an object")
         elif item.fault == "missing":
-            wrong.append(f"argument {name!r} is missing")
+            faults.append(f"argument {name!r} is missing")
         elif item.fault == "extra_forbidden":
-            near = get_close_matches(name, known, n=1)
-            wrong.append(
-                f"there is no argument {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
+            matches = get_close_matches(name, known, n=1)
+            faults.append(
+                f"there is no argument {name!r}"
+                + (f" (did you mean {matches[0]!r}?)" if matches else "")
             )
         else:
-            wrong.append(f"argument {name!r}: {item.sentence}")
-    return f"{spec.name}: {'; '.join(wrong)}. Right is {_right(spec)}"
+            faults.append(f"argument {name!r}: {item.sentence}")
+    return f"{spec.name}: {'; '.join(faults)}. Right is {_signature(spec)}"

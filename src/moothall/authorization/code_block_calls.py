@@ -1,5 +1,5 @@
-"""What a block of Python asks for, on its way to the gate: numbered, counted, each call like any
-other.
+"""Tool calls of a Python block on their way to the gateway: numbered, counted, and checked like any
+other call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moothall.tools.arguments import arguments_digest
 
 @dataclass(slots=True)
 class BlockBudget:
-    """What is left to a block and to all that it starts: tool calls and sub-agents."""
+    """The tool calls and sub-agents that a block and its sub-agents may still start."""
 
     calls: int
     agents: int = 0
@@ -24,23 +24,25 @@ class BlockBudget:
 
 @dataclass(slots=True)
 class BlockCalls:
-    """Calls tools for one block. `through` is the way to the gate, `ids` what its request ids begin
-    with.
+    """The tool calls of one block. `call_tool` calls the gateway; `id_prefix` starts its request
+    ids.
     """
 
-    through: Callable[[ToolCall], Awaitable[ToolResult]]
-    ids: str
+    call_tool: Callable[[ToolCall], Awaitable[ToolResult]]
+    id_prefix: str
     deadline: datetime
-    allowance: BlockBudget
-    made: list[tuple[ToolCall, ToolResult]] = field(default_factory=list)
+    budget: BlockBudget
+    completed: list[tuple[ToolCall, ToolResult]] = field(default_factory=list)
     exhausted: bool = False
 
     async def __call__(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return the tool's one result; `budget_exceeded` where the block may call no more. Raises
-        what the gate raises.
+        """Call a tool and return its result; `budget_exceeded` if the block has no calls left.
+        Raises what the gateway raises.
         """
-        call = ToolCall(f"{self.ids}.{len(self.made) + 1}", tool, arguments, self.deadline)
-        if self.allowance.calls <= 0:
+        call = ToolCall(
+            f"{self.id_prefix}.{len(self.completed) + 1}", tool, arguments, self.deadline
+        )
+        if self.budget.calls <= 0:
             self.exhausted = True
             return ToolResult(
                 call.request_id,
@@ -48,19 +50,19 @@ class BlockCalls:
                 ToolStatus.BUDGET_EXCEEDED,
                 error="this block may call no more tools",
             )
-        self.allowance.calls -= 1
-        result = await self.through(call)
-        self.made.append((call, result))
+        self.budget.calls -= 1
+        result = await self.call_tool(call)
+        self.completed.append((call, result))
         return result
 
     @property
     def results(self) -> list[ToolResult]:
-        """What came of its calls, in order."""
-        return [result for _, result in self.made]
+        """The results of the block's calls, in order."""
+        return [result for _, result in self.completed]
 
     @property
     def operations(self) -> list[Operation]:
-        """What is remembered of its calls, in order."""
+        """The block's calls as they are recorded, in order."""
         return [
             Operation(
                 result.tool,
@@ -68,5 +70,5 @@ class BlockCalls:
                 str(result.status),
                 result.duration_ms,
             )
-            for call, result in self.made
+            for call, result in self.completed
         ]

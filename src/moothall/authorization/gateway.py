@@ -1,9 +1,9 @@
-"""The one function through which a seat acts.
+"""The tool gateway: the one function that every tool call passes.
 
 schema → identity, tenant and catalogue → grants → capability token → policy → rate limits → breaker
-→ budget → cache →
-run → audit → telemetry: a call passes every step in this order or stops with a tool result that
-says why. Its start is on the audit before anything happens, its end before anyone hears of it.
+→ budget → cache → run → audit → telemetry. A call passes all steps in this order, or stops with a
+tool result that gives the reason. Its start is audited before it runs, and its end before its
+result is returned.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from moothall.telemetry.events import write
 from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import ToolSpec, list_tools
 
-_ERROR_CHARS = 4000
-_SHOWN_CHARS = 200
-Noted = Callable[[ToolResult], ToolResult]
+_MAX_ERROR_CHARS = 4000
+_MAX_NAME_CHARS = 200
+NoteResult = Callable[[ToolResult], ToolResult]
 _UNKNOWN = "unknown"
 
 
 class ToolGateway:
-    """Lets calls of many seats through; one a process. Belongs to one event loop."""
+    """The gateway for the calls of many seats. Use one per process. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class ToolGateway:
         self._slots = asyncio.Semaphore(limits.calls_in_flight)
 
     def list_tools(self, tenant: str, grant: Grant, *, core: bool = False) -> tuple[ToolSpec, ...]:
-        """Return the tools that a grant covers and the tenant has, in catalogue order; with `core`
-        only the few.
+        """Return the tools that the grant covers and the tenant has, in catalogue order. With
+        `core`, return only the core tools.
         """
         return list_tools(
             grant, core=core, without=self._rules.without(tenant), catalogue=self._rules.catalogue
@@ -94,55 +94,52 @@ class ToolGateway:
 
     @property
     def catalogue(self) -> Mapping[str, ToolSpec]:
-        """The tools that there are."""
+        """All tools by name."""
         return self._rules.catalogue
 
     def grant_for(self, role: str, protected: Sequence[str] = (), persona: str = "") -> Grant:
-        """Return what a role's seats may do; see `Grants.of`. Raises `InvalidRequest`."""
+        """Return the grant of a role's seats; see `Grants.of`. Raises `InvalidRequest`."""
         return self._rules.grants.of(role, protected, persona)
 
-    def with_token(self, seat: CallContext) -> CallContext:
+    def with_token(self, context: CallContext) -> CallContext:
         """Return the seat with a capability token for its workspace, until its deadline."""
-        return with_token(self._rules.tokens, seat)
+        return with_token(self._rules.tokens, context)
 
-    async def call(self, seat: CallContext, call: ToolCall) -> ToolResult:
-        """Return exactly one result, whatever a model asked for; two audit records and one
-        `tool.finished` go with it.
+    async def call(self, context: CallContext, call: ToolCall) -> ToolResult:
+        """Run a call and return exactly one result, for any input. The call writes two audit
+        records and one `tool.finished` event.
 
-        Raises `WorkspaceFailed` when the executor is gone (audited; the seat fails), the
-        publisher's own errors,
-        and `CancelledError` (audited as cancelled). An audit that cannot be written gives an error
-        result: before
-        the run, the tool did not run.
+        Raises `WorkspaceFailed` if the executor is gone (audited; the seat fails), the publisher's
+        own errors, and `CancelledError` (audited as cancelled). If the audit cannot be written, the
+        result is an error; if that happened before the run, the tool did not run.
         """
-        with tool_call(seat, call, self._rules.catalogue) as noted:
-            return noted(await self._call(seat, call))
+        with tool_call(context, call, self._rules.catalogue) as note_result:
+            return note_result(await self._call(context, call))
 
-    async def _call(self, seat: CallContext, call: ToolCall) -> ToolResult:
+    async def _call(self, context: CallContext, call: ToolCall) -> ToolResult:
         started = monotonic()
         entry = AuditEntry(
-            tenant=seat.tenant,
-            principal=seat.principal.name,
-            task_id=seat.task_id,
-            seat=seat.seat,
-            # A caller's own words, which are not checked yet: a record must not be as long as they
-            # are.
-            request_id=shorten(call.request_id, _SHOWN_CHARS),
-            tool=shorten(str(call.tool), _SHOWN_CHARS),
+            tenant=context.tenant,
+            principal=context.principal.name,
+            task_id=context.task_id,
+            seat=context.seat,
+            # Names are not checked yet and can have any length.
+            request_id=shorten(call.request_id, _MAX_NAME_CHARS),
+            tool=shorten(str(call.tool), _MAX_NAME_CHARS),
             arguments_digest=arguments_digest(call.arguments),
         )
         try:
             audit_id = await self._audit.append(entry)
         except AuditUnavailable as error:
             result = _refusal(call, ToolStatus.ERROR, f"{error.message}; the tool was not run")
-            await self._publish(seat, result)
+            await self._publish(context, result)
             return result
         except asyncio.CancelledError:
             self._audit.submit(replace(entry, phase="finish", status=ToolStatus.CANCELLED))
             raise
         result = ToolResult(call.request_id, call.tool, ToolStatus.ERROR)
         try:
-            result = await self._admit_and_run(seat, call, entry)
+            result = await self._admit_and_run(context, call, entry)
         except asyncio.CancelledError:
             result = replace(result, status=ToolStatus.CANCELLED)
             raise
@@ -150,8 +147,8 @@ class ToolGateway:
             result = replace(
                 result, duration_ms=round((monotonic() - started) * 1000), audit_id=audit_id
             )
-            # Handed over at once, awaited below: a seat that is being cancelled must not wait, nor
-            # go unrecorded.
+            # Submitted here and awaited below: a cancelled seat must not wait, but its call is
+            # recorded.
             finished = self._audit.submit(
                 replace(entry, phase="finish", status=result.status, duration_ms=result.duration_ms)
             )
@@ -163,54 +160,56 @@ class ToolGateway:
                 status=ToolStatus.ERROR,
                 error=f"{error.message}; the tool ran, its end is not recorded",
             )
-        await self._publish(seat, result)
-        for alert in self._alerts.take():
-            await self._publish_event(alert_event(alert, seat.tenant, self._source))
+        await self._publish(context, result)
+        for alert in self._alerts.pop_raised():
+            await self._publish_event(alert_event(alert, context.tenant, self._source))
         return result
 
     async def _admit_and_run(
-        self, seat: CallContext, call: ToolCall, entry: AuditEntry
+        self, context: CallContext, call: ToolCall, entry: AuditEntry
     ) -> ToolResult:
         try:
-            checked = await self._admit(seat, call, entry)
-            key = scope_of(seat, checked.spec)
+            checked = await self._admit(context, call, entry)
+            key = scope_of(context, checked.spec)
             own_limit = min(checked.spec.timeout_seconds, self._limits.call_seconds)
-            has_full_time = self._seconds(seat, call, checked) >= own_limit
-            with self._breakers.watching(key, checked.spec, has_full_time=has_full_time) as told:
-                check_spending(seat.ledger, seat.meter, self._limits)
-                result = await self._run(seat, call, checked)
-                told(result.status)
+            has_full_time = self._seconds_allowed(context, call, checked) >= own_limit
+            with self._breakers.watching(
+                key, checked.spec, has_full_time=has_full_time
+            ) as report_status:
+                check_spending(context.ledger, context.meter, self._limits)
+                result = await self._run(context, call, checked)
+                report_status(result.status)
         except Stopped as stopped:
             if stopped.status is ToolStatus.BLOCKED:
-                self._alerts.count_refusal(seat, call, stopped.reason, escape=stopped.escape)
+                self._alerts.count_refusal(context, call, stopped.reason, escape=stopped.escape)
             return _refusal(call, stopped.status, stopped.reason)
         if result.status is ToolStatus.BLOCKED:
-            # What the gate let through, a wall refused: a link that leaves the workspace, an
-            # address that is not public.
-            self._alerts.count_refusal(seat, call, result.error, escape=True)
+            # The sandbox refused it: a link that leaves the workspace, or an address that is not
+            # public.
+            self._alerts.count_refusal(context, call, result.error, escape=True)
         return result
 
-    async def _admit(self, seat: CallContext, call: ToolCall, entry: AuditEntry) -> CheckedCall:
+    async def _admit(self, context: CallContext, call: ToolCall, entry: AuditEntry) -> CheckedCall:
         rules = self._rules
-        off = rules.off(seat.tenant)
+        off = rules.off(context.tenant)
         checked = check_schema(
-            call, seat.grant, self._limits.argument_bytes, catalogue=rules.catalogue, off=off
+            call, context.grant, self._limits.argument_bytes, catalogue=rules.catalogue, off=off
         )
-        check_identity(seat, call)
-        check_grants(seat.grant, checked, catalogue=rules.catalogue, off=off)
-        check_set(checked, rules.unset(seat.tenant))
-        check_capability(rules.tokens, seat, call, checked)
+        check_identity(context, call)
+        check_grants(context.grant, checked, catalogue=rules.catalogue, off=off)
+        check_set(checked, rules.unset(context.tenant))
+        check_capability(rules.tokens, context, call, checked)
         try:
-            await rules.policy.check(seat, checked)
+            await rules.policy.check(context, checked)
         except Stopped as stopped:
             if rules.parking is None or not stopped.may_be_allowed:
                 raise
-            approval = await check_approval(rules.parking, seat, call, stopped)
+            approval = await check_approval(rules.parking, context, call, stopped)
             await self._record_approval(
                 replace(entry, phase="approved", approved_by=approval.approver)
             )
-        await check_rate(self._rates, rules.rates, seat, checked.spec)
-        check_limits(seat.meter, self._limits)
+        await check_rate(self._rates, rules.rates, context, checked.spec)
+        check_limits(context.meter, self._limits)
         return checked
 
     async def _record_approval(self, entry: AuditEntry) -> None:
@@ -219,51 +218,55 @@ class ToolGateway:
         except AuditUnavailable as error:
             raise Stopped(ToolStatus.ERROR, f"{error.message}; the tool was not run") from error
 
-    async def _run(self, seat: CallContext, call: ToolCall, checked: CheckedCall) -> ToolResult:
-        allowed = self._seconds(seat, call, checked)
+    async def _run(self, context: CallContext, call: ToolCall, checked: CheckedCall) -> ToolResult:
+        allowed = self._seconds_allowed(context, call, checked)
         if allowed <= 0:
             raise Stopped(ToolStatus.TIMEOUT, "the deadline was over before the tool could start")
-        with reserve(seat.meter, self._limits, allowed) as held:
+        with reserve(context.meter, self._limits, allowed) as seconds:
             key = ""
             if checked.spec.cache_seconds > 0:
-                key = cache_key(seat.tenant, seat.workspace_id, checked.spec, checked.arguments)
-                if (kept := self._cache.get(key)) is not None:
-                    return replace(kept, request_id=call.request_id, cached=True)
-            result = self._fit(
-                await self._hand_over(seat, call, checked, held),
+                key = cache_key(
+                    context.tenant, context.workspace_id, checked.spec, checked.arguments
+                )
+                if (cached := self._cache.get(key)) is not None:
+                    return replace(cached, request_id=call.request_id, cached=True)
+            result = self._sanitize_result(
+                await self._run_tool(context, call, checked, seconds),
                 call,
                 checked,
-                note_of(seat.grant, checked),
+                note_of(context.grant, checked),
             )
             if key:
                 self._cache.put(key, checked.spec, result)
         return result
 
-    async def _hand_over(
-        self, seat: CallContext, call: ToolCall, checked: CheckedCall, held: float
+    async def _run_tool(
+        self, context: CallContext, call: ToolCall, checked: CheckedCall, seconds: float
     ) -> ToolResult:
-        """Let whoever runs the tool run it, for at most `held` seconds."""
-        deadline = datetime.now(UTC) + timedelta(seconds=held)
+        """Run the tool in the workspace or its toolkit, for at most `seconds`."""
+        deadline = datetime.now(UTC) + timedelta(seconds=seconds)
         loop = asyncio.get_running_loop()
-        end = loop.time() + held + self._limits.grace_seconds
-        # A command may wait for a slot until the caller's deadline; its time begins when it runs.
-        most = (
-            max(held, seconds_until(min(call.deadline, seat.deadline))) + self._limits.grace_seconds
+        end = loop.time() + seconds + self._limits.grace_seconds
+        # A command may wait for a slot until the caller's deadline; its own time starts when it
+        # runs.
+        max_seconds = (
+            max(seconds, seconds_until(min(call.deadline, context.deadline)))
+            + self._limits.grace_seconds
         )
-        inner = ToolCall(call.request_id, call.tool, checked.arguments, deadline)
+        checked_call = ToolCall(call.request_id, call.tool, checked.arguments, deadline)
         toolkit = self._rules.toolkits.get(checked.spec.category)
         if checked.spec.outside:
-            await self._publish_start(seat, call)
+            await self._publish_start(context, call)
         try:
-            async with self._slot(held), TimeLimit(end - loop.time(), most) as limit:
-                with book_time(seat.meter, limit):
+            async with self._slot(seconds), TimeLimit(end - loop.time(), max_seconds) as limit:
+                with book_time(context.meter, limit):
                     if toolkit is not None:
-                        return await toolkit(inner, seat.workspace, seat.tenant)
-                    return await seat.workspace.call(inner)
+                        return await toolkit(checked_call, context.workspace, context.tenant)
+                    return await context.workspace.call(checked_call)
         except TimeoutError as error:
             raise Stopped(
                 ToolStatus.TIMEOUT,
-                f"{call.tool} did not end within {held:.0f} seconds and was stopped",
+                f"{call.tool} did not end within {seconds:.0f} seconds and was stopped",
             ) from error
 
     @asynccontextmanager
@@ -282,79 +285,83 @@ class ToolGateway:
         finally:
             self._slots.release()
 
-    def _seconds(self, seat: CallContext, call: ToolCall, checked: CheckedCall) -> float:
-        until = min(call.deadline, seat.deadline) - datetime.now(UTC)
+    def _seconds_allowed(self, context: CallContext, call: ToolCall, checked: CheckedCall) -> float:
+        until = min(call.deadline, context.deadline) - datetime.now(UTC)
         return min(
             until.total_seconds(),
             checked.spec.call_seconds(checked.arguments),
             self._limits.call_seconds,
         )
 
-    def _fit(
+    def _sanitize_result(
         self, result: ToolResult, call: ToolCall, checked: CheckedCall, note: str
     ) -> ToolResult:
-        """What comes out of a workspace is untrusted: it answers this call, and only so much of
-        it.
+        """Return the result with this call's ids and limited sizes. Output of a workspace is
+        untrusted.
         """
-        most = min(
+        max_bytes = min(
             checked.spec.caps.result_bytes or self._limits.result_bytes, self._limits.result_bytes
         )
-        output = cut_output(result.output, most)
+        output = cut_output(result.output, max_bytes)
         if note and result.status is ToolStatus.SUCCESS:
             output["note"] = note
-        error = shorten(result.error, _ERROR_CHARS)
+        error = shorten(result.error, _MAX_ERROR_CHARS)
         return replace(
             result, request_id=call.request_id, tool=call.tool, output=output, error=error
         )
 
-    async def _publish(self, seat: CallContext, result: ToolResult) -> None:
-        # The tool's name is the model's word where there is no such tool.
+    async def _publish(self, context: CallContext, result: ToolResult) -> None:
+        # The name of an unknown tool comes from the model.
         shown = replace(
             result,
             tool=shorten(result.tool, 100),
             output=cut_output(result.output, self._limits.event_bytes),
         )
-        # What is parked may still run, under the same request id: its end is an event of its own.
+        # A parked call may still run under the same request id, and its end is another event.
         ordinal = (
             f"{result.request_id}/parked"
             if result.status is ToolStatus.PARKED
             else result.request_id
         )
-        await self._say(
-            EventType.TOOL_FINISHED, seat, result.request_id, dump(shown), ordinal=ordinal
+        await self._publish_about_call(
+            EventType.TOOL_FINISHED, context, result.request_id, dump(shown), ordinal=ordinal
         )
 
-    async def _publish_start(self, seat: CallContext, call: ToolCall) -> None:
-        """Tell of an effect outside before it happens: where its end is not told, whether it
-        happened is not known.
+    async def _publish_start(self, context: CallContext, call: ToolCall) -> None:
+        """Announce an effect outside the workspace before it happens. Without an event for its end,
+        its outcome is unknown.
         """
-        told = {
+        data = {
             "request_id": call.request_id,
             "tool": call.tool,
             "arguments_digest": arguments_digest(call.arguments),
         }
-        await self._say(EventType.TOOL_STARTED, seat, call.request_id, told)
+        await self._publish_about_call(EventType.TOOL_STARTED, context, call.request_id, data)
 
-    async def _say(
+    async def _publish_about_call(
         self,
         kind: EventType,
-        seat: CallContext,
+        context: CallContext,
         request_id: str,
-        told: Mapping[str, Any],
+        data: Mapping[str, Any],
         *,
         ordinal: str = "",
     ) -> None:
         event = write(
             kind,
-            seat.workspace_id,
-            {**told, "task_id": seat.task_id, "seat": seat.seat, "workspace": seat.workspace_id},
+            context.workspace_id,
+            {
+                **data,
+                "task_id": context.task_id,
+                "seat": context.seat,
+                "workspace": context.workspace_id,
+            },
             ordinal=ordinal or request_id,
-            # The seats' request ids begin with the call id of the model's answer that asked for
-            # this.
-            causationid=call_event_id(seat.task_id, request_id.rpartition(".")[0]),
+            # A seat's request id starts with the id of the model call that requested the tool.
+            causationid=call_event_id(context.task_id, request_id.rpartition(".")[0]),
             source=self._source,
-            correlationid=seat.task_id,
-            tenant=seat.tenant,
+            correlationid=context.task_id,
+            tenant=context.tenant,
         )
         await self._publish_event(event)
 
@@ -362,29 +369,29 @@ class ToolGateway:
 def _refusal(call: ToolCall, status: ToolStatus, reason: str) -> ToolResult:
     return ToolResult(
         call.request_id,
-        shorten(str(call.tool), _SHOWN_CHARS),
+        shorten(str(call.tool), _MAX_NAME_CHARS),
         status,
-        error=shorten(reason, _ERROR_CHARS),
+        error=shorten(reason, _MAX_ERROR_CHARS),
     )
 
 
 @contextmanager
-def tool_call(seat: CallContext, call: ToolCall, known: Container[str]) -> Iterator[Noted]:
-    """Watch one call of one of the tools `known`; give its result to what is yielded. One that ends
-    otherwise was cancelled or failed.
+def tool_call(context: CallContext, call: ToolCall, known: Container[str]) -> Iterator[NoteResult]:
+    """Trace and count one call. Pass its result to the yielded function; without a result, the call
+    was cancelled or failed. Tools not in `known` are traced as unknown.
     """
-    tool = call.tool if call.tool in known else _UNKNOWN  # the name is the model's word
+    tool = call.tool if call.tool in known else _UNKNOWN  # the name comes from the model
     status = ToolStatus.CANCELLED
     started = perf_counter()
-    about = {
+    attributes = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": tool,
         "gen_ai.tool.call.id": call.request_id,
-        "moothall.seat": seat.seat,
-        "moothall.workspace": seat.workspace_id,
+        "moothall.seat": context.seat,
+        "moothall.workspace": context.workspace_id,
     }
     with (
-        telemetry.span("execute_tool", about) as span,
+        telemetry.span("execute_tool", attributes) as span,
         telemetry.metrics.TOOL_CALLS_IN_FLIGHT.track_inprogress(tool),
     ):
 

@@ -1,6 +1,4 @@
-"""Which role and which persona may use what: role by tool by operation, from
-`policies/roles.yaml`.
-"""
+"""The grants of roles and personas: operations by role and tool, from `policies/roles.yaml`."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ ROLES_FILE = "roles.yaml"
 
 
 class _Entry(BaseModel):
-    """Operations by tool pattern, and what may not be written (gitignore style)."""
+    """Operations by tool pattern, and paths that may not be written (gitignore style)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,42 +38,41 @@ class _Table(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """The table, made into the tools of the catalogue that each entry covers. What it does not name
-    is not granted.
+    """The table of grants, resolved to the tools of the catalogue. Unlisted tools are not
+    granted.
     """
 
     roles: Mapping[str, Grant]
     personas: Mapping[str, Grant]
 
     def of(self, role: str, protected: Sequence[str] = (), persona: str = "") -> Grant:
-        """Return what a role's seats may do, narrowed to the persona's. Raises `InvalidRequest` for
-        unknown ones.
+        """Return the grant of a role's seats, narrowed to the persona's. Raises `InvalidRequest`
+        for unknown ones.
 
-        `protected` (tests and their configuration) may be edited in a workspace, but the judges use
-        them
-        as they were on the base: the seat is told so when it writes one.
+        `protected` (tests and their configuration) can be edited in a workspace, but candidates are
+        judged with these files as they are on the base. The seat is told so when it writes one.
         """
-        known = self.roles.get(read_role(role), Grant(tools=()))
+        grant = self.roles.get(read_role(role), Grant(tools=()))
         if persona:
             if persona not in self.personas:
                 raise InvalidRequest(
                     f"unknown persona {persona[:40]!r}; there are "
                     f"{', '.join(self.personas) or 'none'}"
                 )
-            known = intersection(known, self.personas[persona])
-        return Grant(tools=known.tools, protected=known.protected, judged=tuple(protected))
+            grant = intersection(grant, self.personas[persona])
+        return Grant(tools=grant.tools, protected=grant.protected, judged=tuple(protected))
 
 
 def intersection(grant: Grant, by: Grant) -> Grant:
-    """Return what both allow: the tools of `grant` that `by` covers too, and no path that either
-    protects.
+    """Return what both grants allow: the tools of `grant` that `by` covers too, without the paths
+    that either protects.
     """
     tools = tuple(tool for tool in grant.tools if is_granted(by, tool))
     return Grant(tools, tuple(dict.fromkeys((*grant.protected, *by.protected))), grant.judged)
 
 
 def read_grants(text: str, specs: Iterable[ToolSpec] = CATALOGUE.values()) -> Grants:
-    """Return the table in a YAML text. Raises `ConfigurationError` that names what is wrong."""
+    """Return the table in a YAML text. Raises `ConfigurationError` with what is wrong."""
     import yaml
 
     try:
@@ -86,19 +83,19 @@ def read_grants(text: str, specs: Iterable[ToolSpec] = CATALOGUE.values()) -> Gr
         raise ConfigurationError(f"the table of roles is wrong: {wrong(error)}") from error
     known = tuple(specs)
     return Grants(
-        {_role(name): _grant(name, entry, known) for name, entry in table.roles.items()},
-        {name: _grant(name, entry, known) for name, entry in table.personas.items()},
+        {_read_role(name): _read_grant(name, entry, known) for name, entry in table.roles.items()},
+        {name: _read_grant(name, entry, known) for name, entry in table.personas.items()},
     )
 
 
-def _role(name: str) -> str:
+def _read_role(name: str) -> str:
     try:
         return read_role(name)
     except InvalidRequest as error:
         raise ConfigurationError(f"the table of roles is wrong: {error.message}") from error
 
 
-def _grant(name: str, entry: _Entry, specs: Sequence[ToolSpec]) -> Grant:
+def _read_grant(name: str, entry: _Entry, specs: Sequence[ToolSpec]) -> Grant:
     for pattern in entry.tools:
         if not any(fnmatchcase(spec.name, pattern) for spec in specs):
             raise ConfigurationError(
@@ -118,18 +115,18 @@ def _grant(name: str, entry: _Entry, specs: Sequence[ToolSpec]) -> Grant:
 
 @cache
 def shipped_grants() -> Grants:
-    """Return the table that comes with Moothall."""
+    """Return the table that is part of Moothall."""
     return read_grants((policies_folder() / ROLES_FILE).read_text(encoding="utf-8"))
 
 
 def policies_folder() -> Path:
-    """Return where the policies that come with Moothall are: beside this package's code, or in the
-    source tree.
+    """Return the folder of the policies that are part of Moothall: in the installed package, or in
+    the source tree.
     """
-    inside = Path(__file__).parents[1] / "policies"
-    return inside if inside.is_dir() else Path(__file__).parents[3] / "policies"
+    packaged = Path(__file__).parents[1] / "policies"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "policies"
 
 
 def grant_for(role: str, profile_protected: Sequence[str] = ()) -> Grant:
-    """Return what a role may do by the table that comes with Moothall."""
+    """Return a role's grant in the table that is part of Moothall."""
     return shipped_grants().of(role, profile_protected)

@@ -1,6 +1,4 @@
-"""What a server signs with: the secrets in its data directory, and the keys that are made of
-them.
-"""
+"""The secrets in a server's data directory, and the signing keys that are derived from them."""
 
 from __future__ import annotations
 
@@ -15,14 +13,14 @@ from moothall.authorization.approvals import public_key
 from moothall.config import GuardSettings
 from moothall.errors import ConfigurationError
 
-_KEY_CHARS = 32
+_MIN_KEY_CHARS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a process signs with. `guard` signs its capability tokens, and from it is made what
-    signs its audit. `approvals` is the public key that checks those of the server, for whoever may
-    not sign any; empty for the server itself.
+    """The signing keys of a process. `guard` signs capability tokens; the audit key is derived from
+    it. `approvals` is the server's public key, for processes that only check approvals; it is empty
+    in the server itself.
     """
 
     guard: bytes = field(repr=False)
@@ -30,12 +28,12 @@ class Keys:
 
     @property
     def audit(self) -> bytes:
-        """Signs the heads of audit chains."""
+        """The key that signs the heads of audit chains."""
         return hashlib.sha256(b"moothall audit key\0" + self.guard).digest()
 
     def of_hosts(self) -> Keys:
-        """Return those of hosts on other machines, from which nobody learns these: a host can
-        neither approve anything, nor sign the server's tokens or audit.
+        """Return the keys of hosts on other machines. They do not reveal these keys: a host can
+        neither approve requests nor sign the server's tokens or audit.
         """
         return Keys(
             hashlib.sha256(b"moothall host key\0" + self.guard).digest(), public_key(self.guard)
@@ -43,10 +41,10 @@ class Keys:
 
 
 def keys_of(settings: GuardSettings, data_dir: Path) -> Keys:
-    """Return the keys of this data directory: made of the configured secret, else of one in a file
-    there that only its owner can read.
+    """Return the keys of this data directory, derived from the configured secret, or else from one
+    in a file that only its owner can read.
 
-    Raises `ConfigurationError` for one that can be guessed.
+    Raises `ConfigurationError` if the secret is too short.
     """
     if settings.key is None:
         return Keys(
@@ -55,24 +53,25 @@ def keys_of(settings: GuardSettings, data_dir: Path) -> Keys:
             ).digest()
         )
     secret = settings.key.get_secret_value()
-    if len(secret) < _KEY_CHARS:
+    if len(secret) < _MIN_KEY_CHARS:
         raise ConfigurationError(
-            f"guard.key has {len(secret)} characters; at least {_KEY_CHARS} are needed, at random"
+            f"guard.key has {len(secret)} characters; at least {_MIN_KEY_CHARS} are needed, "
+            "at random"
         )
     return Keys(hashlib.sha256(b"moothall guard key\0" + secret.encode()).digest())
 
 
 def ensure_token(data_dir: Path, name: str = "token") -> str:
-    """Return the secret `name` of this data directory, made at the first run; only its owner can
+    """Return the secret `name` of this data directory. The first run creates it; only its owner can
     read the file.
 
-    Raises `ConfigurationError` where the file is empty, readable by others, or cannot be made.
+    Raises `ConfigurationError` if the file is empty, readable by others, or cannot be created.
     """
     path = data_dir / name
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
-            _make_token(path)
+            _create_token(path)
         mode = path.stat().st_mode
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -86,17 +85,17 @@ def ensure_token(data_dir: Path, name: str = "token") -> str:
     return token
 
 
-def _make_token(path: Path) -> None:
-    """Put a complete file in place, whoever of several processes comes first."""
+def _create_token(path: Path) -> None:
+    """Create the complete file atomically. The first of several processes wins."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".token-")  # mode 0600
-    fresh = Path(name)
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        path.hardlink_to(fresh)
+        path.hardlink_to(temporary)
     except FileExistsError:
-        pass  # another process was first: its token is the one
+        pass  # another process was first, and its token is used
     finally:
-        fresh.unlink()
+        temporary.unlink()

@@ -1,5 +1,5 @@
-"""What a seat may use: how many calls at a time and in all, how many seconds, and how much output
-goes back. Tokens and money are the deliberation's `Ledger`.
+"""The tool limits of a seat: concurrent calls, total calls, seconds, and size of output. Tokens and
+money are in the deliberation's `Ledger`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from moothall.domain.budget import Ledger
 from moothall.domain.text import encodable
 from moothall.domain.tool import ToolStatus
 
-_DEEPEST = 20
-_LONGEST_NAME = 100
+_MAX_DEPTH = 20
+_MAX_NAME_CHARS = 100
 
 
 def check_limits(meter: Meter, limits: GuardSettings) -> None:
-    """The seat may start another call just now; else `Stopped`."""
+    """Raise `Stopped` if the seat may not start another call now."""
     if meter.in_flight >= limits.seat_in_flight:
         reason = (
             f"{meter.in_flight} of your calls are still running and {limits.seat_in_flight} may; "
@@ -32,21 +32,21 @@ def check_limits(meter: Meter, limits: GuardSettings) -> None:
 
 
 def cut_output(output: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    """Return `output` as it is where its JSON has at most `limit` bytes, else cut to about that.
+    """Return `output` unchanged if its JSON has at most `limit` bytes, or else cut to about that
+    size.
 
-    Long strings lose their middle (errors stand at the end, headings at the start), long lists and
-    objects
-    their tail; `truncated` is then true.
+    Long strings lose their middle (errors are at the end, headings at the start); long lists and
+    objects lose their tail. `truncated` is then true.
     """
     if _size(output) <= limit:
         return dict(output)
-    room = limit
+    budget = limit
     while True:
-        cut = {**_cut(output, room, 0), "truncated": True}
-        # Escapes make JSON longer than its text: a second, narrower cut settles it.
-        if _size(cut) <= limit + 200 or room < 16:  # noqa: PLR2004  # nothing is left to cut
+        cut = {**_cut(output, budget, 0), "truncated": True}
+        # Escapes make JSON longer than its text, so cut again with a smaller budget.
+        if _size(cut) <= limit + 200 or budget < 16:  # noqa: PLR2004  # nothing is left to cut
             return cut
-        room = room // 2
+        budget = budget // 2
 
 
 def _size(value: object) -> int:
@@ -56,47 +56,48 @@ def _size(value: object) -> int:
         return 1 << 60
 
 
-def _cut(value: Any, room: int, depth: int) -> Any:
+def _cut(value: Any, budget: int, depth: int) -> Any:
     if isinstance(value, str):
-        return shorten(value, room)
-    if isinstance(value, (Mapping, list, tuple)) and depth >= _DEEPEST:
+        return shorten(value, budget)
+    if isinstance(value, (Mapping, list, tuple)) and depth >= _MAX_DEPTH:
         return "…"
     if isinstance(value, Mapping):
-        return _cut_mapping(value, room, depth)
+        return _cut_mapping(value, budget, depth)
     if isinstance(value, (list, tuple)):
         items: list[Any] = []
         for item in value:
-            if room <= 0:
+            if budget <= 0:
                 items.append(f"… {len(value) - len(items)} more left out")
                 break
-            items.append(_cut(item, room, depth + 1))
-            room -= _size(items[-1]) + 2
+            items.append(_cut(item, budget, depth + 1))
+            budget -= _size(items[-1]) + 2
         return items
     return value
 
 
-def _cut_mapping(value: Mapping[str, Any], room: int, depth: int) -> dict[str, Any]:
+def _cut_mapping(value: Mapping[str, Any], budget: int, depth: int) -> dict[str, Any]:
     kept: dict[str, Any] = {}
-    # Small things first: a verdict or an exit code must not go because a long text stands before
-    # it.
+    # Small values first: a verdict or an exit code must not be dropped because of a long text
+    # before it.
     for key, item in sorted(value.items(), key=lambda pair: _size(pair[1])):
-        if room <= 0:
+        if budget <= 0:
             break
-        kept[shorten(str(key), 200)] = _cut(item, room, depth + 1)
-        room -= len(str(key)) + _size(kept[shorten(str(key), 200)]) + 4
+        kept[shorten(str(key), 200)] = _cut(item, budget, depth + 1)
+        budget -= len(str(key)) + _size(kept[shorten(str(key), 200)]) + 4
     return {key: kept[key] for key in (shorten(str(name), 200) for name in value) if key in kept}
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return at most about `limit` characters: the first third and the last two, and how many are
-    missing. A name, and a text that is hardly longer than `limit`, is cut at its end.
+    """Shorten a text to about `limit` characters: a third from its start and two thirds from its
+    end, with a count of the missing ones between. A name, or a text that is hardly longer than
+    `limit`, is cut at its end.
     """
     text = encodable(text)
     if len(text) <= limit:
         return text
     head, tail = limit // 3, limit - limit // 3
     mark = f"\n… {len(text) - limit} characters left out …\n"
-    if limit < _LONGEST_NAME or len(text) - limit <= len(mark):
+    if limit < _MAX_NAME_CHARS or len(text) - limit <= len(mark):
         return f"{text[: max(limit - 1, 0)]}…"
     return f"{text[:head]}{mark}{text[len(text) - tail :]}"
 
@@ -135,23 +136,23 @@ def _overspent(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> st
 
 @contextmanager
 def reserve(meter: Meter, limits: GuardSettings, seconds: float) -> Iterator[float]:
-    """Count a call, and hold up to `seconds` of what the seat has left while it waits and runs.
-    Yields what is held.
+    """Count a call, and reserve up to `seconds` of the seat's remaining time until it ends. Yields
+    the reserved seconds.
     """
-    held = max(0.0, min(seconds, limits.seat_seconds - meter.seconds - meter.held_seconds))
+    reserved = max(0.0, min(seconds, limits.seat_seconds - meter.seconds - meter.held_seconds))
     meter.calls += 1
     meter.in_flight += 1
-    meter.held_seconds += held
+    meter.held_seconds += reserved
     try:
-        yield held
+        yield reserved
     finally:
         meter.in_flight -= 1
-        meter.held_seconds -= held
+        meter.held_seconds -= reserved
 
 
 @contextmanager
 def book_time(meter: Meter, limit: TimeLimit | None = None) -> Iterator[None]:
-    """Book how long the body takes, less the time that `limit` did not count."""
+    """Charge the duration of the body, less the time that `limit` did not count."""
     started = monotonic()
     try:
         yield

@@ -1,6 +1,4 @@
-"""Looking at a path as text, before anything looks at the disk. The executor resolves links
-itself.
-"""
+"""Textual checks of paths. The executor resolves links itself."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ def relative_path(path: str) -> str:
     """Return an absolute path below the workspace's root (as `pwd` and tracebacks in the sandbox
     print it) as a relative one.
 
-    Other paths are returned as they are. Only text is looked at: the result has to pass
+    Other paths are returned unchanged. Only the text is checked, so the result has to pass
     `refuse_path`.
     """
     file, separator, case = path.partition("::")
@@ -27,7 +25,7 @@ def relative_path(path: str) -> str:
 
 
 def refuse_path(path: str) -> str:
-    """Return why a path may not be used, or nothing if it may. `tests/a.py::test_b` is read as
+    """Return why a path may not be used, or an empty string. `tests/a.py::test_b` is read as
     tests/a.py.
     """
     shown = repr(path[:80])
@@ -38,7 +36,7 @@ def refuse_path(path: str) -> str:
         return f"path {shown} is absolute; paths are relative to the workspace, as in src/utils.py"
     if file.startswith("-"):
         return f"path {shown} looks like an option; write ./{file[:80]}"
-    parts = path.replace("\\", "/").split("/")  # the file system knows no "::"
+    parts = path.replace("\\", "/").split("/")  # "::" has no meaning to the file system
     if ".." in parts:
         return (
             f"path {shown} leaves the workspace by '..'; paths are relative to it, as in "
@@ -50,34 +48,41 @@ def refuse_path(path: str) -> str:
 
 
 def covers(pattern: str, path: str) -> bool:
-    """Whether a gitignore-style pattern (no negation) covers a path or a folder above it.
+    """Return whether a gitignore-style pattern (no negation) matches a path or one of its parent
+    folders.
 
-    A pattern without an inner slash matches at any depth; `**` stands for any number of folders.
+    A pattern without an inner slash matches at any depth. `**` matches any number of folders.
     """
-    wanted = [part for part in pattern.split("/") if part not in {"", "."}]
-    given = [part for part in path.split("/") if part not in {"", "."}]
-    if not wanted:
+    pattern_parts = [part for part in pattern.split("/") if part not in {"", "."}]
+    path_parts = [part for part in path.split("/") if part not in {"", "."}]
+    if not pattern_parts:
         return False
     if "/" not in pattern.rstrip("/"):
-        wanted = ["**", *wanted]
-    return _covers(wanted, given)
+        pattern_parts = ["**", *pattern_parts]
+    return _match_parts(pattern_parts, path_parts)
 
 
 def first_covered(patterns: Iterable[str], paths: Iterable[str]) -> str:
-    """Return the first of the paths that a pattern covers, or ''."""
-    known = tuple(patterns)
-    return next((path for path in paths if any(covers(pattern, path) for pattern in known)), "")
+    """Return the first path that a pattern covers, or an empty string."""
+    all_patterns = tuple(patterns)
+    return next(
+        (path for path in paths if any(covers(pattern, path) for pattern in all_patterns)), ""
+    )
 
 
-def _covers(wanted: list[str], given: list[str]) -> bool:
-    below = wanted[-1] == "**"  # `docs/**` is what lies below docs, not docs itself
-    # Where in the path the pattern read so far can end: linear in both, whatever the pattern.
+def _match_parts(pattern_parts: list[str], path_parts: list[str]) -> bool:
+    contents_only = pattern_parts[-1] == "**"  # `docs/**` matches what is in docs, not docs itself
+    # The positions in the path where the pattern so far can end. Linear in both for any pattern.
     ends = {0}
-    for part in wanted[:-1] if below else wanted:
+    for part in pattern_parts[:-1] if contents_only else pattern_parts:
         if part == "**":
-            ends = set(range(min(ends), len(given) + 1))
+            ends = set(range(min(ends), len(path_parts) + 1))
         else:
-            ends = {end + 1 for end in ends if end < len(given) and fnmatchcase(given[end], part)}
+            ends = {
+                end + 1
+                for end in ends
+                if end < len(path_parts) and fnmatchcase(path_parts[end], part)
+            }
         if not ends:
             return False
-    return not below or min(ends) < len(given)
+    return not contents_only or min(ends) < len(path_parts)

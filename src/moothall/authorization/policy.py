@@ -1,5 +1,5 @@
-"""What an operator's policy says of a call. It is asked in one place, its answers are kept, and no
-answer is a no.
+"""The decisions of an operator's policy on calls. Decisions are cached. Anything but an explicit
+allow is a deny.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from moothall.telemetry import get_logger, metrics
 log = get_logger(__name__)
 
 Mode = Literal["off", "dry-run", "enforce"]
-_LONG = 300
-_KEPT = 4096
+_MAX_STRING_CHARS = 300
+_MAX_DECISIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyQuestion:
-    """Everything that a policy may read, and so the key of its answers: what is not in here cannot
-    change one.
+    """All inputs of a policy, and the key of its cached decisions.
 
-    `arguments` is JSON; of a long string only its length is told.
+    `arguments` is JSON. Long strings are replaced by their length.
     """
 
     tenant: str
@@ -48,25 +47,27 @@ class PolicyQuestion:
     arguments: str
 
     def document(self) -> dict[str, Any]:
-        """Return it as the policy's `input`."""
-        told = {name: getattr(self, name) for name in self.__slots__}
-        needs = {name: told.pop(name) for name in ("os_access", "network_access", "file_system")}
+        """Return the question as the policy's `input`."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        requirements = {
+            name: fields.pop(name) for name in ("os_access", "network_access", "file_system")
+        }
         return {
-            **told,
+            **fields,
             "tags": list(self.tags),
-            "requirements": needs,
+            "requirements": requirements,
             "arguments": json.loads(self.arguments),
         }
 
 
-def policy_question(seat: CallContext, checked: CheckedCall) -> PolicyQuestion:
-    """Return what the policy is asked about a call. Requirements are the catalogue's."""
+def policy_question(context: CallContext, checked: CheckedCall) -> PolicyQuestion:
+    """Return the policy question of a call. Requirements come from the catalogue."""
     spec = checked.spec
     return PolicyQuestion(
-        tenant=seat.tenant,
-        principal=seat.principal.name,
-        role=seat.role,
-        persona=seat.persona,
+        tenant=context.tenant,
+        principal=context.principal.name,
+        role=context.role,
+        persona=context.persona,
         tool=spec.name,
         category=spec.category,
         operation=spec.danger.value,
@@ -75,21 +76,21 @@ def policy_question(seat: CallContext, checked: CheckedCall) -> PolicyQuestion:
         os_access=spec.requirements.os_access,
         network_access=spec.requirements.network_access,
         file_system=spec.requirements.file_system,
-        arguments=json.dumps(_short(checked.arguments), sort_keys=True),
+        arguments=json.dumps(_shorten_strings(checked.arguments), sort_keys=True),
     )
 
 
-def _short(value: Any) -> Any:
+def _shorten_strings(value: Any) -> Any:
     if isinstance(value, str):
-        return value if len(value) <= _LONG else {"characters": len(value)}
+        return value if len(value) <= _MAX_STRING_CHARS else {"characters": len(value)}
     if isinstance(value, Mapping):
-        return {name: _short(item) for name, item in value.items()}
-    return [_short(item) for item in value] if isinstance(value, list) else value
+        return {name: _shorten_strings(item) for name, item in value.items()}
+    return [_shorten_strings(item) for item in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyAnswer:
-    """A policy's answer. `park`: an operator may allow it nevertheless."""
+    """A policy's decision. `park`: an operator may still allow the call."""
 
     allow: bool
     reason: str = ""
@@ -97,12 +98,15 @@ class PolicyAnswer:
 
 
 Decide = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Rego in process, or a server. Returns `allow`, `reason` and `park`. Raises `PolicyUnavailable`.
+"""A policy engine: Rego in this process, or a server. Returns `allow`, `reason` and `park`. Raises
+`PolicyUnavailable`.
 """
 
 
 class Policy:
-    """Asks the engine in one of three modes; answers are kept for `keep_seconds`. One a gate."""
+    """A policy in one of three modes. Decisions are cached for `keep_seconds`. Use one per
+    gateway.
+    """
 
     def __init__(
         self,
@@ -114,19 +118,19 @@ class Policy:
     ) -> None:
         self._mode = mode
         self._engine = decide
-        self._kept: TTLCache[PolicyQuestion, PolicyAnswer] = TTLCache(
-            _KEPT, keep_seconds, timer=clock
+        self._decisions: TTLCache[PolicyQuestion, PolicyAnswer] = TTLCache(
+            _MAX_DECISIONS, keep_seconds, timer=clock
         )
 
-    async def check(self, seat: CallContext, checked: CheckedCall) -> None:
-        """The policy allows the call; else `Stopped`. An engine that cannot be asked, or that gives
-        no clear answer, blocks. In dry-run it is only told what would have been.
+    async def check(self, context: CallContext, checked: CheckedCall) -> None:
+        """Raise `Stopped` unless the policy allows the call. An unavailable engine or an unclear
+        answer blocks. In dry-run, a denial is only logged.
         """
         if self._mode == "off":
             return
-        asked = policy_question(seat, checked)
+        question = policy_question(context, checked)
         try:
-            decision = await self._decide(asked)
+            decision = await self._decide(question)
         except PolicyUnavailable as error:
             decision = PolicyAnswer(
                 allow=False,
@@ -139,30 +143,30 @@ class Policy:
             metrics.POLICY_DECISIONS.add(checked.spec.name, "would_deny")
             log.warning(
                 "the policy would have refused this",
-                tool=asked.tool,
-                tenant=asked.tenant,
+                tool=question.tool,
+                tenant=question.tenant,
                 reason=decision.reason,
             )
             return
         metrics.POLICY_DECISIONS.add(checked.spec.name, "parked" if decision.park else "denied")
         raise Stopped(
             ToolStatus.BLOCKED,
-            f"{asked.tool} is refused by policy: {decision.reason}",
+            f"{question.tool} is refused by policy: {decision.reason}",
             may_be_allowed=decision.park,
         )
 
-    async def _decide(self, asked: PolicyQuestion) -> PolicyAnswer:
-        if (kept := self._kept.get(asked)) is not None:
-            return kept
+    async def _decide(self, question: PolicyQuestion) -> PolicyAnswer:
+        if (cached := self._decisions.get(question)) is not None:
+            return cached
         if self._engine is None:
             raise PolicyUnavailable("there is no policy engine")
-        decision = _read(await self._engine(asked.document()))
-        self._kept[asked] = decision
+        decision = _read_decision(await self._engine(question.document()))
+        self._decisions[question] = decision
         return decision
 
 
-def _read(answer: object) -> PolicyAnswer:
-    """Return the decision in an answer; what is not clearly one is none."""
+def _read_decision(answer: object) -> PolicyAnswer:
+    """Return the decision in an answer. Raises `PolicyUnavailable` if it is unclear."""
     if not isinstance(answer, Mapping):
         raise PolicyUnavailable("its answer is no object")
     allow, park, reason = answer.get("allow"), answer.get("park", False), answer.get("reason", "")

@@ -1,4 +1,4 @@
-"""How often a tool may be called."""
+"""Rate limits of tools."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from moothall.ports import Bucket
 from moothall.tools.spec import ToolSpec
 
 _MINUTE, _HOUR = 60.0, 3600.0
-_KEPT = 10_000
-_TRIES = 50
+_MAX_WINDOWS = 10_000
+_MAX_TRIES = 50
 
 Key = tuple[str, ...]
 
 
 class Rates:
-    """Windows that slide: at no instant have more calls been let through in the last minute or hour
-    than the catalogue allows. One a gate; nothing here awaits.
+    """Sliding windows: no minute or hour contains more calls than the catalogue allows. Use one per
+    gateway. Nothing here awaits.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._calls: LRUCache[tuple[Key, float], deque[float]] = LRUCache(_KEPT)
+        self._calls: LRUCache[tuple[Key, float], deque[float]] = LRUCache(_MAX_WINDOWS)
 
     def take(self, key: Key, spec: ToolSpec) -> float:
-        """Count a call and return 0, or return the seconds until one may be made; that one is not
-        counted.
+        """Count a call and return 0, or return the seconds until the next call is allowed, without
+        counting this one.
         """
         now = self._clock()
         windows = _windows(spec)
@@ -48,9 +48,8 @@ class Rates:
 
 
 class SharedRates:
-    """The same windows for all processes on one bus, kept in a bucket: of calls that reach beyond
-    the workspace, whose limit is a tenant's. It costs such a call two round trips to the bus, and
-    the others nothing.
+    """The same windows for all processes on one bus, stored in a bucket. They apply to calls beyond
+    the workspace, whose limit is per tenant. Such a call costs two round trips to the bus.
     """
 
     def __init__(self, bucket: Bucket, clock: Callable[[], float] = time) -> None:
@@ -58,18 +57,20 @@ class SharedRates:
         self._clock = clock
 
     async def take(self, tenant: str, spec: ToolSpec) -> float:
-        """Count a call and return 0, or return the seconds until one may be made. Raises
+        """Count a call and return 0, or return the seconds until the next call is allowed. Raises
         `BusUnavailable`.
         """
         key = f"{tenant}.{spec.name.replace('.', '-')}"
         windows = _windows(spec)
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             document, revision = await self._bucket.get_with_revision(key)
             now = self._clock()
-            known = [float(moment) for moment in (document or {}).get("calls", ())]
-            calls = sorted(moment for moment in known if now - _HOUR < moment <= now + _HOUR)
+            times = [float(time_of_call) for time_of_call in (document or {}).get("calls", ())]
+            calls = sorted(
+                time_of_call for time_of_call in times if now - _HOUR < time_of_call <= now + _HOUR
+            )
             for limit, span in windows:
-                recent = [moment for moment in calls if moment > now - span]
+                recent = [time_of_call for time_of_call in calls if time_of_call > now - span]
                 if len(recent) >= limit:
                     return max(recent[-limit] + span - now, 0.001)
             try:
@@ -89,29 +90,31 @@ def _windows(spec: ToolSpec) -> list[tuple[int, float]]:
 
 
 def is_shared(spec: ToolSpec) -> bool:
-    """Whether all processes count the calls of a tool together: where it acts or asks beyond the
-    workspace.
+    """Return whether all processes count the calls of a tool together: those with effects or
+    requests beyond the workspace.
     """
     return spec.outside or spec.requirements.network_access
 
 
-def scope_of(seat: CallContext, spec: ToolSpec) -> Key:
-    """Return whose calls of a tool are counted together: a tenant's where it acts or asks beyond
-    the workspace, else a seat's.
+def scope_of(context: CallContext, spec: ToolSpec) -> Key:
+    """Return the key under which calls of a tool are counted: per tenant for calls beyond the
+    workspace, else per seat.
     """
     if is_shared(spec):
-        return (seat.tenant, spec.name)
-    return (seat.tenant, seat.task_id, seat.seat, seat.workspace_id, spec.name)
+        return (context.tenant, spec.name)
+    return (context.tenant, context.task_id, context.seat, context.workspace_id, spec.name)
 
 
 async def check_rate(
-    rates: Rates, together: SharedRates | None, seat: CallContext, spec: ToolSpec
+    rates: Rates, shared: SharedRates | None, context: CallContext, spec: ToolSpec
 ) -> None:
-    """The tool may be called just now, here and in all processes `together`; else `Stopped`."""
-    seconds = rates.take(scope_of(seat, spec), spec)
-    if seconds <= 0 and together is not None and is_shared(spec) and _windows(spec):
+    """Raise `Stopped` if the tool may not be called now, by the limits of this process or by the
+    `shared` ones.
+    """
+    seconds = rates.take(scope_of(context, spec), spec)
+    if seconds <= 0 and shared is not None and is_shared(spec) and _windows(spec):
         try:
-            seconds = await together.take(seat.tenant, spec)
+            seconds = await shared.take(context.tenant, spec)
         except BusUnavailable as error:
             reason = (
                 f"how often {spec.name} was called cannot be asked ({error.message}); try again"
@@ -122,8 +125,8 @@ async def check_rate(
 
 
 def too_often(spec: ToolSpec, seconds: float) -> str:
-    """Say that a tool was called as often as it may be, and when the next call may go."""
-    most = " and ".join(
+    """Return the message that a rate limit is reached and when the next call is allowed."""
+    limits = " and ".join(
         f"{limit} a {'minute' if span == _MINUTE else 'hour'}" for limit, span in _windows(spec)
     )
-    return f"{spec.name} may be called {most}; the next may go in {seconds:.0f} seconds"
+    return f"{spec.name} may be called {limits}; the next may go in {seconds:.0f} seconds"

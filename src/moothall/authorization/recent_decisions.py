@@ -1,5 +1,5 @@
-"""What the guard decided last, as the AUDIT stream tells it: for people to look at. `moothall audit
-verify` says whether that is whole.
+"""The latest decisions of the gateway from the AUDIT stream, for display. `moothall audit verify`
+checks the chain itself.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from moothall.domain.ids import own_id
 from moothall.domain.topic import Channel
 from moothall.ports import Log
 
-_KEPT, _TENANTS, _TEXT = 200, 100, 500
+_MAX_DECISIONS, _MAX_TENANTS, _MAX_TEXT_CHARS = 200, 100, 500
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A call of a tool that ended, or was allowed by an operator, in the words of `ToolStatus`; or
-    an alert. `time` is RFC 3339, empty where it is not known.
+    """A finished tool call or one that an operator allowed, with its `ToolStatus`; or an alert.
+    `time` is RFC 3339, or empty if unknown.
     """
 
     time: str
@@ -37,28 +37,28 @@ class Decision:
 
     @property
     def refused(self) -> bool:
-        """Whether the guard said no, or called somebody out."""
+        """Whether the gateway refused the call or raised an alert."""
         return self.status in {"blocked", "parked", "rate_limited", "invalid", "alert"}
 
 
 @dataclass(slots=True)
 class _Read:
     seq: int = 0
-    last: deque[Decision] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    last: deque[Decision] = field(default_factory=lambda: deque(maxlen=_MAX_DECISIONS))
 
 
 class Decisions:
-    """The last 200 of each of the tenants that were asked for last. The first question reads a
-    tenant's whole stream, later ones what came since.
+    """The last 200 decisions of each recently requested tenant. The first request reads the
+    tenant's whole stream, later ones only new events.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._read: LRUCache[str, _Read] = LRUCache(_TENANTS)
+        self._read: LRUCache[str, _Read] = LRUCache(_MAX_TENANTS)
         self._reading = asyncio.Lock()
 
     async def last(self, who: Principal) -> Sequence[Decision]:
-        """Return a tenant's, the latest first."""
+        """Return a tenant's decisions, latest first."""
         async with self._reading:
             read = self._read.get(who.tenant) or _Read()
             async for recorded in self._log.replay((Channel.AUDIT.of(who.tenant),), read.seq):
@@ -70,36 +70,43 @@ class Decisions:
 
 
 def _decisions_in(event: Event, tenant: str) -> Iterable[Decision]:
-    """Return what an event tells. What is malformed tells nothing: many write to the log."""
+    """Return the decisions in an event. Malformed records are skipped, because others write to the
+    stream too.
+    """
     data = event.data
     if event.type is EventType.GUARD_ALERTED:
-        said = f"{data.get('count', '')} {data.get('kind', '')}; the last: {data.get('reason', '')}"
-        yield _decision(data, event.time, "alert", tenant, said)
+        summary = (
+            f"{data.get('count', '')} {data.get('kind', '')}; the last: {data.get('reason', '')}"
+        )
+        yield _decision(data, event.time, "alert", tenant, summary)
     elif event.type is EventType.AUDIT_RECORDED:
         earlier = data.get("records")
         for record in (*(earlier if isinstance(earlier, list | tuple) else ()), data.get("record")):
             if isinstance(record, Mapping) and record.get("phase") in {"approved", "finish"}:
-                by = record.get("approved_by")
+                approver = record.get("approved_by")
                 status = str(record.get("status") or record.get("phase"))
                 yield _decision(
                     record,
                     str(record.get("time") or ""),
                     status,
                     tenant,
-                    f"allowed by {by}" if by else "",
+                    f"allowed by {approver}" if approver else "",
                 )
 
 
-def _decision(said: Mapping[str, Any], time: str, status: str, tenant: str, why: str) -> Decision:
-    words = {
-        name: str(said.get(name) or "")[:_TEXT] for name in ("tool", "principal", "task_id", "seat")
+def _decision(
+    record: Mapping[str, Any], time: str, status: str, tenant: str, summary: str
+) -> Decision:
+    fields = {
+        name: str(record.get(name) or "")[:_MAX_TEXT_CHARS]
+        for name in ("tool", "principal", "task_id", "seat")
     }
     return Decision(
         time[:40],
         status[:40],
-        words["tool"],
-        words["principal"],
-        own_id(words["task_id"], tenant),
-        words["seat"],
-        why[:_TEXT],
+        fields["tool"],
+        fields["principal"],
+        own_id(fields["task_id"], tenant),
+        fields["seat"],
+        summary[:_MAX_TEXT_CHARS],
     )

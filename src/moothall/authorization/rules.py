@@ -1,4 +1,4 @@
-"""What a gate goes by, beside its limits: made once a process from settings and the bus."""
+"""The rules of a gateway besides its limits, built once per process from settings and the bus."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.spec import ToolSpec
 
 
-def _nothing(tenant: str) -> Collection[str]:
-    """No tenant is without anything."""
+def _no_tools_off(tenant: str) -> Collection[str]:
+    """The default of `Rules.off`."""
     del tenant
     return ()
 
 
-async def _no_trace(workspace_id: str) -> None:
-    """Nothing of a workspace is anywhere else."""
+async def _ignore_close(workspace_id: str) -> None:
+    """The default of `Rules.close_workspace`."""
     del workspace_id
 
 
-def _all_set(tenant: str) -> Mapping[str, str]:
-    """Every tool has what it needs."""
+def _no_settings_missing(tenant: str) -> Mapping[str, str]:
+    """The default of `Rules.unset`."""
     del tenant
     return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`off` gives the names of the tools that a tenant is without; `toolkits` run, by category, the
-    tools that a workspace does not run itself; `unset` says of the tools that lack a setting which
-    it is: a tenant's agents are not offered them; `parking` keeps what an operator may allow;
-    `close_workspace` is called with the id of each one that ends. The defaults are those of a gate
-    that stands alone: a key of its own, and no policy engine.
+    """`off` returns the names of tools that are switched off for a tenant. `unset` maps tools to
+    the setting that they lack; agents are not offered them. `toolkits` run, by category, the tools
+    that do not run in a workspace. `parking` stores requests that an operator may allow.
+    `close_workspace` is called with the id of each workspace that ends. The defaults suit a gateway
+    on its own: a new key, and no policy engine.
     """
 
     catalogue: Mapping[str, ToolSpec] = field(default_factory=lambda: CATALOGUE)
-    off: Callable[[str], Collection[str]] = _nothing
-    unset: Callable[[str], Mapping[str, str]] = _all_set
+    off: Callable[[str], Collection[str]] = _no_tools_off
+    unset: Callable[[str], Mapping[str, str]] = _no_settings_missing
     grants: Grants = field(default_factory=shipped_grants)
     tokens: Tokens = field(default_factory=lambda: Tokens(secrets.token_bytes(32), 3600.0))
     policy: Policy = field(default_factory=lambda: Policy("off", None))
     toolkits: Mapping[str, Toolkit] = field(default_factory=dict)
     parking: ApprovalQueue | None = None
     rates: SharedRates | None = None
-    close_workspace: Callable[[str], Awaitable[None]] = _no_trace
+    close_workspace: Callable[[str], Awaitable[None]] = _ignore_close
 
     def without(self, tenant: str) -> Collection[str]:
         """Return the names of the tools that a tenant's agents are not offered."""

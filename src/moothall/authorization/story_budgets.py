@@ -1,5 +1,5 @@
-"""Budgets of stories, for all processes on one bus: a book a story in a bucket, changed by
-compare-and-set.
+"""Budgets of stories, shared by all processes on one bus: one account per story in a bucket,
+changed by compare-and-set.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from moothall.errors import AlreadyExists
 from moothall.ports import Bucket
 
 BUCKET = "budgets"
-_AHEAD = 4
-"""Calls like the one that is made, for which a deliberation draws: so that it asks the bus at every
-fourth or so.
-"""
-_FIRST_SECONDS, _LONGEST_SECONDS = 0.002, 0.1
+_CALLS_AHEAD = 4
+"""A deliberation reserves budget for this many calls at once, to save requests to the bus."""
+_FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.002, 0.1
 
 
 class StoryBudgets:
-    """The books, in the bucket BUCKET. The limits fill the zeros of a story's own budget."""
+    """The accounts in the bucket BUCKET. `limits` fill the zeros of a story's own budget."""
 
     def __init__(self, bucket: Bucket, limits: LimitSettings) -> None:
         self._bucket = bucket
@@ -35,7 +33,7 @@ class StoryBudgets:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def of(self, story_id: str, tenant: str, budget: Budget) -> BudgetAccount:
-        """Return the book of a story as it is now."""
+        """Return the current account of a story."""
         document = await self._bucket.get(f"{tenant}.{story_id}")
         return replace(
             load(BudgetAccount, document) if document else BudgetAccount(),
@@ -45,7 +43,7 @@ class StoryBudgets:
     def reservation(
         self, story_id: str, tenant: str, task_id: str, budget: Budget
     ) -> BudgetReservation:
-        """Return what a deliberation draws on."""
+        """Return the reservation of a deliberation."""
         return BudgetReservation(self, f"{tenant}.{story_id}", task_id, self._limit(budget))
 
     def _limit(self, budget: Budget) -> Amount:
@@ -55,30 +53,27 @@ class StoryBudgets:
     async def change(
         self, key: str, change: Callable[[BudgetAccount], BudgetAccount]
     ) -> BudgetAccount:
-        """Change a book and return it. Of those who do it at once each has a turn. Raises what
-        `change` raises, `BusUnavailable`.
+        """Change an account and return it. Concurrent changes are applied one after the other.
+        Raises what `change` raises, `BusUnavailable`.
         """
         lock = self._locks.setdefault(key, asyncio.Lock())
-        async with (
-            lock
-        ):  # in this process one after the other; with others, whoever was slower reads again
-            longest = _FIRST_SECONDS
+        async with lock:  # orders changes of this process; other processes may still conflict
+            delay = _FIRST_DELAY_SECONDS
             while True:
                 document, revision = await self._bucket.get_with_revision(key)
-                after = change(load(BudgetAccount, document) if document else BudgetAccount())
+                changed = change(load(BudgetAccount, document) if document else BudgetAccount())
                 try:
-                    await self._bucket.replace(key, dump(after), revision)
+                    await self._bucket.replace(key, dump(changed), revision)
                 except AlreadyExists:
-                    await asyncio.sleep(longest * random.random())  # noqa: S311 - spreads writers
-                    longest = min(longest * 2, _LONGEST_SECONDS)
+                    await asyncio.sleep(delay * random.random())  # noqa: S311 - spreads writers
+                    delay = min(delay * 2, _MAX_DELAY_SECONDS)
                 else:
-                    return after
+                    return changed
 
 
 class BudgetReservation:
-    """A deliberation's part of its story's budget. All amounts are in all, so that whoever takes
-    the work up again goes on with the same
-    part: what was spent before a crash counts once.
+    """A deliberation's share of its story's budget. All amounts are totals, so a deliberation that
+    is taken over continues with the same share, and what was spent before a crash counts once.
     """
 
     def __init__(self, accounts: StoryBudgets, key: str, task_id: str, limit: Amount) -> None:
@@ -90,8 +85,8 @@ class BudgetReservation:
         self._drawing = asyncio.Lock()
 
     async def cover(self, ledger: Ledger, estimate: Usage) -> None:
-        """See that the story's budget has room for what a ledger has spent and holds, `estimate` of
-        the next call within it. Raises `BudgetExceeded`, `BusUnavailable`.
+        """Reserve what a ledger has spent and holds, including the `estimate` of the next call.
+        Raises `BudgetExceeded`, `BusUnavailable`.
         """
         if Amount.of(ledger.committed).within(self._granted):
             return
@@ -99,23 +94,27 @@ class BudgetReservation:
             needed = Amount.of(ledger.committed)
             if needed.within(self._granted):
                 return
-            one = Amount.of(estimate)
-            more = Amount(one.tokens * _AHEAD, one.calls * _AHEAD, one.cost_usd * _AHEAD)
+            call_cost = Amount.of(estimate)
+            more = Amount(
+                call_cost.tokens * _CALLS_AHEAD,
+                call_cost.calls * _CALLS_AHEAD,
+                call_cost.cost_usd * _CALLS_AHEAD,
+            )
             spent = Amount.of(ledger.spent)
-            book = await self._accounts.change(
+            account = await self._accounts.change(
                 self._key,
-                lambda book: replace(book, limit=self._limit).draw(
+                lambda account: replace(account, limit=self._limit).draw(
                     self._task_id, needed, spent, more
                 ),
             )
-            self._granted = book.draws[self._task_id].granted
+            self._granted = account.draws[self._task_id].granted
 
     async def close(self, spent: Usage) -> None:
-        """Give back what was not spent. Raises `BusUnavailable`."""
+        """Release what was not spent. Raises `BusUnavailable`."""
         async with self._drawing:
             await self._accounts.change(
                 self._key,
-                lambda book: replace(book, limit=self._limit).close(
+                lambda account: replace(account, limit=self._limit).close(
                     self._task_id, Amount.of(spent)
                 ),
             )

@@ -1,9 +1,9 @@
-"""Capability tokens: JWTs that say what their holder may do in one workspace, for a short time.
+"""Capability tokens: JWTs that state what their holder may do in one workspace, for a short time.
 
-A holder can hand on less than it has, without asking anybody: `narrow` makes a child that is signed
-with a key made from the parent's signature, and that carries the parent without it. Whoever keeps
-the root key makes the parent's signature again, and so checks the whole line; what a child may do
-is what every ancestor may, however it words its claims.
+A holder can delegate less than it has, without a request to the server: `narrow` creates a child
+token that carries the parent without its signature and is signed with a key derived from that
+signature. The owner of the root key can recompute the parent's signature and so verify the whole
+chain. A child is limited by each of its ancestors, whatever it claims.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from moothall.tools.arguments import arguments_digest
 TYPE, CHILD_TYPE = "moothall-capability+jwt", "moothall-delegation+jwt"
 _ALGORITHM = "HS256"
 _ISSUER = "moothall"
-_DEEPEST = 4
-_DOTS = 2
-_LONGEST_TOKEN = 16_000
-_LEEWAY = 5.0
-_KEPT = 4096
+_MAX_CHAIN = 4
+_JWT_DOTS = 2
+_MAX_TOKEN_CHARS = 16_000
+_LEEWAY_SECONDS = 5.0
+_MAX_CACHED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a token allows. `chain` are the ids of its ancestors and its own: revoking one of them,
-    or the workspace, ends it. `request`, where there is one, is the only request that it is good
-    for. `expires` in seconds since 1970; `ends` is when the first of its line does.
+    """What a token allows. `chain` holds the ids of its ancestors and its own; revoking one of
+    them, or the workspace, ends it. `request` limits it to one request if it is not empty.
+    `expires` is in seconds since 1970; `ends` is the expiry of the root token.
     """
 
     principal: str
@@ -56,29 +56,28 @@ class Capability:
 
 
 def request_digest(call: ToolCall) -> str:
-    """Return what a token can be bound to: request id, tool and arguments."""
+    """Return the digest that binds a token to a request: of request id, tool and arguments."""
     return digest(call.request_id, call.tool, arguments_digest(call.arguments))
 
 
 class Tokens:
-    """Makes and checks tokens with the root key. `longest` in seconds bounds what is accepted,
-    whoever made it.
-    `revoked` says whether any of some ids was revoked.
+    """Creates and checks tokens with the root key. `max_seconds` limits the lifetime of accepted
+    tokens. `revoked` returns whether any of some ids was revoked.
     """
 
     def __init__(
         self,
         key: bytes,
-        longest: float,
+        max_seconds: float,
         *,
         revoked: Callable[[Iterable[str]], bool] = lambda _: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._key = key
-        self._longest = longest
+        self._max_seconds = max_seconds
         self._revoked = revoked
         self._clock = clock
-        self._known: LRUCache[tuple[str, str], Capability] = LRUCache(_KEPT)
+        self._checked: LRUCache[tuple[str, str], Capability] = LRUCache(_MAX_CACHED)
 
     def mint(
         self,
@@ -91,7 +90,7 @@ class Tokens:
         seconds: float,
         persona: str = "",
     ) -> str:
-        """Return a token for `seconds`, at most the longest."""
+        """Return a token that is valid for `seconds`, up to the maximum."""
         import jwt
 
         now = self._clock()
@@ -106,34 +105,34 @@ class Tokens:
             "protected": list(grant.protected),
             "judged": list(grant.judged),
             "iat": int(now),
-            "exp": int(now + min(seconds, self._longest)),
+            "exp": int(now + min(seconds, self._max_seconds)),
             "jti": secrets.token_hex(8),
         }
         return jwt.encode(claims, self._key, algorithm=_ALGORITHM, headers={"typ": TYPE})
 
     def check(self, token: str, workspace: str) -> Capability:
-        """Return what a token allows in a workspace, which may be named as its tenant knows it.
-        Raises `Refused` with what is wrong with it.
+        """Return what a token allows in a workspace, which may be named by its id within the
+        tenant. Raises `Refused` with what is wrong with the token.
         """
-        found = self._known.get((token, workspace))
-        if found is None:
-            if len(token) > _LONGEST_TOKEN:
+        capability = self._checked.get((token, workspace))
+        if capability is None:
+            if len(token) > _MAX_TOKEN_CHARS:
                 raise Refused("the capability token is too long to be one")
-            found = self._read(token, workspace, _DEEPEST)[0]
-            self._known[token, workspace] = found
-        if found.expires <= self._clock():
+            capability = self._read(token, workspace, _MAX_CHAIN)[0]
+            self._checked[token, workspace] = capability
+        if capability.expires <= self._clock():
             raise Refused("the capability token is expired")
-        if self._revoked((*found.chain, found.workspace)):
+        if self._revoked((*capability.chain, capability.workspace)):
             raise Refused("the capability token was revoked")
-        return found
+        return capability
 
     def _read(self, token: str, workspace: str, depth: int) -> tuple[Capability, bytes]:
-        """Return the capability and the token's signature, which is what its children are signed
-        with.
+        """Return the capability and the token's signature, from which the key of its children is
+        derived.
         """
         import jwt
 
-        if token.count(".") != _DOTS:
+        if token.count(".") != _JWT_DOTS:
             raise Refused(
                 "capability_token is no capability token: it is what opening the workspace "
                 "answered, three parts with dots"
@@ -151,9 +150,9 @@ class Tokens:
                 token, options={"verify_signature": False, "verify_exp": False, "verify_aud": False}
             )
             parent, key = self._read(
-                self._whole(carried.get("parent"), depth - 1), workspace, depth - 1
+                self._sign_parent(carried.get("parent"), depth - 1), workspace, depth - 1
             )
-            # How long they live we check ourselves, by our own clock and with our bounds.
+            # Lifetimes are checked below, with the injected clock and own limits.
             claims = jwt.decode(
                 token,
                 _child_key(key),
@@ -165,7 +164,7 @@ class Tokens:
                 },
             )
             self._check_bounds(claims)
-            return _less(parent, claims), _signature(token)
+            return _narrowed(parent, claims), _signature(token)
         except (
             jwt.InvalidTokenError,
             ValueError,
@@ -210,24 +209,28 @@ class Tokens:
         )
 
     def _check_bounds(self, claims: Mapping[str, Any]) -> None:
-        life = float(claims["exp"]) - float(claims["iat"])
-        if life > self._longest + 1:
+        lifetime = float(claims["exp"]) - float(claims["iat"])
+        if lifetime > self._max_seconds + 1:
             raise Refused(
-                f"the capability token lives too long: {life:.0f} seconds, and {self._longest:.0f} "
-                "are allowed"
+                f"the capability token lives too long: {lifetime:.0f} seconds, and "
+                f"{self._max_seconds:.0f} are allowed"
             )
-        if float(claims["iat"]) > self._clock() + _LEEWAY:
+        if float(claims["iat"]) > self._clock() + _LEEWAY_SECONDS:
             raise Refused("the capability token begins in the future")
         if float(claims["exp"]) <= self._clock():
             raise Refused("the capability token is expired")
 
-    def _whole(self, signed: object, depth: int) -> str:
-        """Return a parent with its signature, made again from the root."""
+    def _sign_parent(self, signed: object, depth: int) -> str:
+        """Return the parent with its signature, recomputed from the root key."""
         if not isinstance(signed, str) or signed.count(".") != 1 or depth < 1:
             raise Refused("the capability token does not carry its parent")
         claims = json.loads(_decode(signed.partition(".")[2]))
-        above = claims.get("parent") if isinstance(claims, dict) else None
-        key = self._key if above is None else _child_key(_signature(self._whole(above, depth - 1)))
+        grandparent = claims.get("parent") if isinstance(claims, dict) else None
+        key = (
+            self._key
+            if grandparent is None
+            else _child_key(_signature(self._sign_parent(grandparent, depth - 1)))
+        )
         return f"{signed}.{_padless(hmac.new(key, signed.encode(), hashlib.sha256).digest())}"
 
 
@@ -263,13 +266,13 @@ def narrow(
     )
 
 
-def _less(parent: Capability, claims: Mapping[str, Any]) -> Capability:
-    """Return what parent and child both allow."""
+def _narrowed(parent: Capability, claims: Mapping[str, Any]) -> Capability:
+    """Return what both parent and child allow."""
     tools = claims.get("tools", ("*",))
     protected = claims.get("protected", ())
     if not all(
-        isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
-        for words in (tools, protected)
+        isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
+        for values in (tools, protected)
     ):
         raise Refused("the capability token's tools and protected paths are lists of words")
     request = claims.get("request", parent.request)

@@ -270,7 +270,7 @@ async def _run(
         f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run "
         f"{run_name}"
     )
-    async with open_app(settings, report_progress, asked=asked) as app:
+    async with open_app(settings, report_progress, model_checked=asked) as app:
         run = AgentRun(
             app.deliberations,
             LOCAL,

@@ -119,7 +119,7 @@ async def open_door(
         note(words)
     # Not on the configured default repository either: what is asked about is where one is.
     request = replace(asking.request, repository=repository, about_text=repository is None)
-    async with open_app(settings, report_progress, asked=asked) as app:
+    async with open_app(settings, report_progress, model_checked=asked) as app:
         yield await _local(asking, request, app.deliberations, tasks_of(settings, app))
 
 
@@ -154,7 +154,7 @@ async def _before(request: DeliberationRequest, tasks: Tasks, named: str) -> str
     if named:
         return await tasks.find(named)
     about = request.repository.id if request.repository else ""
-    if not (last := await tasks.last_asked(about, request.task_id)):
+    if not (last := await tasks.latest_question(about, request.task_id)):
         raise NotFound(
             f"nothing was asked about {about or 'text'} yet: leave --continue out, or name a task "
             "(--continue TASK)"

@@ -34,17 +34,17 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
     """
     from moothall.app.bus import open_log
     from moothall.authorization.audit_chain import StreamChains, verify_all
-    from moothall.authorization.audit_stream import read_told
+    from moothall.authorization.audit_stream import read_stream_chains
     from moothall.authorization.keys import keys_of
 
     keys = keys_of(settings.guard, settings.data_dir)
-    key, hosts, told = keys.audit, keys.of_hosts().audit, StreamChains()
+    key, hosts, stream = keys.audit, keys.of_hosts().audit, StreamChains()
     try:
         async with (
             open_log(settings, lambda _: None) as bus,
             aclosing(bus.replay((Channel.AUDIT.all,))) as events,
         ):
-            told = await read_told(events, key, hosts)
+            stream = await read_stream_chains(events, key, hosts)
     except MoothallError as error:
         say(
             plain(
@@ -52,7 +52,7 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
                 f"{error.message}"
             )
         )
-    report = verify_all(settings.data_dir, key, told, hosts)
+    report = verify_all(settings.data_dir, key, stream, hosts)
     for problem in report.problems:
         click.echo(
             f"{problem.path}, line {problem.line}: {problem.what}"
@@ -79,9 +79,7 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
 @json_option
 @with_settings()
 async def alerts(settings: Settings, *, as_json: bool) -> None:
-    """List alerts of the tool gateway: many refusals of one principal or task, and attempts to get
-    past the walls.
-    """
+    """List alerts: many refusals of one principal or task, and attempts to escape the sandbox."""
     from moothall.app.bus import open_log
     from moothall.domain.event import EventType
 
@@ -89,12 +87,12 @@ async def alerts(settings: Settings, *, as_json: bool) -> None:
         open_log(settings, lambda _: None) as bus,
         aclosing(bus.replay((Channel.AUDIT.all,))) as events,
     ):
-        told = [
+        stream = [
             recorded.event
             async for recorded in events
             if recorded.event.type == EventType.GUARD_ALERTED
         ]
-    found = [{"time": event.time, "tenant": event.tenant, **event.data} for event in told]
+    found = [{"time": event.time, "tenant": event.tenant, **event.data} for event in stream]
     if as_json:
         print_json(found)
         return

@@ -46,41 +46,43 @@ async def clean(
     """
     from moothall.app.cleaning import clean_up
 
-    def tell_removed(item: StoredItem) -> None:
+    def report_removed(item: StoredItem) -> None:
         if not as_json:
             click.echo(f"removed {_row(item)}")
 
-    done = await clean_up(
+    report = await clean_up(
         settings,
         older_than=older_than,
         everything=everything,
         dry_run=dry_run,
-        removed=tell_removed,
+        report_removed=report_removed,
     )
-    stuck = bool(done.busy) or bool(done.why_not and done.gone)
+    stuck = bool(report.busy) or bool(report.refusal and report.removed)
     if as_json:
-        stays = dry_run or bool(done.why_not)
+        stays = dry_run or bool(report.refusal)
         document = CleanDocument(
             dry_run=dry_run,
-            refused="" if dry_run else done.why_not,
-            kept=tuple(_entry(item) for item in done.there if stays or item not in done.gone),
-            removed=() if stays else tuple(map(_entry, done.gone)),
-            would_remove=tuple(map(_entry, done.gone)) if stays else (),
+            refused="" if dry_run else report.refusal,
+            kept=tuple(
+                _entry(item) for item in report.items if stays or item not in report.removed
+            ),
+            removed=() if stays else tuple(map(_entry, report.removed)),
+            would_remove=tuple(map(_entry, report.removed)) if stays else (),
         )
         print_json(dump(document))
         return EXIT_NONE if stuck and not dry_run else 0
-    if dry_run or done.why_not:
-        for item in done.there:
-            click.echo(f"{'goes ' if item in done.gone else 'stays'}  {_row(item)}")
-    for item in done.busy:
+    if dry_run or report.refusal:
+        for item in report.items:
+            click.echo(f"{'goes ' if item in report.removed else 'stays'}  {_row(item)}")
+    for item in report.busy:
         say(f"in use {_row(item)}")
-    if done.why_not and not dry_run:
-        say(f"nothing was removed: {done.why_not}")
+    if report.refusal and not dry_run:
+        say(f"nothing was removed: {report.refusal}")
         return EXIT_NONE if stuck else 0
     verb = "would go" if dry_run else "freed"
-    left = [item for item in done.there if item not in done.gone]
+    left = [item for item in report.items if item not in report.removed]
     click.echo(
-        f"{_size(_sum(done.gone))} {verb}, {_size(_sum(left))} in {len(left)} things "
+        f"{_size(_sum(report.removed))} {verb}, {_size(_sum(left))} in {len(left)} things "
         f"{'would stay' if dry_run else 'stay'}"
     )
     return EXIT_NONE if stuck else 0

@@ -250,7 +250,7 @@ async def _deliberate(
         )
     request = replace(request, repository=repository, about_text=named.text)
     with printer.watching():
-        async with open_app(settings, printer.say, asked=asked) as app:
+        async with open_app(settings, printer.say, model_checked=asked) as app:
             outcome = await hold_council(app.deliberations, request, printer.take)
             printer.rest()
             complete.remember(settings.data_dir, outcome.task_id)

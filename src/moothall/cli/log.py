@@ -75,12 +75,12 @@ async def check(settings: Settings) -> int:
     """Read the whole log and say whether something is missing; mark the deliberations concerned.
     Exit code 1 where it is.
     """
-    from moothall.app.bus import look, mark, open_log
+    from moothall.app.bus import check_log_end, mark_damaged, open_log
     from moothall.cli.exit_codes import EXIT_NONE
 
     async with open_log(settings, say) as bus:
-        report = await look(settings.data_dir, bus)
-        await mark(bus, report)
+        report = await check_log_end(settings.data_dir, bus)
+        await mark_damaged(bus, report)
     click.echo(str(report))
     for task_id, missing in report.concerned.items():
         click.echo(

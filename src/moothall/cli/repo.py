@@ -99,10 +99,10 @@ async def add(
     .moothall.toml can be committed. What is not given stays as it was.
     """
     from moothall.app.repositories import trusted_repositories
-    from moothall.app.repository import commands_said
+    from moothall.app.repository import commands_from_options
     from moothall.domain.task import RepositoryRef
 
-    commands = commands_said(setup, checks, profile)
+    commands = commands_from_options(setup, checks, profile)
     repositories = trusted_repositories(settings)
     entry = await repositories.register(
         where,

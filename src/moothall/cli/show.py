@@ -336,7 +336,7 @@ def _yes(value: bool) -> Text:  # noqa: FBT001 - it is what is shown
 
 
 def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:
-    undecided = ", undecided: only a hash puts it first" if outcome.undecided else ""
+    undecided = ", undecided: no test or review puts it first" if outcome.undecided else ""
     if outcome.final_state == "already_done":
         text = (
             f"{outcome.winner_id}: the task is already done. These tests pass on the base; nothing "

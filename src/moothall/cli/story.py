@@ -262,7 +262,7 @@ async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) 
 
     async with open_stories(settings, say) as stories:
         card = await stories.board.card(story_id, LOCAL)
-        line = lifecycle().way(card.stand.state, back=back)
+        line = lifecycle().next_transition(card.stand.state, back=back)
         if line is None:
             say(
                 f"{story_id} is in {card.stand.state}: nobody can "

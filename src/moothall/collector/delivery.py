@@ -9,7 +9,7 @@ from dataclasses import replace
 from moothall import telemetry
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.repository import Base
-from moothall.domain.secrets import HOLE
+from moothall.domain.secrets import HOLE, is_masked
 from moothall.domain.task import FORGE, Deliberation, RepositoryRef
 from moothall.errors import MoothallError, PatchRefused
 from moothall.ports import Repositories
@@ -48,7 +48,7 @@ async def deliver(
             telemetry.metrics.DELIVER_SECONDS.time(),
         ):
             base = await repositories.resolve(ref, tenant=deliberation.tenant)
-            diff = await _applied_diff(repositories, base, winner)
+            diff = await find_unmasked_diff(repositories, base, winner)
             sha = await repositories.deliver(
                 base, diff, branch, _commit_message(deliberation, outcome), deliberation.merge
             )
@@ -64,20 +64,20 @@ async def deliver(
     return replace(outcome, branch=branch, commit_sha=sha)
 
 
-async def _applied_diff(repositories: Repositories, base: Base, winner: Result) -> str:
-    """Return the winner's diff as it was run.
+async def find_unmasked_diff(repositories: Repositories, base: Base, result: Result) -> str:
+    """Return the diff of a result as it was run.
 
     The log's diff may lack text that looked like a secret; the commit has it. Raises `PatchRefused`
-    if the commit is gone and an added line is incomplete, since only a tested diff is delivered.
+    if the commit is gone and an added line is masked, since only a tested diff may be used.
     """
-    if HOLE not in winner.diff or not winner.commit_sha:
-        return winner.diff
+    if HOLE not in result.diff or not result.commit_sha:
+        return result.diff
     try:
-        return await repositories.diff(base, winner.commit_sha)
+        return await repositories.diff(base, result.commit_sha)
     except PatchRefused:
-        if any(HOLE in line for line in winner.diff.splitlines() if line.startswith("+")):
+        if is_masked(result.diff):
             raise
-        return winner.diff  # a hole in a context line would not apply
+        return result.diff  # a masked context line would not apply
 
 
 def _commit_message(deliberation: Deliberation, outcome: Outcome) -> str:

@@ -559,7 +559,7 @@ class GuardSettings(Section):
         "alert",
     )
     alert_escapes: int = Field(
-        3, ge=1, description="attempts of one to get past the walls within alert_seconds that do"
+        3, ge=1, description="attempts of one to escape a sandbox within alert_seconds that do"
     )
     alert_seconds: float = Field(60.0, gt=0)
     audit_sync_records: int = Field(

@@ -131,7 +131,7 @@ class BlockRunner:
         if calls.exhausted and result.status is ToolStatus.ERROR:
             result = replace(result, status=ToolStatus.BUDGET_EXCEEDED)
         operation = Operation(PYTHON, digest(code), str(result.status), result.duration_ms)
-        arguments = [*(call.arguments for call, _ in calls.made), *({} for _ in block.results)]
+        arguments = [*(call.arguments for call, _ in calls.completed), *({} for _ in block.results)]
         results = (*calls.results, *block.results)
         return BlockOutcome(
             result, results, (operation, *calls.operations, *block.operations), tuple(arguments)

@@ -475,7 +475,7 @@ class _TurnCalls:
     @property
     def result(self) -> TurnResult:
         """The results of all calls that ran."""
-        arguments = [call.arguments for call, _ in self._calls.made]
+        arguments = [call.arguments for call, _ in self._calls.completed]
         return TurnResult(
             self._calls.results, self._calls.operations, (), "", self._gateway.catalogue, arguments
         )

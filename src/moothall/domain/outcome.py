@@ -33,8 +33,8 @@ class DeliberationStatus(StrEnum):
 class Result:
     """One candidate's place, with everything that put it there.
 
-    `checks` maps a check to its verdict. `undecided`: only a hash decides between it and other
-    answers on the first place.
+    `checks` maps a check to its verdict. `undecided`: no test or review decides between it and
+    the other answers on the first place.
     """
 
     rank: int
@@ -74,8 +74,8 @@ class Outcome:
     cancelled,
     answered (about text, or a question), already_done (the winner's tests show that the base does
     it; nothing is delivered), or empty while it runs. `branch` and `commit_sha` name the delivered
-    winner; `origin` is the deliberation's. `evidence_level` is the winner's; `undecided`: only a
-    hash put it before another answer.
+    winner; `origin` is the deliberation's. `evidence_level` is the winner's; `undecided`: no
+    test or review put it before another answer.
     """
 
     task_id: str

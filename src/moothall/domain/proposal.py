@@ -274,7 +274,7 @@ class RankedCandidate:
     passed_gates: bool
     level: EvidenceLevel
     undecided: bool = False
-    """Whether only a hash decides between it and other answers on the first place."""
+    """Whether no test or review decides between it and the other answers on the first place."""
 
     @property
     def proven(self) -> bool:

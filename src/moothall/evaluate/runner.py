@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from moothall import __version__
-from moothall.app.repositories import open_hands
+from moothall.app.repositories import open_workspace_services
 from moothall.app.server import App, open_app
+from moothall.collector.delivery import find_unmasked_diff
 from moothall.config import Settings
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump, load
@@ -22,9 +23,10 @@ from moothall.domain.event import Event, EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.outcome import Result as RankedResult
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
-from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable
+from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable, PatchRefused
 from moothall.evaluate.atif import trajectories
 from moothall.evaluate.harbor import Harbor
 from moothall.evaluate.history import seal
@@ -229,6 +231,16 @@ class Runner:
     def _sealed(self, task: Task) -> Path:
         return self.folder / SEALED / f"{task.id}.git"
 
+    async def _judge_answer(
+        self, task: Task, prepared: Prepared, answer: RankedResult
+    ) -> Judgement:
+        """Run the hidden tests of a task on an answer as the council ran it."""
+        try:
+            diff = await find_unmasked_diff(self.repositories, prepared.base, answer)
+        except PatchRefused as error:
+            return Judgement(solved=False, why=error.message)
+        return await self.judge.judge(task, prepared, diff)
+
     async def _judge(self, task: Task, prepared: Prepared, outcome: Outcome) -> Result:
         known: dict[str, Judgement] = {}
         candidates: list[Answer] = []
@@ -236,7 +248,7 @@ class Runner:
             if not result.diff.strip():
                 continue
             if result.diff not in known:
-                known[result.diff] = await self.judge.judge(task, prepared, result.diff)
+                known[result.diff] = await self._judge_answer(task, prepared, result)
             judgement = known[result.diff]
             candidates.append(
                 Answer(
@@ -320,7 +332,7 @@ def own_settings(settings: Settings, folder: Path) -> Settings:
 async def open_judge(settings: Settings) -> AsyncIterator[tuple[RepositoryService, Judge]]:
     """Open the workspaces in which hidden tests run."""
     alone = settings.workspace.model_copy(update={"warm": 0})
-    async with open_hands(settings.model_copy(update={"workspace": alone})) as hands:
+    async with open_workspace_services(settings.model_copy(update={"workspace": alone})) as hands:
         yield hands.repositories, Judge(hands.repositories, hands.workspaces)
 
 

@@ -187,7 +187,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             winner_id="the winning seat, or empty",
             proven="whether a test that the author didn't write shows it",
             evidence_level="proven, reproduced, self_tested, unproven",
-            undecided="whether only a hash put the winner before another answer",
+            undecided="whether no test or review put the winner before another answer",
             results="rank, score, reasons, checks, evidence, diff or its reference",
             final_state="committed, no_winner, failed, timeout, cancelled, answered, already_done",
             branch="where the winner lies",
@@ -404,7 +404,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _C.AUDIT,
             {
                 "tenant": "from the event",
-                "kind": "denials or escapes (attempts to get past the walls)",
+                "kind": "denials or escapes (attempts to escape a sandbox)",
             },
             count="how many of them",
             seconds="within how long",

@@ -2,7 +2,8 @@
 seat names.
 
 `CRITERIA` defines the whole ranking: the order, its explanation and the score. A hash of the answer
-breaks ties. If only the hash ranks the winner before another answer, the winner is `undecided`.
+breaks ties. If only the hash, or a criterion that does not decide, ranks the winner before another
+answer, the winner is `undecided`.
 
 The tests of an author count for other candidates only if they are valid: they fail on the base for
 a reason that the task names, and pass on the author's own candidate

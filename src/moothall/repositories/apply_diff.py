@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 
+from moothall.domain.secrets import is_masked
 from moothall.errors import RepositoryError
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.scratch import scratch
@@ -37,12 +38,19 @@ async def apply_to_files(
     attributes. A file that equals that of `base`, the commit of the diff, has no changes of its
     owner's.
 
-    Raises `RepositoryError` where there is no work tree, where a file that it changes has changes
-    of its owner's, and where it does not fit; nothing is changed then.
+    Raises `RepositoryError` if there is no work tree, if the event log masked a secret in the diff,
+    if a file that it changes has changes of its owner's, and if it does not fit; nothing is changed
+    then.
     """
     if local.top == local.git_dir:
         raise RepositoryError(
             f"{str(local.top)!r} has no files to apply a diff to: it is a bare repository"
+        )
+    if is_masked(diff):
+        raise RepositoryError(
+            "the event log masks text of this diff that looks like a secret, so it is not the "
+            "change that was tested; nothing was applied. If it won, its branch has the whole "
+            "change: git merge moothall/TASK. `moothall diff` prints it with the masks"
         )
     raw = diff.encode("utf-8", "surrogateescape")
     counted = await git.call(

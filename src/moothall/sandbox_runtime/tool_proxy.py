@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 _WS = {"read": "files.read", "write": "files.write", "glob": "files.list"}
 _DEPTH = 30
 _LINES = 512
-# how the gateway marks what it cut: see authorization/limits.py
-_LEFT_OUT = " characters left out …\n"
+_LEFT_OUT = " characters left out …\n"  # as in authorization/limits.py
 
 
 class ToolError(RuntimeError):

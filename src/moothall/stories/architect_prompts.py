@@ -1,6 +1,7 @@
-"""Tasks by a deliberation of architects: what they are asked, and what is read from their answer.
-It is text of a stranger: bounded, and taken only where it is whole: acyclic, every role known,
-every criterion covered.
+"""Tasks from a deliberation of architects: the request, and the tasks in the answer.
+
+The answer is untrusted text. It is bounded, and accepted only if it is valid: acyclic, every role
+known, every criterion covered.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest
 from moothall.stories.plan_document import Outline, tasks_of
 
-_SHAPE = (
+_ANSWER_FORMAT = (
     'Reply with one JSON document alone: {"tasks": [{"id": "a", "role": "dev", "description": '
     '"what is to be done, and where", '
     '"criteria": [1], "after": []}]}. `role` is one of %s. `criteria` are numbers of the criteria '
@@ -26,7 +27,7 @@ _SHAPE = (
     "independent is done side by side. As few tasks "
     "as do it, at most %d: one is often enough."
 )
-_DEEPEST = 60_000  # characters of an answer that are read
+_MAX_ANSWER_CHARS = 60_000
 
 
 class _Answer(BaseModel):
@@ -38,20 +39,20 @@ def design_task(plan_id: str) -> str:
     return f"design-{plan_id.removeprefix('plan-')}"
 
 
-def question(
+def design_request(
     story: Story, task_id: str, plan_id: str, *, seats: int, most: int, comment: str = ""
 ) -> DeliberationRequest:
-    """Return what architects are asked: to divide a story into at most `most` tasks. `comment`:
-    what was said when it came to them.
+    """Return the request to architects to divide a story into at most `most` tasks. `comment` is
+    what was said when the story moved to design.
     """
     criteria = "\n".join(f"{number}. {line}" for number, line in enumerate(story.ac, 1)) or "(none)"
-    said = f"Said when it came to you: {comment}" if comment else ""
-    told = "\n\n".join(
-        part for part in (story.title, story.brief, f"Criteria:\n{criteria}", said) if part
+    comment_text = f"Said when it came to you: {comment}" if comment else ""
+    story_text = "\n\n".join(
+        part for part in (story.title, story.brief, f"Criteria:\n{criteria}", comment_text) if part
     )
     return DeliberationRequest(
-        description=f"Divide this story into tasks.\n\n{told}\n\n"
-        f"{_SHAPE % (', '.join(ROLES), most)}",
+        description=f"Divide this story into tasks.\n\n{story_text}\n\n"
+        f"{_ANSWER_FORMAT % (', '.join(ROLES), most)}",
         role="architect",
         task_id=task_id,
         num_agents=seats,
@@ -64,22 +65,22 @@ def question(
 
 
 def read_tasks(
-    said: str, story: Story, plan_id: str, *, tenant: str, most: int, chars: int
+    answer_text: str, story: Story, plan_id: str, *, tenant: str, most: int, chars: int
 ) -> tuple[AtomicTask, ...]:
-    """Return the tasks of an answer, each after those it builds on. Raises `InvalidRequest` that
-    says what is wrong with it.
+    """Return the tasks of an answer, each after those it builds on. Raises `InvalidRequest` naming
+    what is wrong with it.
     """
     try:
-        answer = _Answer.model_validate(_document(said))
+        answer = _Answer.model_validate(_document(answer_text))
     except ValidationError as error:
         raise InvalidRequest(f"the answer is no list of tasks: {wrong(error)}") from error
     return tasks_of(answer.tasks, story, plan_id, tenant=tenant, most=most, chars=chars)
 
 
-def _document(said: str) -> Any:
-    """Return the JSON object in a text, which may stand between other words."""
-    start, end = said.find("{"), said.rfind("}")
+def _document(text: str) -> Any:
+    """Return the JSON object in a text, which may have other text around it."""
+    start, end = text.find("{"), text.rfind("}")
     try:
-        return json.loads(said[start : end + 1][:_DEEPEST])
+        return json.loads(text[start : end + 1][:_MAX_ANSWER_CHARS])
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("the answer has no JSON document") from error

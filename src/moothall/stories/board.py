@@ -1,5 +1,5 @@
-"""The board: stories, where each stands, and moving them. All that it knows is the log; of two
-moves at once one wins.
+"""The board: stories, their states, and moving them. Its only source is the log; of two concurrent
+moves, one wins.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from moothall.stories.story_state import StoryState, enter, fold
 from moothall.telemetry.events import write
 
 _COMMENT, _PATH, _QUOTED = 4_000, 400, 400
-_GATES = ("accept", "reject")
-"""How the events begin by which people decide."""
+_DECISION_PREFIXES = ("accept", "reject")
+"""The prefixes of events by which people decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoardEvent:
-    """Something that happened to a story, which stands as `card` says then. Without one: `seq` is
-    where the board stands.
+    """Something that happened to a story; `card` is the story's state after it. Without a card,
+    `seq` is the position up to which the board was read.
     """
 
     seq: int
@@ -43,14 +43,14 @@ class BoardEvent:
 
 
 class Board:
-    """Stories of all tenants; each caller sees and moves those of its own."""
+    """The stories of all tenants. Each caller sees and moves those of its own tenant."""
 
     def __init__(self, bus: Log) -> None:
         self._bus = bus
-        self._moments = Broadcast(self._watch_moments)
+        self._board_events = Broadcast(self._watch_events)
         self._cards: dict[tuple[str, str], StoryState] = {}
-        self._read, self._first = 0, ""
-        self._reading, self._begun, self._ended = asyncio.Lock(), 0, 0
+        self._last_seq, self._first_id = 0, ""
+        self._read_lock, self._reads_begun, self._reads_ended = asyncio.Lock(), 0, 0
 
     async def create(
         self,
@@ -62,8 +62,8 @@ class Board:
         rigor: str = "",
         budget: Budget = NO_BUDGET,
     ) -> StoryState:
-        """Put a story on the board. `key` names the request: the same again is the same story.
-        Raises `InvalidRequest`, `AlreadyExists`.
+        """Put a story on the board. `key` identifies the request: a repeated request returns the
+        same story. Raises `InvalidRequest`, `AlreadyExists`.
         """
         check_budget(budget)
         draft = coach.check(draft)
@@ -98,7 +98,7 @@ class Board:
         return await self.card(str(data["story_id"]), who)
 
     async def card(self, story_id: str, who: Principal) -> StoryState:
-        """Return how a story stands. Raises `NotFound`, also across tenants."""
+        """Return the state of a story. Raises `NotFound`, also for a story of another tenant."""
         card = StoryState(Story(check_id(story_id, "story_id")))
         async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),)):
             card = fold(card, recorded, who.tenant)
@@ -107,7 +107,7 @@ class Board:
         return card
 
     async def moves(self, story_id: str, who: Principal) -> list[Event]:
-        """Return the moves of a story that counted, the first first."""
+        """Return the moves of a story that counted, oldest first."""
         card, moves = StoryState(Story(check_id(story_id, "story_id"))), []
         async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),)):
             before, card = card.moved, fold(card, recorded, who.tenant)
@@ -116,7 +116,7 @@ class Board:
         return moves
 
     async def find(self, story_id: str, who: Principal) -> StoryState | None:
-        """Return how a story stands that is on the board; None for any other."""
+        """Return the state of a story on the board, None for any other."""
         try:
             card = await self.card(story_id, who)
         except (NotFound, InvalidRequest):
@@ -124,35 +124,35 @@ class Board:
         return card if card.created else None
 
     async def cards(self, who: Principal) -> list[StoryState]:
-        """Return the stories of a tenant, by id. What was read of the log is kept: only what came
-        since is read, once for all who ask meanwhile.
+        """Return the stories of a tenant, by id. The log is cached: only new events are read, once
+        for all concurrent callers.
         """
-        begun = self._begun
-        async with self._reading:
-            if self._ended <= begun:  # none that began since has ended well
-                self._begun += 1
-                await self._read_on()
-                self._ended = self._begun
-        found = {
+        begun = self._reads_begun
+        async with self._read_lock:
+            if self._reads_ended <= begun:  # no read that began since has succeeded
+                self._reads_begun += 1
+                await self._catch_up()
+                self._reads_ended = self._reads_begun
+        own = {
             story_id: card
             for (tenant, story_id), card in self._cards.items()
             if tenant == who.tenant and card.created
         }
-        return [card for _, card in sorted(found.items())]
+        return [card for _, card in sorted(own.items())]
 
-    async def _read_on(self) -> None:
-        """Take in what came since; all of it anew where the log does not begin as it did: it was
-        pruned, or is another.
+    async def _catch_up(self) -> None:
+        """Read new events. Start anew if the first event of the log is another than before: the log
+        was pruned or replaced.
         """
         first = await self._bus.first(Channel.STORIES.all)
-        if (begins := first.event.id if first else "") != self._first:
-            self._cards, self._read, self._first = {}, 0, begins
-        async for recorded in self._bus.replay((Channel.STORIES.all,), self._read):
-            _moment(self._cards, recorded)
-            self._read = recorded.seq
+        if (first_id := first.event.id if first else "") != self._first_id:
+            self._cards, self._last_seq, self._first_id = {}, 0, first_id
+        async for recorded in self._bus.replay((Channel.STORIES.all,), self._last_seq):
+            _apply(self._cards, recorded)
+            self._last_seq = recorded.seq
 
     async def history(self, story_id: str, who: Principal) -> list[Event]:
-        """Return what happened to a story, in order. Raises `NotFound`."""
+        """Return the events of a story, in order. Raises `NotFound`."""
         await self.card(story_id, who)
         replayed = self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),))
         return [
@@ -162,8 +162,8 @@ class Board:
     async def comment(
         self, story_id: str, text: str, who: Principal, *, key: str, on: LineComment | None = None
     ) -> None:
-        """Say something about a story, or about a line of what was built for it (`on`, whose words
-        these are); `key` names the request. Raises `NotFound`, `InvalidRequest`.
+        """Comment on a story, or on a line of what was built for it (`on`, whose own text is
+        ignored). `key` identifies the request. Raises `NotFound`, `InvalidRequest`.
         """
         if not text.strip():
             raise InvalidRequest("the comment is empty")
@@ -190,50 +190,52 @@ class Board:
     async def watch(
         self, after_seq: int | None, who: Principal
     ) -> AsyncGenerator[list[BoardEvent], None]:
-        """Yield what happens to a tenant's stories after `after_seq` until closed, what came at
-        once together. None: from now on, which is when the first comes, empty. However many watch,
-        the bus is read once.
+        """Yield the events of a tenant's stories after `after_seq` until closed, with simultaneous
+        events in one list. With None, begin with the next event, after a first empty list. The bus
+        is read once for all watchers.
         """
-        async with aclosing(self._moments.listen()) as moments:
-            told = await anext(moments)
-            seen, stands = after_seq, told[0].seq
-            if seen is None:
+        async with aclosing(self._board_events.listen()) as moments:
+            batch = await anext(moments)
+            last_seq, board_seq = after_seq, batch[0].seq
+            if last_seq is None:
                 yield []
-            elif seen < stands and (
+            elif last_seq < board_seq and (
                 missed := [
                     moment
-                    async for moment in self._replay_moments({})
-                    if seen < moment.seq <= stands and _of(moment, who)
+                    async for moment in self._replay_events({})
+                    if last_seq < moment.seq <= board_seq and _is_visible(moment, who)
                 ]
             ):
                 yield missed
-            seen = max(stands, seen or 0)
-            while told:
-                if found := [moment for moment in told if moment.seq > seen and _of(moment, who)]:
-                    yield found
-                told = await anext(moments, [])
+            last_seq = max(board_seq, last_seq or 0)
+            while batch:
+                if visible := [
+                    moment for moment in batch if moment.seq > last_seq and _is_visible(moment, who)
+                ]:
+                    yield visible
+                batch = await anext(moments, [])
 
     @property
     def watching(self) -> int:
-        """How many watch, of all tenants."""
-        return self._moments.listening
+        """The number of watchers, of all tenants."""
+        return self._board_events.listening
 
-    async def _watch_moments(self) -> AsyncGenerator[BoardEvent, None]:
-        """Say where the board stands, then what happens on it."""
+    async def _watch_events(self) -> AsyncGenerator[BoardEvent, None]:
+        """Yield the position of the board, then its events as they come."""
         cards: dict[tuple[str, str], StoryState] = {}
         seq = 0
-        async for moment in self._replay_moments(cards):
+        async for moment in self._replay_events(cards):
             seq = moment.seq
         yield BoardEvent(seq)
         async with aclosing(self._bus.follow((Channel.STORIES.all,), seq)) as events:
             async for recorded in events:
-                yield _moment(cards, recorded)
+                yield _apply(cards, recorded)
 
-    async def _replay_moments(
+    async def _replay_events(
         self, cards: dict[tuple[str, str], StoryState]
     ) -> AsyncGenerator[BoardEvent, None]:
         async for recorded in self._bus.replay((Channel.STORIES.all,)):
-            yield _moment(cards, recorded)
+            yield _apply(cards, recorded)
 
     async def move(
         self,
@@ -245,10 +247,10 @@ class Board:
         system: bool = False,
         seen: int | None = None,
     ) -> StoryState:
-        """Move a story. `system`: the server itself does, by what was recorded. `seen`: only if
-        nothing came after this seq. Raises `NotFound`, what `decide` does, and `ConcurrentUpdate`
-        naming
-        the state that another move led to.
+        """Move a story. `system` is true if the server itself moves it because of recorded facts.
+        With `seen`, move it only if no event came after this seq.
+
+        Raises `NotFound`, what `decide` raises, and `ConcurrentUpdate` if another move came first.
         """
         _check_comment(comment)
         card = await self.settle(await self.card(story_id, who))
@@ -270,7 +272,7 @@ class Board:
                 "roles": sorted(roles),
                 "comment": comment,
             }
-            told = write(
+            transition = write(
                 EventType.STORY_TRANSITIONED,
                 story_id,
                 data,
@@ -278,17 +280,17 @@ class Board:
                 tenant=who.tenant,
             )
             try:
-                seq = await self._bus.create(told, card.seq)
+                seq = await self._bus.create(transition, card.seq)
             except AlreadyExists:
                 card = await self.card(story_id, who)
-                if card.moved == told.id:  # ours, and its ack was lost
+                if card.moved == transition.id:  # ours: the ack was lost
                     return card
                 if card.stand.state != before:
                     raise ConcurrentUpdate(
                         f"story {story_id} is in {card.stand.state} now: another move came first"
                     ) from None
             else:
-                return await self.settle(enter(replace(card, seq=seq), after, told))
+                return await self.settle(enter(replace(card, seq=seq), after, transition))
 
     async def check_move(self, story_id: str, event: Event) -> None:
         """Raise what `decide` raises if a recorded move of a story on the board did not count.
@@ -311,16 +313,16 @@ class Board:
             )
 
     async def settle(self, card: StoryState) -> StoryState:
-        """Record the decision that the last move of a story was, if that is not done yet; return
-        how the story stands then.
+        """Record the decision that the last move of a story implies, if that is not done yet.
+        Return the story's state after it.
         """
         if card.decided == card.moved or (decision := _decision(card)) is None:
             return card
         return replace(card, seq=await self._bus.publish(decision), decided=card.moved)
 
 
-def _moment(cards: dict[tuple[str, str], StoryState], recorded: Recorded) -> BoardEvent:
-    """Return what happened, of the stories so far, which are told of it."""
+def _apply(cards: dict[tuple[str, str], StoryState], recorded: Recorded) -> BoardEvent:
+    """Apply an event to the cards and return it as a board event."""
     event, story_id = recorded.event, recorded.event.data.get("story_id")
     if not isinstance(story_id, str):
         return BoardEvent(recorded.seq)
@@ -329,21 +331,19 @@ def _moment(cards: dict[tuple[str, str], StoryState], recorded: Recorded) -> Boa
     return BoardEvent(recorded.seq, event.type, card, event.tenant)
 
 
-def _of(moment: BoardEvent, who: Principal) -> bool:
+def _is_visible(moment: BoardEvent, who: Principal) -> bool:
     return moment.card is not None and moment.card.created and moment.tenant == who.tenant
 
 
 def _decision(card: StoryState) -> Event | None:
-    """Return the decision that the last move of a story was; None where nobody decided on
-    anything.
-    """
-    moved = card.entered
-    if moved is None or not str(moved.data.get("event")).startswith(_GATES):
+    """Return the decision that the last move of a story implies, None if it implies none."""
+    move = card.entered
+    if move is None or not str(move.data.get("event")).startswith(_DECISION_PREFIXES):
         return None
-    said = str(moved.data.get("event"))
-    comment = str(moved.data.get("comment") or "")
+    move_event = str(move.data.get("event"))
+    comment = str(move.data.get("comment") or "")
     plan = (
-        card.plan.data if card.plan is not None and moved.data.get("from_state") == "design" else {}
+        card.plan.data if card.plan is not None and move.data.get("from_state") == "design" else {}
     )
     designed = (
         design_task(str(plan.get("plan_id")))
@@ -352,22 +352,22 @@ def _decision(card: StoryState) -> Event | None:
     )
     checked = (
         str(card.check.data.get("task_id") or "")
-        if card.check and moved.data.get("from_state") != "design"
+        if card.check and move.data.get("from_state") != "design"
         else ""
     )
     data = {
         "story_id": card.story.id,
         "task_id": designed or checked,
-        "approver": moved.data.get("actor"),
+        "approver": move.data.get("actor"),
         "decision": "approved"
-        if said.startswith("accept")
+        if move_event.startswith("accept")
         else "changes"
         if comment or card.remarks
         else "rejected",
         "comment": comment,
     }
-    origin = {"ordinal": moved.id, "causationid": moved.id, "tenant": moved.tenant}
-    return write(EventType.DECISION_MADE, card.story.id, data, **origin, time=moved.time)
+    origin = {"ordinal": move.id, "causationid": move.id, "tenant": move.tenant}
+    return write(EventType.DECISION_MADE, card.story.id, data, **origin, time=move.time)
 
 
 def _check_comment(text: str) -> None:

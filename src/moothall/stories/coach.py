@@ -1,9 +1,9 @@
-"""The story coach: what a story lacks before a council can work on it. Rules over text, in English;
-the same story, the same score.
+"""The story coach: what a story lacks before a council can work on it. Its rules work on English
+text and are deterministic.
 
-A story has 100 points, and each finding costs some: its message says what to write instead. The
+A story has 100 points, and each finding costs some; its message says what to write instead. The
 points follow INVEST (independent, negotiable, valuable, estimable, small, testable), with the most
-on what a council needs: criteria that can be tested.
+for what a council needs: testable criteria.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from moothall.errors import InvalidRequest
 
 CRITERIA, CHARS, TITLE_CHARS = 100, 20_000, 500
-"""The most of a draft: criteria, characters altogether, characters of its title."""
+"""Limits of a draft: criteria, characters in total, characters of its title."""
 TITLE = 80
-"""Characters of a good title."""
+"""The most characters of a good title."""
 _CRITERIA, _WORDS = (2, 8), (8, 250)
 _STEP = re.compile(r"^\W*(given|when|then|and|but)\b", re.IGNORECASE)
 _GIVEN, _WHEN, _THEN = (
@@ -48,7 +48,7 @@ _WAITS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StoryDraft:
-    """A story as it is written."""
+    """A story as its author wrote it."""
 
     title: str = ""
     description: str = ""
@@ -57,7 +57,7 @@ class StoryDraft:
 
 @dataclass(frozen=True, slots=True)
 class Shortcoming:
-    """One thing to mend: `weight` points are lost by it."""
+    """A finding of the coach: `weight` points are lost by it."""
 
     code: str
     message: str
@@ -66,15 +66,15 @@ class Shortcoming:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """0 to 100, and what is missing to 100, the heaviest first."""
+    """A score of 0 to 100, and the findings that cost points, the heaviest first."""
 
     total: int
     findings: tuple[Shortcoming, ...]
 
 
 def check(draft: StoryDraft) -> StoryDraft:
-    """Return the draft in order: blanks closed up, steps in lines of their own joined to a
-    criterion. Raises `InvalidRequest`.
+    """Return the draft normalized: white space collapsed, and steps on lines of their own joined to
+    a criterion. Raises `InvalidRequest`.
     """
     chars = len(draft.title) + len(draft.description) + sum(map(len, draft.ac))
     if len(draft.title) > TITLE_CHARS or chars > CHARS:
@@ -90,39 +90,39 @@ def check(draft: StoryDraft) -> StoryDraft:
 
 
 def join_steps(lines: Iterable[str]) -> Iterator[str]:
-    """Yield criteria: a line that begins with When, Then, And or But goes on with the one before
+    """Yield criteria. A line that begins with When, Then, And or But continues the criterion before
     it.
     """
-    open_one = ""
+    criterion = ""
     for line in (part for item in lines for part in item.splitlines()):
         text = " ".join(_BULLET.sub("", line).split())
         step = _STEP.match(text)
         if (
             step
             and step[1].lower() != "given"
-            and open_one
-            and _STEP.match(open_one)
-            and not _continues_nothing(step[1], open_one)
+            and criterion
+            and _STEP.match(criterion)
+            and not _begins_criterion(step[1], criterion)
         ):
-            open_one = f"{open_one.rstrip(',.;')}, {text}"
+            criterion = f"{criterion.rstrip(',.;')}, {text}"
             continue
-        if open_one:
-            yield open_one
-        open_one = text
-    if open_one:
-        yield open_one
+        if criterion:
+            yield criterion
+        criterion = text
+    if criterion:
+        yield criterion
 
 
-def _continues_nothing(word: str, before: str) -> bool:
-    """Whether a step begins a criterion of its own: a When after a Then."""
+def _begins_criterion(word: str, before: str) -> bool:
+    """Return True if a step begins a new criterion: a When after a Then."""
     return word.lower() == "when" and _THEN.search(before) is not None
 
 
 def score(draft: StoryDraft) -> Score:
-    """Return the score of a draft. Raises `InvalidRequest` where it is too long."""
+    """Return the score of a draft. Raises `InvalidRequest` if it is too long."""
     draft = check(draft)
-    found = sorted(_findings(draft), key=lambda item: -item.weight)
-    return Score(100 - sum(item.weight for item in found), tuple(found))
+    findings = sorted(_findings(draft), key=lambda item: -item.weight)
+    return Score(100 - sum(item.weight for item in findings), tuple(findings))
 
 
 def _findings(draft: StoryDraft) -> Iterator[Shortcoming]:
@@ -146,10 +146,10 @@ def _findings(draft: StoryDraft) -> Iterator[Shortcoming]:
         )
     words = len(draft.description.split())
     if len(draft.ac) > _CRITERIA[1] or words > _WORDS[1]:
-        said = f"{len(draft.ac)} criteria and {words} words of description"
+        size = f"{len(draft.ac)} criteria and {words} words of description"
         yield Shortcoming(
             "SMALL",
-            f"{said}: split it into stories of at most {_CRITERIA[1]} criteria and {_WORDS[1]} "
+            f"{size}: split it into stories of at most {_CRITERIA[1]} criteria and {_WORDS[1]} "
             "words each",
             10,
         )
@@ -194,17 +194,17 @@ def _description(text: str) -> Iterator[Shortcoming]:
             f"{words} words say little: describe what happens today and what should happen instead",
             5,
         )
-    lacks = [
-        said
-        for pattern, said in (
+    missing = [
+        advice
+        for pattern, advice in (
             (WHO, "who needs it (as a …)"),
             (WANT, "what they want (I want …)"),
             (WHY, "why (so that …)"),
         )
         if not pattern.search(text)
     ]
-    if lacks:
-        yield Shortcoming("VALUABLE", f"add {', '.join(lacks)}", 5 * len(lacks))
+    if missing:
+        yield Shortcoming("VALUABLE", f"add {', '.join(missing)}", 5 * len(missing))
 
 
 def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
@@ -230,7 +230,7 @@ def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
         yield Shortcoming(
             "GHERKIN", f"write {_quote(plain[0])} as given …, when …, then …{_more(plain)}", weight
         )
-    vague = [(line, found[0]) for line in ac if (found := _VAGUE.search(line)) is not None]
+    vague = [(line, match[0]) for line in ac if (match := _VAGUE.search(line)) is not None]
     if vague:
         (line, word), weight = vague[0], max(1, round(15 * len(vague) / len(ac)))
         yield Shortcoming(
@@ -242,13 +242,13 @@ def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
 
 
 def is_gherkin(criterion: str) -> bool:
-    """Whether it says given, when and then, in this order, with words after each."""
-    at = 0
+    """Return True if a criterion has given, when and then, in this order, each followed by text."""
+    position = 0
     for pattern in (_GIVEN, _WHEN, _THEN):
-        if (found := pattern.search(criterion, at)) is None:
+        if (match := pattern.search(criterion, position)) is None:
             return False
-        at = found.end()
-    return bool(criterion[at:].strip(" .:,"))
+        position = match.end()
+    return bool(criterion[position:].strip(" .:,"))
 
 
 def _more(items: Sequence[object]) -> str:

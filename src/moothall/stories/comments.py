@@ -1,4 +1,4 @@
-"""What people say while councils work, and of what these made: the same behind every door."""
+"""Messages of people to councils, and their remarks on results. All APIs use these functions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from moothall.stories.story_state import StoryState
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A line of a candidate's diff: its number in its file, from 1, as it is after the diff; of a
-    `removed` one, as it was. Without a task it is the last check of the story as a whole, without a
-    rank its best candidate.
+    """A line of a candidate's diff.
+
+    `line` is its number in the file after the change, from 1; for a `removed` line, its number
+    before. Without a task, it is in the last check of the story as a whole. Without a rank, it is
+    in the best candidate.
     """
 
     path: str
@@ -32,12 +34,12 @@ class Spot:
 
 
 def may_act(who: Principal) -> bool:
-    """Whether somebody may do more than look at a council."""
+    """Return True if the caller may do more than look at a council."""
     return bool(who.operator or who.roles)
 
 
 def check_role(who: Principal) -> None:
-    """Raise `Refused` for who may only look."""
+    """Raise `Refused` if the caller may only look."""
     if not may_act(who):
         raise Refused("this needs an operator, or one of the roles po, qa, architect")
 
@@ -45,8 +47,8 @@ def check_role(who: Principal) -> None:
 async def steer(
     deliberations: Deliberations, task_id: str, message: str, who: Principal, *, key: str
 ) -> None:
-    """Tell the seats of a council something, once for each `key`. Raises `Refused`, and what
-    `Deliberations.steer` does.
+    """Send a message to the seats of a council, once for each `key`. Raises `Refused`, and what
+    `Deliberations.steer` raises.
     """
     check_role(who)
     await deliberations.steer(check_id(task_id, "task_id"), message, who, key=key)
@@ -55,8 +57,8 @@ async def steer(
 async def pause(
     deliberations: Deliberations, task_id: str, who: Principal, *, paused: bool
 ) -> bool:
-    """Let a council wait from the next turn on, or go on; return whether that changes anything.
-    Raises `Refused`, and what `Deliberations.pause` does.
+    """Pause a council before its next turn, or resume it. Return whether that changes anything.
+    Raises `Refused`, and what `Deliberations.pause` raises.
     """
     check_role(who)
     return await deliberations.pause(check_id(task_id, "task_id"), who, paused=paused)
@@ -72,8 +74,8 @@ async def remark(
     place: Spot,
     key: str,
 ) -> None:
-    """Say something of a line of what was built for a story. Raises `NotFound`, and
-    `InvalidRequest` where its diff has no such line.
+    """Comment on a line of what was built for a story. Raises `NotFound`, and `InvalidRequest` if
+    its diff has no such line.
     """
     card = await board.card(story_id, who)
     outcome = await deliberations.result(
@@ -81,21 +83,19 @@ async def remark(
     )
     if outcome.story_id != card.story.id:
         raise InvalidRequest(f"task {outcome.task_id} is not of story {card.story.id}")
-    await remark_on(board, outcome, _find(outcome, place), text, who, key=key)
+    await remark_on(board, outcome, _find_line(outcome, place), text, who, key=key)
 
 
 async def remark_on(
     board: Board, outcome: Outcome, line: DiffLine, text: str, who: Principal, *, key: str
 ) -> None:
-    """Say something of a line that stands in a diff of this outcome. Raises `NotFound`,
-    `InvalidRequest`.
-    """
+    """Comment on a line in a diff of this outcome. Raises `NotFound`, `InvalidRequest`."""
     on = LineComment(outcome.task_id, line.path, line.number, line.text, "")
     await board.comment(outcome.story_id, text, who, key=key, on=on)
 
 
 def _check_task(card: StoryState) -> str:
-    """Return the task that brought a story together last."""
+    """Return the task of the last check of a story as a whole."""
     if card.check is None or not (task_id := str(card.check.data.get("task_id") or "")):
         raise InvalidRequest(
             f"story {card.story.id} was not checked as a whole yet: name the task whose diff you "
@@ -104,7 +104,7 @@ def _check_task(card: StoryState) -> str:
     return task_id
 
 
-def _find(outcome: Outcome, place: Spot) -> DiffLine:
+def _find_line(outcome: Outcome, place: Spot) -> DiffLine:
     result = _candidate(outcome.results, place.rank)
     if result is None:
         raise InvalidRequest(
@@ -119,23 +119,24 @@ def _find(outcome: Outcome, place: Spot) -> DiffLine:
             place.removed,
         ):
             return line
-    there = sorted({line.path for line in lines})
-    said = f"there is no such {'removed ' if place.removed else ''}line"
-    if place.path not in there:
+    changed_paths = sorted({line.path for line in lines})
+    reason = f"there is no such {'removed ' if place.removed else ''}line"
+    if place.path not in changed_paths:
         raise InvalidRequest(
-            f"{said}: the diff changes {', '.join(path[:80] for path in there[:5]) or 'nothing'}"
+            f"{reason}: the diff changes "
+            f"{', '.join(path[:80] for path in changed_paths[:5]) or 'nothing'}"
         )
     numbers = [
         line.number
         for line in lines
         if line.path == place.path and (line.kind == "removed") == place.removed
     ]
-    shown = (
+    range_text = (
         f"it shows {min(numbers)} to {max(numbers)}, and not all between"
         if numbers
         else "it removes none there"
     )
-    raise InvalidRequest(f"{said} {place.line} of that file in the diff; {shown}")
+    raise InvalidRequest(f"{reason} {place.line} of that file in the diff; {range_text}")
 
 
 def _candidate(results: Sequence[Result], rank: int) -> Result | None:

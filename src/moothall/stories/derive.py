@@ -14,12 +14,12 @@ from moothall.domain.task import Constraints
 from moothall.errors import InvalidRequest
 
 ORDER = ("po", "architect", "data", "dev", "devops", "qa")
-"""Who comes first where a strategy doesn't say."""
+"""The default order of roles."""
 DEFAULT_ROLES = ("architect", "dev", "qa")
 WRITING = frozenset({"architect", "po"})
-"""Roles whose tasks are about text: what they decide is told to those who come after."""
+"""Roles whose tasks produce text: their answers are context for later tasks."""
 
-_ASKS = {
+_ROLE_INSTRUCTIONS = {
     "po": "Say in checkable words what the user needs of this story.",
     "architect": "Design this story: structure, interfaces, what it costs and what is left out.",
     "data": "Do the data work of this story: shapes, migrations, edge cases.",
@@ -41,9 +41,8 @@ def derive(
 ) -> tuple[AtomicTask, ...]:
     """Return the tasks in the order in which they are done: a task depends on earlier ones only.
 
-    `most` bounds their number and `chars` a description. Raises `InvalidRequest` for an unknown
-    role, a
-    role that would have to come before itself, and for too many tasks.
+    `most` limits their number, `chars` the length of a description. Raises `InvalidRequest` for an
+    unknown role, a cycle in the order of roles, and too many tasks.
     """
     check_id(story.id, "case_id")
     check_id(plan_id, "plan_id")
@@ -52,20 +51,22 @@ def derive(
             f"max_tasks_per_role is {strategy.per_role}; it is a whole number from 0 (one) up"
         )
     tasks: list[AtomicTask] = []
-    before: tuple[str, ...] = ()
+    predecessors: tuple[str, ...] = ()
     for role in sort_roles(roles, strategy.order):
-        groups = _groups(story.ac, strategy.per_role or 1)
-        if len(tasks) + len(groups) > most:
+        criteria_groups = _groups(story.ac, strategy.per_role or 1)
+        if len(tasks) + len(criteria_groups) > most:
             raise InvalidRequest(
                 f"the plan has more than {most} tasks (limits.plan_tasks); lower max_tasks_per_role"
             )
-        made: list[str] = []
-        for number, criteria in enumerate(groups, 1):
+        role_task_ids: list[str] = []
+        for number, criteria in enumerate(criteria_groups, 1):
             task = AtomicTask(
                 task_id=f"task-{digest(tenant, story.id, plan_id, role, str(number))[:16]}",
                 role=role,
                 description=_description(story, role, criteria, chars),
-                dependencies=before if strategy.parallel or not made else (made[-1],),
+                dependencies=predecessors
+                if strategy.parallel or not role_task_ids
+                else (role_task_ids[-1],),
                 constraints=Constraints(requirements=criteria),
                 case_id=story.id,
                 plan_id=plan_id,
@@ -73,12 +74,12 @@ def derive(
                 repository=None if role in WRITING else story.repository,
             )
             tasks.append(task)
-            made.append(task.task_id)
-        before = tuple(made) if strategy.parallel else (made[-1],)
+            role_task_ids.append(task.task_id)
+        predecessors = tuple(role_task_ids) if strategy.parallel else (role_task_ids[-1],)
     return tuple(tasks)
 
 
-def repair(
+def repair_task(
     story: Story,
     plan_id: str,
     comment: str,
@@ -88,23 +89,24 @@ def repair(
     chars: int,
     remarks: Sequence[LineComment] = (),
 ) -> AtomicTask:
-    """Return the task of a story that was sent back with a comment, and with remarks on lines: on
-    the commit `start`, where there is one. What people said is the task; the lines themselves,
-    which a model wrote, are shown beside it.
+    """Return the task of a story that was sent back with a comment and remarks on lines. It starts
+    from the commit `start` if there is one.
+
+    The task is what people wrote. The lines themselves, which a model wrote, are its context.
     """
     repository = story.repository
-    said = f"What was built for this story was sent back{': ' if comment else '.'}{comment}"
+    rejection = f"What was built for this story was sent back{': ' if comment else '.'}{comment}"
     if remarks:
-        places = "".join(
+        remark_list = "".join(
             f"\n{number}. {_place(item)}: {item.comment}" for number, item in enumerate(remarks, 1)
         )
-        said += f"\n\nThis was said of lines of it, which are shown below:{places}"
-    said = said[: chars // 2]
+        rejection += f"\n\nThis was said of lines of it, which are shown below:{remark_list}"
+    rejection = rejection[: chars // 2]
     return AtomicTask(
         task_id=f"task-{digest(tenant, story.id, plan_id, 'repair')[:16]}",
         role="dev",
-        description=_description(story, "dev", story.ac, chars - len(said) - 2).rstrip()
-        + f"\n\n{said}",
+        description=_description(story, "dev", story.ac, chars - len(rejection) - 2).rstrip()
+        + f"\n\n{rejection}",
         constraints=Constraints(requirements=story.ac),
         case_id=story.id,
         plan_id=plan_id,
@@ -116,32 +118,33 @@ def repair(
 
 
 def _place(remark: LineComment) -> str:
-    """A file's name may be anything: it is quoted."""
+    """Return the place of a remark. A file's name is quoted, since it may contain anything."""
     return f"{json.dumps(remark.path)}, line {remark.line}"
 
 
 def sort_roles(roles: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
-    """Return the roles, first things first. Raises `InvalidRequest` where the order goes round in a
-    circle.
+    """Return the roles in order. Raises `InvalidRequest` if the order names a role twice or one
+    that is not among them.
     """
-    wanted = tuple(dict.fromkeys(read_role(role) for role in roles)) or DEFAULT_ROLES
-    given = tuple(read_role(role) for role in order)
-    for place, role in enumerate(given):
-        if role in given[:place]:
-            circle = " → ".join(given[given.index(role) : place + 1])
+    all_roles = tuple(dict.fromkeys(read_role(role) for role in roles)) or DEFAULT_ROLES
+    ordered = tuple(read_role(role) for role in order)
+    for index, role in enumerate(ordered):
+        if role in ordered[:index]:
+            circle = " → ".join(ordered[ordered.index(role) : index + 1])
             raise InvalidRequest(
                 f"dependency_order goes round in a circle: {circle}; name each role once"
             )
-        if role not in wanted:
+        if role not in all_roles:
             raise InvalidRequest(
-                f"dependency_order names {role}, which is not among the roles {', '.join(wanted)}"
+                f"dependency_order names {role}, which is not among the roles "
+                f"{', '.join(all_roles)}"
             )
-    return (*given, *(role for role in ORDER if role in wanted and role not in given))
+    return (*ordered, *(role for role in ORDER if role in all_roles and role not in ordered))
 
 
 def check_plan(tasks: Iterable[AtomicTask], most: int) -> None:
-    """Raise `InvalidRequest` unless each task has its own id, depends on earlier ones only, and
-    they are at most `most`.
+    """Raise `InvalidRequest` unless there are at most `most` tasks, each with its own id and
+    depending on earlier tasks only.
     """
     known: set[str] = set()
     for task in tasks:
@@ -161,21 +164,26 @@ def check_plan(tasks: Iterable[AtomicTask], most: int) -> None:
 
 
 def _groups(criteria: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    """Divide the criteria into at most `most` runs of nearly equal length; none at all are one
-    empty run.
+    """Divide the criteria into at most `most` groups of nearly equal size. Without criteria, return
+    one empty group.
     """
     count = max(1, min(most, len(criteria)))
-    size, rest = divmod(len(criteria), count)
+    size, remainder = divmod(len(criteria), count)
     groups, start = [], 0
     for number in range(count):
-        end = start + size + (number < rest)
+        end = start + size + (number < remainder)
         groups.append(tuple(criteria[start:end]))
         start = end
     return groups
 
 
 def _description(story: Story, role: str, criteria: Sequence[str], chars: int) -> str:
-    told = "\n\n".join(part for part in (story.title, story.brief) if part) or f"Story {story.id}."
-    wanted = "".join(f"\n- {line}" for line in criteria)
-    parts = (f"{_ASKS[role]}\n\n{told}", f"It is done when:{wanted}" if wanted else "")
+    story_text = (
+        "\n\n".join(part for part in (story.title, story.brief) if part) or f"Story {story.id}."
+    )
+    criteria_list = "".join(f"\n- {line}" for line in criteria)
+    parts = (
+        f"{_ROLE_INSTRUCTIONS[role]}\n\n{story_text}",
+        f"It is done when:{criteria_list}" if criteria_list else "",
+    )
     return "\n\n".join(part for part in parts if part)[:chars]

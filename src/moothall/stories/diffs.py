@@ -1,5 +1,5 @@
-"""A diff as people read it: its lines, what each is, and where it stands, so that something can be
-said of one.
+"""Diffs as people read them: lines with their kind and place, so that a line can be commented
+on.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-MOST = 2_000
+MAX_LINES = 2_000
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 Kind = Literal["added", "removed", "same", "place"]
 
 
 @dataclass(frozen=True, slots=True)
 class DiffLine:
-    """A line of a diff with its sign, and its number in its file: as it is after, or for a removed
-    one as it was; `before` is what one that stays the same had. A `place` has no number: it says
-    where the lines after it are.
+    """A line of a diff with its sign.
+
+    `number` is the line's number in the file after the change; for a removed line, its number
+    before. `before` is the old number of an unchanged line. A `place` has no number: it says where
+    the lines after it are.
     """
 
     kind: Kind
@@ -29,14 +31,14 @@ class DiffLine:
     before: int = 0
 
 
-def read_diff(diff: str, most: int = MOST) -> Sequence[DiffLine]:
-    """Return the lines of a git diff; no more than `most`, by default what a browser shows well.
-    Lines that say themselves where they are, inside a hunk, are lines of a file and not believed.
+def read_diff(diff: str, most: int = MAX_LINES) -> Sequence[DiffLine]:
+    """Return the lines of a git diff, at most `most`, by default what a browser shows well. Inside
+    a hunk, lines that look like headers are lines of a file.
     """
     lines = diff.split("\n")
     if lines[-1] == "":
         lines.pop()
-    found: list[DiffLine] = []
+    diff_lines: list[DiffLine] = []
     path, old, new, old_end, new_end = "", 0, 0, 0, 0
     for text in lines[:most]:
         kind: Kind = {"+": "added", "-": "removed", " ": "same"}.get(text[:1], "place")  # type: ignore[assignment]
@@ -45,7 +47,7 @@ def read_diff(diff: str, most: int = MOST) -> Sequence[DiffLine]:
             or (kind == "removed" and old < old_end)
             or (kind == "same" and new < new_end)
         ):
-            found.append(
+            diff_lines.append(
                 DiffLine(
                     kind,
                     text,
@@ -61,21 +63,21 @@ def read_diff(diff: str, most: int = MOST) -> Sequence[DiffLine]:
             old_end, new_end = old + int(hunk[2] or 1), new + int(hunk[4] or 1)
         elif text.startswith(("--- ", "+++ ")) and text[4:] != "/dev/null":
             path = text[4:].partition("/")[2]
-        found.append(DiffLine("place", text, path))
-    more = len(lines) - most
+        diff_lines.append(DiffLine("place", text, path))
+    omitted = len(lines) - most
     return (
-        [*found, DiffLine("place", f"… {more} more lines; `moothall` shows them all")]
-        if more > 0
-        else found
+        [*diff_lines, DiffLine("place", f"… {omitted} more lines; `moothall` shows them all")]
+        if omitted > 0
+        else diff_lines
     )
 
 
 def runs(lines: Sequence[DiffLine]) -> Sequence[tuple[str, Sequence[tuple[int, DiffLine]]]]:
-    """Return the lines in runs of what is shown alike, `place`, `same` or `change`: each line with
+    """Group consecutive lines that are shown alike, as `place`, `same` or `change`. Each line has
     its number in the diff, from 1.
     """
 
-    def alike(item: tuple[int, DiffLine]) -> str:
+    def group_kind(item: tuple[int, DiffLine]) -> str:
         return "change" if item[1].kind in {"added", "removed"} else item[1].kind
 
-    return [(kind, list(run)) for kind, run in groupby(enumerate(lines, 1), alike)]
+    return [(kind, list(run)) for kind, run in groupby(enumerate(lines, 1), group_kind)]

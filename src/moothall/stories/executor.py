@@ -1,14 +1,13 @@
-"""The work on stories: what is due is done, each once, and all that it comes to is in the log.
+"""The story executor: each due step of a story is done once, with all results in the log.
 
-On the board: in `design` a story's tasks are derived, in `build` they are handed out, in `test`
-what they came to is brought together and checked as a whole, in `done` it is delivered; one that
-was sent back is changed as its rejection says. A plan of a story that is not on the board is open
-from its `plan.derived` to its `plan.finished`. After a restart what is open is done again, and
-since the ids of tasks and the requests follow from what is recorded, asking again for what was
-asked before changes nothing.
+On the board, a story's tasks are derived in `design` and carried out in `build`. In `test` their
+results are merged and checked as a whole, and in `done` the result is delivered. A story that was
+sent back is repaired as its rejection says. A plan of a story that is not on the board is open from
+its `plan.derived` to its `plan.finished`. Open work is repeated after a restart: ids of tasks and
+requests follow from what is recorded, so repeated requests change nothing.
 
-Where several processes do it, all see what is due, and one of them is at it: the others wait for it
-to end, and look whether it is due still.
+If several processes execute stories, all see what is due and one of them does it. The others wait
+for it to end, then check whether it is still due.
 """
 
 from __future__ import annotations
@@ -28,11 +27,17 @@ from moothall.domain.task import Constraints, RepositoryRef
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, MoothallError, Skipped, Temporary
 from moothall.ports import Bus, Deliberations, Land
-from moothall.stories.architect_prompts import design_task, question, read_tasks
+from moothall.stories.architect_prompts import design_request, design_task, read_tasks
 from moothall.stories.board import Board
-from moothall.stories.derive import check_plan, repair
+from moothall.stories.derive import check_plan, repair_task
 from moothall.stories.intake import check_event
-from moothall.stories.integration import IntegrationTarget, ask, refuse, together, why_not
+from moothall.stories.integration import (
+    IntegrationTarget,
+    failure_reason,
+    merge_commits,
+    refuse,
+    run_deliberation,
+)
 from moothall.stories.lifecycle import lifecycle
 from moothall.stories.merge_policy import land
 from moothall.stories.planner import Planner, moves_to_planning, plan_of
@@ -52,11 +57,11 @@ _PLANNER = "planner"
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How a task ended, in a word; its outcome, if it has one; and the commits that hold its work
-    and that of those before it.
+    """The end of a task: its status, its outcome if it has one, and the commits that hold its work
+    and that of the tasks before it.
     """
 
-    said: str
+    status: str
     outcome: Outcome | None = None
     commits: tuple[str, ...] = ()
 
@@ -66,9 +71,11 @@ class _End:
 
 
 class StoryExecutor:
-    """Does what is due until cancelled. `land_` does with an approved commit what its repository's
-    policy says. `architects`: how many divide a story into tasks; with none its roles do. `alone`
-    keeps other processes from what this one is at, by its name; they wait.
+    """The executor of due steps of stories, until cancelled.
+
+    `land_` applies the merge policy of a repository to an approved commit. `architects` is the
+    number of architects who divide a story into tasks; with 0, tasks are derived by roles. `alone`
+    returns a lock that keeps other processes from the step of a given name; they wait.
     """
 
     def __init__(
@@ -88,40 +95,40 @@ class StoryExecutor:
         self._planner = planner
         self._land = land_
         self._architects = architects
-        self._alone = alone
+        self._lock = alone
         self._board = Board(bus)
-        self._room = asyncio.Semaphore(limits.plans)
-        self._begun: set[str] = set()
+        self._plan_slots = asyncio.Semaphore(limits.plans)
+        self._started: set[str] = set()
 
     async def run(self) -> None:
-        """Take up what is open, then what comes, until cancelled."""
+        """Resume open work, then process events as they come, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._bus.consume(DURABLE, self._handle), name="story events")
-            last = await self._take_up(group)
-            async for recorded in self._bus.follow(TOPICS, last):
-                await self._see(recorded.event, group)
+            group.create_task(self._bus.consume(DURABLE, self._handle_event), name="story events")
+            last_seq = await self._resume_open_work(group)
+            async for recorded in self._bus.follow(TOPICS, last_seq):
+                await self._process_event(recorded.event, group)
 
-    async def _take_up(self, group: asyncio.TaskGroup) -> int:
-        """Begin what the log leaves open; return how far it was read."""
+    async def _resume_open_work(self, group: asyncio.TaskGroup) -> int:
+        """Start the work that the log leaves open. Return the seq up to which the log was read."""
         while True:
-            last, derived, stories = 0, {}, {}
+            last_seq, derived, stories = 0, {}, {}
             try:
                 async for recorded in self._bus.replay(TOPICS):
-                    last, event = recorded.seq, recorded.event
+                    last_seq, event = recorded.seq, recorded.event
                     if event.type is EventType.PLAN_DERIVED:
                         derived[event.id] = event
                     elif event.type is EventType.PLAN_FINISHED:
-                        self._begun.add(str(event.data.get("derivation_id")))
+                        self._started.add(str(event.data.get("derivation_id")))
                     stories[event.tenant, event.data.get("story_id")] = event
                 for event in (*derived.values(), *stories.values()):
-                    await self._see(event, group)
+                    await self._process_event(event, group)
             except Temporary as error:
                 log.warning("the log could not be read; trying again", reason=error.message)
                 await asyncio.sleep(_AGAIN_SECONDS)
             else:
-                return last
+                return last_seq
 
-    async def _handle(self, recorded: Recorded) -> None:
+    async def _handle_event(self, recorded: Recorded) -> None:
         """Check a story event, and derive the tasks of a story that moved to planning.
 
         Raises `Permanent`, which makes the event a dead letter, if it is malformed, the story's
@@ -136,69 +143,69 @@ class StoryExecutor:
         elif event.type is EventType.STORY_TRANSITIONED:
             await self._board.check_move(story_id, event)
 
-    async def _see(self, event: Event, group: asyncio.TaskGroup) -> None:
-        """Take up one event, however long it takes to reach the log. A malformed one is told in the
-        log of the process and changes nothing.
+    async def _process_event(self, event: Event, group: asyncio.TaskGroup) -> None:
+        """Process one event, retrying until it is done. A malformed event is logged and changes
+        nothing.
         """
 
-        async def take_up() -> None:
+        async def process() -> None:
             card = await self._board.find(
                 str(event.data.get("story_id")), Principal(_PLANNER, event.tenant)
             )
             if card is not None:
-                await self._go_on(card, group)
+                await self._advance(card, group)
             elif event.type is EventType.PLAN_DERIVED:
-                self._hand_out(event, group)
+                self._start_plan(event, group)
 
-        await _persist(take_up, event.id)
+        await _retry_through_outages(process, event.id)
 
-    async def _go_on(self, card: StoryState, group: asyncio.TaskGroup) -> None:
-        """Do what is due for a story where it stands now."""
+    async def _advance(self, card: StoryState, group: asyncio.TaskGroup) -> None:
+        """Start what is due for a story in its current state."""
         await self._board.settle(card)
         state, facts, who = card.stand.state, card.stand.facts, Principal(_PLANNER, _tenant(card))
-        if step := _step(card):
-            self._once(card.moved, lambda: self._take(step, card, who), group)
+        if step := _due_step(card):
+            self._start_once(card.moved, lambda: self._execute_step(step, card, who), group)
         elif state == "build" and "built" in facts:
             await self._board.move(card.story.id, "build", who, system=True)
         elif state == "build" and card.worn:
-            plan_id = _plan_name(card)
-            tasks = (_repair(card, plan_id, self._limits),)
+            plan_id = _new_plan_id(card)
+            tasks = (_repair_plan_task(card, plan_id, self._limits),)
             await self._planner.record_plan(
                 card,
                 Plan(card.story.id, plan_id, tasks, publish=True, actor=who.name, by="repair"),
                 who,
             )
         elif state == "build" and card.plan is not None:
-            self._hand_out(card.plan, group)
+            self._start_plan(card.plan, group)
         elif state == "done" and "failed" in facts:
             await self._board.move(card.story.id, "reopen", who, system=True)
 
-    def _once(
+    def _start_once(
         self, key: str, work: Callable[[], Coroutine[None, None, None]], group: asyncio.TaskGroup
     ) -> None:
-        if key not in self._begun:
-            self._begun.add(key)
-            group.create_task(_persist(work, key), name=key)
+        if key not in self._started:
+            self._started.add(key)
+            group.create_task(_retry_through_outages(work, key), name=key)
 
-    async def _take(self, step: str, seen: StoryState, who: Principal) -> None:
-        """Do a step of a story, unless another process did it meanwhile."""
-        async with self._alone(f"story.{seen.moved}"):
+    async def _execute_step(self, step: str, seen: StoryState, who: Principal) -> None:
+        """Execute a step of a story, unless another process did it meanwhile."""
+        async with self._lock(f"story.{seen.moved}"):
             card = await self._board.card(seen.story.id, who)
-            if card.moved == seen.moved and _step(card) == step:
-                work = {"design": self._design, "check": self._check, "deliver": self._deliver}[
+            if card.moved == seen.moved and _due_step(card) == step:
+                run_step = {"design": self._design, "check": self._check, "deliver": self._deliver}[
                     step
                 ]
-                await work(card, who)
+                await run_step(card, who)
                 metrics.STORY_STEPS.add(step)
 
     async def _design(self, card: StoryState, who: Principal) -> None:
-        """Derive a story's tasks, by architects where they are asked and their answer can be taken,
-        by its roles otherwise.
+        """Derive a story's tasks: by architects if they are asked and their answer is valid, by its
+        roles otherwise.
         """
-        plan_id = _plan_name(card)
+        plan_id = _new_plan_id(card)
         plan = Plan(card.story.id, plan_id, (), publish=True, actor=who.name, by="roles")
         if self._architects:
-            plan = await self._by_architects(card, plan, who)
+            plan = await self._plan_by_architects(card, plan, who)
         if not plan.tasks:
             plan = replace(
                 plan,
@@ -206,21 +213,21 @@ class StoryExecutor:
                     card.story, plan_id, lifecycle().roles[card.stand.rigor], who.tenant
                 ),
             )
-        entered = card.moved
+        entered_id = card.moved
         while (
-            card.moved == entered
+            card.moved == entered_id
             and "planned" not in card.stand.facts
             and not await self._planner.record_plan(card, plan, who)
         ):
             card = await self._board.card(card.story.id, who)
 
-    async def _by_architects(self, card: StoryState, plan: Plan, who: Principal) -> Plan:
-        """Return the plan with the tasks of a council of architects, or with the reason why it has
-        none.
+    async def _plan_by_architects(self, card: StoryState, plan: Plan, who: Principal) -> Plan:
+        """Return the plan with the tasks from a council of architects, or with the reason why it
+        has none.
         """
         most, story = self._limits.plan_tasks, card.story
         comment = str(card.entered.data.get("comment") or "") if card.entered else ""
-        asked = question(
+        request = design_request(
             story,
             design_task(plan.plan_id),
             plan.plan_id,
@@ -228,13 +235,15 @@ class StoryExecutor:
             most=most,
             comment=comment,
         )
-        end = await ask(self._deliberations, asked, who)
-        if not end.results or not end.winner_id:
-            return replace(plan, why=f"the architects have no answer: {why_not(end)[:2000]}")
-        said = end.results[0].content
+        outcome = await run_deliberation(self._deliberations, request, who)
+        if not outcome.results or not outcome.winner_id:
+            return replace(
+                plan, why=f"the architects have no answer: {failure_reason(outcome)[:2000]}"
+            )
+        answer = outcome.results[0].content
         try:
             tasks = read_tasks(
-                said,
+                answer,
                 story,
                 plan.plan_id,
                 tenant=who.tenant,
@@ -245,18 +254,18 @@ class StoryExecutor:
             return replace(plan, why=f"the architects' answer cannot be taken: {error.message}")
         return replace(plan, tasks=tasks, by="architects")
 
-    def _hand_out(self, derived: Event, group: asyncio.TaskGroup) -> None:
+    def _start_plan(self, derived: Event, group: asyncio.TaskGroup) -> None:
         plan = plan_of(derived)
         check_plan(plan.tasks, self._limits.plan_tasks)
         if plan.publish:
-            self._once(derived.id, lambda: self._carry_out(plan, derived), group)
+            self._start_once(derived.id, lambda: self._execute_plan(plan, derived), group)
 
-    async def _carry_out(self, plan: Plan, derived: Event) -> None:
-        """See a plan to its end and record how it ended, unless another process did."""
-        async with self._alone(f"plan.{derived.id}"):
+    async def _execute_plan(self, plan: Plan, derived: Event) -> None:
+        """Run the tasks of a plan and record how it ended, unless another process did."""
+        async with self._lock(f"plan.{derived.id}"):
             if await self._is_finished(plan, derived):
                 return
-            await self._carry_out_alone(plan, derived)
+            await self._run_plan_tasks(plan, derived)
             metrics.STORY_STEPS.add("build")
 
     async def _is_finished(self, plan: Plan, derived: Event) -> bool:
@@ -271,24 +280,24 @@ class StoryExecutor:
                 return True
         return False
 
-    async def _carry_out_alone(self, plan: Plan, derived: Event) -> None:
-        async with self._room:
+    async def _run_plan_tasks(self, plan: Plan, derived: Event) -> None:
+        async with self._plan_slots:
             who = Principal(plan.actor, derived.tenant)
             running: dict[str, asyncio.Task[_End]] = {}
             async with asyncio.TaskGroup() as group:
-                for task in plan.tasks:  # what it depends on stands before it
-                    before = [running[name] for name in task.dependencies]
+                for task in plan.tasks:  # a task comes after those it depends on
+                    predecessors = [running[name] for name in task.dependencies]
                     running[task.task_id] = group.create_task(
-                        self._one(task, before, who), name=task.task_id
+                        self._run_task(task, predecessors, who), name=task.task_id
                     )
-        ends = {name: ended.result() for name, ended in running.items()}
-        inner = {name for task in plan.tasks for name in task.dependencies}
+        ends = {name: running_task.result() for name, running_task in running.items()}
+        depended_on = {name for task in plan.tasks for name in task.dependencies}
         data = {
             "story_id": plan.story_id,
             "plan_id": plan.plan_id,
             "derivation_id": derived.id,
             "status": COMPLETED if all(end.won for end in ends.values()) else "failed",
-            "tasks": {name: end.said for name, end in ends.items()},
+            "tasks": {name: end.status for name, end in ends.items()},
             "why": {
                 name: end.outcome.error_message
                 for name, end in ends.items()
@@ -296,7 +305,10 @@ class StoryExecutor:
             },
             "commits": list(
                 dict.fromkeys(
-                    sha for name, end in ends.items() if name not in inner for sha in end.commits
+                    sha
+                    for name, end in ends.items()
+                    if name not in depended_on
+                    for sha in end.commits
                 )
             ),
         }
@@ -306,44 +318,46 @@ class StoryExecutor:
             )
         )
 
-    async def _one(
-        self, task: AtomicTask, before: Sequence[asyncio.Task[_End]], who: Principal
+    async def _run_task(
+        self, task: AtomicTask, predecessors: Sequence[asyncio.Task[_End]], who: Principal
     ) -> _End:
-        """Return how a task ended, or SKIPPED where one that it depends on has no winner."""
-        done = [await earlier for earlier in before]
-        if not all(end.won for end in done):
+        """Run a task and return how it ended. Return SKIPPED if a task that it depends on has no
+        winner.
+        """
+        ends = [await predecessor for predecessor in predecessors]
+        if not all(end.won for end in ends):
             missing = next(
-                name for name, end in zip(task.dependencies, done, strict=True) if not end.won
+                name for name, end in zip(task.dependencies, ends, strict=True) if not end.won
             )
             reason = Skipped(f"not started: {missing}, whose work it builds on, has no winner")
             await refuse(self._deliberations, task_request(task, self._limits), reason, who)
             return _End(SKIPPED)
-        held = tuple(dict.fromkeys(sha for end in done for sha in end.commits))
-        if task.repository is not None and len(held) > 1:
-            merged = await together(
-                self._deliberations, f"{task.task_id}-base", held, _aim(task), who
+        commits = tuple(dict.fromkeys(sha for end in ends for sha in end.commits))
+        if task.repository is not None and len(commits) > 1:
+            merged = await merge_commits(
+                self._deliberations, f"{task.task_id}-base", commits, _integration_target(task), who
             )
             if not merged.commit_sha:
                 reason = Skipped(
                     "not started: the work that it builds on does not go together: "
-                    f"{why_not(merged)[:2000]}"
+                    f"{failure_reason(merged)[:2000]}"
                 )
                 await refuse(self._deliberations, task_request(task, self._limits), reason, who)
                 return _End(SKIPPED, merged)
-            held = (merged.commit_sha,)
-        outcome = await ask(
+            commits = (merged.commit_sha,)
+        outcome = await run_deliberation(
             self._deliberations,
-            task_request(task, self._limits, held, [end.outcome for end in done if end.outcome]),
+            task_request(task, self._limits, commits, [end.outcome for end in ends if end.outcome]),
             who,
         )
-        said = outcome.status.value
+        status = outcome.status.value
         if outcome.status is DeliberationStatus.COMPLETED and not outcome.winner_id:
-            said = NO_WINNER
-        return _End(said, outcome, (outcome.commit_sha,) if outcome.commit_sha else held)
+            status = NO_WINNER
+        return _End(status, outcome, (outcome.commit_sha,) if outcome.commit_sha else commits)
 
     async def _check(self, card: StoryState, who: Principal) -> None:
-        """Bring a story's winners together on its branch, check that as a whole, and record how it
-        ended.
+        """Merge a story's winners on its branch, check the result as a whole, and record the
+        outcome.
         """
         story = card.story
         data = {
@@ -357,18 +371,20 @@ class StoryExecutor:
         }
         if story.repository is not None and card.commits:
             name = f"{story.id}-{card.checks + 1}" if card.checks else story.id
-            aim = IntegrationTarget(
+            target = IntegrationTarget(
                 story.repository,
                 story.id,
                 _plan_id(card),
                 _story_text(story),
                 Constraints(requirements=story.ac),
             )
-            end = await together(self._deliberations, name, card.commits, aim, who)
-            tried = end.commit_sha or next((result.commit_sha for result in end.results), "")
-            data |= {"task_id": end.task_id, "branch": end.branch, "commit_sha": tried}
-            if not end.commit_sha:
-                data |= {"status": "failed", "why": why_not(end)[:2000]}
+            outcome = await merge_commits(self._deliberations, name, card.commits, target, who)
+            merged_sha = outcome.commit_sha or next(
+                (result.commit_sha for result in outcome.results), ""
+            )
+            data |= {"task_id": outcome.task_id, "branch": outcome.branch, "commit_sha": merged_sha}
+            if not outcome.commit_sha:
+                data |= {"status": "failed", "why": failure_reason(outcome)[:2000]}
         await self._bus.publish(
             write(
                 EventType.STORY_CHECKED,
@@ -381,40 +397,38 @@ class StoryExecutor:
         )
 
     async def _deliver(self, card: StoryState, who: Principal) -> None:
-        """Do with an approved story what its repository's policy says, and record what became of
-        it.
-        """
+        """Apply the merge policy of the repository to an approved story, and record the outcome."""
         history = await self._board.history(card.story.id, who)
         if (
-            told := await land(
+            delivery_event := await land(
                 self._deliberations, self._land, card, history, self._limits.task_chars
             )
         ) is not None:
-            await self._bus.publish(told)
+            await self._bus.publish(delivery_event)
 
 
-async def _persist(work: Callable[[], Coroutine[None, None, None]], what: str) -> None:
-    """Do some work, through what is down for a while; what can't be done is told in the log of the
-    process.
-    """
+async def _retry_through_outages(
+    work: Callable[[], Coroutine[None, None, None]], work_id: str
+) -> None:
+    """Do some work, retrying through outages. Other errors are logged and end it."""
     while True:
         try:
             await work()
         except Temporary as error:
             log.warning(
-                "work on a story was cut short; trying again", id=what, reason=error.message
+                "work on a story was cut short; trying again", id=work_id, reason=error.message
             )
             await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
         except MoothallError as error:
-            log.warning("work on a story led to nothing", id=what, reason=error.message)
+            log.warning("work on a story led to nothing", id=work_id, reason=error.message)
             return
         else:
             return
 
 
-def _step(card: StoryState) -> str:
-    """Return what is to be done for a story where it stands now, and takes long; empty for
-    nothing.
+def _due_step(card: StoryState) -> str:
+    """Return the long-running step that is due for a story in its current state, or an empty
+    string.
     """
     state, facts = card.stand.state, card.stand.facts
     if state == "design" and "planned" not in facts:
@@ -429,8 +443,8 @@ def _step(card: StoryState) -> str:
     return "deliver" if state == "done" and "failed" not in facts and not delivered else ""
 
 
-def _plan_name(card: StoryState) -> str:
-    """Return the id of the plan of a story's stay in a state."""
+def _new_plan_id(card: StoryState) -> str:
+    """Return the id of the plan for a story's current stay in a state."""
     return f"plan-{digest(card.moved)[:16]}"
 
 
@@ -446,13 +460,13 @@ def _story_text(story: Story) -> str:
     return "\n\n".join(part for part in (story.title, story.brief) if part) or f"Story {story.id}."
 
 
-def _repair(card: StoryState, plan_id: str, limits: LimitSettings) -> AtomicTask:
-    """Return the task of a story that was sent back, or does not go together with its base: on what
-    there is of it, told why.
+def _repair_plan_task(card: StoryState, plan_id: str, limits: LimitSettings) -> AtomicTask:
+    """Return the task of a story that was sent back, or that does not merge with its base: it
+    starts from the existing result and says why.
     """
 
-    def repair_task(why: str, start: str) -> AtomicTask:
-        return repair(
+    def repair_from(why: str, start: str) -> AtomicTask:
+        return repair_task(
             card.story,
             plan_id,
             why,
@@ -468,17 +482,17 @@ def _repair(card: StoryState, plan_id: str, limits: LimitSettings) -> AtomicTask
         and card.delivery.data.get("status") == FAILED
         and not card.commits
     ):
-        said = card.delivery.data
-        return repair_task(str(said["why"]), str(said["start"]))
+        delivery = card.delivery.data
+        return repair_from(str(delivery["why"]), str(delivery["start"]))
     checked = str(card.check.data.get("commit_sha") or "") if card.check else ""
     start = checked or next(iter(card.commits), "")
     comment = str(entered.get("comment") or "") or (
         str(card.check.data.get("why") or "") if card.check else ""
     )
-    return repair_task(comment, start)
+    return repair_from(comment, start)
 
 
-def _aim(task: AtomicTask) -> IntegrationTarget:
+def _integration_target(task: AtomicTask) -> IntegrationTarget:
     return IntegrationTarget(
         task.repository or RepositoryRef(),
         task.case_id,

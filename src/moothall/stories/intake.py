@@ -1,4 +1,6 @@
-"""Check story events, which any program may publish. One that fails becomes a dead letter."""
+"""Validation of story events, which any program may publish. An invalid one becomes a dead
+letter.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,32 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
 from moothall.stories.lifecycle import lifecycle
 
-_TELLING = {EventType.STORY_CREATED, EventType.STORY_CHANGED, EventType.STORY_TRANSITIONED}
-"""The types whose fields say what a story is."""
-_TEXTS = ("title", "brief", "ref", "plan_id", "actor", "event", "from_state", "to_state", "comment")
+_DESCRIPTIVE = {EventType.STORY_CREATED, EventType.STORY_CHANGED, EventType.STORY_TRANSITIONED}
+"""The event types whose fields describe a story."""
+_TEXT_FIELDS = (
+    "title",
+    "brief",
+    "ref",
+    "plan_id",
+    "actor",
+    "event",
+    "from_state",
+    "to_state",
+    "comment",
+)
 
 
 def check_event(event: Event) -> str:
-    """Return the id of an event's story. Raises `InvalidRequest` naming the field that is wrong."""
+    """Return the id of an event's story. Raises `InvalidRequest` naming the invalid field."""
     data = event.data
     story_id = data.get("story_id")
     if not isinstance(story_id, str):
         raise InvalidRequest("the event's data has no story_id: expected an id")
     check_id(story_id, "story_id")
     check_id(event.tenant, "tenant")
-    if event.type not in _TELLING:
+    if event.type not in _DESCRIPTIVE:
         return story_id
-    for name in _TEXTS:
+    for name in _TEXT_FIELDS:
         if name in data and not isinstance(data[name], str):
             raise InvalidRequest(f"{name} is not a text")
     _check_fields(data)

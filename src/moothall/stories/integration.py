@@ -1,5 +1,5 @@
-"""Bringing winners together: commits are merged and judged on a clean checkout; where two disagree,
-a council settles it.
+"""Integration of winners: their commits are merged and checked on a clean checkout. If two
+conflict, a council resolves it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class IntegrationTarget:
-    """What winners are brought together for: onto which commit, for which story, and what a council
-    that settles a conflict is told.
+    """The target of an integration: the base commit, the story, and the description for a council
+    that resolves a conflict.
     """
 
     repository: RepositoryRef
@@ -33,19 +33,18 @@ class IntegrationTarget:
     constraints: Constraints
 
 
-async def ask(
+async def run_deliberation(
     deliberations: Deliberations, request: DeliberationRequest, who: Principal
 ) -> Outcome:
-    """Submit a deliberation and wait for its end, retrying through outages.
-
-    Record one that cannot start as failed.
+    """Submit a deliberation and wait for its end, retrying through outages. Record one that cannot
+    start as failed.
     """
     while True:
         try:
             await deliberations.submit(request, who)
             return await deliberations.wait(request.task_id, who)
         except Temporary as error:
-            await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
+            await asyncio.sleep(error.retry_after or _RETRY_SECONDS)
         except Permanent as error:
             log.warning(
                 "a council could not be asked", task_id=request.task_id, reason=error.message
@@ -67,7 +66,7 @@ async def refuse(
         try:
             return await deliberations.refuse(request, reason, who)
         except Temporary as error:
-            await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
+            await asyncio.sleep(error.retry_after or _RETRY_SECONDS)
         except Permanent as error:
             log.warning(
                 "a task that cannot start has no record",
@@ -77,76 +76,88 @@ async def refuse(
             return None
 
 
-async def together(
+async def merge_commits(
     deliberations: Deliberations,
     name: str,
     commits: Sequence[str],
-    aim: IntegrationTarget,
+    target: IntegrationTarget,
     who: Principal,
 ) -> Outcome:
-    """Return how the deliberation ended that brought the commits together, or the one for whose
-    sake it could not: the winner's commit has the work of all. `name` is the task id of the first.
+    """Merge commits and return the deliberation that ended it: its winner holds the work of all, or
+    it says why they could not be merged. `name` is the task id of the first attempt.
     """
-    whole = await ask(deliberations, merge_request(name, commits, aim), who)
-    if not _disagree(whole) or len(commits) < 2:  # noqa: PLR2004 - two can disagree
-        return whole
-    held = commits[0]
-    for number, commit in enumerate(commits[1:], 1):
-        step = await ask(deliberations, merge_request(f"{name}-{number}", (held, commit), aim), who)
-        if _disagree(step):
-            step = await ask(
-                deliberations, _settle(f"{name}-{number}-c", held, commit, step, aim), who
+    attempt = await run_deliberation(deliberations, merge_request(name, commits, target), who)
+    if not _has_conflict(attempt) or len(commits) < 2:  # noqa: PLR2004 - two can disagree
+        return attempt
+    merged = commits[0]
+    for index, commit in enumerate(commits[1:], 1):
+        step = await run_deliberation(
+            deliberations, merge_request(f"{name}-{index}", (merged, commit), target), who
+        )
+        if _has_conflict(step):
+            step = await run_deliberation(
+                deliberations,
+                _conflict_request(f"{name}-{index}-c", merged, commit, step, target),
+                who,
             )
         if not step.commit_sha:
             return step
-        held = step.commit_sha
-    return await ask(deliberations, merge_request(f"{name}-all", (held,), aim), who)
+        merged = step.commit_sha
+    return await run_deliberation(
+        deliberations, merge_request(f"{name}-all", (merged,), target), who
+    )
 
 
-def why_not(end: Outcome) -> str:
-    """Return why a deliberation has no winner, in a line or two."""
-    reasons = end.results[0].reasons if end.results else ()
-    said = (end.error_message, *(seat.error_message for seat in end.seats), "; ".join(reasons))
-    return next((text for text in said if text), f"it ended {end.status.value.lower()}")
+def failure_reason(outcome: Outcome) -> str:
+    """Return the reason why a deliberation has no winner, in a line or two."""
+    reasons = outcome.results[0].reasons if outcome.results else ()
+    messages = (
+        outcome.error_message,
+        *(seat.error_message for seat in outcome.seats),
+        "; ".join(reasons),
+    )
+    return next((text for text in messages if text), f"it ended {outcome.status.value.lower()}")
 
 
-def _disagree(end: Outcome) -> bool:
-    return any(seat.error_code == MergeConflict.code for seat in end.seats)
+def _has_conflict(outcome: Outcome) -> bool:
+    return any(seat.error_code == MergeConflict.code for seat in outcome.seats)
 
 
 def merge_request(
-    task_id: str, commits: Sequence[str], aim: IntegrationTarget
+    task_id: str, commits: Sequence[str], target: IntegrationTarget
 ) -> DeliberationRequest:
-    """Return the request that brings commits together and judges what they come to."""
+    """Return the request to merge commits and check the result."""
     return DeliberationRequest(
-        description=f"{aim.description}\n\nWhat was done for this is brought together.",
+        description=f"{target.description}\n\nWhat was done for this is brought together.",
         role="dev",
         task_id=task_id,
-        repository=aim.repository,
+        repository=target.repository,
         protocol="single",
-        story_id=aim.story_id,
-        plan_id=aim.plan_id,
+        story_id=target.story_id,
+        plan_id=target.plan_id,
         origin="plan",
         merge=tuple(commits),
     )
 
 
-def _settle(
-    task_id: str, held: str, commit: str, step: Outcome, aim: IntegrationTarget
+def _conflict_request(
+    task_id: str, merged: str, commit: str, step: Outcome, target: IntegrationTarget
 ) -> DeliberationRequest:
-    """Ask a council, on the one commit, for what the other did too. What disagrees is its
-    evidence.
+    """Return the request to a council to add what `commit` does to the work in `held`. The conflict
+    is its evidence.
     """
-    said = next(seat.error_message for seat in step.seats if seat.error_code == MergeConflict.code)
-    told = (
+    conflict = next(
+        seat.error_message for seat in step.seats if seat.error_code == MergeConflict.code
+    )
+    description = (
         "Two changes were made for this, and they disagree. The first is in the repository; "
         f"bring in what the second ({commit[:12]}) "
-        f"does, and keep what both are for.\n\n{aim.description}\n\n{said}"
+        f"does, and keep what both are for.\n\n{target.description}\n\n{conflict}"
     )
     return replace(
-        merge_request(task_id, (), aim),
-        description=told,
-        repository=replace(aim.repository, ref=held),
+        merge_request(task_id, (), target),
+        description=description,
+        repository=replace(target.repository, ref=merged),
         protocol="",
-        constraints=aim.constraints,
+        constraints=target.constraints,
     )

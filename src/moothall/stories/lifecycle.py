@@ -1,9 +1,9 @@
-"""The life cycle of a story: what `lifecycle.yaml` allows, decided from recorded facts and never
-from a caller's word.
+"""The life cycle of a story: the transitions that `lifecycle.yaml` allows, decided from recorded
+facts.
 
-A story's state is its log folded: a recorded transition counts only where the table allowed it with
-the facts that stand before it in the log, so that whatever is written there, no story is in a state
-that it did not earn.
+A story's state is its log, folded. A recorded transition counts only if the table allows it with
+the facts recorded before it, so nothing written to the log can put a story into a state that it did
+not earn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Role = Literal["po", "qa", "architect", "operator", "system"]
 Need = Literal["ready", "planned", "built", "checked", "failed"]
 _BACK = ("reject", "shelve")
 _Name = Annotated[str, Field(pattern="^[a-z][a-z_]{0,31}$")]
-_WORDS: Mapping[Need, str] = {
+_MISSING_MESSAGES: Mapping[Need, str] = {
     "ready": "the story coach gives it {points} points, and {rigor} needs {ready}",
     "planned": "its tasks are not derived yet",
     "built": "its tasks are not all done with a winner",
@@ -45,7 +45,7 @@ class _Read(BaseModel):
 
 
 class Transition(_Read):
-    """A line of the table."""
+    """A row of the table: an event that leads from one state to another."""
 
     event: _Name
     source: Annotated[_Name, Field(alias="from")]
@@ -55,7 +55,7 @@ class Transition(_Read):
 
 
 class Lifecycle(_Read):
-    """The table."""
+    """The table of states and transitions."""
 
     start: _Name
     end: tuple[_Name, ...]
@@ -64,7 +64,8 @@ class Lifecycle(_Read):
     transitions: tuple[Transition, ...]
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_consistency(self) -> Self:
+        """Raise `ValueError` unless the table is consistent and every state is reachable."""
         keys = [(item.source, item.event) for item in self.transitions]
         if len(set(keys)) != len(keys):
             raise ValueError("an event leads from one state to two")
@@ -82,15 +83,15 @@ class Lifecycle(_Read):
         return self
 
     def transitions_from(self, state: str) -> tuple[Transition, ...]:
-        """Return the lines that lead out of a state."""
+        """Return the transitions that lead out of a state."""
         return tuple(item for item in self.transitions if item.source == state)
 
-    def way(self, state: str, *, back: bool = False) -> Transition | None:
-        """Return the line by which people move a story on from a state, or send it back; None where
-        there is none.
+    def next_transition(self, state: str, *, back: bool = False) -> Transition | None:
+        """Return the transition by which people move a story on from a state, or send it back.
+        Return None if there is none.
         """
-        ahead = [item for item in self.transitions_from(state) if SYSTEM not in item.by]
-        return next((item for item in ahead if item.event.startswith(_BACK) == back), None)
+        by_people = [item for item in self.transitions_from(state) if SYSTEM not in item.by]
+        return next((item for item in by_people if item.event.startswith(_BACK) == back), None)
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -105,15 +106,15 @@ class Lifecycle(_Read):
 
 @cache
 def lifecycle() -> Lifecycle:
-    """Return the table. A file that is wrong is a bug of ours, and an error of pydantic."""
+    """Return the table. An invalid file is a bug in Moothall and raises a pydantic error."""
     text = files("moothall.stories").joinpath("lifecycle.yaml").read_text(encoding="utf-8")
     return Lifecycle.model_validate(yaml.safe_load(text))
 
 
 @dataclass(frozen=True, slots=True)
 class StoryPosition:
-    """Where a story is: its state, its rigor level, the points that the coach gives it now, and
-    what was recorded since it entered the state.
+    """The position of a story: its state, its rigor level, the coach's points, and the facts
+    recorded since it entered the state.
     """
 
     state: str
@@ -122,42 +123,46 @@ class StoryPosition:
     facts: frozenset[Need] = frozenset()
 
     def record(self, fact: Need) -> Self:
-        """Return it with one more fact."""
+        """Return the position with one more fact."""
         return replace(self, facts=self.facts | {fact})
 
 
-def decide(stand: StoryPosition, event: str, roles: Collection[str]) -> StoryPosition:
-    """Return where the story is after an event of somebody who has these roles. Raises
-    `InvalidRequest` for an event that does not happen there, `Refused` without the role, and
-    `Blocked` without the evidence.
+def decide(position: StoryPosition, event: str, roles: Collection[str]) -> StoryPosition:
+    """Return the position of a story after an event by a caller with these roles.
+
+    Raises `InvalidRequest` for an event that the state does not allow, `Refused` without the role,
+    and `Blocked` without the evidence.
     """
     table = lifecycle()
-    leaving = table.transitions_from(stand.state)
-    found = next((item for item in leaving if item.event == event), None)
-    if found is None:
+    transitions = table.transitions_from(position.state)
+    transition = next((item for item in transitions if item.event == event), None)
+    if transition is None:
         possible = (
             "nothing: it has ended"
-            if stand.state in table.end
-            else ", ".join(item.event for item in leaving)
+            if position.state in table.end
+            else ", ".join(item.event for item in transitions)
         )
         raise InvalidRequest(
-            f"{event[:40]!r} does not happen to a story in {stand.state}; possible are {possible}"
+            f"{event[:40]!r} does not happen to a story in {position.state}; possible "
+            f"are {possible}"
         )
-    if not set(found.by) & set(roles):
-        raise Refused(f"{event} needs one of the roles {', '.join(found.by)}")
-    missing = [need for need in found.needs if not _holds(need, stand, table)]
+    if not set(transition.by) & set(roles):
+        raise Refused(f"{event} needs one of the roles {', '.join(transition.by)}")
+    missing = [need for need in transition.needs if not _holds(need, position, table)]
     if missing:
-        ready = table.ready.get(stand.rigor, 100)
+        ready = table.ready.get(position.rigor, 100)
         raise Blocked(
             "; ".join(
-                _WORDS[need].format(points=stand.points, rigor=stand.rigor, ready=ready)
+                _MISSING_MESSAGES[need].format(
+                    points=position.points, rigor=position.rigor, ready=ready
+                )
                 for need in missing
             )
         )
-    return replace(stand, state=found.target, facts=frozenset())
+    return replace(position, state=transition.target, facts=frozenset())
 
 
-def _holds(need: Need, stand: StoryPosition, table: Lifecycle) -> bool:
+def _holds(need: Need, position: StoryPosition, table: Lifecycle) -> bool:
     if need == "ready":
-        return stand.points >= table.ready.get(stand.rigor, 100)
-    return need in stand.facts
+        return position.points >= table.ready.get(position.rigor, 100)
+    return need in position.facts

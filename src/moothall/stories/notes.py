@@ -1,8 +1,7 @@
-"""Notes: what callers hold of a story beside what the server records. Facts on the bus like all
-else; councils are told of them as of the rest.
+"""Notes on stories: what external callers record about a story, beside what the server records.
 
-Nothing that the server recorded can be changed by them: a note of a decision is told as somebody's
-note, and approves nothing.
+Notes are events on the bus, and councils see them in their context. A note cannot change anything
+that the server recorded: a note about a decision approves nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +28,12 @@ from moothall.telemetry.events import write
 _CHANGES, _NOTES, _PAYLOAD, _REASON = 50, 500, 2_000, 400
 _OPERATIONS = ("create", "update", "delete")
 _PEOPLE = "po"
-"""The role that stands for people alone: nobody notes anything for it without having it."""
+"""A role for people only: a caller who lacks it may not write notes for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoteChange:
-    """One note put in its place, or taken away. `payload` is a JSON object; of an update it takes
-    the place of the whole payload before.
-    """
+    """A change of one note. `payload` is a JSON object; an update replaces the whole payload."""
 
     operation: str
     entity_type: str
@@ -46,14 +43,14 @@ class NoteChange:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What it is about."""
+        """The entity that the note is about."""
         return self.entity_type, self.entity_id
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Changes that are recorded together or not at all. `at`: the caller's own time; `expected`:
-    the version that the caller saw, None for any.
+    """Changes that are recorded together or not at all. `at` is the caller's own time; `expected`
+    is the version that the caller saw, None for any.
     """
 
     story_id: str
@@ -66,8 +63,8 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class NotesVersion:
-    """A story's notes as they stand: how often they were changed, a hash of their content, and what
-    a caller should know of its update.
+    """The current version of a story's notes: the number of updates, a hash of the content, and
+    warnings about the caller's update.
     """
 
     version: int
@@ -77,8 +74,8 @@ class NotesVersion:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The story's events folded; `seq` is that of the last one, `updates` are the ids of those that
-    changed notes.
+    """A story's events, folded. `seq` is that of the last event, `updates` has the ids of the
+    events that changed notes.
     """
 
     story: Story
@@ -96,67 +93,70 @@ class _State:
 
 
 class Notes:
-    """The notes of all tenants' stories. `clean` takes secrets out of a text, as the bus does."""
+    """The notes of all tenants' stories. `clean` removes secrets from a text, as the bus does."""
 
     def __init__(self, bus: Log, clean: Callable[[str], str] = scrub) -> None:
         self._bus = bus
         self._clean = clean
 
-    async def update(self, asked: Update, who: Principal) -> NotesVersion:
-        """Record changes. What leaves all as it is, and what was asked before with the same time,
-        records nothing.
+    async def update(self, update: Update, who: Principal) -> NotesVersion:
+        """Record changes and return the new version.
 
-        Raises `InvalidRequest`, `Refused` for what is not for the role, `NotFound` for a story or
-        note that there is not, `AlreadyExists` for a note to create that there is,
-        `ConcurrentUpdate`
-        where the version is not the expected one.
+        Nothing is recorded if the changes have no effect, or if the same update with the same time
+        was recorded before. Raises `InvalidRequest`, `Refused` for what the role may not write,
+        `NotFound` for an unknown story or note, `AlreadyExists` if a note to create exists, and
+        `ConcurrentUpdate` if the version is not the expected one.
         """
-        asked, warnings = self._check_update(asked, who)
+        update, warnings = self._check_update(update, who)
         sent = ""
         while True:
-            state = await self._state(asked.story_id, who.tenant)
+            state = await self._state(update.story_id, who.tenant)
             version = len(state.updates)
-            told = _update_event(asked, version + 1, who)
+            event = _update_event(update, version + 1, who)
             if sent in state.updates:  # ours, and its ack was lost
                 return state.result(*warnings)
-            if asked.at and told.id in state.updates:
+            if update.at and event.id in state.updates:
                 return state.result(
                     *warnings, "this was asked before, at the same time: nothing was changed"
                 )
-            if asked.expected not in {None, version}:
-                seen = f"you expected {asked.expected}"
+            if update.expected not in {None, version}:
+                seen = f"you expected {update.expected}"
                 raise ConcurrentUpdate(
-                    f"the context of {asked.story_id} is at version {version}, and {seen}: look "
+                    f"the context of {update.story_id} is at version {version}, and {seen}: look "
                     "again"
                 )
-            after, more = _apply(state, asked.changes)
+            after, change_warnings = _apply(state, update.changes)
             if after.notes == state.notes:
-                return state.result(*warnings, *more, "all was so already: nothing was changed")
+                return state.result(
+                    *warnings, *change_warnings, "all was so already: nothing was changed"
+                )
             if len(after.notes) > _NOTES:
                 raise InvalidRequest(f"a story has at most {_NOTES} notes; delete some")
-            sent = told.id
+            sent = event.id
             try:
-                await self._bus.create(told, state.seq)
+                await self._bus.create(event, state.seq)
             except AlreadyExists:
                 continue  # something else happened to the story, or our ack was lost
-            return replace(after, updates=(*state.updates, told.id)).result(*warnings, *more)
+            return replace(after, updates=(*state.updates, event.id)).result(
+                *warnings, *change_warnings
+            )
 
-    def _check_update(self, asked: Update, who: Principal) -> tuple[Update, list[str]]:
-        """Return the update as it is recorded, and what to warn of."""
-        role = read_role(asked.role)
+    def _check_update(self, update: Update, who: Principal) -> tuple[Update, list[str]]:
+        """Return the update as it will be recorded, and warnings for the caller."""
+        role = read_role(update.role)
         if role == _PEOPLE and role not in who.roles:
             raise Refused(f"what the {role} notes is noted by who has the role {role}")
-        if asked.task_id:
-            check_id(asked.task_id, "task_id")
-        if asked.at:
-            _check_time(asked.at)
-        if not 1 <= len(asked.changes) <= _CHANGES:
+        if update.task_id:
+            check_id(update.task_id, "task_id")
+        if update.at:
+            _check_time(update.at)
+        if not 1 <= len(update.changes) <= _CHANGES:
             raise InvalidRequest(
-                f"there are {len(asked.changes)} changes; allowed are 1 to {_CHANGES}"
+                f"there are {len(update.changes)} changes; allowed are 1 to {_CHANGES}"
             )
         changes, warnings = [], []
-        for given in asked.changes:
-            change = _change(given)
+        for raw_change in update.changes:
+            change = _normalize_change(raw_change)
             scopes().check_note(role, change.entity_type)
             cleaned = replace(
                 change, payload=self._clean(change.payload), reason=self._clean(change.reason)
@@ -169,7 +169,10 @@ class Notes:
                 "an entity is named by two of the changes; one update changes each once"
             )
         return replace(
-            asked, story_id=check_id(asked.story_id, "story_id"), role=role, changes=tuple(changes)
+            update,
+            story_id=check_id(update.story_id, "story_id"),
+            role=role,
+            changes=tuple(changes),
         ), warnings
 
     async def _state(self, story_id: str, tenant: str) -> _State:
@@ -192,7 +195,7 @@ def _fold(state: _State, recorded: Recorded, tenant: str) -> _State:
     notes = dict(state.notes)
     try:
         changes = load(tuple[NoteChange, ...], event.data.get("changes"))
-    except InvalidRequest:  # malformed, it says nothing
+    except InvalidRequest:  # a malformed event changes nothing
         changes = ()
     for change in changes:
         if change.operation == "delete":
@@ -203,76 +206,82 @@ def _fold(state: _State, recorded: Recorded, tenant: str) -> _State:
 
 
 def _apply(state: _State, changes: Sequence[NoteChange]) -> tuple[_State, list[str]]:
-    """Return what changes make of the notes, and what to warn of."""
+    """Return the state after some changes, and warnings for the caller."""
     notes, warnings = dict(state.notes), []
     for change in changes:
-        named = f"{change.entity_type} {change.entity_id}"
+        label = f"{change.entity_type} {change.entity_id}"
         known = notes.get(change.key)
         if change.operation == "delete":
             if notes.pop(change.key, None) is None:
-                warnings.append(f"{named}: there is none to delete")
+                warnings.append(f"{label}: there is none to delete")
             continue
         if change.operation == "create" and known not in {None, change.payload}:
-            raise AlreadyExists(f"{named} is noted already, with another payload; update it")
+            raise AlreadyExists(f"{label} is noted already, with another payload; update it")
         if change.operation == "update" and known is None:
-            raise NotFound(f"no {named} is noted; create it")
+            raise NotFound(f"no {label} is noted; create it")
         notes[change.key] = change.payload
     return replace(state, notes=notes), warnings
 
 
-def _change(given: NoteChange) -> NoteChange:
-    """Return a change in one form: the same payload has the same bytes. Raises `InvalidRequest`."""
-    operation, kind = given.operation.strip().lower(), given.entity_type.strip().lower()
+def _normalize_change(change: NoteChange) -> NoteChange:
+    """Return a change in its canonical form: equal payloads have equal bytes. Raises
+    `InvalidRequest`.
+    """
+    operation, kind = change.operation.strip().lower(), change.entity_type.strip().lower()
     if operation not in _OPERATIONS:
         raise InvalidRequest(
-            f"unknown operation {given.operation[:40]!r}; it is one of {', '.join(_OPERATIONS)}"
+            f"unknown operation {change.operation[:40]!r}; it is one of {', '.join(_OPERATIONS)}"
         )
-    check_id(given.entity_id, "entity_id")
-    if len(given.payload) > _PAYLOAD or len(given.reason) > _REASON:
+    check_id(change.entity_id, "entity_id")
+    if len(change.payload) > _PAYLOAD or len(change.reason) > _REASON:
         raise InvalidRequest(f"a payload has at most {_PAYLOAD} characters, a reason {_REASON}")
-    payload = "" if operation == "delete" else _canonical(given.payload)
-    return NoteChange(operation, kind, given.entity_id, payload, given.reason.strip())
+    payload = "" if operation == "delete" else _canonical_json(change.payload)
+    return NoteChange(operation, kind, change.entity_id, payload, change.reason.strip())
 
 
-def _canonical(payload: str) -> str:
+def _canonical_json(payload: str) -> str:
     try:
-        read: Any = json.loads(payload)
+        document: Any = json.loads(payload)
     except (ValueError, RecursionError):
-        read = None
-    if not isinstance(read, dict) or not read:
+        document = None
+    if not isinstance(document, dict) or not document:
         raise InvalidRequest(
             'payload is a JSON object that says something, such as {"text": "we keep the old '
             'format"}'
         )
-    return json.dumps(read, sort_keys=True, ensure_ascii=False, separators=(", ", ": "))
+    return json.dumps(document, sort_keys=True, ensure_ascii=False, separators=(", ", ": "))
 
 
 def _check_time(text: str) -> None:
     try:
-        known = datetime.fromisoformat(text).tzinfo is not None
+        has_zone = datetime.fromisoformat(text).tzinfo is not None
     except ValueError:
-        known = False
-    if not known:
+        has_zone = False
+    if not has_zone:
         raise InvalidRequest(
             f"timestamp {text[:40]!r} is no time; write it as 2026-01-31T12:00:00Z, or leave it out"
         )
 
 
-def _update_event(asked: Update, version: int, who: Principal) -> Event:
-    """Return what is recorded. With a time of the caller's it is the same event whenever it is
-    asked for.
+def _update_event(update: Update, version: int, who: Principal) -> Event:
+    """Return the event that records an update. With the caller's own time, a repeated update gives
+    the same event.
     """
-    changes = [dump(change) for change in asked.changes]
+    changes = [dump(change) for change in update.changes]
     data = {
-        "story_id": asked.story_id,
-        "task_id": asked.task_id,
-        "role": asked.role,
+        "story_id": update.story_id,
+        "task_id": update.task_id,
+        "role": update.role,
         "version": version,
         "changes": changes,
         "actor": who.name,
-        "at": asked.at,
+        "at": update.at,
     }
     ordinal = digest(
-        who.name, asked.role, asked.task_id, json.dumps(changes), asked.at or f"after {version - 1}"
+        who.name,
+        update.role,
+        update.task_id,
+        json.dumps(changes),
+        update.at or f"after {version - 1}",
     )
-    return write(EventType.STORY_NOTED, asked.story_id, data, ordinal=ordinal, tenant=who.tenant)
+    return write(EventType.STORY_NOTED, update.story_id, data, ordinal=ordinal, tenant=who.tenant)

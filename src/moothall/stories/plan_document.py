@@ -1,5 +1,6 @@
-"""Tasks as people and architects write them: numbers of criteria, and what builds on what. They
-become tasks only where they are whole: acyclic, bounded, every role known, every criterion covered.
+"""Plan documents: tasks as people and architects write them, with criteria and dependencies by
+number or id. They become tasks only if they are valid: acyclic, bounded, every role known, every
+criterion covered.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from moothall.domain.task import Constraints
 from moothall.errors import InvalidRequest
 from moothall.stories.derive import WRITING
 
-_SHOWN = 80
+_QUOTED_CHARS = 80
 
 
 class Outline(BaseModel):
-    """A task: an id of its own among the others, what is to be done, the numbers (from 1) of the
-    criteria that it fulfils, the ids of those that it builds on.
+    """A task: an id of its own, a description, the numbers (from 1) of the criteria that it
+    fulfils, and the ids of the tasks that it builds on.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -39,19 +40,19 @@ class _Document(BaseModel):
 
 
 def outline_of(document: object) -> Outline:
-    """Return a task as somebody wrote it. Raises `InvalidRequest`."""
+    """Return a task from a document. Raises `InvalidRequest`."""
     try:
         return Outline.model_validate(document)
     except ValidationError as error:
         raise InvalidRequest(f"this is no task: {wrong(error)}") from None
 
 
-def read_outlines(said: str) -> tuple[str, tuple[Outline, ...]]:
-    """Return the plan that was seen and its tasks as they are to be, from a JSON document. Raises
+def read_outlines(text: str) -> tuple[str, tuple[Outline, ...]]:
+    """Return the id of the plan that was changed, and its new tasks, from a JSON document. Raises
     `InvalidRequest`.
     """
     try:
-        document = _Document.model_validate_json(said)
+        document = _Document.model_validate_json(text)
     except ValidationError as error:
         raise InvalidRequest(f"this is no list of tasks: {wrong(error, 'the document')}") from None
     return document.plan_id, document.tasks
@@ -60,8 +61,8 @@ def read_outlines(said: str) -> tuple[str, tuple[Outline, ...]]:
 def tasks_of(
     outlines: Sequence[Outline], story: Story, plan_id: str, *, tenant: str, most: int, chars: int
 ) -> tuple[AtomicTask, ...]:
-    """Return the tasks, each after those it builds on; a description is cut to `chars`. Raises
-    `InvalidRequest` that says what is wrong with them.
+    """Return the tasks, each after those it builds on. A description is cut to `chars`. Raises
+    `InvalidRequest` naming what is wrong with them.
     """
     by_id = {outline.id: outline for outline in outlines}
     if len(by_id) != len(outlines):
@@ -69,48 +70,52 @@ def tasks_of(
     if len(by_id) > most:
         raise InvalidRequest(f"there are {len(by_id)} tasks; at most {most}")
     for outline in outlines:
-        if strange := [number for number in outline.criteria if not 0 < number <= len(story.ac)]:
+        if unknown := [number for number in outline.criteria if not 0 < number <= len(story.ac)]:
             raise InvalidRequest(
-                f"task {outline.id} names criterion {strange[0]}, a criterion that there is not"
+                f"task {outline.id} names criterion {unknown[0]}, a criterion that there is not"
             )
     covered = {number for outline in outlines for number in outline.criteria}
     if missing := set(range(1, len(story.ac) + 1)) - covered:
         first = min(missing)
-        raise InvalidRequest(f"no task fulfils criterion {first}: {story.ac[first - 1][:_SHOWN]}")
-    made: list[AtomicTask] = []
-    for place, name in enumerate(_order(by_id), 1):
+        raise InvalidRequest(
+            f"no task fulfils criterion {first}: {story.ac[first - 1][:_QUOTED_CHARS]}"
+        )
+    tasks: list[AtomicTask] = []
+    for priority, name in enumerate(_sort_by_dependencies(by_id), 1):
         outline = by_id[name]
         role = read_role(outline.role)
-        wanted = tuple(story.ac[number - 1] for number in dict.fromkeys(outline.criteria))
-        made.append(
+        requirements = tuple(story.ac[number - 1] for number in dict.fromkeys(outline.criteria))
+        tasks.append(
             AtomicTask(
                 task_id=_task_id(tenant, story, plan_id, name),
                 role=role,
-                description="\n\n".join((outline.description, *_rest(story, wanted)))[:chars],
+                description="\n\n".join((outline.description, *_story_parts(story, requirements)))[
+                    :chars
+                ],
                 dependencies=tuple(
                     _task_id(tenant, story, plan_id, other)
                     for other in dict.fromkeys(outline.after)
                 ),
-                constraints=Constraints(requirements=wanted),
+                constraints=Constraints(requirements=requirements),
                 case_id=story.id,
                 plan_id=plan_id,
-                priority=place,
+                priority=priority,
                 repository=None if role in WRITING else story.repository,
             )
         )
-    return tuple(made)
+    return tuple(tasks)
 
 
 def outlines_of(tasks: Sequence[AtomicTask], story: Story) -> tuple[Outline, ...]:
-    """Return tasks as they can be written anew: their ids are their numbers from 1, and what every
-    task is told of its story is left out.
+    """Return tasks in a form that can be edited: their ids are their numbers from 1, and
+    descriptions do not repeat the story.
     """
     numbers = {task.task_id: str(number) for number, task in enumerate(tasks, 1)}
     return tuple(
         Outline(
             id=numbers[task.task_id],
             role=task.role,
-            description=_own(task, story),
+            description=_task_text(task, story),
             criteria=tuple(
                 number
                 for number, line in enumerate(story.ac, 1)
@@ -122,38 +127,43 @@ def outlines_of(tasks: Sequence[AtomicTask], story: Story) -> tuple[Outline, ...
     )
 
 
-def _own(task: AtomicTask, story: Story) -> str:
-    """Return what is to be done, without the story and its criteria, which stand after it however
+def _task_text(task: AtomicTask, story: Story) -> str:
+    """Return the description of a task without the story and its criteria, which follow it however
     it was derived.
     """
-    about, done = _about(story), _criteria_text(task.constraints.requirements)
-    for rest in (
-        _rest(story, task.constraints.requirements),
-        tuple(part for part in (about, done) if part),
+    story_text, criteria = _story_text(story), _criteria_text(task.constraints.requirements)
+    for parts in (
+        _story_parts(story, task.constraints.requirements),
+        tuple(part for part in (story_text, criteria) if part),
     ):
-        tail = "".join(f"\n\n{part}" for part in rest)
+        tail = "".join(f"\n\n{part}" for part in parts)
         if tail and task.description.endswith(tail) and len(task.description) > len(tail):
             return task.description.removesuffix(tail)
     return task.description
 
 
-def _rest(story: Story, wanted: Sequence[str]) -> tuple[str, ...]:
+def _story_parts(story: Story, requirements: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         part
-        for part in (f"It is part of this story:\n{_about(story)}", _criteria_text(wanted))
+        for part in (
+            f"It is part of this story:\n{_story_text(story)}",
+            _criteria_text(requirements),
+        )
         if part
     )
 
 
-def _about(story: Story) -> str:
+def _story_text(story: Story) -> str:
     return "\n\n".join(part for part in (story.title, story.brief) if part)
 
 
-def _criteria_text(wanted: Sequence[str]) -> str:
-    return "It is done when:" + "".join(f"\n- {line}" for line in wanted) if wanted else ""
+def _criteria_text(requirements: Sequence[str]) -> str:
+    return (
+        "It is done when:" + "".join(f"\n- {line}" for line in requirements) if requirements else ""
+    )
 
 
-def _order(by_id: Mapping[str, Outline]) -> Sequence[str]:
+def _sort_by_dependencies(by_id: Mapping[str, Outline]) -> Sequence[str]:
     for name, outline in by_id.items():
         if unknown := [other for other in outline.after if other not in by_id]:
             raise InvalidRequest(f"task {name} builds on {unknown[0][:64]!r}, which there is not")

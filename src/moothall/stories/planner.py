@@ -1,5 +1,5 @@
-"""The planner: tells the log of stories, and writes their plans to it. It keeps nothing that the
-log doesn't say.
+"""The planner: answers questions about plans from the log, and writes plans to it. It keeps no
+state that the log lacks.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from moothall.telemetry.events import write
 log = get_logger(__name__)
 
 PLANNING = "planning"
-"""What external callers call the moment in which a story's tasks are derived."""
+"""The state of external callers in which a story's tasks are derived."""
 _DESIGN = "design"
-_CHANGES = frozenset({"po"})
-"""Who changes tasks that were derived."""
+_EDITOR_ROLES = frozenset({"po"})
+"""Roles that may change derived tasks."""
 _LATEST_MS = 253_402_300_799_000  # the year 9999
 
 
@@ -62,7 +62,7 @@ Check = Callable[[DeliberationRequest, Principal], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """The plan of a story that moved to planning. `known`: it is already recorded."""
+    """The plan of a story that moved to planning. `known` is true if it is already recorded."""
 
     story: Story
     plan_id: str
@@ -80,42 +80,46 @@ class Planner:
         self._check = check
         self._plans: dict[tuple[str, str], Event] = {}
         """The plan that holds a task, by tenant and task id."""
-        self._read, self._reading = 0, asyncio.Lock()
+        self._last_seq, self._read_lock = 0, asyncio.Lock()
 
-    async def process(self, told: PlanningEvent, who: Principal) -> Processed:
-        """Record what happened to a story. One that moved to planning gets its tasks, which
-        councils then take up.
+    async def process(self, planning_event: PlanningEvent, who: Principal) -> Processed:
+        """Record what happened to a story. If it moved to planning, derive its tasks for councils
+        to take up.
 
         The same event again gives the same answer. If a task could not start, nothing is recorded,
         and the answer says why. Raises `InvalidRequest` naming what is wrong.
         """
-        event = self._event_of(told, who)
-        card = await self._board.find(told.case_id, who)
+        event = self._event_for(planning_event, who)
+        card = await self._board.find(planning_event.case_id, who)
         if card is not None and (
             event.type is EventType.STORY_CHANGED or card.stand.state != _DESIGN
         ):
-            said = (
+            message = (
                 "not recorded: a story on the board moves by "
                 f"planning.v1.PlanningService/Transition, and its tasks are derived in {_DESIGN}"
             )
-            return Processed(processed=False, message=f"{said}; this one is in {card.stand.state}")
+            return Processed(
+                processed=False, message=f"{message}; this one is in {card.stand.state}"
+            )
         if card is not None:
             _check_may_plan(card, who)
         if event.type is EventType.STORY_CHANGED:
             await self._bus.publish(event)
-            said = (
+            message = (
                 "recorded what it says of the story, and no move; tasks are derived when a story "
                 f"moves to {PLANNING}"
             )
-            return Processed(processed=False, message=said)
-        draft = await self._draft(event)
+            return Processed(processed=False, message=message)
+        draft = await self._draft_plan(event)
         try:
             await self._check_draft(draft, who)
         except Permanent as error:
             return Processed(processed=False, message=f"not recorded: {error.message}")
         await self._bus.publish(event)
         if not draft.story.told:
-            return Processed(processed=False, message=f"recorded; {_untold(draft.story)}")
+            return Processed(
+                processed=False, message=f"recorded; {_unknown_story_message(draft.story)}"
+            )
         derivation = (
             draft.derivation
             if draft.known
@@ -138,16 +142,15 @@ class Planner:
         *,
         publish: bool,
     ) -> Derivation:
-        """Return the tasks of a story. With `publish` they are recorded, and councils take them up.
+        """Return the tasks of a story. With `publish`, record them so that councils take them up.
 
-        A plan is derived once: asked for again with other roles, it is `AlreadyExists`. Raises
-        `NotFound`
-        where it should be published and nothing is known of the story, `Refused` where that is on
-        the board and the caller has no role for it, `InvalidRequest`.
+        A plan is derived once: `AlreadyExists` is raised if it is asked for again with other roles.
+        Also raises `InvalidRequest`, `NotFound` if nothing is known of a story to publish, and
+        `Refused` if the story is on the board and the caller has no role for it.
         """
         check_id(case_id, "case_id")
         check_id(plan_id, "plan_id")
-        story, known = await self._story(case_id, who.tenant, plan_id)
+        story, known = await self._load_story(case_id, who.tenant, plan_id)
         tasks = self.tasks(story, plan_id, roles, who.tenant, strategy)
         derivation = Derivation(derivation_id(who.tenant, case_id, plan_id), tasks)
         if not publish:
@@ -185,10 +188,12 @@ class Planner:
             await self._check(task_request(task, self._limits), who)
 
     async def is_waiting(self, task_id: str, who: Principal) -> bool:
-        """Whether a task is in a plan that was handed out, or will be when its story is built."""
-        async with self._reading:
-            async for recorded in self._bus.replay((Channel.STORIES.all,), self._read):
-                self._read, event = recorded.seq, recorded.event
+        """Return True if a task is in a plan that was published, or that will be when its story is
+        built.
+        """
+        async with self._read_lock:
+            async for recorded in self._bus.replay((Channel.STORIES.all,), self._last_seq):
+                self._last_seq, event = recorded.seq, recorded.event
                 if event.type is EventType.PLAN_DERIVED:
                     with suppress(InvalidRequest):
                         plan = plan_of(event)
@@ -210,7 +215,7 @@ class Planner:
         tenant: str,
         strategy: Strategy | None = None,
     ) -> tuple[AtomicTask, ...]:
-        """Return the tasks of a story, by its roles. Raises `InvalidRequest`."""
+        """Return the tasks of a story derived by its roles. Raises `InvalidRequest`."""
         limits = self._limits
         return derive(
             story,
@@ -223,8 +228,8 @@ class Planner:
         )
 
     async def record_plan(self, card: StoryState, plan: Plan, who: Principal) -> bool:
-        """Record the tasks of a story on the board; False where something else has happened to it
-        since, and nothing is recorded.
+        """Record the tasks of a story on the board. Return False, and record nothing, if the story
+        changed since `card` was read.
         """
         try:
             await self._bus.create(_plan_event(plan, who), card.seq)
@@ -235,9 +240,11 @@ class Planner:
     async def change(
         self, story_id: str, plan_id: str, outlines: Sequence[Outline], who: Principal
     ) -> StoryState:
-        """Put other tasks in the place of those of a story that is designed and not built yet;
-        `plan_id` is the plan whose tasks its caller saw. Raises `NotFound`, `Refused` without the
-        role, `ConcurrentUpdate` where they were changed since, `InvalidRequest`.
+        """Replace the tasks of a story that is designed and not built yet. `plan_id` is the plan
+        that the caller saw.
+
+        Raises `NotFound`, `Refused` without the role, `ConcurrentUpdate` if the tasks were changed
+        since, and `InvalidRequest`.
         """
         _check_role(who)
         for outline in outlines:
@@ -250,29 +257,29 @@ class Planner:
                 )
         if not outlines:
             raise InvalidRequest("no task is left: a story needs one at least")
-        following = f"plan-{digest(story_id, plan_id, who.name, str(outlines))[:16]}"
+        new_plan_id = f"plan-{digest(story_id, plan_id, who.name, str(outlines))[:16]}"
         while True:
             card = await self._board.card(story_id, who)
-            known = changeable(card)
-            if known.plan_id == following:  # ours, sent twice or its ack was lost
+            current = changeable(card)
+            if current.plan_id == new_plan_id:  # ours: sent twice, or its ack was lost
                 return card
-            if known.plan_id != plan_id:
+            if current.plan_id != plan_id:
                 raise ConcurrentUpdate(
-                    f"the tasks of {story_id} were changed by {known.actor} since you saw them; "
+                    f"the tasks of {story_id} were changed by {current.actor} since you saw them; "
                     "look at them again"
                 )
             tasks = tasks_of(
                 outlines,
                 card.story,
-                following,
+                new_plan_id,
                 tenant=who.tenant,
                 most=self._limits.plan_tasks,
                 chars=self._limits.task_chars,
             )
-            design = known.design or (design_task(plan_id) if known.by == "architects" else "")
+            design = current.design or (design_task(plan_id) if current.by == "architects" else "")
             plan = Plan(
                 card.story.id,
-                following,
+                new_plan_id,
                 tasks,
                 publish=True,
                 actor=who.name,
@@ -282,16 +289,18 @@ class Planner:
             if await self.record_plan(card, plan, who):
                 return await self._board.card(story_id, who)
 
-    async def _story(self, case_id: str, tenant: str, plan_id: str) -> tuple[Story, Plan | None]:
-        """Return what the log says of a tenant's story, and its plan where it was derived."""
+    async def _load_story(
+        self, case_id: str, tenant: str, plan_id: str
+    ) -> tuple[Story, Plan | None]:
+        """Return a tenant's story from the log, and its plan if it was derived."""
         story, known = Story(case_id), None
-        wanted = derivation_id(tenant, case_id, plan_id)
+        plan_event_id = derivation_id(tenant, case_id, plan_id)
         async for recorded in self._bus.replay((Channel.STORIES.of(key_of(case_id, tenant)),)):
             event = recorded.event
             if event.tenant != tenant:
                 continue
             story = stories.fold(story, event)
-            if event.type is EventType.PLAN_DERIVED and event.id == wanted and known is None:
+            if event.type is EventType.PLAN_DERIVED and event.id == plan_event_id and known is None:
                 known = load(Plan, event.data)
         return story, known
 
@@ -300,7 +309,7 @@ class Planner:
 
         Raises `NotFound` for an unknown story, `InvalidRequest`, and what `check` raises.
         """
-        draft = await self._draft(event)
+        draft = await self._draft_plan(event)
         if draft.known:
             return draft.derivation
         who = Principal(str(event.data.get("actor") or "local"), event.tenant)
@@ -309,11 +318,11 @@ class Planner:
         await self._check_draft(draft, who)
         return await self._record(draft.story, draft.derivation, draft.plan_id, who)
 
-    async def _draft(self, event: Event) -> _Draft:
+    async def _draft_plan(self, event: Event) -> _Draft:
         """Return the plan that a move to planning leads to. Raises `InvalidRequest`."""
         data, tenant = event.data, event.tenant
-        case_id, plan_id = check_id(str(data["story_id"]), "story_id"), _plan_of(event)
-        story, known = await self._story(case_id, tenant, plan_id)
+        case_id, plan_id = check_id(str(data["story_id"]), "story_id"), _plan_id_of(event)
+        story, known = await self._load_story(case_id, tenant, plan_id)
         story = stories.fold(story, event)
         identity = derivation_id(tenant, case_id, plan_id)
         if known is not None:
@@ -329,71 +338,82 @@ class Planner:
         self, story: Story, derivation: Derivation, plan_id: str, who: Principal
     ) -> Derivation:
         if not story.told:
-            raise NotFound(_untold(story))
+            raise NotFound(_unknown_story_message(story))
         await self._bus.publish(
             _plan_event(
                 Plan(story.id, plan_id, derivation.tasks, publish=True, actor=who.name, by="roles"),
                 who,
             )
         )
-        _, known = await self._story(story.id, who.tenant, plan_id)  # another may have been first
+        _, known = await self._load_story(
+            story.id, who.tenant, plan_id
+        )  # another may have been first
         return derivation if known is None else replace(derivation, tasks=known.tasks)
 
-    def _event_of(self, told: PlanningEvent, who: Principal) -> Event:
-        """Return what is recorded: a move to planning, or what is told of the story. Any other move
-        is the life cycle's. Raises `InvalidRequest`.
+    def _event_for(self, planning_event: PlanningEvent, who: Principal) -> Event:
+        """Return the event to record: a move to planning, or a change of the story. Other moves are
+        left to the life cycle. Raises `InvalidRequest`.
         """
-        check_id(told.case_id, "case_id")
-        if told.plan_id:
-            check_id(told.plan_id, "plan_id")
-        if not told.event_type.strip():
+        check_id(planning_event.case_id, "case_id")
+        if planning_event.plan_id:
+            check_id(planning_event.plan_id, "plan_id")
+        if not planning_event.event_type.strip():
             raise InvalidRequest(
                 "event_type is empty; say what happened, for example story.transitioned"
             )
-        if not 0 <= told.timestamp_ms <= _LATEST_MS:
+        if not 0 <= planning_event.timestamp_ms <= _LATEST_MS:
             raise InvalidRequest(
-                f"timestamp_ms is {told.timestamp_ms}; milliseconds since 1970, or 0"
+                f"timestamp_ms is {planning_event.timestamp_ms}; milliseconds since 1970, or 0"
             )
         texts = (
-            told.event_type,
-            told.from_state,
-            told.to_state,
-            *told.metadata,
-            *told.metadata.values(),
+            planning_event.event_type,
+            planning_event.from_state,
+            planning_event.to_state,
+            *planning_event.metadata,
+            *planning_event.metadata.values(),
         )
         if sum(map(len, texts)) > self._limits.task_chars:
             raise InvalidRequest(
                 f"the event's texts have more than {self._limits.task_chars} characters "
                 "(limits.task_chars)"
             )
-        stories.strategy_of(told.metadata)
+        stories.strategy_of(planning_event.metadata)
         when = (
-            datetime.fromtimestamp(told.timestamp_ms / 1000, UTC) if told.timestamp_ms else _now()
+            datetime.fromtimestamp(planning_event.timestamp_ms / 1000, UTC)
+            if planning_event.timestamp_ms
+            else _now()
         )
-        moves = told.to_state.strip().lower() == PLANNING
+        moves_to_plan = planning_event.to_state.strip().lower() == PLANNING
         data = {
-            "story_id": told.case_id,
-            "plan_id": told.plan_id,
-            "event": told.event_type.strip(),
+            "story_id": planning_event.case_id,
+            "plan_id": planning_event.plan_id,
+            "event": planning_event.event_type.strip(),
             **(
-                {"from_state": told.from_state.strip().lower(), "to_state": PLANNING}
-                if moves
+                {"from_state": planning_event.from_state.strip().lower(), "to_state": PLANNING}
+                if moves_to_plan
                 else {}
             ),
             "actor": who.name,
-            "metadata": dict(told.metadata),
-            **stories.fields_of(told.metadata),
+            "metadata": dict(planning_event.metadata),
+            **stories.fields_of(planning_event.metadata),
         }
         ordinal = digest(
-            who.tenant, str(told.timestamp_ms), str(sorted(data.items(), key=lambda item: item[0]))
+            who.tenant,
+            str(planning_event.timestamp_ms),
+            str(sorted(data.items(), key=lambda item: item[0])),
         )
-        kind = EventType.STORY_TRANSITIONED if moves else EventType.STORY_CHANGED
+        kind = EventType.STORY_TRANSITIONED if moves_to_plan else EventType.STORY_CHANGED
         return write(
-            kind, told.case_id, data, ordinal=ordinal, tenant=who.tenant, time=when.isoformat()
+            kind,
+            planning_event.case_id,
+            data,
+            ordinal=ordinal,
+            tenant=who.tenant,
+            time=when.isoformat(),
         )
 
 
-def _untold(story: Story) -> str:
+def _unknown_story_message(story: Story) -> str:
     return (
         f"nothing is known of story {story.id!r}: tell its title and brief first, in the metadata "
         "of ProcessPlanningEvent"
@@ -401,16 +421,16 @@ def _untold(story: Story) -> str:
 
 
 def _check_role(who: Principal) -> None:
-    if not _CHANGES & who.roles:
+    if not _EDITOR_ROLES & who.roles:
         raise Refused(
             "the tasks of a story on the board are changed by who has one of the roles "
-            f"{', '.join(sorted(_CHANGES))}"
+            f"{', '.join(sorted(_EDITOR_ROLES))}"
         )
 
 
 def _check_may_plan(card: StoryState, who: Principal) -> None:
-    """See that somebody may give a story on the board other tasks now. Raises `Refused`,
-    `InvalidRequest`.
+    """Raise `Refused` or `InvalidRequest` if the caller may not replace the tasks of a story on the
+    board now.
     """
     _check_role(who)
     _check_designing(card)
@@ -424,8 +444,8 @@ def _check_designing(card: StoryState) -> None:
 
 
 def changeable(card: StoryState) -> Plan:
-    """Return the plan of a story whose tasks can be changed now. Raises `InvalidRequest` for any
-    other.
+    """Return the plan of a story whose tasks can be changed now. Raises `InvalidRequest` for other
+    stories.
     """
     if card.stand.state != _DESIGN or "planned" not in card.stand.facts or card.plan is None:
         when = (
@@ -436,14 +456,16 @@ def changeable(card: StoryState) -> Plan:
 
 
 def plan_of(derived: Event) -> Plan:
-    """Return what an event derives. Raises `InvalidRequest` for a malformed one."""
+    """Return the plan that an event derives. Raises `InvalidRequest` for a malformed event."""
     return load(Plan, {"actor": "local", "publish": False} | dict(derived.data))
 
 
 def may_change(card: StoryState, who: Principal) -> bool:
-    """Whether somebody may change a story's tasks now."""
+    """Return True if the caller may change a story's tasks now."""
     return (
-        card.stand.state == _DESIGN and "planned" in card.stand.facts and bool(_CHANGES & who.roles)
+        card.stand.state == _DESIGN
+        and "planned" in card.stand.facts
+        and bool(_EDITOR_ROLES & who.roles)
     )
 
 
@@ -461,21 +483,21 @@ def _plan_event(plan: Plan, who: Principal) -> Event:
 
 
 def derivation_id(tenant: str, case_id: str, plan_id: str) -> str:
-    """Return the id of the event that records a plan: one a plan, whoever derives it."""
+    """Return the id of the event that records a plan. It is the same whoever derives the plan."""
     return event_id(EventType.PLAN_DERIVED, plan_id, digest(tenant, case_id), 0)
 
 
-def _plan_of(event: Event) -> str:
-    named = event.data.get("plan_id")
+def _plan_id_of(event: Event) -> str:
+    plan_id = event.data.get("plan_id")
     return (
-        check_id(str(named), "plan_id")
-        if named
+        check_id(str(plan_id), "plan_id")
+        if plan_id
         else f"plan-{digest(str(event.data.get('story_id')))[:16]}"
     )
 
 
 def moves_to_planning(event: Event) -> bool:
-    """Whether an event from outside asks for a story's tasks to be derived."""
+    """Return True if an external event asks for a story's tasks to be derived."""
     data = event.data
     return (
         event.type is EventType.STORY_TRANSITIONED

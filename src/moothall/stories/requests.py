@@ -27,8 +27,8 @@ def task_request(
         for outcome in done
         if outcome.results and not outcome.commit_sha
     ]
-    # Three characters a token, as prompts count: a longer context is refused.
-    room = limits.context_tokens * 3 // max(1, len(texts))
+    # Prompts count three characters a token, and a longer context is refused.
+    chars_per_text = limits.context_tokens * 3 // max(1, len(texts))
     return DeliberationRequest(
         description=task.description,
         role=task.role,
@@ -39,5 +39,5 @@ def task_request(
         plan_id=task.plan_id,
         origin="plan",
         about_text=repository is None,
-        context="\n\n".join(text[: room - 10] for text in texts),
+        context="\n\n".join(text[: chars_per_text - 10] for text in texts),
     )

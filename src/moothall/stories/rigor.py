@@ -22,16 +22,16 @@ Decision = Literal["pass", "warn", "block"]
 _Points = Annotated[int, Field(ge=0, le=100)]
 _Count = Annotated[int, Field(ge=0)]
 _CRITICAL, _MAJOR = 0.25, 0.05
-"""What each new finding takes of the points of `static`."""
+"""The share of the points of `static` that each new finding costs."""
 
 
-class _Read(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Level(_Read):
-    """What a rigor level asks: points of each part, parts that must be there, and from how many
-    points a job passes or is warned of.
+class Level(_FrozenModel):
+    """The requirements of a rigor level: points for each part, required parts, and the points from
+    which a job passes or is warned of.
     """
 
     weights: Mapping[Part, _Points]
@@ -41,7 +41,7 @@ class Level(_Read):
     warn: _Points
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_consistency(self) -> Self:
         if sum(self.weights.values()) != 100:  # noqa: PLR2004 - of 100 points
             raise ValueError(f"the weights sum to {sum(self.weights.values())}, not to 100")
         if self.warn > self.pass_ or not set(self.required) <= set(self.weights):
@@ -49,14 +49,14 @@ class Level(_Read):
         return self
 
 
-class Build(_Read):
-    """Whether it was built."""
+class Build(_FrozenModel):
+    """The result of a build."""
 
     ok: bool = False
 
 
-class SuiteRun(_Read):
-    """A run of tests; `coverage` is of the lines, 0 to 1."""
+class SuiteRun(_FrozenModel):
+    """A run of tests; `coverage` is the share of lines, 0 to 1."""
 
     ok: bool = False
     passed: _Count = 0
@@ -64,8 +64,8 @@ class SuiteRun(_Read):
     coverage: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
 
 
-class SonarResult(_Read):
-    """What SonarQube found; `quality_gate` OK or ERROR, empty where it said nothing."""
+class SonarResult(_FrozenModel):
+    """The findings of SonarQube; `quality_gate` is OK or ERROR, empty if it is unknown."""
 
     project_key: str = ""
     quality_gate: str = ""
@@ -73,15 +73,15 @@ class SonarResult(_Read):
     new_major: _Count = 0
 
 
-class Static(_Read):
-    """Linters and type checkers."""
+class Static(_FrozenModel):
+    """The results of linters and type checkers."""
 
     ok: bool = False
     sonar: SonarResult = SonarResult()
 
 
-class JobReport(_Read):
-    """What was run for a job. A part that is None was not."""
+class JobReport(_FrozenModel):
+    """The evidence of a job. A part that is None was not run."""
 
     build: Build | None = None
     unit: SuiteRun | None = None
@@ -89,8 +89,10 @@ class JobReport(_Read):
     e2e: SuiteRun | None = None
 
 
-class Rating(_Read):
-    """0 to 100 points, the level, why points are missing, and whether the job may pass."""
+class Rating(_FrozenModel):
+    """A score of 0 to 100 points, the level, the reasons for missing points, and whether the job
+    may pass.
+    """
 
     score: _Points
     rigor: str
@@ -100,15 +102,13 @@ class Rating(_Read):
 
 @cache
 def levels() -> Mapping[str, Level]:
-    """Return the levels by name. A file that is wrong is a bug of ours, and an error of
-    pydantic.
-    """
+    """Return the levels by name. An invalid file is a bug and raises a pydantic error."""
     text = files("moothall.stories").joinpath("rigor.yaml").read_text(encoding="utf-8")
     return TypeAdapter(dict[str, Level]).validate_python(yaml.safe_load(text))
 
 
 def rate(report: JobReport, level_name: str = "") -> Rating:
-    """Return how good the evidence is. Raises `InvalidRequest` for a level that there is not."""
+    """Rate the evidence of a job. Raises `InvalidRequest` for an unknown level."""
     name = level_name.strip().upper() or DEFAULT_LEVEL
     level = levels().get(name)
     if level is None:
@@ -135,7 +135,7 @@ def rate(report: JobReport, level_name: str = "") -> Rating:
     return Rating(
         score=score,
         rigor=name,
-        reasons=(*(f"blocks: {said}" for said in blocking), *reasons),
+        reasons=(*(f"blocks: {blocker}" for blocker in blocking), *reasons),
         decision=decision,
     )
 
@@ -149,38 +149,40 @@ def _find_blockers(report: JobReport, level: Level) -> Iterator[str]:
 
 
 def _evidence(part: Part, report: JobReport) -> object:
-    """Return what there is of a part, None where there is nothing. A run of no tests is none."""
-    found = getattr(report, "unit" if part == "coverage" else part)
-    if isinstance(found, SuiteRun):
-        return found if found.passed + found.failed else None
-    return found
+    """Return the evidence of a part, None if there is none. A run without tests counts as none."""
+    evidence = getattr(report, "unit" if part == "coverage" else part)
+    if isinstance(evidence, SuiteRun):
+        return evidence if evidence.passed + evidence.failed else None
+    return evidence
 
 
 def _share(part: Part, report: JobReport, level: Level) -> tuple[float, str]:
-    """Return how much of a part's points it has, 0 to 1, and why not all."""
-    found = _evidence(part, report)
-    if found is None:
+    """Return the share of a part's points that was earned, 0 to 1, and the reason if it is less
+    than 1.
+    """
+    evidence = _evidence(part, report)
+    if evidence is None:
         return 0.0, f"{part}: not run"
-    if part == "coverage" and isinstance(found, SuiteRun):
+    if part == "coverage" and isinstance(evidence, SuiteRun):
         return min(
-            1.0, found.coverage / level.coverage
-        ), f"coverage: {found.coverage:.0%} of the lines, asked are {level.coverage:.0%}"
-    if isinstance(found, SuiteRun):
-        whole = found.ok and not found.failed
+            1.0, evidence.coverage / level.coverage
+        ), f"coverage: {evidence.coverage:.0%} of the lines, asked are {level.coverage:.0%}"
+    if isinstance(evidence, SuiteRun):
+        passed = evidence.ok and not evidence.failed
         return (
-            float(whole),
-            f"{part}: {found.failed} of {found.passed + found.failed} tests failed"
-            if found.failed
+            float(passed),
+            f"{part}: {evidence.failed} of {evidence.passed + evidence.failed} tests failed"
+            if evidence.failed
             else f"{part}: not ok",
         )
-    if isinstance(found, Static):
-        return _static(found)
-    return float(isinstance(found, Build) and found.ok), f"{part}: failed"
+    if isinstance(evidence, Static):
+        return _static_share(evidence)
+    return float(isinstance(evidence, Build) and evidence.ok), f"{part}: failed"
 
 
-def _static(found: Static) -> tuple[float, str]:
-    sonar = found.sonar
-    if not found.ok:
+def _static_share(result: Static) -> tuple[float, str]:
+    sonar = result.sonar
+    if not result.ok:
         return 0.0, "static: not ok"
     if sonar.quality_gate and sonar.quality_gate.upper() != "OK":
         return 0.0, f"static: the quality gate says {sonar.quality_gate[:20]!r}"

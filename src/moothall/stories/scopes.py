@@ -1,4 +1,4 @@
-"""Who may be told what of a story: the table `scopes.yaml`. No caller widens it."""
+"""Access to a story's context by role: the table `scopes.yaml`. No caller can widen it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Scope = Literal[
 
 
 class Scopes(BaseModel):
-    """The table. Scopes are in the order in which a pack is laid out."""
+    """The table of scopes. They are in the order in which a context is laid out."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,7 +39,7 @@ class Scopes(BaseModel):
     phases: Mapping[str, tuple[Scope, ...]]
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_consistency(self) -> Self:
         if set(self.roles) != set(ROLES):
             raise ValueError(f"the roles are {', '.join(ROLES)}")
         if self.phase not in self.phases:
@@ -53,8 +53,8 @@ class Scopes(BaseModel):
         return self
 
     def allowed_scopes(self, role: str, phase: str) -> tuple[Scope, ...]:
-        """Return what may be told to a role in a phase; each may be empty. Raises
-        `InvalidRequest`.
+        """Return the scopes that a role may see in a phase. An empty role or phase means all roles
+        or the default phase. Raises `InvalidRequest`.
         """
         phase = phase.strip().lower() or self.phase
         if phase not in self.phases:
@@ -69,7 +69,9 @@ class Scopes(BaseModel):
         return tuple(scope for scope in self.worth if all(scope in row for row in rows))
 
     def check_note(self, role: str, kind: str) -> None:
-        """See that a role may note something of this kind. Raises `InvalidRequest`, `Refused`."""
+        """Raise `InvalidRequest` for an unknown kind of note, `Refused` if the role may not write
+        it.
+        """
         if kind not in self.notes:
             raise InvalidRequest(
                 f"unknown entity_type {kind[:40]!r}; it is one of {', '.join(self.notes)}"
@@ -77,26 +79,26 @@ class Scopes(BaseModel):
         if self.notes[kind] not in self.roles[role]:
             raise Refused(f"{role} is not told {self.notes[kind]}, and so may not note a {kind}")
 
-    def note_kinds(self, told: Sequence[str]) -> tuple[str, ...]:
-        """Return the kinds of notes that are told with these scopes."""
-        return tuple(kind for kind, scope in self.notes.items() if scope in told)
+    def note_kinds(self, visible: Sequence[str]) -> tuple[str, ...]:
+        """Return the kinds of notes that belong to these scopes."""
+        return tuple(kind for kind, scope in self.notes.items() if scope in visible)
 
-    def check(self, given: tuple[str, ...]) -> tuple[Scope, ...]:
-        """Return scopes by their names, in order. Raises `InvalidRequest` that names the unknown
+    def check(self, names: tuple[str, ...]) -> tuple[Scope, ...]:
+        """Return scopes by their names, in order. Raises `InvalidRequest` naming the unknown
         ones.
         """
-        named = {scope.strip().lower() for scope in given}
-        if strange := sorted(named - set(self.worth)):
+        normalized = {scope.strip().lower() for scope in names}
+        if unknown := sorted(normalized - set(self.worth)):
             raise InvalidRequest(
-                f"unknown scope {', '.join(name[:40] for name in strange)}; the scopes are "
+                f"unknown scope {', '.join(name[:40] for name in unknown)}; the scopes are "
                 f"{', '.join(self.worth)}"
             )
-        return tuple(scope for scope in self.worth if scope in named)
+        return tuple(scope for scope in self.worth if scope in normalized)
 
 
 @cache
 def scopes() -> Scopes:
-    """Return the table that comes with Moothall."""
+    """Return the built-in table."""
     return Scopes.model_validate(
         yaml.safe_load(files(__package__).joinpath("scopes.yaml").read_text(encoding="utf-8"))
     )

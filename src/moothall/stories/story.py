@@ -1,4 +1,4 @@
-"""What is known of a story: its events folded, and what a caller's metadata says."""
+"""A story folded from its events, and the fields that a caller's metadata sets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from moothall.domain.plan import Story, Strategy
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
 
-_TELLING = {EventType.STORY_CREATED, EventType.STORY_CHANGED, EventType.STORY_TRANSITIONED}
-"""What metadata may say of a story and its plan; other keys are kept and mean nothing here."""
+_DESCRIPTIVE = {EventType.STORY_CREATED, EventType.STORY_CHANGED, EventType.STORY_TRANSITIONED}
+"""The event types whose fields describe a story; other keys are stored and ignored here."""
 
 
 def fold(story: Story, event: Event) -> Story:
-    """Return the story with what an event says of it. What is malformed says nothing: the log is
-    written by many.
+    """Return the story updated by an event. Malformed fields are ignored, since any program may
+    write to the log.
     """
-    if event.type not in _TELLING or event.data.get("story_id") != story.id:
+    if event.type not in _DESCRIPTIVE or event.data.get("story_id") != story.id:
         return story
     data = event.data
     return replace(
@@ -35,7 +35,7 @@ def fold(story: Story, event: Event) -> Story:
 
 
 def fields_of(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return metadata as fields of a story's event; `ac` has a criterion on each line."""
+    """Return metadata as fields of a story event; `ac` has one criterion on each line."""
     fields: dict[str, Any] = {
         name: metadata[name]
         for name in ("title", "brief", "repository", "ref")
@@ -46,12 +46,12 @@ def fields_of(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def roles_of(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the roles that metadata names, with commas between them."""
+    """Return the comma-separated roles that metadata names."""
     return _list_of(metadata.get("roles"))
 
 
 def strategy_of(metadata: Mapping[str, Any]) -> Strategy:
-    """Return how metadata wants tasks derived. Raises `InvalidRequest`."""
+    """Return the strategy for deriving tasks that metadata asks for. Raises `InvalidRequest`."""
     number = _text(metadata.get("max_tasks_per_role")) or "0"
     if not (number.isascii() and number.isdecimal() and len(number) < 5):  # noqa: PLR2004 - thousands are enough
         raise InvalidRequest(
@@ -91,11 +91,13 @@ def _budget(value: object) -> Budget | None:
 
 
 def _repository(value: object, ref: str) -> RepositoryRef | None:
-    """A story names a repository by its registered id, a path or a URL, or by id, url and ref."""
+    """Return the repository that a story names by its registered id, a path or a URL, or by id, url
+    and ref.
+    """
     if isinstance(value, Mapping):
-        found = RepositoryRef(
+        repository = RepositoryRef(
             _text(value.get("id")), _text(value.get("url")), _text(value.get("ref")) or ref
         )
     else:
-        found = RepositoryRef.from_name(_text(value), ref)
-    return found if found.id or found.url else None
+        repository = RepositoryRef.from_name(_text(value), ref)
+    return repository if repository.id or repository.url else None

@@ -1,5 +1,5 @@
-"""A story on the board: what is recorded of it, folded. A recorded move counts only where the life
-cycle allowed it, so that a story stands where its evidence put it, whoever wrote to the log.
+"""The state of a story on the board, folded from its events. A recorded move counts only if the
+life cycle allowed it, whoever wrote it to the log.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from moothall.stories import coach
 from moothall.stories import story as stories
 from moothall.stories.lifecycle import Need, StoryPosition, decide, lifecycle
 
-_REMARKS = 100
+_MAX_REMARKS = 100
 COMPLETED, PASSED, FAILED = "completed", "passed", "failed"
-"""How a plan, and the check of a story's result as a whole, end where all is well; how what can't
-be delivered ends.
-"""
+"""The statuses of a successful plan, of a passed check of the whole, and of a failed delivery."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoryState:
-    """A story on the board; `seq` is that of its last event, 0 for one that there is not; not
-    `created`: something is known of it, but nobody put it on the board. `entered` is the event that
-    moved it last, `plan` that of its tasks (`plans` of them so far), `ended` how they ended since
-    then, `worn` that they ended before. `commits` are what they came to since the story was
-    designed, newest first, `check` is the last check of all that as a whole, of `checks`;
-    `delivery` what approval did with it last. `decided`
-    is the last move that is recorded as a decision. `remarks` are what was said of lines since its
-    tasks were derived.
+    """A story on the board.
+
+    `seq` is that of its last event, 0 if the story is unknown. `created` is false if there are
+    events about it but nobody put it on the board. `entered` is the event that moved it last.
+    `plan` is the event with its tasks, `plans` the number of plans so far, `ended` how those tasks
+    ended since then; `worn` is true if they ended before. `commits` are the results since the story
+    was designed, newest first. `check` is the last check of them as a whole, `checks` the number of
+    checks. `delivery` is the last attempt at delivery. `decided` is the last move recorded as a
+    decision. `remarks` are the comments on lines since the tasks were derived.
     """
 
     story: Story
@@ -51,40 +50,40 @@ class StoryState:
 
     @property
     def moved(self) -> str:
-        """The id of the event that moved it last."""
+        """The id of the event that moved the story last."""
         return self.entered.id if self.entered else ""
 
     @property
     def draft(self) -> coach.StoryDraft:
-        """What the coach scores."""
+        """The text that the coach scores."""
         return coach.StoryDraft(self.story.title, self.story.brief, self.story.ac)
 
 
 def fold(card: StoryState, recorded: Recorded, tenant: str) -> StoryState:
-    """Return a card with what an event of its topic says. What is malformed, of another tenant or
-    not allowed moves nothing.
+    """Return a card updated by an event of its topic. A malformed event, one of another tenant and
+    a move that is not allowed change nothing but `seq`.
     """
     event = recorded.event
     card = replace(card, seq=recorded.seq)
     if event.tenant != tenant or event.data.get("story_id") != card.story.id:
         return card
     card = replace(card, story=stories.fold(card.story, event))
-    stand = _stand(card, event)
-    if stand.state != card.stand.state:
-        return enter(card, stand, event)
-    begun = (
+    position = _position_after(card, event)
+    if position.state != card.stand.state:
+        return enter(card, position, event)
+    created = (
         event.type is EventType.STORY_CREATED
         and str(event.data.get("rigor_level")) in lifecycle().ready
     )
-    card = replace(card, stand=stand, created=card.created or begun)
+    card = replace(card, stand=position, created=card.created or created)
     if event.type is EventType.PLAN_DERIVED:
         return replace(card, plan=event, plans=card.plans + 1, ended=None, worn=False, remarks=())
-    if event.type is EventType.STORY_COMMENTED and (said := remark(event)) is not None:
-        return replace(card, remarks=(*card.remarks, said)[-_REMARKS:])
+    if event.type is EventType.STORY_COMMENTED and (comment := remark(event)) is not None:
+        return replace(card, remarks=(*card.remarks, comment)[-_MAX_REMARKS:])
     if event.type is EventType.PLAN_FINISHED and _of_plan(card, event):
-        made = event.data.get("commits")
-        made = [str(sha) for sha in made] if isinstance(made, list | tuple) else []
-        return replace(card, ended=event, commits=tuple(dict.fromkeys((*made, *card.commits))))
+        commits = event.data.get("commits")
+        commits = [str(sha) for sha in commits] if isinstance(commits, list | tuple) else []
+        return replace(card, ended=event, commits=tuple(dict.fromkeys((*commits, *card.commits))))
     if event.type is EventType.STORY_CHECKED:
         card = replace(card, check=event, checks=card.checks + 1)
     elif event.type is EventType.STORY_DELIVERED:
@@ -95,34 +94,36 @@ def fold(card: StoryState, recorded: Recorded, tenant: str) -> StoryState:
 
 
 def remark(event: Event) -> LineComment | None:
-    """Return what an event says of a line of a diff; None for any other, and what is malformed."""
+    """Return the comment on a line of a diff that an event records. Return None for other and for
+    malformed events.
+    """
     data = event.data
     line = data.get("line")
-    named = [
+    values = [
         value
         for name in ("task_id", "path", "comment")
         if isinstance(value := data.get(name), str) and value
     ]
-    if event.type is not EventType.STORY_COMMENTED or len(named) < 3 or not isinstance(line, int):  # noqa: PLR2004 - all of them
+    if event.type is not EventType.STORY_COMMENTED or len(values) < 3 or not isinstance(line, int):  # noqa: PLR2004 - all of them
         return None
-    task_id, path, comment = named
+    task_id, path, comment = values
     return LineComment(
         task_id, path, line, str(data.get("quoted") or ""), comment, str(data.get("actor") or "")
     )
 
 
-def enter(card: StoryState, stand: StoryPosition, event: Event) -> StoryState:
-    """Return a card in another state. A design begins anew, and so does what did not go together
-    with its base; elsewhere what was made stays.
+def enter(card: StoryState, position: StoryPosition, event: Event) -> StoryState:
+    """Return a card in another state. Its commits are dropped when a design begins, and when the
+    story is reopened after delivery.
     """
-    anew = stand.state == "design" or card.stand.state in lifecycle().end
+    starts_over = position.state == "design" or card.stand.state in lifecycle().end
     return replace(
         card,
-        stand=stand,
+        stand=position,
         entered=event,
         ended=None,
         worn=card.worn or card.ended is not None,
-        commits=() if anew else card.commits,
+        commits=() if starts_over else card.commits,
     )
 
 
@@ -130,29 +131,31 @@ def _of_plan(card: StoryState, event: Event) -> bool:
     return card.plan is not None and event.data.get("derivation_id") == card.plan.id
 
 
-def _stand(card: StoryState, event: Event) -> StoryPosition:
-    stand, data = card.stand, event.data
+def _position_after(card: StoryState, event: Event) -> StoryPosition:
+    position, data = card.stand, event.data
     if event.type in {EventType.STORY_CREATED, EventType.STORY_CHANGED}:
         rigor = str(data.get("rigor_level"))
         return replace(
-            stand, rigor=rigor if rigor in lifecycle().ready else stand.rigor, points=_points(card)
+            position,
+            rigor=rigor if rigor in lifecycle().ready else position.rigor,
+            points=_points(card),
         )
     if event.type is EventType.STORY_TRANSITIONED:
         roles = data.get("roles")
         try:
             return decide(
-                stand,
+                position,
                 str(data.get("event")),
                 {str(role) for role in roles} if isinstance(roles, list | tuple) else (),
             )
         except Permanent:  # the table does not allow it
-            return stand
+            return position
     fact = _fact(card, event)
-    return stand.record(fact) if fact else stand
+    return position.record(fact) if fact else position
 
 
 def _fact(card: StoryState, event: Event) -> Need | None:
-    """Return what an event is evidence of."""
+    """Return the fact that an event is evidence of, None for other events."""
     status = event.data.get("status")
     if event.type is EventType.PLAN_DERIVED:
         return "planned"
@@ -181,7 +184,7 @@ def _points(card: StoryState) -> int:
 
 
 def by_state(cards: Iterable[StoryState]) -> Mapping[str, list[StoryState]]:
-    """Return the board's columns, every state among them."""
+    """Return the columns of the board, empty ones included."""
     columns: dict[str, list[StoryState]] = {state: [] for state in lifecycle().states}
     for card in cards:
         columns[card.stand.state].append(card)

@@ -1,5 +1,5 @@
-"""What became of a story's tasks, round by round: of each how it stands, why, and what somebody may
-do about it.
+"""The history of a story's tasks, in rounds: the status of each task, the reason, and what somebody
+may do about it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from moothall.stories.architect_prompts import design_task
 from moothall.stories.executor import NO_WINNER, SKIPPED
 
 WON = "won"
-_WORDS: Mapping[str, str] = {
+_STATUS_LABELS: Mapping[str, str] = {
     DeliberationStatus.COMPLETED: WON,
     NO_WINNER: "no winner",
     SKIPPED: "skipped",
@@ -25,10 +25,10 @@ _WORDS: Mapping[str, str] = {
     DeliberationStatus.PENDING: "queued",
     DeliberationStatus.IN_PROGRESS: "at work",
 }
-_WAITS = "waits"
+_WAITING = "waits"
 _PEOPLE = "people"
 _LOST = frozenset({"no winner", "failed", "out of time", "cancelled", "skipped"})
-_NEXT = {
+_NEXT_BY_STATE = {
     "build": (
         "read its evidence, then reject the build and say what is to be different: the story goes "
         "back to design, and its tasks are derived anew"
@@ -38,10 +38,12 @@ _NEXT = {
 
 @dataclass(frozen=True, slots=True)
 class RoundTask:
-    """A task of a story. `number` is its place from 1, `after` are the numbers of those that it
-    builds on. `stand` is won, no winner, failed, out of time, cancelled or skipped at its end, and
-    waits, queued or at work before; `why` says more of it, `next` what somebody may do. `begun`: a
-    council has it, or had.
+    """A task of a story.
+
+    `number` is its place from 1, `after` are the numbers of the tasks that it builds on. `stand` is
+    its status: waits, queued or at work, and at the end won, no winner, failed, out of time,
+    cancelled or skipped. `why` gives details, `next` what somebody may do. `begun` is true once a
+    council has taken it up.
     """
 
     number: int
@@ -49,22 +51,24 @@ class RoundTask:
     role: str
     description: str
     after: tuple[int, ...] = ()
-    stand: str = _WAITS
+    stand: str = _WAITING
     why: str = ""
     next: str = ""
     begun: bool = False
 
     @property
     def lost(self) -> bool:
-        """Whether it ended, and came to nothing."""
+        """True if the task ended without a result."""
         return self.stand in _LOST
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The tasks of one plan, in order. `by` is architects, roles, repair or people, `why` says why
-    not architects where those were asked; `design` is the task of the architects who divided the
-    story, or empty; `actor` is who changed what they made.
+    """The tasks of one plan, in order.
+
+    `by` is architects, roles, repair or people; `why` says why architects that were asked did not
+    derive it. `design` is the task of the architects who divided the story, or empty. `actor` is
+    who changed their tasks.
     """
 
     plan_id: str
@@ -83,31 +87,31 @@ def task_ids(history: Iterable[Event]) -> tuple[str, ...]:
 def rounds(
     history: Sequence[Event], views: Mapping[str, TaskView], state: str
 ) -> tuple[Round, ...]:
-    """Return the rounds of a story that is in a state, the first first. `views` is what is known of
-    its tasks, by id.
+    """Return the rounds of a story in this state, oldest first. `views` maps task ids to the status
+    of the tasks.
     """
     ends = {
         event.data.get("derivation_id"): event.data
         for event in history
         if event.type is EventType.PLAN_FINISHED
     }
-    found: list[Round] = []
+    rounds_so_far: list[Round] = []
     for event in history:
         if event.type is EventType.PLAN_DERIVED:
             if (
-                found and event.data.get("by") == _PEOPLE
-            ):  # they stand in the place of those that were changed, which nobody began
-                found.pop()
-            found.append(_round(event, ends.get(event.id, {}), views))
-    if found:
-        found[-1] = _say_next(found[-1], state)
-    return tuple(found)
+                rounds_so_far and event.data.get("by") == _PEOPLE
+            ):  # edited tasks replace those of the plan before, which nobody began
+                rounds_so_far.pop()
+            rounds_so_far.append(_round(event, ends.get(event.id, {}), views))
+    if rounds_so_far:
+        rounds_so_far[-1] = _with_next_actions(rounds_so_far[-1], state)
+    return tuple(rounds_so_far)
 
 
 def _round(derived: Event, end: Mapping[str, Any], views: Mapping[str, TaskView]) -> Round:
     tasks = _tasks(derived)
-    said, why = (
-        found if isinstance(found := end.get(name), Mapping) else {} for name in ("tasks", "why")
+    statuses, errors = (
+        value if isinstance(value := end.get(name), Mapping) else {} for name in ("tasks", "why")
     )
     numbers = {str(task["task_id"]): number for number, task in enumerate(tasks, 1)}
     steps = []
@@ -123,7 +127,9 @@ def _round(derived: Event, end: Mapping[str, Any], views: Mapping[str, TaskView]
             if isinstance(after, list | tuple)
             else (),
         )
-        steps.append(_stand(step, str(said.get(task_id, "")), str(why.get(task_id, "")), view))
+        steps.append(
+            _with_status(step, str(statuses.get(task_id, "")), str(errors.get(task_id, "")), view)
+        )
     by = str(derived.data.get("by") or "")
     design = (
         design_task(str(derived.data.get("plan_id")))
@@ -140,54 +146,61 @@ def _round(derived: Event, end: Mapping[str, Any], views: Mapping[str, TaskView]
     )
 
 
-def _stand(step: RoundTask, said: str, wrong: str, view: TaskView | None) -> RoundTask:
-    """Return a task with how it stands: as the plan's end says, else as its council does. `wrong`:
-    what the plan's end says of an error.
+def _with_status(step: RoundTask, end_status: str, error: str, view: TaskView | None) -> RoundTask:
+    """Return a task with its status, from the end of its plan or else from its council. `error` is
+    the error that the end of the plan records.
     """
-    if said == SKIPPED:
+    if end_status == SKIPPED:
         return replace(
             step,
-            stand=_WORDS[SKIPPED],
+            stand=_STATUS_LABELS[SKIPPED],
             why="what it builds on has no winner, or does not go together",
         )
     if view is None:
         return (
-            replace(step, stand=_WORDS.get(said, said.lower()), why=wrong, begun=True)
-            if said
+            replace(
+                step,
+                stand=_STATUS_LABELS.get(end_status, end_status.lower()),
+                why=error,
+                begun=True,
+            )
+            if end_status
             else step
         )
-    status = said or (
+    status = end_status or (
         NO_WINNER
         if view.status is DeliberationStatus.COMPLETED and not view.winner_id
         else view.status.value
     )
-    stand, why = _WORDS.get(status, status.lower()), view.error
-    if stand == WON:
+    label, why = _STATUS_LABELS.get(status, status.lower()), view.error
+    if label == WON:
         why = f"{view.winner_id}, {view.level}"
     elif not view.status.ended:
         why = f"{view.progress} %"
-    return replace(step, stand=stand, why=why, begun=True)
+    return replace(step, stand=label, why=why, begun=True)
 
 
-def _say_next(last: Round, state: str) -> Round:
-    """Return the round that counts, with what somebody may do now about each task."""
+def _with_next_actions(last: Round, state: str) -> Round:
+    """Return the current round with what somebody may do now about each task."""
     steps = []
     for step in last.steps:
-        said = ""
-        if step.stand == _WAITS:
-            said = (
+        next_action = ""
+        if step.stand == _WAITING:
+            next_action = (
                 "begins when the design is accepted"
                 if state == "design"
                 else "begins when those before it have a winner"
             )
         elif step.lost:
-            said = _NEXT.get(state, "")
-        steps.append(replace(step, next=said))
+            next_action = _NEXT_BY_STATE.get(state, "")
+        steps.append(replace(step, next=next_action))
     return replace(last, steps=tuple(steps))
 
 
 def _tasks(event: Event) -> list[Mapping[str, Any]]:
-    """Return the tasks that an event derives; none for any other, or where it is malformed."""
+    """Return the tasks that an event derives. Return an empty list for other and for malformed
+    events.
+    """
     tasks = event.data.get("tasks") if event.type is EventType.PLAN_DERIVED else None
     return (
         [task for task in tasks if isinstance(task, Mapping) and task.get("task_id")]

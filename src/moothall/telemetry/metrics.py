@@ -127,7 +127,7 @@ WASM_LIMITS = _counter(
 )
 GUARD_ALERTS = _counter(
     "moothall_guard_alerts_total",
-    "Alerts of the tool gateway; kind is denials or escapes (attempts to leave the sandbox).",
+    "Alerts of the tool gateway; kind is denials or escapes (attempts to escape a sandbox).",
     "kind",
 )
 CHECKS = _counter(

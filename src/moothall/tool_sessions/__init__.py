@@ -1,3 +1,3 @@
-"""External callers the councils: each opens a workspace, is given a token for it, acts through
-the gate, and closes it.
+"""Tool sessions of callers outside the councils. Each caller opens a workspace, receives a token
+for it, calls tools through the gateway, and closes it.
 """

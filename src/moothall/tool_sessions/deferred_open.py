@@ -1,4 +1,4 @@
-"""Workspaces of tasks for callers: opened when they are first called, on the task's own commit."""
+"""Workspaces of tasks for callers. They are opened on the task's own commit at the first call."""
 
 from __future__ import annotations
 
@@ -16,33 +16,38 @@ from moothall.tool_sessions.manager import Find, PendingWorkspace
 
 
 def of_tasks(deliberations: Deliberations) -> Find:
-    """Return what finds the workspace that is called like a task: of that task's repository and
+    """Return a function that finds the workspace named after a task, with the task's repository and
     role.
     """
 
-    async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
-        task_id = own_id(workspace, who.tenant)
+    async def find(workspace: str, principal: Principal) -> PendingWorkspace | None:
+        task_id = own_id(workspace, principal.tenant)
         try:
-            d = await _request_of(deliberations, task_id, who)
-            outcome = await deliberations.result(task_id, who)
+            deliberation = await _request_of(deliberations, task_id, principal)
+            outcome = await deliberations.result(task_id, principal)
         except (NotFound, InvalidRequest):
             return None
-        if d.principal != who.name:
+        if deliberation.principal != principal.name:
             return None
         if outcome.status is DeliberationStatus.CANCELLED:
             raise Refused(f"task {task_id} was cancelled: nothing acts for it any more")
-        if d.repository is None or d.base_sha is None:
+        if deliberation.repository is None or deliberation.base_sha is None:
             raise InvalidRequest(f"task {task_id} has no repository, so it has no workspace")
-        # The registry's id where it has one: a URL would be fetched and checked again.
-        url = "" if d.repository.id else d.repository.url
-        return PendingWorkspace(RepositoryRef(id=d.repository.id, url=url, ref=d.base_sha), d.role)
+        # Prefer the registry's id, because a URL would be fetched and checked again.
+        url = "" if deliberation.repository.id else deliberation.repository.url
+        return PendingWorkspace(
+            RepositoryRef(id=deliberation.repository.id, url=url, ref=deliberation.base_sha),
+            deliberation.role,
+        )
 
     return find
 
 
-async def _request_of(deliberations: Deliberations, task_id: str, who: Principal) -> Deliberation:
-    """Return a deliberation as it was asked for. Raises `NotFound`."""
-    async with aclosing(deliberations.watch(task_id, 0, who)) as events:
+async def _request_of(
+    deliberations: Deliberations, task_id: str, principal: Principal
+) -> Deliberation:
+    """Return a deliberation as it was requested. Raises `NotFound`."""
+    async with aclosing(deliberations.watch(task_id, 0, principal)) as events:
         async for recorded in events:
             if recorded.event.type is EventType.DELIBERATION_REQUESTED:
                 return load(Deliberation, recorded.event.data)

@@ -1,5 +1,5 @@
-"""Code of external callers: run once for each execution id, its tools called as the caller's
-own are.
+"""Code of external callers. It runs once per execution id, and its tool calls are checked like the
+caller's own.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from moothall.tool_sessions.manager import ToolSessions
 from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import is_granted
 
-_KEPT = 1000
-_CODE_CHARS = 100_000
-_ID_CHARS = 200
-_READS = "files.read"
+_MAX_ANSWERS = 1000
+_MAX_CODE_CHARS = 100_000
+_MAX_ID_CHARS = 200
+_READ_TOOL = "files.read"
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionOrder:
-    """What a caller wants run. Zeros are the configured limits, which nothing exceeds. Times in
-    milliseconds.
+    """The code that a caller wants to run. Zeros mean the configured limits, which are also the
+    maximum. Times are in milliseconds.
     """
 
     workspace: str
@@ -48,45 +48,46 @@ class ExecutionOrder:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How it ended."""
+    """The result of an execution."""
 
     run: BlockRun
     tool_calls: int
 
 
 class Executions:
-    """Runs code in the workspaces of visitors. Belongs to one event loop."""
+    """Executor of code in the workspaces of tool sessions. Belongs to one event loop."""
 
-    def __init__(self, visits: ToolSessions, run_code: RunCode, settings: RunnerSettings) -> None:
-        self._visits = visits
+    def __init__(self, sessions: ToolSessions, run_code: RunCode, settings: RunnerSettings) -> None:
+        self._sessions = sessions
         self._run_code = run_code
         self._settings = settings
         self._answers: Answers[tuple[str, str], Execution] = Answers(
             settings.kept_bytes,
-            _KEPT,
-            size=lambda ended: (
-                len(repr(ended.run.value)) + len(ended.run.printed) + len(ended.run.error)
+            _MAX_ANSWERS,
+            size=lambda execution: (
+                len(repr(execution.run.value))
+                + len(execution.run.printed)
+                + len(execution.run.error)
             ),
-            slim=lambda ended: replace(
-                ended, run=replace(ended.run, value=None, printed="", error=GONE)
+            slim=lambda execution: replace(
+                execution, run=replace(execution.run, value=None, printed="", error=GONE)
             ),
         )
 
     async def execute(self, who: Principal, order: ExecutionOrder) -> Execution:
-        """Return the one answer to an execution id; the same order again has the same answer and
-        runs nothing.
+        """Run the code and return the result of an execution id. A repeated order returns the same
+        result without running.
 
-        Raises `InvalidRequest` that names what is wrong, `NotFound` and `Refused` as
-        `ToolSessions.ready`
-        does, `AlreadyExists` where the execution id was used for something else.
+        Raises `InvalidRequest` with what is wrong, `NotFound` and `Refused` as `ToolSessions.ready`
+        does, and `AlreadyExists` if the execution id was used for something else.
         """
-        _check(order)
-        capability = await self._visits.ready(who, order.workspace, order.token)
+        _check_order(order)
+        capability = await self._sessions.ready(who, order.workspace, order.token)
         offered = {
             spec.name: spec
-            for spec in self._visits.gate.list_tools(capability.tenant, capability.grant)
+            for spec in self._sessions.gate.list_tools(capability.tenant, capability.grant)
         }
-        if unknown := [name for name in order.tools if name not in self._visits.gate.catalogue]:
+        if unknown := [name for name in order.tools if name not in self._sessions.gate.catalogue]:
             raise InvalidRequest(
                 f"there is no tool {unknown[0][:60]!r}; moothall tools list shows them"
             )
@@ -94,15 +95,15 @@ class Executions:
         signature = _digest(order, tools)
         key = (capability.workspace, order.execution_id)
         try:
-            given = await self._answers.find(key, signature)
+            known = await self._answers.find(key, signature)
         except AlreadyExists as error:
-            told = (
+            reason = (
                 f"the execution id {order.execution_id[:80]!r} was used for another execution, or "
                 "token"
             )
-            raise AlreadyExists(told) from error
-        if given is not None:
-            return given
+            raise AlreadyExists(reason) from error
+        if known is not None:
+            return known
         limits = self._settings
         now = datetime.now(UTC)
         deadline = datetime.fromtimestamp(capability.expires, UTC)
@@ -114,46 +115,43 @@ class Executions:
             deadline=deadline,
             tenant=capability.tenant,
             inputs=order.inputs,
-            full=_READS in order.tools and is_granted(capability.grant, _READS),
+            full=_READ_TOOL in order.tools and is_granted(capability.grant, _READ_TOOL),
             seconds=order.timeout_ms / 1000,
             memory_bytes=order.memory_mb * 1_000_000,
         )
 
-        async def through(call: ToolCall) -> ToolResult:
+        async def call_tool(call: ToolCall) -> ToolResult:
             try:
-                return await self._visits.call(who, order.workspace, order.token, call)
-            except (
-                Refused,
-                NotFound,
-                AlreadyExists,
-            ) as error:  # the token's time is over, or the workspace's
+                return await self._sessions.call(who, order.workspace, order.token, call)
+            # The token or the workspace may have expired.
+            except (Refused, NotFound, AlreadyExists) as error:
                 return ToolResult(
                     call.request_id, call.tool, ToolStatus.BLOCKED, error=error.message
                 )
 
-        allowance = BlockBudget(min(order.tool_calls or limits.tool_calls, limits.tool_calls))
-        return await self._once(
-            key, signature, block, BlockCalls(through, order.execution_id, deadline, allowance)
+        budget = BlockBudget(min(order.tool_calls or limits.tool_calls, limits.tool_calls))
+        return await self._run_once(
+            key, signature, block, BlockCalls(call_tool, order.execution_id, deadline, budget)
         )
 
-    async def _once(
+    async def _run_once(
         self, key: tuple[str, str], signature: str, block: CodeBlock, calls: BlockCalls
     ) -> Execution:
-        workspace = self._visits.workspace(key[0])
+        workspace = self._sessions.workspace(key[0])
         answer = self._answers.begin(key, signature)
         try:
-            ran = await self._run_code(block, workspace, _only(block, calls))
+            run = await self._run_code(block, workspace, _restrict_tools(block, calls))
         except BaseException as error:
             self._answers.fail(key, answer, error)
             raise
-        if calls.exhausted and ran.status is ToolStatus.ERROR:
-            ran = replace(ran, status=ToolStatus.BUDGET_EXCEEDED)
-        ended = Execution(ran, len(calls.made))
-        self._answers.settle(key, answer, ended)
-        return ended
+        if calls.exhausted and run.status is ToolStatus.ERROR:
+            run = replace(run, status=ToolStatus.BUDGET_EXCEEDED)
+        execution = Execution(run, len(calls.completed))
+        self._answers.settle(key, answer, execution)
+        return execution
 
 
-def _only(block: CodeBlock, calls: BlockCalls) -> Ask:
+def _restrict_tools(block: CodeBlock, calls: BlockCalls) -> Ask:
     async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
         if name not in block.tools:
             return ToolResult(
@@ -167,14 +165,15 @@ def _only(block: CodeBlock, calls: BlockCalls) -> Ask:
     return ask
 
 
-def _check(order: ExecutionOrder) -> None:
-    if not 0 < len(order.execution_id) <= _ID_CHARS:
+def _check_order(order: ExecutionOrder) -> None:
+    if not 0 < len(order.execution_id) <= _MAX_ID_CHARS:
         raise InvalidRequest(
-            f"execution_id has {len(order.execution_id)} characters; it needs 1 to {_ID_CHARS}"
+            f"execution_id has {len(order.execution_id)} characters; it needs 1 to {_MAX_ID_CHARS}"
         )
-    if not order.code.strip() or len(order.code) > _CODE_CHARS:
+    if not order.code.strip() or len(order.code) > _MAX_CODE_CHARS:
         raise InvalidRequest(
-            f"code has {len(order.code)} characters; it needs 1 to {_CODE_CHARS} that are not blank"
+            f"code has {len(order.code)} characters; it needs 1 to {_MAX_CODE_CHARS} that "
+            "are not blank"
         )
     for name, value in (
         ("timeout_ms", order.timeout_ms),
@@ -193,7 +192,7 @@ def _check(order: ExecutionOrder) -> None:
 
 
 def _digest(order: ExecutionOrder, tools: Iterable[str]) -> str:
-    """Return what tells one execution from another: also by the tools that its token covers."""
+    """Return the digest of an execution. It includes the tools that the token covers."""
     limits = (order.timeout_ms, order.memory_mb, order.tool_calls)
     return digest(
         order.code,

@@ -1,5 +1,5 @@
-"""External callers: each opens a workspace, is given a capability token for it, calls tools and
-closes it.
+"""Tool sessions of external callers. Each opens a workspace, receives a capability token for it,
+calls tools and closes it.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from moothall.tools.spec import Danger, ToolSpec
 
 log = get_logger(__name__)
 
-_REQUEST_ID_CHARS = 200
-_RESULTS_KEPT = 2000
-_PARKED_KEPT = 100
+_MAX_REQUEST_ID_CHARS = 200
+_MAX_RESULTS = 2000
+_MAX_PARKED = 100
 SEAT = "visitor"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """What the caller of `open` is given."""
+    """The result of `open`."""
 
     workspace: str
     token: str
@@ -63,7 +63,7 @@ class OpenedSession:
 
 @dataclass(frozen=True, slots=True)
 class PendingWorkspace:
-    """What a workspace is to be, such as one that is opened when it is first called."""
+    """A description of a workspace that is not open yet."""
 
     repository: RepositoryRef
     role: str
@@ -71,22 +71,22 @@ class PendingWorkspace:
 
 
 Find = Callable[[str, Principal], Awaitable[PendingWorkspace | None]]
-"""Says what a workspace that is not open would be, for whom its token names; None where there is
+"""Returns the workspace to open for an id and the principal of its token, or None if there is
 none.
 """
 
 
 @dataclass(slots=True)
-class _Visit:
-    """One open workspace. `answers` are the results by request id, so that a request that comes
-    twice runs once. `flow` is the workflow that has it to itself, or empty; `settled` are set when
-    an operator's word on a parked request has had its effect.
+class _Session:
+    """One open workspace. `answers` are the results by request id, so that a repeated request runs
+    once. `flow` is the workflow that uses the workspace exclusively, or empty. The events in
+    `settled` are set when the resolution of a parked request has taken effect.
     """
 
     seat: CallContext
-    standing: PersistentWorkspace
+    workspace: PersistentWorkspace
     close: asyncio.Event
-    keeper: asyncio.Task[None]
+    keep_task: asyncio.Task[None]
     slots: asyncio.Semaphore
     answers: Answers[str, ToolResult]
     parked: dict[str, ToolCall] = field(default_factory=dict)
@@ -95,13 +95,13 @@ class _Visit:
 
 
 class ToolSessions:
-    """All visits of this process; an async context manager that closes them. Belongs to one event
-    loop.
+    """All tool sessions of this process. The async context manager closes them. Belongs to one
+    event loop.
     """
 
     def __init__(
         self,
-        gate: ToolGateway,
+        gateway: ToolGateway,
         tokens: Tokens,
         workspaces: Workspaces,
         repositories: Repositories,
@@ -109,16 +109,16 @@ class ToolSessions:
         *,
         run_code: RunCode | None = None,
     ) -> None:
-        self._gate = gate
+        self._gateway = gateway
         self._tokens = tokens
         self._workspaces = workspaces
         self._repositories = repositories
         self._settings = settings
         self.run_code = run_code
-        self._visits: dict[str, _Visit] = {}
+        self._sessions: dict[str, _Session] = {}
         self._opening: Counter[str] = Counter()
         self._find: Find | None = None
-        self._awaited: dict[str, asyncio.Future[None]] = {}
+        self._opening_by_id: dict[str, asyncio.Future[None]] = {}
         self._group = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -131,8 +131,8 @@ class ToolSessions:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for visit in self._visits.values():
-            visit.close.set()
+        for session in self._sessions.values():
+            session.close.set()
         await self._group.__aexit__(kind, error, traceback)
 
     async def open(
@@ -152,51 +152,54 @@ class ToolSessions:
             raise InvalidRequest(
                 f"ttl_seconds is {ttl_seconds}; allowed are 1 to {self._settings.token_seconds:.0f}"
             )
-        return await self._prepare(
+        return await self._prepare_and_open(
             f"ws-{secrets.token_hex(8)}", who, PendingWorkspace(repository, role, persona), seconds
         )
 
-    async def _prepare(
-        self, name: str, who: Principal, asked: PendingWorkspace, seconds: float
+    async def _prepare_and_open(
+        self, name: str, who: Principal, pending: PendingWorkspace, seconds: float
     ) -> OpenedSession:
-        self._check_room(who.tenant)
-        asked = replace(asked, role=read_role(asked.role))
-        self._gate.grant_for(
-            asked.role, persona=asked.persona
-        )  # refused before anything is prepared
+        self._check_limits(who.tenant)
+        pending = replace(pending, role=read_role(pending.role))
+        # Raises for an unknown role before anything is prepared.
+        self._gateway.grant_for(pending.role, persona=pending.persona)
         self._opening[who.tenant] += 1
         try:
-            base = await self._repositories.resolve(asked.repository, tenant=who.tenant)
+            base = await self._repositories.resolve(pending.repository, tenant=who.tenant)
             prepared = await self._repositories.prepare(base)
-            workspace = PersistentWorkspace(name, self._workspaces, prepared, self._gate.catalogue)
-            return await self._open(workspace, who, asked.role, asked.persona, seconds)
+            workspace = PersistentWorkspace(
+                name, self._workspaces, prepared, self._gateway.catalogue
+            )
+            return await self._open(workspace, who, pending.role, pending.persona, seconds)
         finally:
             self._opening[who.tenant] -= 1
 
-    def _check_room(self, tenant: str) -> None:
-        """Raise `RateLimited` if the tenant, or all together, have opened as many as they may."""
-        most = self._settings.visits
-        own_most = min(self._settings.tenant_visits or most - most // 4, most)
-        own = (
-            sum(visit.seat.tenant == tenant for visit in self._visits.values())
+    def _check_limits(self, tenant: str) -> None:
+        """Raise `RateLimited` if the tenant, or all tenants together, have too many open
+        sessions.
+        """
+        limit = self._settings.visits
+        tenant_limit = min(self._settings.tenant_visits or limit - limit // 4, limit)
+        tenant_count = (
+            sum(session.seat.tenant == tenant for session in self._sessions.values())
             + self._opening[tenant]
         )
-        if own >= own_most:
+        if tenant_count >= tenant_limit:
             raise RateLimited(
-                f"{own} workspaces are open for callers of tenant {tenant} (guard.tenant_visits); "
-                "close one, or try later"
+                f"{tenant_count} workspaces are open for callers of tenant {tenant} "
+                "(guard.tenant_visits); close one, or try later"
             )
-        if len(self._visits) + self._opening.total() >= most:
+        if len(self._sessions) + self._opening.total() >= limit:
             raise RateLimited(
-                f"{most} workspaces are open for callers (guard.visits); close one, or try later"
+                f"{limit} workspaces are open for callers (guard.visits); close one, or try later"
             )
 
     async def reopen(self, item: ReopenState) -> None:
-        """Open a workspace again that a process had which is gone, under its id and with its files,
-        for what is left of its time.
+        """Open the workspace of a process that is gone, under the same id, with its files, for the
+        rest of its time.
 
-        Tokens that were given for it are good again. Raises `DeadlineExceeded` and what preparing
-        and opening raise.
+        Earlier tokens for it stay valid. Raises `DeadlineExceeded` and what preparing and opening
+        raise.
         """
         seconds = seconds_until(item.deadline)
         if seconds <= 0:
@@ -210,7 +213,7 @@ class ToolSessions:
         diff = await self._repositories.diff(base, item.commit_sha) if item.commit_sha else ""
         who = Principal(item.principal, item.tenant)
         workspace = PersistentWorkspace(
-            item.workspace, self._workspaces, prepared, self._gate.catalogue, diff
+            item.workspace, self._workspaces, prepared, self._gateway.catalogue, diff
         )
         await self._open(workspace, who, item.role, item.persona, seconds)
 
@@ -225,21 +228,21 @@ class ToolSessions:
         name = workspace.id
         close = asyncio.Event()
         with bound(task_id=name, tenant=who.tenant):
-            keeper = self._group.create_task(workspace.keep(close), name=f"keep {name}")
+            keep_task = self._group.create_task(workspace.keep(close), name=f"keep {name}")
         try:
             await workspace.ready()
         except BaseException:
             close.set()
             raise
         deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-        seat = self._gate.with_token(
+        seat = self._gateway.with_token(
             CallContext(
                 principal=who,
                 tenant=who.tenant,
                 task_id=name,
                 seat=SEAT,
                 role=role,
-                grant=self._gate.grant_for(
+                grant=self._gateway.grant_for(
                     role, workspace.prepared.base.profile.protected, persona
                 ),
                 workspace=workspace,
@@ -249,33 +252,40 @@ class ToolSessions:
             )
         )
         slots = asyncio.Semaphore(self._settings.seat_in_flight)
-        self._visits[name] = _Visit(
-            seat, workspace, close, keeper, slots, _answers(self._settings.visit_result_bytes)
+        self._sessions[name] = _Session(
+            seat,
+            workspace,
+            close,
+            keep_task,
+            slots,
+            _create_answers(self._settings.visit_result_bytes),
         )
-        self._group.create_task(self._end(name, seconds), name=f"end {name}")
+        self._group.create_task(self._close_at_end(name, seconds), name=f"end {name}")
         return OpenedSession(name, seat.token, deadline)
 
-    async def _end(self, name: str, seconds: float) -> None:
-        """Close a tool session when its time is over, or when its caller said so."""
-        visit = self._visits[name]
+    async def _close_at_end(self, name: str, seconds: float) -> None:
+        """Close a tool session when its time is over or its caller closes it."""
+        session = self._sessions[name]
         try:
             async with asyncio.timeout(seconds):
-                await visit.close.wait()
+                await session.close.wait()
         except TimeoutError:
-            visit.close.set()
+            session.close.set()
         finally:
-            del self._visits[name]
+            del self._sessions[name]
 
     async def close(self, who: Principal, workspace: str) -> None:
-        """Close a workspace. What is in its hands is stopped. Raises `NotFound`."""
-        key = key_of(workspace, who.tenant)  # a task's
-        visit = self._visit(key if key in self._visits else workspace, who.tenant, who.name)
-        visit.close.set()
-        await asyncio.wait({visit.keeper})
+        """Close a workspace and stop its running calls. Raises `NotFound`."""
+        key = key_of(workspace, who.tenant)  # the workspace of a task
+        session = self._require_session(
+            key if key in self._sessions else workspace, who.tenant, who.name
+        )
+        session.close.set()
+        await asyncio.wait({session.keep_task})
 
     def await_calls(self, find: Find) -> None:
-        """From now on a call with a good token for a workspace that is not open opens what `find`
-        says of it, for as long as the token lives.
+        """Open a workspace that is not open when a call with a valid token arrives. `find`
+        describes it; it stays open for as long as the token is valid.
         """
         self._find = find
 
@@ -286,86 +296,85 @@ class ToolSessions:
             tenant=who.tenant,
             workspace=workspace,
             role=role,
-            grant=self._gate.grant_for(role),
+            grant=self._gateway.grant_for(role),
             seconds=min(max(seconds, 1.0), self._settings.token_seconds),
         )
 
-    async def _open_called(self, workspace: str, capability: Capability, find: Find) -> None:
-        """Open what is called for the first time; whoever calls it meanwhile waits for the same."""
-        opening = self._awaited.get(workspace)
+    async def _open_on_call(self, workspace: str, capability: Capability, find: Find) -> None:
+        """Open a workspace at its first call. Concurrent calls wait for the same opening."""
+        opening = self._opening_by_id.get(workspace)
         if opening is None:
-            opening = self._awaited[workspace] = asyncio.get_running_loop().create_future()
+            opening = self._opening_by_id[workspace] = asyncio.get_running_loop().create_future()
             self._group.create_task(
-                self._begin(workspace, capability, find, opening), name=f"open {workspace}"
+                self._open_pending(workspace, capability, find, opening), name=f"open {workspace}"
             )
         await asyncio.shield(opening)
 
-    async def _begin(
+    async def _open_pending(
         self, workspace: str, capability: Capability, find: Find, opening: asyncio.Future[None]
     ) -> None:
         who = Principal(capability.principal, capability.tenant)
         try:
-            if (found := await find(workspace, who)) is not None:
-                seconds = (
-                    capability.ends - datetime.now(UTC).timestamp()
-                )  # a narrower token may be for a moment only
-                await self._prepare(workspace, who, found, seconds)
+            if (pending := await find(workspace, who)) is not None:
+                # `expires` of a narrowed token can be much shorter.
+                seconds = capability.ends - datetime.now(UTC).timestamp()
+                await self._prepare_and_open(workspace, who, pending, seconds)
             opening.set_result(None)
         except MoothallError as error:
             opening.set_exception(error)
             opening.exception()  # nobody may be waiting any more
         finally:
-            opening.cancel()  # where it is not done
-            del self._awaited[workspace]
+            opening.cancel()  # no effect if it is done
+            del self._opening_by_id[workspace]
 
     def list_tools(self, who: Principal, role: str = "", persona: str = "") -> tuple[ToolSpec, ...]:
-        """Return the tools that the caller's tenant has; with a role, those that it is granted.
+        """Return the tools of the caller's tenant; with a role, those that the role is granted.
         Raises `InvalidRequest`.
         """
-        grant = self._gate.grant_for(read_role(role), persona=persona) if role else Grant(("*",))
-        return self._gate.list_tools(who.tenant, grant)
+        grant = self._gateway.grant_for(read_role(role), persona=persona) if role else Grant(("*",))
+        return self._gateway.list_tools(who.tenant, grant)
 
     def is_open(self, workspace: str) -> bool:
-        """Whether this process has it open."""
-        return workspace in self._visits
+        """Return whether the workspace is open in this process."""
+        return workspace in self._sessions
 
     @property
     def gate(self) -> ToolGateway:
-        """What every call goes through."""
-        return self._gate
+        """The gateway of every call."""
+        return self._gateway
 
     def workspace(self, workspace: str) -> Workspace:
         """Return an open workspace. Raises `NotFound`."""
-        visit = self._visits.get(workspace)
-        if visit is None:
+        session = self._sessions.get(workspace)
+        if session is None:
             raise NotFound(f"the workspace {workspace[:80]!r} was closed meanwhile")
-        return visit.standing
+        return session.workspace
 
     def capability(self, who: Principal | None, workspace: str, token: str) -> Capability:
-        """Return what a token allows whom in an open workspace. `who` the door knows the caller as;
-        None: the token alone says it.
+        """Return what a token allows in an open workspace. `who` is the authenticated caller; None:
+        the token alone identifies the caller.
 
-        Raises `Refused` for a bad token, `NotFound` where this process has no such workspace for
-        the caller.
+        Raises `Refused` for a bad token, `NotFound` if this process has no such workspace for the
+        caller.
         """
         capability = self._tokens.check(token, workspace)
         if who is not None and (who.tenant, who.name) != (capability.tenant, capability.principal):
             raise Refused("the capability token is somebody else's")
-        self._visit(capability.workspace, capability.tenant, capability.principal)
+        self._require_session(capability.workspace, capability.tenant, capability.principal)
         return capability
 
     def name_of(self, workspace: str, token: str) -> str:
-        """Return what the workspace of a token is called here, whichever name its caller gives it.
-        Raises `Refused`.
+        """Return the id of a token's workspace, by whichever name the caller uses. Raises
+        `Refused`.
         """
         return self._tokens.check(token, workspace).workspace
 
     async def ready(self, who: Principal | None, workspace: str, token: str) -> Capability:
-        """As `capability`, once the workspace is open: one that is awaited is opened."""
-        named = self._tokens.check(token, workspace)
-        theirs = who is None or (who.tenant, who.name) == (named.tenant, named.principal)
-        if self._find is not None and named.workspace not in self._visits and theirs:
-            await self._open_called(named.workspace, named, self._find)
+        """Do as `capability`, after opening the workspace if `await_calls` provides it."""
+        claimed = self._tokens.check(token, workspace)
+        is_holder = who is None or (who.tenant, who.name) == (claimed.tenant, claimed.principal)
+        if self._find is not None and claimed.workspace not in self._sessions and is_holder:
+            await self._open_on_call(claimed.workspace, claimed, self._find)
         return self.capability(who, workspace, token)
 
     async def call(
@@ -378,18 +387,18 @@ class ToolSessions:
         bound: bool = False,
         flow: str = "",
     ) -> ToolResult:
-        """Return the one result of a request; the same request again has the same result and runs
-        nothing.
+        """Run a request and return its result. A repeated request returns the same result without
+        running.
 
-        `who` as for `capability`. `bound`: the token must be for this request alone. `flow`: the
-        workflow that calls. Raises what `capability` raises, `Refused` where a workflow has the
-        workspace and the tool would change it, `AlreadyExists` where the request id was used for
+        `who` as for `capability`. `bound`: the token must be for this request only. `flow`: the
+        calling workflow. Raises what `capability` raises, `Refused` if a workflow uses the
+        workspace and the tool would change it, and `AlreadyExists` if the request id was used for
         something else.
         """
-        if not 0 < len(call.request_id) <= _REQUEST_ID_CHARS:  # it is kept with its result
+        if not 0 < len(call.request_id) <= _MAX_REQUEST_ID_CHARS:  # it is stored with its result
             raise InvalidRequest(
                 f"request_id has {len(call.request_id)} characters; it needs 1 to "
-                f"{_REQUEST_ID_CHARS}"
+                f"{_MAX_REQUEST_ID_CHARS}"
             )
         capability = await self.ready(who, workspace, token)
         digest = request_digest(call)
@@ -398,117 +407,123 @@ class ToolSessions:
                 "on the bus a capability token is bound to its request: make one with "
                 "moothall.authorization.tokens.narrow"
             )
-        visit = self._visits[capability.workspace]
-        spec = self._gate.catalogue.get(call.tool)
-        if visit.flow != flow and spec is not None and spec.danger is not Danger.READ:
+        session = self._sessions[capability.workspace]
+        spec = self._gateway.catalogue.get(call.tool)
+        if session.flow != flow and spec is not None and spec.danger is not Danger.READ:
             raise Refused(
-                f"workflow {visit.flow} has this workspace until it ends; meanwhile it may be "
+                f"workflow {session.flow} has this workspace until it ends; meanwhile it may be "
                 "looked at only"
             )
 
         def check_grant() -> None:
-            if not is_granted(
-                capability.grant, call.tool
-            ):  # it was asked for under a token that allows more
+            # The first request may have had a token that allows more.
+            if not is_granted(capability.grant, call.tool):
                 raise Refused(f"{call.tool[:60]} is not covered by the capability token")
 
         try:
-            given = await visit.answers.find(call.request_id, digest, check_grant)
+            known = await session.answers.find(call.request_id, digest, check_grant)
         except AlreadyExists as error:
             raise AlreadyExists(
                 f"the request id {call.request_id[:80]!r} was used for another request"
             ) from error
-        return given or await self._once(visit, token, call, digest)
+        return known or await self._run_once(session, token, call, digest)
 
-    async def _once(self, visit: _Visit, token: str, call: ToolCall, digest: str) -> ToolResult:
-        answer = visit.answers.begin(call.request_id, digest)
-        seat = (
-            visit.seat if visit.seat.token == token else replace(visit.seat, token=token)
-        )  # the same meter, under a narrower token
+    async def _run_once(
+        self, session: _Session, token: str, call: ToolCall, digest: str
+    ) -> ToolResult:
+        answer = session.answers.begin(call.request_id, digest)
+        # A narrower token uses the same meter.
+        seat = session.seat if session.seat.token == token else replace(session.seat, token=token)
         try:
-            async with visit.slots:
-                result = await self._gate.call(seat, call)
+            async with session.slots:
+                result = await self._gateway.call(seat, call)
         except BaseException as error:
-            visit.answers.fail(call.request_id, answer, error)
+            session.answers.fail(call.request_id, answer, error)
             raise
-        visit.answers.settle(call.request_id, answer, result)
-        if result.status is ToolStatus.PARKED and len(visit.parked) < _PARKED_KEPT:
-            visit.parked[call.request_id] = call
+        session.answers.settle(call.request_id, answer, result)
+        if result.status is ToolStatus.PARKED and len(session.parked) < _MAX_PARKED:
+            session.parked[call.request_id] = call
         return result
 
     async def wait_until_resolved(self, workspace: str, request_id: str) -> None:
-        """Wait until an operator's word on a parked request has had its effect: then the request
-        has another result.
+        """Wait until the resolution of a parked request has taken effect. The request then has
+        another result.
         """
-        await self._visits[workspace].settled.setdefault(request_id, asyncio.Event()).wait()
+        await self._sessions[workspace].settled.setdefault(request_id, asyncio.Event()).wait()
 
     @contextmanager
     def lend(self, workspace: str, flow: str) -> Iterator[WorkspaceLease]:
-        """Let a workflow have an open workspace to itself. Raises `Refused` where another one has
-        it.
+        """Let a workflow use an open workspace exclusively. Raises `Refused` if another workflow
+        uses it.
         """
-        visit = self._visits[workspace]
-        if visit.flow:
+        session = self._sessions[workspace]
+        if session.flow:
             raise Refused(
-                f"workflow {visit.flow} has this workspace until it ends; run one after the other"
+                f"workflow {session.flow} has this workspace until it ends; run one after the other"
             )
-        visit.flow = flow
+        session.flow = flow
         try:
-            yield WorkspaceLease(visit.seat, visit.standing, visit.close, self._repositories)
+            yield WorkspaceLease(session.seat, session.workspace, session.close, self._repositories)
         finally:
             self.give_back(workspace, flow)
 
     def give_back(self, workspace: str, flow: str) -> None:
-        """Others may use the workspace again. Done before the end is told: who hears of that may
-        call at once.
+        """End a workflow's exclusive use. Call this before publishing the workflow's end, because
+        observers may call tools at once.
         """
-        visit = self._visits.get(workspace)
-        if visit is not None and visit.flow == flow:
-            visit.flow = ""
+        session = self._sessions.get(workspace)
+        if session is not None and session.flow == flow:
+            session.flow = ""
 
     def heed_resolution(self, item: Parked) -> None:
-        """Heed an operator's word on what waits here: what is allowed runs, and its result comes
-        under the same request id.
+        """Apply an operator's resolution of a request parked here. An allowed request runs, and its
+        result gets the same request id.
         """
-        visit = self._visits.get(item.workspace)
-        call = visit.parked.pop(item.request_id, None) if visit is not None else None
-        if visit is None or call is None:
+        session = self._sessions.get(item.workspace)
+        call = session.parked.pop(item.request_id, None) if session is not None else None
+        if session is None or call is None:
             return
         if item.state == "allowed":
-            self._group.create_task(self._resume(visit, call), name=f"resume {item.id}")
+            self._group.create_task(self._run_allowed(session, call), name=f"resume {item.id}")
         else:
-            visit.answers.forget(call.request_id)  # asked for again, it is refused
-            visit.settled.setdefault(call.request_id, asyncio.Event()).set()
+            session.answers.forget(call.request_id)  # a repeated request is refused
+            session.settled.setdefault(call.request_id, asyncio.Event()).set()
 
-    async def _resume(self, visit: _Visit, call: ToolCall) -> None:
+    async def _run_allowed(self, session: _Session, call: ToolCall) -> None:
         deadline = datetime.now(UTC) + timedelta(seconds=self._settings.call_seconds)
-        again = replace(call, deadline=deadline)
-        visit.answers.forget(call.request_id)
+        allowed_call = replace(call, deadline=deadline)
+        session.answers.forget(call.request_id)
         try:
-            # Its own token was looked at when it was parked, and may have been for a moment only.
-            await self._once(visit, visit.seat.token, again, request_digest(again))
+            # The request's own token was checked when it was parked, and may have expired since.
+            await self._run_once(
+                session, session.seat.token, allowed_call, request_digest(allowed_call)
+            )
         except MoothallError as error:
             log.warning(
                 "an allowed request could not run", request=call.request_id, reason=error.message
             )
         finally:
-            visit.settled.setdefault(call.request_id, asyncio.Event()).set()
+            session.settled.setdefault(call.request_id, asyncio.Event()).set()
 
-    def _visit(self, workspace: str, tenant: str, principal: str) -> _Visit:
-        visit = self._visits.get(workspace)
-        if visit is None or visit.seat.tenant != tenant or visit.seat.principal.name != principal:
+    def _require_session(self, workspace: str, tenant: str, principal: str) -> _Session:
+        session = self._sessions.get(workspace)
+        if (
+            session is None
+            or session.seat.tenant != tenant
+            or session.seat.principal.name != principal
+        ):
             name = own_id(workspace, tenant)
             raise NotFound(
                 f"there is no open workspace {name[:80]!r}; it was closed, its time is over, or it "
                 "is not yours"
             )
-        return visit
+        return session
 
 
-def _answers(most_bytes: int) -> Answers[str, ToolResult]:
+def _create_answers(max_bytes: int) -> Answers[str, ToolResult]:
     return Answers(
-        most_bytes,
-        _RESULTS_KEPT,
+        max_bytes,
+        _MAX_RESULTS,
         size=lambda result: len(repr(result.output)) + len(result.error),
         slim=lambda result: replace(result, output={}, error=GONE),
     )

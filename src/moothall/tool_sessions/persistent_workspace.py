@@ -1,5 +1,5 @@
-"""A workspace that stays open while callers come and go, and that outlives its executor; and what
-it takes to lend it to a workflow.
+"""A workspace that stays open between calls and survives its executor, and its lease to a
+workflow.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from moothall.tools.spec import Danger, ToolSpec
 
 log = get_logger(__name__)
 
-_TRIES = 3
+_MAX_TRIES = 3
 
 
 @dataclass(slots=True)
 class PersistentWorkspace:
-    """Implements `ports.Workspace`. It begins with `diff` applied. `keep` holds it open; an
-    executor that dies is replaced, with the files as they are.
+    """An implementation of `ports.Workspace` that starts with `diff` applied. `keep` holds it open.
+    An executor that dies is replaced, with its files preserved.
 
-    One call at a time is in the executor, so that of a dead one it is known which call may have
-    been half done: one that only looks is made again, any other has the status outcome_unknown.
+    The executor runs one call at a time, so it is known which call a dead one was running. A
+    read-only call is repeated; any other call has the status outcome_unknown.
     """
 
     id: str
@@ -38,16 +38,16 @@ class PersistentWorkspace:
     prepared: Prepared
     catalogue: Mapping[str, ToolSpec]
     diff: str = ""
-    _wanted: str | None = None
+    _next_diff: str | None = None
     _opened: asyncio.Future[Workspace] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     _lost: asyncio.Event = field(default_factory=asyncio.Event)
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _call_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def keep(self, until: asyncio.Event) -> None:
-        """Hold it open until the event is set. What goes wrong at an opening is what `ready` and
-        the calls raise.
+        """Hold the workspace open until the event is set. `ready` and the calls raise the errors of
+        opening.
         """
         diff, ending = self.diff, asyncio.ensure_future(until.wait())
         try:
@@ -59,21 +59,23 @@ class PersistentWorkspace:
                         await asyncio.wait({lost, ending}, return_when=asyncio.FIRST_COMPLETED)
                     finally:
                         lost.cancel()
-                    if self._opened.done():  # else whoever noticed has made way already
+                    if self._opened.done():  # else `_reopen` has replaced it already
                         self._opened = asyncio.get_running_loop().create_future()
                     self._lost.clear()
                     if not until.is_set():
                         diff = (
-                            await _files(workspace, diff) if self._wanted is None else self._wanted
+                            await _save_files(workspace, diff)
+                            if self._next_diff is None
+                            else self._next_diff
                         )
-                        self._wanted = None
+                        self._next_diff = None
         except (MoothallError, OSError) as error:
-            known = (
+            failure = (
                 error
                 if isinstance(error, MoothallError)
                 else WorkspaceFailed(f"the workspace cannot be opened: {error}")
             )
-            self._opened.set_exception(known)
+            self._opened.set_exception(failure)
             self._opened.exception()  # nobody may be waiting
         finally:
             ending.cancel()
@@ -82,13 +84,13 @@ class PersistentWorkspace:
                 self._opened.exception()
 
     async def ready(self) -> None:
-        """Wait until it can be used. Raises what its opening raised."""
+        """Wait until the workspace can be used. Raises the error of its opening."""
         await asyncio.shield(self._opened)
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Run a tool; see above for what becomes of it when the executor dies."""
-        async with self._turn:
-            for _ in range(_TRIES):
+        """Run a tool. The class describes what happens if the executor dies."""
+        async with self._call_lock:
+            for _ in range(_MAX_TRIES):
                 try:
                     workspace = await asyncio.shield(self._opened)
                 except MoothallError as error:
@@ -106,18 +108,18 @@ class PersistentWorkspace:
                     self._reopen(workspace)
                     spec = self.catalogue.get(call.tool)
                     if spec is None or spec.danger is not Danger.READ:
-                        words = (
+                        reason = (
                             "the executor died while this ran: whether it was done is not known; "
                             "look before doing it again"
                         )
                         return ToolResult(
-                            call.request_id, call.tool, ToolStatus.OUTCOME_UNKNOWN, error=words
+                            call.request_id, call.tool, ToolStatus.OUTCOME_UNKNOWN, error=reason
                         )
         return ToolResult(
             call.request_id,
             call.tool,
             ToolStatus.ERROR,
-            error=f"the executor died {_TRIES} times over this call",
+            error=f"the executor died {_MAX_TRIES} times over this call",
         )
 
     async def check(
@@ -130,51 +132,53 @@ class PersistentWorkspace:
         alone: bool = False,
     ) -> CheckRun:
         """Run one of the profile's checks."""
-        async with self._turn:
+        async with self._call_lock:
             workspace = await asyncio.shield(self._opened)
             return await workspace.check(name, paths, deadline, cases, alone=alone)
 
     async def patch(self, message: str) -> Patch:
         """Commit all changes so far."""
-        async with self._turn:
+        async with self._call_lock:
             return await (await asyncio.shield(self._opened)).patch(message)
 
     async def rewind(self, diff: str) -> None:
-        """Open it again with just `diff` applied, whatever its files are now. Sessions in it begin
-        anew.
+        """Reopen the workspace with only `diff` applied, discarding its files. Sessions inside it
+        start anew.
         """
-        async with self._turn:
+        async with self._call_lock:
             try:
                 workspace = await asyncio.shield(self._opened)
             except MoothallError:
-                return  # it is closed, as the next call will say
-            self._wanted = diff
+                return  # it is closed; the next call reports that
+            self._next_diff = diff
             self._reopen(workspace)
 
     async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
-        """Run a block in CPython. It asks for calls meanwhile, so that it takes no turn of its
-        own.
+        """Run a block in CPython. The block makes tool calls itself, so the call lock is not
+        taken.
         """
         return await (await asyncio.shield(self._opened)).run_code(block, ask)
 
     async def converse(
         self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool
     ) -> str:
-        """Run a program that is talked to. It is not run again where the executor dies."""
-        async with self._turn:
+        """Run an interactive program. It is not repeated if the executor dies."""
+        async with self._call_lock:
             return await (await asyncio.shield(self._opened)).converse(
                 argv, hear, seconds=seconds, most=most, keeps=keeps
             )
 
     def _reopen(self, lost: Workspace) -> None:
-        """Wake the keeper; callers wait from now on for the next one."""
+        """Wake `keep`. Callers wait for the next opening from now on."""
         if self._opened.done() and not self._opened.exception() and self._opened.result() is lost:
             self._opened = asyncio.get_running_loop().create_future()
         self._lost.set()
 
 
-async def _files(workspace: Workspace, before: str) -> str:
-    """Return the files of a workspace whose executor is dead as a diff: they lie on our side."""
+async def _save_files(workspace: Workspace, before: str) -> str:
+    """Return the files of a workspace whose executor is dead as a diff. The trusted side has the
+    files.
+    """
     try:
         return (await workspace.patch("files as they were")).diff
     except PatchRefused as error:
@@ -188,8 +192,8 @@ async def _files(workspace: Workspace, before: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReopenState:
-    """What it takes to open a workspace again: whose it is, the base, and a commit with its files
-    as they were last kept.
+    """What is needed to reopen a workspace: its owner, the base, and a commit with its last saved
+    files.
     """
 
     workspace: str
@@ -205,8 +209,8 @@ class ReopenState:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceLease:
-    """An open workspace in the hands of a workflow. `closing` is set when its caller or its time
-    ends it.
+    """An open workspace in use by a workflow. `closing` is set when its caller closes it or its
+    time ends.
     """
 
     seat: CallContext
@@ -216,17 +220,17 @@ class WorkspaceLease:
 
     @property
     def base(self) -> Base:
-        """What it was opened on."""
+        """The base that the workspace was opened on."""
         return self.workspace.prepared.base
 
     async def commit(self) -> str:
-        """Keep the files as they are now and return the commit. Raises `PatchRefused`,
+        """Commit the current files and return the commit. Raises `PatchRefused`,
         `WorkspaceFailed`.
         """
         return (await self.workspace.patch("files as a workflow left them")).commit_sha
 
     async def rewind(self, commit: str) -> None:
-        """Make the files as a commit has them."""
+        """Reset the files to those of a commit."""
         await self.workspace.rewind(
             await self.repositories.diff(self.base, commit) if commit else ""
         )

@@ -1,4 +1,6 @@
-"""The door on the bus: calls of a workspace in, one `tool.finished` of it out for each."""
+"""The tool API on the bus: it receives calls to a workspace and publishes one `tool.finished` for
+each.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ from moothall.tool_sessions.manager import SEAT, ToolSessions
 log = get_logger(__name__)
 
 DURABLE = "tools"
-_AT_ONCE = 128
-_SECONDS = 300.0  # that a request has that names no deadline
-_NOBODY = "unknown"  # who asked, and whose it is, is not known without a token that is good
+_CONCURRENCY = 128
+_DEFAULT_SECONDS = 300.0  # of a request without a deadline
+_UNKNOWN = "unknown"  # tenant and principal of a request without a valid token
 
 
 class _Request(BaseModel):
-    """What a request's data must hold. It may hold more, such as requirements: they are the
-    catalogue's and are not read.
+    """The required data of a request. Additional data, such as requirements, is ignored; the
+    catalogue has them.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -45,27 +47,27 @@ class _Request(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Answers every request once, also one that is delivered again."""
+    """Consumer of requests. It answers each one once, even if it is delivered again."""
 
     bus: Bus
     visits: ToolSessions
     audit: AuditLog
 
     async def run(self) -> None:
-        """Take requests until cancelled."""
-        await self.bus.consume(DURABLE, self.handle, concurrency=_AT_ONCE)
+        """Consume requests until cancelled."""
+        await self.bus.consume(DURABLE, self.handle, concurrency=_CONCURRENCY)
 
     async def handle(self, recorded: Recorded) -> None:
-        """Answer one. What is no request gets a result too where it has an id, and goes to the dead
+        """Answer one request. An invalid request with an id gets a result too, and goes to the dead
         letters.
         """
-        place = recorded.extra.get("about", "")
+        workspace = recorded.extra.get("about", "")
         try:
-            request = _read(recorded, place)
+            request = _read_request(recorded, workspace)
         except InvalidRequest as error:
             data = recorded.event.data
             await self._answer(
-                place,
+                workspace,
                 str(data.get("request_id", ""))[:200],
                 str(data.get("tool", "")),
                 ToolStatus.INVALID,
@@ -74,24 +76,26 @@ class Requests:
             raise
         if int(recorded.extra.get("deliveries", "1")) > 1 and await self._is_answered(request):
             return
-        deadline = request.deadline or datetime.now(UTC) + timedelta(seconds=_SECONDS)
+        deadline = request.deadline or datetime.now(UTC) + timedelta(seconds=_DEFAULT_SECONDS)
         call = ToolCall(request.request_id, request.tool, request.arguments, deadline)
         try:
             await self.visits.call(
                 None, request.workspace, request.capability_token, call, bound=True
             )
         except Refused as error:
-            await self._answer(place, request.request_id, request.tool, ToolStatus.BLOCKED, error)
+            await self._answer(
+                workspace, request.request_id, request.tool, ToolStatus.BLOCKED, error
+            )
         except NotFound as error:
-            # Open in a process that is gone: whoever asked before it went was answered, or is now.
+            # The process that had it open is gone. Answer the request unless that process did.
             if not await self._is_answered(request):
                 await self._answer(
-                    place, request.request_id, request.tool, await self._end_of(request), error
+                    workspace, request.request_id, request.tool, await self._end_of(request), error
                 )
         except AlreadyExists as error:
             log.warning(
                 "a request id came twice for different requests",
-                workspace=place,
+                workspace=workspace,
                 reason=error.message,
             )
             raise
@@ -100,7 +104,9 @@ class Requests:
         return await self._has_event(request, EventType.TOOL_FINISHED)
 
     async def _end_of(self, request: _Request) -> ToolStatus:
-        """An effect beyond the workspace that was begun and not ended may have happened."""
+        """Return the status of a request whose process is gone. An effect beyond the workspace that
+        was started and not finished may have happened.
+        """
         begun = await self._has_event(request, EventType.TOOL_STARTED)
         return ToolStatus.OUTCOME_UNKNOWN if begun else ToolStatus.ERROR
 
@@ -114,13 +120,13 @@ class Requests:
         return False
 
     async def _answer(
-        self, workspace: str, request_id: str, tool: str, status: ToolStatus, why: Permanent
+        self, workspace: str, request_id: str, tool: str, status: ToolStatus, error: Permanent
     ) -> None:
-        """Tell the result of a request that never came to the gate."""
-        entry = AuditEntry(_NOBODY, _NOBODY, workspace, SEAT, request_id, tool, "")
+        """Publish the result of a request that never reached the gateway."""
+        entry = AuditEntry(_UNKNOWN, _UNKNOWN, workspace, SEAT, request_id, tool, "")
         audit_id = await self.audit.append(entry)
         result = ToolResult(
-            request_id, tool[:100], status, error=why.message[:2000], audit_id=audit_id
+            request_id, tool[:100], status, error=error.message[:2000], audit_id=audit_id
         )
         await self.audit.append(replace(entry, phase="finish", status=status))
         event = write(
@@ -134,7 +140,7 @@ class Requests:
         await self.bus.publish(event)
 
 
-def _read(recorded: Recorded, place: str) -> _Request:
+def _read_request(recorded: Recorded, workspace: str) -> _Request:
     if recorded.event.type != EventType.TOOL_REQUESTED:
         raise InvalidRequest(
             f"{recorded.event.type} is no request for a tool; send {EventType.TOOL_REQUESTED}"
@@ -143,8 +149,8 @@ def _read(recorded: Recorded, place: str) -> _Request:
         request = _Request.model_validate(dict(recorded.event.data))
     except ValidationError as error:
         raise InvalidRequest(f"this is no request for a tool: {wrong(error)}") from error
-    if check_key(request.workspace, "workspace") != place:
+    if check_key(request.workspace, "workspace") != workspace:
         raise InvalidRequest(
-            f"the request names workspace {request.workspace!r} and came for {place!r}"
+            f"the request names workspace {request.workspace!r} and came for {workspace!r}"
         )
     return request

@@ -1,3 +1,3 @@
-"""Tool plans of several steps: checked before anything runs, run through the gate, and taken up
-again after a crash.
+"""Tool plans of several steps: checked before anything runs, run through the tool gateway, and
+resumed after a crash.
 """

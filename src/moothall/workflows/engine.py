@@ -1,10 +1,10 @@
-"""Carries a plan out, one step after the other or side by side, and tells each turn as a fact
+"""The engine that runs a plan's steps, in order or in parallel, and records each change of state
 before it goes on.
 
-Of the steps that may change files one runs at a time, and its files are kept with the fact of its
-end: so a run that is taken up again begins with just the files of the steps that are on record. A
-step within the workspace that was cut off is undone with its files and runs again; one that acts
-beyond it, and whose end nobody knows, is never repeated.
+Only one step that may change files runs at a time, and its files are stored with the event of its
+end. A resumed run therefore begins with exactly the files of the recorded steps. An interrupted
+step that acts within the workspace is undone with its files and runs again. A step that acts
+outside and whose outcome is unknown is never repeated.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from moothall.workflows.record import Act, End, Record, StepState
 from moothall.workflows.references import Reference, fill_in, find_in, references
 from moothall.workflows.tool_steps import StepExecutor
 
-_CRASHES = 3
-_CHANGES = {Danger.WRITE, Danger.EXECUTE}
-_NEVER_AGAIN = {
+_MAX_CRASHES = 3
+_CHANGING_DANGERS = {Danger.WRITE, Danger.EXECUTE}
+_FINAL_STATUSES = {
     ToolStatus.INVALID,
     ToolStatus.BLOCKED,
     ToolStatus.PARKED,
@@ -33,20 +33,19 @@ _NEVER_AGAIN = {
     ToolStatus.CANCELLED,
     ToolStatus.OUTCOME_UNKNOWN,
 }
-# A call that went out and had no answer in time may have had its effect: repeating it is not ours
-# to decide.
-_NEVER_AGAIN_OUTSIDE = {*_NEVER_AGAIN, ToolStatus.TIMEOUT}
+# A call that timed out may have had its effect, so it is not repeated outside the workspace.
+_FINAL_STATUSES_OUTSIDE = {*_FINAL_STATUSES, ToolStatus.TIMEOUT}
 
 
-Tell = Callable[..., Awaitable[None]]
-"""Writes what happened to a step down, as `Chronicle.step` does; returns once it is durable and in
-the record.
+RecordStep = Callable[..., Awaitable[None]]
+"""Records the state of a step, as `WorkflowLog.step` does. Returns once it is durable and in the
+record.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """A step or its compensation, as it is carried out."""
+class _StepRun:
+    """A run of a step or of its compensation."""
 
     step: Step
     call: Action
@@ -55,46 +54,46 @@ class _Work:
 
     @property
     def changes(self) -> bool:
-        """Whether the workspace's files may be others after it."""
-        return self.spec.danger in _CHANGES or bool(self.spec.writes)
+        """True if the run may change the workspace's files."""
+        return self.spec.danger in _CHANGING_DANGERS or bool(self.spec.writes)
 
 
 class Engine:
-    """One run of one plan from where its record stands."""
+    """One run of a plan, from the state in its record."""
 
     def __init__(
         self,
         plan: Workflow,
         record: Record,
-        hands: StepExecutor,
-        tell: Tell,
+        executor: StepExecutor,
+        record_step: RecordStep,
         catalogue: Mapping[str, ToolSpec],
     ) -> None:
         self._plan = plan
         self._record = record
-        self._hands = hands
-        self._tell = tell
+        self._executor = executor
+        self._record_step = record_step
         self._catalogue = catalogue
-        self._running: dict[str, _Work] = {}
+        self._running: dict[str, _StepRun] = {}
         self._changed = asyncio.Event()
 
     async def run(self) -> tuple[End, str]:
-        """Carry out what is not done yet. Return how it ended and why; raises what the log's
-        publisher raises.
+        """Run the steps that are not done. Return how the workflow ended and why. Raises what the
+        log's publisher raises.
         """
         async with asyncio.TaskGroup() as group:
             while True:
                 for work in self._ready():
                     self._running[work.step.id] = work
-                    group.create_task(self._turn(work), name=f"step {work.step.id}")
+                    group.create_task(self._run_step(work), name=f"step {work.step.id}")
                 if not self._running:
                     break
                 self._changed.clear()
                 await self._changed.wait()
-        return await self._end()
+        return await self._finish()
 
-    def _ready(self) -> Iterator[_Work]:
-        """Yield what may begin now: each is to be begun before the next is asked for."""
+    def _ready(self) -> Iterator[_StepRun]:
+        """Yield the runs that may start now. Each must be started before the next is requested."""
         if self._find_failed() is not None:
             return
         for step in self._plan.steps:
@@ -104,7 +103,7 @@ class Engine:
                 continue
             if not all(self._record.act(need).ended for need in step.needs):
                 continue
-            work = _Work(step, step.call, self._catalogue[step.call.tool])
+            work = _StepRun(step, step.call, self._catalogue[step.call.tool])
             if not (work.changes and any(other.changes for other in self._running.values())):
                 yield work
 
@@ -117,47 +116,47 @@ class Engine:
         )
         return next((step for step in failed if step.on_failure != "continue"), None)
 
-    async def _turn(self, work: _Work) -> None:
+    async def _run_step(self, work: _StepRun) -> None:
         try:
-            if lacking := self._find_lacking(work):
-                error = f"not run: it refers to {lacking}, which did not succeed"
-                await self._tell(work.step.id, StepState.SKIPPED, 0, error=error)
+            if missing := self._find_missing_output(work):
+                error = f"not run: it refers to {missing}, which did not succeed"
+                await self._record_step(work.step.id, StepState.SKIPPED, 0, error=error)
             else:
-                await self._carry_out(work)
+                await self._run_to_end(work)
         finally:
             del self._running[work.step.id]
             self._changed.set()
 
-    def _find_lacking(self, work: _Work) -> str:
-        """Return a step that this one refers to and that has no output."""
-        named = (
+    def _find_missing_output(self, work: _StepRun) -> str:
+        """Return a step without output that this one refers to, or an empty string."""
+        referenced = (
             reference.step
             for reference in references(work.call.arguments)
             if reference.part == "output"
         )
         return next(
-            (name for name in named if self._record.state(name) is not StepState.SUCCEEDED), ""
+            (name for name in referenced if self._record.state(name) is not StepState.SUCCEEDED), ""
         )
 
-    async def _carry_out(self, work: _Work) -> StepState:
-        """Let it run until it has succeeded, or has failed for good."""
+    async def _run_to_end(self, work: _StepRun) -> StepState:
+        """Run a step until it succeeds or fails for good."""
         act = self._record.act(work.step.id, compensation=work.compensation)
-        result = await self._take_up(work, act)
+        result = await self._recover_attempt(work, act)
         crashes = 0
         while True:
             if result is None:
-                await self._say(work, StepState.STARTED, act.attempt + 1)
+                await self._record_state(work, StepState.STARTED, act.attempt + 1)
                 result = await self._attempt(work, act.attempt)
-            lost = result.status is ToolStatus.OUTCOME_UNKNOWN and not work.spec.outside
-            if lost:
+            interrupted = result.status is ToolStatus.OUTCOME_UNKNOWN and not work.spec.outside
+            if interrupted:
                 crashes += 1
-                await self._hands.rewind(self._record.commit)
-                if crashes < _CRASHES:
+                await self._executor.rewind(self._record.commit)
+                if crashes < _MAX_CRASHES:
                     result = None
                     continue
-            commit, error = await self._commit(work, _fault(work, result))
-            if error and self._again(work, act, result):
-                await self._say(
+            commit, error = await self._commit(work, _failure_reason(work, result))
+            if error and self._may_retry(work, act, result):
+                await self._record_state(
                     work, StepState.RETRYING, act.attempt, result=result, error=error, commit=commit
                 )
                 await asyncio.sleep(work.step.pause)
@@ -166,20 +165,22 @@ class Engine:
             state = StepState.FAILED if error else StepState.SUCCEEDED
             if result.status is ToolStatus.OUTCOME_UNKNOWN and work.spec.outside:
                 state = StepState.UNKNOWN
-            await self._say(work, state, act.attempt, result=result, error=error, commit=commit)
+            await self._record_state(
+                work, state, act.attempt, result=result, error=error, commit=commit
+            )
             return state
 
-    async def _take_up(self, work: _Work, act: Act) -> ToolResult | None:
-        """Return the result of an attempt that a crash cut off, where it can be known; None to
-        begin a fresh one.
+    async def _recover_attempt(self, work: _StepRun, act: Act) -> ToolResult | None:
+        """Return the result of an attempt that a crash interrupted, if it can be known. Return None
+        if the step is to run again.
         """
         if act.state is StepState.PARKED:
             return await self._attempt(work, act.attempt)
         if act.state is not StepState.STARTED or not work.spec.outside:
             return None
-        name = _request_id(self._plan, work, act.attempt)
-        known = await self._hands.find_result(name)
-        words = (
+        request_id = _request_id(self._plan, work, act.attempt)
+        known = await self._executor.find_result(request_id)
+        explanation = (
             "it had begun when a crash came: whether it was done is not known; look before doing "
             "it again"
         )
@@ -188,55 +189,57 @@ class Engine:
                 return await self._attempt(work, act.attempt)
             if not (work.changes and known.status is ToolStatus.SUCCESS):
                 return known
-            words = (
+            explanation = (
                 "it was done, but a crash took its file before that was kept; it is not done twice"
             )
         return (
-            ToolResult(name, work.spec.name, ToolStatus.OUTCOME_UNKNOWN, error=words)
+            ToolResult(request_id, work.spec.name, ToolStatus.OUTCOME_UNKNOWN, error=explanation)
             if known
             else None
         )
 
-    async def _attempt(self, work: _Work, attempt: int) -> ToolResult:
-        name = _request_id(self._plan, work, attempt)
+    async def _attempt(self, work: _StepRun, attempt: int) -> ToolResult:
+        request_id = _request_id(self._plan, work, attempt)
         try:
-            arguments = fill_in(work.call.arguments, self._look_up)
+            arguments = fill_in(work.call.arguments, self._resolve)
         except InvalidRequest as error:
-            return ToolResult(name, work.spec.name, ToolStatus.INVALID, error=error.message)
+            return ToolResult(request_id, work.spec.name, ToolStatus.INVALID, error=error.message)
         seconds = work.step.timeout or work.spec.timeout_seconds
-        deadline = min(self._hands.deadline, datetime.now(UTC) + timedelta(seconds=seconds))
-        call = ToolCall(name, work.spec.name, arguments, deadline)
+        deadline = min(self._executor.deadline, datetime.now(UTC) + timedelta(seconds=seconds))
+        call = ToolCall(request_id, work.spec.name, arguments, deadline)
         try:
-            result = await self._hands.call(call)
+            result = await self._executor.call(call)
             if result.status is ToolStatus.PARKED:
-                await self._say(work, StepState.PARKED, attempt, result=result, error=result.error)
-                result = await self._hands.wait_until_resolved(call)
+                await self._record_state(
+                    work, StepState.PARKED, attempt, result=result, error=result.error
+                )
+                result = await self._executor.wait_until_resolved(call)
         except Refused as error:
-            return ToolResult(name, work.spec.name, ToolStatus.BLOCKED, error=error.message)
+            return ToolResult(request_id, work.spec.name, ToolStatus.BLOCKED, error=error.message)
         except Permanent as error:
-            return ToolResult(name, work.spec.name, ToolStatus.ERROR, error=error.message)
+            return ToolResult(request_id, work.spec.name, ToolStatus.ERROR, error=error.message)
         return result
 
-    def _look_up(self, reference: Reference) -> Any:
+    def _resolve(self, reference: Reference) -> Any:
         result = self._record.act(reference.step).result
         return find_in({"output": {}, "status": "", "error": "", **result}, reference)
 
-    def _again(self, work: _Work, act: Act, result: ToolResult) -> bool:
-        never = _NEVER_AGAIN_OUTSIDE if work.spec.outside else _NEVER_AGAIN
-        return result.status not in never and act.failures + 1 < work.step.attempts
+    def _may_retry(self, work: _StepRun, act: Act, result: ToolResult) -> bool:
+        final_statuses = _FINAL_STATUSES_OUTSIDE if work.spec.outside else _FINAL_STATUSES
+        return result.status not in final_statuses and act.failures + 1 < work.step.attempts
 
-    async def _commit(self, work: _Work, error: str) -> tuple[str, str]:
-        """Return the commit with the files as they are now, and what is wrong."""
+    async def _commit(self, work: _StepRun, error: str) -> tuple[str, str]:
+        """Return the commit of the current files, and the error."""
         if not work.changes:
             return "", error
         try:
-            return await self._hands.commit(), error
-        except (PatchRefused, WorkspaceFailed) as refused:
-            return "", error or f"its files cannot be kept: {refused.message}"
+            return await self._executor.commit(), error
+        except (PatchRefused, WorkspaceFailed) as commit_error:
+            return "", error or f"its files cannot be kept: {commit_error.message}"
 
-    async def _say(
+    async def _record_state(
         self,
-        work: _Work,
+        work: _StepRun,
         state: StepState,
         attempt: int,
         *,
@@ -244,7 +247,7 @@ class Engine:
         error: str = "",
         commit: str = "",
     ) -> None:
-        await self._tell(
+        await self._record_step(
             work.step.id,
             state,
             attempt,
@@ -254,79 +257,81 @@ class Engine:
             commit=commit,
         )
 
-    async def _end(self) -> tuple[End, str]:
-        stopped = self._find_failed()
+    async def _finish(self) -> tuple[End, str]:
+        failed_step = self._find_failed()
         for step in self._plan.steps:
             if not self._record.act(step.id).ended:
-                await self._leave_out(
-                    step, f"not run: step {stopped.id} failed" if stopped else "not run"
+                await self._skip_step(
+                    step, f"not run: step {failed_step.id} failed" if failed_step else "not run"
                 )
-        if stopped is None:
+        if failed_step is None:
             states = {self._record.state(step.id) for step in self._plan.steps}
             return (End.SUCCEEDED if states == {StepState.SUCCEEDED} else End.PARTIAL), ""
-        state = self._record.state(stopped.id)
+        state = self._record.state(failed_step.id)
         reason = (
-            f"step {stopped.id}: "
+            f"step {failed_step.id}: "
             f"{'its outcome is unknown' if state is StepState.UNKNOWN else 'it failed'}"
         )
-        if stopped.on_failure != "compensate":
+        if failed_step.on_failure != "compensate":
             return End.FAILED, reason
-        left = await self._compensate()
-        if left:
+        not_undone = await self._compensate()
+        if not_undone:
             return (
                 End.FAILED,
-                f"{reason}; what was done before could not be undone for {', '.join(left)}",
+                f"{reason}; what was done before could not be undone for {', '.join(not_undone)}",
             )
         return End.COMPENSATED, f"{reason}; what was done before was undone"
 
-    async def _leave_out(self, step: Step, because: str) -> None:
-        """Say of a step that it does not run; of one that acts outside and was cut off, what is
-        known of it.
+    async def _skip_step(self, step: Step, reason: str) -> None:
+        """Record a step as skipped. If it acts outside and was interrupted, record its known result
+        instead.
         """
         work, act = (
-            _Work(step, step.call, self._catalogue[step.call.tool]),
+            _StepRun(step, step.call, self._catalogue[step.call.tool]),
             self._record.act(step.id),
         )
-        result = await self._take_up(work, act) if act.state is StepState.STARTED else None
+        result = await self._recover_attempt(work, act) if act.state is StepState.STARTED else None
         if result is None:
-            await self._say(work, StepState.SKIPPED, act.attempt, error=because)
+            await self._record_state(work, StepState.SKIPPED, act.attempt, error=reason)
         elif result.status is ToolStatus.OUTCOME_UNKNOWN:
-            await self._say(work, StepState.UNKNOWN, act.attempt, result=result, error=result.error)
+            await self._record_state(
+                work, StepState.UNKNOWN, act.attempt, result=result, error=result.error
+            )
         else:
-            fault = _fault(work, result)
-            await self._say(
+            failure = _failure_reason(work, result)
+            await self._record_state(
                 work,
-                StepState.FAILED if fault else StepState.SUCCEEDED,
+                StepState.FAILED if failure else StepState.SUCCEEDED,
                 act.attempt,
                 result=result,
-                error=fault,
+                error=failure,
             )
 
     async def _compensate(self) -> list[str]:
-        """Undo what succeeded, the last first. Return the steps for which that failed; the others
-        are undone nevertheless.
+        """Undo the steps that succeeded, the last first. Return those that could not be undone; the
+        others are undone nevertheless.
         """
-        left = []
+        not_undone = []
         for name in reversed(self._record.done):
             step = self._plan.step(name)
             if step.compensate is None:
                 continue
             act = self._record.act(name, compensation=True)
-            work = _Work(
+            work = _StepRun(
                 step, step.compensate, self._catalogue[step.compensate.tool], compensation=True
             )
-            state = act.state if act.ended else await self._carry_out(work)
+            state = act.state if act.ended else await self._run_to_end(work)
             if state is not StepState.SUCCEEDED:
-                left.append(name)
-        return left
+                not_undone.append(name)
+        return not_undone
 
 
-def _request_id(plan: Workflow, work: _Work, attempt: int) -> str:
+def _request_id(plan: Workflow, work: _StepRun, attempt: int) -> str:
     return f"{plan.id}/{work.step.id}/{'undo/' if work.compensation else ''}{attempt}"
 
 
-def _fault(work: _Work, result: ToolResult) -> str:
-    """Return why a result is no success for its step, or nothing."""
+def _failure_reason(work: _StepRun, result: ToolResult) -> str:
+    """Return why a result is not a success for its step, or an empty string."""
     if result.status is not ToolStatus.SUCCESS:
         return result.error or f"it ended with {result.status}"
     if work.step.accept == "any" or work.compensation:

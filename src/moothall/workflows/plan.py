@@ -1,4 +1,4 @@
-"""What a workflow's document says, checked as a whole before anything of it runs."""
+"""Workflow documents: parsed and checked as a whole before any step runs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from moothall.tools.arguments import canonical
 from moothall.tools.spec import ToolSpec
 from moothall.workflows.references import Reference, references
 
-_LONGEST_WAIT = 3600.0
+_MAX_WAIT_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call, and what becomes of it. `needs` are the steps that end before it begins, those that
-    it refers to included.
+    """One tool call of a workflow and the policy for it.
 
-    `attempts` in all, `pause` seconds between two; `timeout` seconds for each, 0: as long as the
-    tool may take. `accept` any: a check that is red, or a command that exits with another code than
-    0, is a success too.
+    `needs` are the steps that end before it begins, including those that it refers to. It has
+    `attempts` in all, with `pause` seconds between two, and each may take `timeout` seconds (0: the
+    limit of the tool). With `accept` any, a failed check and a command with a non-zero exit code
+    count as success.
     """
 
     id: str
@@ -61,8 +61,8 @@ class Workflow:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a plan is checked against. `refusal` says why a tool of the catalogue may not be used
-    here, or nothing.
+    """The limits that a plan is checked against. `refusal` returns why a tool of the catalogue may
+    not be used, or an empty string.
     """
 
     catalogue: Mapping[str, ToolSpec]
@@ -72,16 +72,16 @@ class Allowed:
     attempts: int
 
 
-class _Told(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _Retry(_Told):
+class _Retry(_StrictModel):
     attempts: int = Field(1, ge=1)
-    seconds: float = Field(0.0, ge=0, le=_LONGEST_WAIT)
+    seconds: float = Field(0.0, ge=0, le=_MAX_WAIT_SECONDS)
 
 
-class _Call(_Told):
+class _Call(_StrictModel):
     tool: str = Field(max_length=100)
     arguments: dict[str, Any] = {}
 
@@ -91,14 +91,14 @@ class _Step(_Call):
     needs: list[str] | None = None
     retry: _Retry = _Retry()
     timeout: float = Field(
-        0.0, ge=0, le=_LONGEST_WAIT
-    )  # what no calendar holds would end the process that serves
+        0.0, ge=0, le=_MAX_WAIT_SECONDS
+    )  # a deadline outside the calendar would end the server
     on_failure: Literal["stop", "continue", "compensate"] = "stop"
     accept: Literal["success", "any"] = "success"
     compensate: _Call | None = None
 
 
-class _Workflow(_Told):
+class _Workflow(_StrictModel):
     id: str | None = None
     name: str = Field("", max_length=200)
     parallelism: int | None = Field(None, ge=1)
@@ -130,109 +130,113 @@ def read_yaml(text: str) -> Mapping[str, Any]:
 
 
 def read_plan(document: Mapping[str, Any], allowed: Allowed) -> Workflow:
-    """Return the plan of a document. Raises `InvalidRequest` that names the step and what would be
-    right.
+    """Return the plan of a document. Raises `InvalidRequest` that names the step and the
+    correction.
     """
-    told = _of(_Workflow, document, "workflow")
-    if len(told.steps) > allowed.steps:
+    workflow = _validate(_Workflow, document, "workflow")
+    if len(workflow.steps) > allowed.steps:
         raise InvalidRequest(
-            f"the workflow has {len(told.steps)} steps; at most {allowed.steps} are allowed"
+            f"the workflow has {len(workflow.steps)} steps; at most {allowed.steps} are allowed"
         )
-    read = [
-        _of(_Step, step, f"step {_name_of(step, place)}")
-        for place, step in enumerate(told.steps, 1)
+    raw_steps = [
+        _validate(_Step, step, f"step {_step_label(step, number)}")
+        for number, step in enumerate(workflow.steps, 1)
     ]
     seen: set[str] = set()
-    for step in read:
+    for step in raw_steps:
         if step.id in seen:
             raise InvalidRequest(
                 f"step {step.id}: there are two steps of this id; each needs one of its own"
             )
         seen.add(step.id)
-    known = {step.id: step.tool for step in read}
+    known = {step.id: step.tool for step in raw_steps}
     steps = {
-        step.id: _step(step, read[place - 1].id if place else "", known, allowed)
-        for place, step in enumerate(read)
+        step.id: _build_step(step, raw_steps[index - 1].id if index else "", known, allowed)
+        for index, step in enumerate(raw_steps)
     }
     order = _sort(steps)
     for step in order:
         _check_compensation(step, steps, known, allowed)
     return Workflow(
-        id=check_id(told.id, "workflow id")
-        if told.id is not None
+        id=check_id(workflow.id, "workflow id")
+        if workflow.id is not None
         else f"wf-{secrets.token_hex(8)}",
-        name=told.name,
+        name=workflow.name,
         steps=order,
-        parallelism=min(told.parallelism or allowed.parallelism, allowed.parallelism),
+        parallelism=min(workflow.parallelism or allowed.parallelism, allowed.parallelism),
         digest=document_digest(document),
     )
 
 
 def document_digest(document: Mapping[str, Any]) -> str:
-    """Return what tells one workflow from another, whatever its id."""
+    """Return a hash of a workflow's document without its id."""
     return digest(json.dumps(whole_numbers({**document, "id": ""}), sort_keys=True, default=str))
 
 
-def _step(told: _Step, before: str, known: Mapping[str, str], allowed: Allowed) -> Step:
-    where = f"step {told.id}"
-    if told.retry.attempts > allowed.attempts:
+def _build_step(raw_step: _Step, previous: str, known: Mapping[str, str], allowed: Allowed) -> Step:
+    where = f"step {raw_step.id}"
+    if raw_step.retry.attempts > allowed.attempts:
         raise InvalidRequest(
-            f"{where}: retry.attempts is {told.retry.attempts}; at most {allowed.attempts} are "
+            f"{where}: retry.attempts is {raw_step.retry.attempts}; at most {allowed.attempts} are "
             "allowed"
         )
-    named = told.needs or []
-    for other in named:
-        if other not in known or other == told.id:
+    explicit_needs = raw_step.needs or []
+    for other in explicit_needs:
+        if other not in known or other == raw_step.id:
             raise InvalidRequest(
-                f"{where}: needs {other!r}, and there is no such other step{_near(other, known)}"
+                f"{where}: needs {other!r}, and there is no such other step"
+                f"{_suggestion(other, known)}"
             )
-    referred = [reference.step for reference in _check_call(where, told, known, allowed)]
-    if told.id in referred:
+    referenced_steps = [
+        reference.step for reference in _check_call(where, raw_step, known, allowed)
+    ]
+    if raw_step.id in referenced_steps:
         raise InvalidRequest(f"{where}: its arguments refer to its own result; only compensate may")
-    needs = dict.fromkeys((*named, *referred))
-    if told.needs is None and not referred and before:
-        needs = dict.fromkeys((before,))
-    undo = told.compensate
+    needs = dict.fromkeys((*explicit_needs, *referenced_steps))
+    if raw_step.needs is None and not referenced_steps and previous:
+        needs = dict.fromkeys((previous,))
+    compensation = raw_step.compensate
     return Step(
-        id=told.id,
-        call=Action(told.tool, told.arguments),
+        id=raw_step.id,
+        call=Action(raw_step.tool, raw_step.arguments),
         needs=tuple(needs),
-        attempts=told.retry.attempts,
-        pause=told.retry.seconds,
-        timeout=told.timeout,
-        on_failure=told.on_failure,
-        accept=told.accept,
-        compensate=Action(undo.tool, undo.arguments) if undo else None,
+        attempts=raw_step.retry.attempts,
+        pause=raw_step.retry.seconds,
+        timeout=raw_step.timeout,
+        on_failure=raw_step.on_failure,
+        accept=raw_step.accept,
+        compensate=Action(compensation.tool, compensation.arguments) if compensation else None,
     )
 
 
 def _check_call(
     where: str, call: _Call, known: Mapping[str, str], allowed: Allowed
 ) -> Sequence[Reference]:
-    """Return the references of a call whose tool there is, whose arguments have the right names,
-    and whose references can be.
+    """Check that a call's tool exists, that its arguments have the right names, and that its
+    references can be resolved. Return the references.
     """
     spec = allowed.catalogue.get(call.tool)
     if spec is None:
         raise InvalidRequest(
-            f"{where}: there is no tool {call.tool[:60]!r}{_near(call.tool, allowed.catalogue)}"
+            f"{where}: there is no tool {call.tool[:60]!r}"
+            f"{_suggestion(call.tool, allowed.catalogue)}"
         )
     if refusal := allowed.refusal(call.tool):
         raise InvalidRequest(f"{where}: {refusal}")
     try:
-        found = list(references(call.arguments))
+        call_references = list(references(call.arguments))
     except InvalidRequest as error:
         raise InvalidRequest(f"{where}: {error.message}") from error
-    for reference in found:
+    for reference in call_references:
         if reference.step not in known:
             raise InvalidRequest(
-                f"{where}: ${{{reference}}} names no step{_near(reference.step, known)}"
+                f"{where}: ${{{reference}}} names no step{_suggestion(reference.step, known)}"
             )
         source = allowed.catalogue.get(known[reference.step])
         if source is not None and reference.path:
             _check_output(where, reference, source)
-    _check_arguments(where, spec, call.arguments, exact=not found)
-    return found
+    _check_arguments(where, spec, call.arguments, exact=not call_references)
+    return call_references
 
 
 def _check_output(where: str, reference: Reference, source: ToolSpec) -> None:
@@ -240,22 +244,22 @@ def _check_output(where: str, reference: Reference, source: ToolSpec) -> None:
     if fields and reference.path[0] not in {*fields, "note", "truncated"}:
         raise InvalidRequest(
             f"{where}: ${{{reference}}} names no output of "
-            f"{source.name}{_near(reference.path[0], fields)}; it has {', '.join(fields)}"
+            f"{source.name}{_suggestion(reference.path[0], fields)}; it has {', '.join(fields)}"
         )
 
 
 def _check_arguments(
     where: str, spec: ToolSpec, arguments: Mapping[str, Any], *, exact: bool
 ) -> None:
-    """With references in them only the names can be checked; the gate checks the rest once they are
-    filled in.
+    """Raise `InvalidRequest` for wrong arguments. Unless `exact`, only the names are checked: the
+    gateway checks the values once references are resolved.
     """
     fields = dict(zip(spec.argument_names, spec.arguments.model_fields.values(), strict=True))
     for name in arguments:
         if name not in fields:
             raise InvalidRequest(
-                f"{where}: {spec.name} has no argument {name[:60]!r}{_near(name, fields)}; right "
-                f"is {spec.signature}"
+                f"{where}: {spec.name} has no argument {name[:60]!r}"
+                f"{_suggestion(name, fields)}; right is {spec.signature}"
             )
     missing = [
         name for name, field in fields.items() if field.is_required() and name not in arguments
@@ -277,27 +281,29 @@ def _check_arguments(
 def _check_compensation(
     step: Step, steps: Mapping[str, Step], known: Mapping[str, str], allowed: Allowed
 ) -> None:
-    """It may refer to its own step and to what was done before that."""
+    """Raise `InvalidRequest` unless the compensation refers to its own step or to steps that are
+    done before it.
+    """
     if step.compensate is None:
         return
     where = f"step {step.id}, compensate"
-    told = _Call(tool=step.compensate.tool, arguments=dict(step.compensate.arguments))
-    before = _ancestors(step.id, steps)
-    for reference in _check_call(where, told, known, allowed):
-        if reference.step not in before:
+    call = _Call(tool=step.compensate.tool, arguments=dict(step.compensate.arguments))
+    done_before = _ancestors(step.id, steps)
+    for reference in _check_call(where, call, known, allowed):
+        if reference.step not in done_before:
             raise InvalidRequest(
                 f"{where}: ${{{reference}}} is not sure to be done by then; right are "
-                f"{', '.join(sorted(before))}"
+                f"{', '.join(sorted(done_before))}"
             )
 
 
 def _ancestors(name: str, steps: Mapping[str, Step]) -> set[str]:
-    found, open_ = {name}, [name]
-    while open_:
-        more = set(steps[open_.pop()].needs) - found
-        found |= more
-        open_ += more
-    return found
+    ancestors, pending = {name}, [name]
+    while pending:
+        new = set(steps[pending.pop()].needs) - ancestors
+        ancestors |= new
+        pending += new
+    return ancestors
 
 
 def _sort(steps: Mapping[str, Step]) -> tuple[Step, ...]:
@@ -312,20 +318,20 @@ def _sort(steps: Mapping[str, Step]) -> tuple[Step, ...]:
     return tuple(steps[name] for name in order)
 
 
-def _name_of(step: Mapping[str, Any], place: int) -> str:
+def _step_label(step: Mapping[str, Any], number: int) -> str:
     name = step.get("id")
-    return name[:63] if isinstance(name, str) and name else f"number {place}"
+    return name[:63] if isinstance(name, str) and name else f"number {number}"
 
 
-def _near(name: str, known: Mapping[str, Any]) -> str:
-    near = get_close_matches(name[:60], known, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+def _suggestion(name: str, known: Mapping[str, Any]) -> str:
+    matches = get_close_matches(name[:60], known, n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def _of(kind: type[Any], data: object, where: str) -> Any:
+def _validate(model: type[Any], data: object, where: str) -> Any:
     try:
-        return kind.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
         raise InvalidRequest(
-            f"{where}: {wrong(error)}; it may hold {', '.join(kind.model_fields)}"
+            f"{where}: {wrong(error)}; it may hold {', '.join(model.model_fields)}"
         ) from error

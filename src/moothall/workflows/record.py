@@ -1,4 +1,4 @@
-"""A workflow's facts on the log: how it stands by them, in their order, and telling and reading
+"""The record of a workflow: its state folded from its events, and the log that reads and writes
 them.
 """
 
@@ -23,7 +23,7 @@ KINDS = (EventType.WORKFLOW_STARTED, EventType.WORKFLOW_STEP, EventType.WORKFLOW
 
 
 class StepState(StrEnum):
-    """How a step, or the compensation of one, stands; the wire's words. The last four are ends."""
+    """The state of a step or of its compensation, as on the wire. The last four are final."""
 
     STARTED = "started"
     PARKED = "parked"
@@ -35,13 +35,13 @@ class StepState(StrEnum):
 
     @property
     def ends(self) -> bool:
-        """Whether nothing more comes after it."""
+        """True if no other state follows."""
         return self in {StepState.SUCCEEDED, StepState.FAILED, StepState.UNKNOWN, StepState.SKIPPED}
 
 
 class End(StrEnum):
-    """How a workflow ended; the wire's words. `partial`: steps failed that others may go on
-    without.
+    """How a workflow ended, as on the wire. `partial`: some steps failed whose failure does not
+    stop the workflow.
     """
 
     SUCCEEDED = "succeeded"
@@ -53,8 +53,8 @@ class End(StrEnum):
 
 @dataclass(slots=True)
 class Act:
-    """A step, or its compensation, so far. `attempt` is the last one that began; `failures` those
-    that were tried again.
+    """The state of a step or of its compensation. `attempt` is the last one that began; `failures`
+    counts those that were retried.
     """
 
     state: StepState | None = None
@@ -64,18 +64,18 @@ class Act:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes."""
+        """True if no other state follows."""
         return self.state is not None and self.state.ends
 
 
 @dataclass(slots=True)
 class Record:
-    """One workflow so far. `commit` holds the workspace's files as they were when the last step
-    ended; `done` are the steps that succeeded, in that order. `told` is the plan's document, None
-    before the start is on the log.
+    """The state of a workflow. `commit` has the workspace's files when the last step ended; `done`
+    are the steps that succeeded, in that order. `document` is the plan's document, None before the
+    start is on the log.
     """
 
-    told: Mapping[str, Any] | None = None
+    document: Mapping[str, Any] | None = None
     plan_digest: str = ""
     commit: str = ""
     end: End | None = None
@@ -83,7 +83,7 @@ class Record:
     acts: dict[tuple[str, bool], Act] = field(default_factory=dict)
 
     def act(self, step: str, *, compensation: bool = False) -> Act:
-        """Return how a step or its compensation stands."""
+        """Return the state of a step or of its compensation."""
         return self.acts.setdefault((step, compensation), Act())
 
     def state(self, step: str) -> StepState | None:
@@ -92,20 +92,20 @@ class Record:
 
     @property
     def ended(self) -> int:
-        """How many steps are over."""
+        """The number of steps that have ended."""
         return sum(act.ended for (_, compensation), act in self.acts.items() if not compensation)
 
     def apply(self, kind: EventType, data: Mapping[str, Any]) -> None:
-        """Take a fact in. One that was told before changes nothing."""
+        """Apply an event. A repeated event changes nothing."""
         if kind == EventType.WORKFLOW_STARTED:
-            self.told, self.plan_digest = data["plan"], data["digest"]
+            self.document, self.plan_digest = data["plan"], data["digest"]
             self.commit = self.commit or data["commit_sha"]
         elif kind == EventType.WORKFLOW_FINISHED:
             self.end = End(data["state"])
         elif kind == EventType.WORKFLOW_STEP:
-            self._step(data)
+            self._apply_step(data)
 
-    def _step(self, data: Mapping[str, Any]) -> None:
+    def _apply_step(self, data: Mapping[str, Any]) -> None:
         name, compensation = data["step"], bool(data["compensation"])
         act = self.act(name, compensation=compensation)
         if act.ended:
@@ -122,7 +122,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowLog:
-    """The facts of one workflow. A fact that is told again has the same id and changes nothing."""
+    """The events of one workflow. An event that is written again has the same id and changes
+    nothing.
+    """
 
     bus: Log
     workspace: str
@@ -130,20 +132,20 @@ class WorkflowLog:
     name: str
 
     async def read(self) -> Record:
-        """Return how it stands."""
+        """Return the state of the workflow."""
         record = Record()
         async for recorded in self.bus.replay((Channel.TOOLS.of(self.workspace),)):
-            if self._ours(recorded):
+            if self._is_own(recorded):
                 record.apply(recorded.event.type, recorded.event.data)
         return record
 
     async def follow(self, digest: str, after_seq: int) -> AsyncGenerator[Recorded, None]:
-        """Yield its facts after a seq to its end, also those to come. Raises `AlreadyExists` where
-        its plan is another one.
+        """Yield the events after a seq up to the end of the workflow, waiting for new ones. Raises
+        `AlreadyExists` if the plan is a different one.
         """
-        async with aclosing(self.bus.follow((Channel.TOOLS.of(self.workspace),))) as facts:
-            async for recorded in facts:
-                if not self._ours(recorded):
+        async with aclosing(self.bus.follow((Channel.TOOLS.of(self.workspace),))) as events:
+            async for recorded in events:
+                if not self._is_own(recorded):
                     continue
                 event = recorded.event
                 if event.type == EventType.WORKFLOW_STARTED and event.data.get("digest") != digest:
@@ -157,14 +159,16 @@ class WorkflowLog:
                     return
 
     async def begin(self, plan: Workflow, document: Mapping[str, Any], commit: str) -> None:
-        """Tell that it began, with the files as they are."""
-        told = {
+        """Record the start of the workflow, with the current files."""
+        data = {
             "name": plan.name,
             "plan": {**document, "id": plan.id},
             "digest": plan.digest,
             "commit_sha": commit,
         }
-        await self._say(EventType.WORKFLOW_STARTED, {**told, "steps": len(plan.steps)}, "started")
+        await self._publish(
+            EventType.WORKFLOW_STARTED, {**data, "steps": len(plan.steps)}, "started"
+        )
 
     async def step(
         self,
@@ -179,7 +183,7 @@ class WorkflowLog:
         error: str = "",
         commit: str = "",
     ) -> None:
-        """Tell how a step stands, and take it into the record."""
+        """Record the state of a step, and apply it to the record."""
         data = {
             "step": name,
             "state": state.value,
@@ -189,25 +193,29 @@ class WorkflowLog:
             "error": error,
             "commit_sha": commit,
         }
-        over = record.ended + (not compensation and state.ends and not record.act(name).ended)
+        ended_steps = record.ended + (
+            not compensation and state.ends and not record.act(name).ended
+        )
         ordinal = f"{name}/{'undo/' if compensation else ''}{attempt}/{state}"
-        await self._say(
-            EventType.WORKFLOW_STEP, {**data, "done": over, "steps": len(plan.steps)}, ordinal
+        await self._publish(
+            EventType.WORKFLOW_STEP,
+            {**data, "done": ended_steps, "steps": len(plan.steps)},
+            ordinal,
         )
         record.apply(EventType.WORKFLOW_STEP, data)
 
     async def finish(self, end: End, reason: str, *, done: int, steps: int) -> None:
-        """Tell how it ended."""
-        await self._say(
+        """Record the end of the workflow."""
+        await self._publish(
             EventType.WORKFLOW_FINISHED,
             {"state": end.value, "error": reason, "done": done, "steps": steps},
             "finished",
         )
 
-    def _ours(self, recorded: Recorded) -> bool:
+    def _is_own(self, recorded: Recorded) -> bool:
         return recorded.event.type in KINDS and recorded.event.data.get("workflow_id") == self.name
 
-    async def _say(self, kind: EventType, data: Mapping[str, Any], ordinal: str) -> None:
+    async def _publish(self, kind: EventType, data: Mapping[str, Any], ordinal: str) -> None:
         event = write(
             kind,
             self.workspace,

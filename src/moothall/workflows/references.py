@@ -1,9 +1,8 @@
-"""`${steps.read.output.content}` in arguments: what an earlier step gave. There is no expression
-language.
+"""References in arguments to the results of earlier steps, such as `${steps.read.output.content}`.
+There is no expression language.
 
-A value that is one reference whole keeps its type; inside a text it is put in as text, and what is
-no text as JSON. `$${` stands for `${`. Any other `${…}` is left as it is: it is a shell's, not
-ours.
+A value that is a single reference keeps its type; within a text, the result is inserted as text, or
+as JSON if it is not text. `$${` is an escaped `${`. Any other `${…}` is left for a shell.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from typing import Any
 
 from moothall.errors import InvalidRequest
 
-_FOUND = re.compile(r"\$(\$)?\{(steps\.[^${}]*)\}")
-_BEGUN = re.compile(r"(?<!\$)\$\{steps\.")
+_REFERENCE = re.compile(r"\$(\$)?\{(steps\.[^${}]*)\}")
+_REFERENCE_START = re.compile(r"(?<!\$)\$\{steps\.")
 PARTS = ("output", "status", "error")
 RIGHT = "${steps.<id>.output.<name>}, ${steps.<id>.status} or ${steps.<id>.error}"
-_DEEPEST = 32
-# put in the place of references, all in all: a short text could name a long output often
-_MOST_CHARS = 4_000_000
+_MAX_DEPTH = 32
+# For all references together: a short text could refer to a long output many times.
+_MAX_INSERTED_CHARS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Which step, which part of its result, and the keys or list places below that."""
+    """A reference to a step: the part of its result, and the keys or list indexes below that."""
 
     step: str
     part: str
@@ -38,45 +37,43 @@ class Reference:
 
 
 def references(value: Any) -> Iterator[Reference]:
-    """Yield all references in JSON data. Raises `InvalidRequest` for one that is begun and is
-    none.
-    """
+    """Yield all references in JSON data. Raises `InvalidRequest` for an incomplete one."""
     for text in _texts(value, 0):
-        found = [match for match in _FOUND.finditer(text) if not match[1]]
-        if len(_BEGUN.findall(text)) != len(found):
+        matches = [match for match in _REFERENCE.finditer(text) if not match[1]]
+        if len(_REFERENCE_START.findall(text)) != len(matches):
             raise InvalidRequest(
                 f"{text[:80]!r} holds a reference that does not end; right is {RIGHT}"
             )
-        for match in found:
+        for match in matches:
             yield _read(match[2])
 
 
 def fill_in(value: Any, look_up: Callable[[Reference], Any]) -> Any:
-    """Return JSON data with what `look_up` gives in the place of each reference. Raises
-    `InvalidRequest` where that is too much.
+    """Return JSON data with each reference replaced by what `look_up` returns. Raises
+    `InvalidRequest` if that is too long.
     """
-    room = _MOST_CHARS
+    chars_left = _MAX_INSERTED_CHARS
 
-    def count(reference: Reference) -> Any:
-        nonlocal room
-        found = look_up(reference)
-        room -= len(_text(found))
-        if room < 0:
+    def counted_look_up(reference: Reference) -> Any:
+        nonlocal chars_left
+        result = look_up(reference)
+        chars_left -= len(_text(result))
+        if chars_left < 0:
             raise InvalidRequest(
-                f"${{{reference}}}: what is referred to has more than {_MOST_CHARS} characters in "
-                "all"
+                f"${{{reference}}}: what is referred to has more than {_MAX_INSERTED_CHARS} "
+                "characters in all"
             )
-        return found
+        return result
 
-    return _fill(value, count)
+    return _fill(value, counted_look_up)
 
 
 def _fill(value: Any, look_up: Callable[[Reference], Any]) -> Any:
     if isinstance(value, str):
-        whole = _FOUND.fullmatch(value)
-        if whole and not whole[1]:
-            return look_up(_read(whole[2]))
-        return _FOUND.sub(
+        single_reference = _REFERENCE.fullmatch(value)
+        if single_reference and not single_reference[1]:
+            return look_up(_read(single_reference[2]))
+        return _REFERENCE.sub(
             lambda match: f"${{{match[2]}}}" if match[1] else _text(look_up(_read(match[2]))), value
         )
     if isinstance(value, Mapping):
@@ -85,11 +82,11 @@ def _fill(value: Any, look_up: Callable[[Reference], Any]) -> Any:
 
 
 def find_in(result: Mapping[str, Any], reference: Reference) -> Any:
-    """Return what a reference names in a step's result. Raises `InvalidRequest` that says what is
-    there instead.
+    """Return the value that a reference names in a step's result. Raises `InvalidRequest` that says
+    what is there instead.
     """
     value: Any = result[reference.part]
-    for place, name in enumerate(reference.path):
+    for depth, name in enumerate(reference.path):
         if isinstance(value, Mapping) and name in value:
             value = value[name]
         elif (
@@ -100,7 +97,7 @@ def find_in(result: Mapping[str, Any], reference: Reference) -> Any:
         ):
             value = value[int(name)]
         else:
-            where = ".".join(("steps", reference.step, reference.part, *reference.path[:place]))
+            where = ".".join(("steps", reference.step, reference.part, *reference.path[:depth]))
             raise InvalidRequest(f"${{{reference}}}: {where} {_shape(value)}")
     return value
 
@@ -125,8 +122,8 @@ def _read(text: str) -> Reference:
 
 
 def _texts(value: Any, depth: int) -> Iterator[str]:
-    if depth > _DEEPEST:
-        raise InvalidRequest(f"arguments are nested deeper than {_DEEPEST}")
+    if depth > _MAX_DEPTH:
+        raise InvalidRequest(f"arguments are nested deeper than {_MAX_DEPTH}")
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,5 +1,5 @@
-"""The workflows of a process: begun by their callers, followed on the log, and taken up again after
-a crash.
+"""The workflows of a process: started by their callers, followed on the log, and resumed after a
+crash.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ log = get_logger(__name__)
 
 BUCKET = "workflows"
 _ALL_TOOLS = Grant(("*",))
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-_BUG = "it was ended by a bug of ours; the log of the server says more"
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
+_BUG_MESSAGE = "it was ended by a bug of ours; the log of the server says more"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowEntry:
-    """An entry of the bucket `workflows`: what it takes to go on with one. `token` is its
+    """An entry of the bucket `workflows`: what is needed to resume a workflow. `token` is its
     caller's.
     """
 
@@ -49,46 +49,45 @@ class WorkflowEntry:
 
     @property
     def key(self) -> str:
-        """Its key in the bucket."""
+        """The key of the entry in the bucket."""
         return f"{self.visit.tenant}.{self.visit.workspace}.{self.workflow_id}"
 
     def document(self) -> dict[str, Any]:
-        """Return it as the bucket holds it."""
-        # In parts: what looks like a token is scrubbed on its way to the bus, and this one is meant
-        # to arrive.
-        told = {
+        """Return the entry as the bucket stores it."""
+        # The token is stored in parts: the bus scrubs whole tokens, and this one is needed.
+        fields = {
             "workflow_id": self.workflow_id,
             "visit": dump(self.visit),
             "token": self.token.split("."),
         }
-        return {**told, "state": "running" if self.running else "ended"}
+        return {**fields, "state": "running" if self.running else "ended"}
 
 
 async def entries(index: Bucket) -> Sequence[WorkflowEntry]:
-    """Return what the bucket holds. Raises `BusUnavailable`."""
-    found = []
+    """Return the entries of the bucket. Raises `BusUnavailable`."""
+    workflow_entries = []
     for key, document in (await index.entries()).items():
         try:
             token = ".".join(map(str, document["token"]))
-            visit = load(ReopenState, document["visit"])
-            found.append(
+            reopen_state = load(ReopenState, document["visit"])
+            workflow_entries.append(
                 WorkflowEntry(
                     str(document["workflow_id"]),
-                    visit,
+                    reopen_state,
                     token,
                     running=document["state"] == "running",
                 )
             )
         except (InvalidRequest, KeyError, TypeError) as error:
             log.warning("a workflow's entry cannot be read", key=key, reason=str(error)[:300])
-    return found
+    return workflow_entries
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """A workflow that is to begin."""
+    """A workflow that is to start."""
 
-    chronicle: WorkflowLog
+    workflow_log: WorkflowLog
     who: Principal
     token: str
     plan: Workflow
@@ -96,28 +95,28 @@ class _Start:
 
 
 class Workflows:
-    """An async context manager; those under way at its end are left for the next process. Belongs
-    to one event loop.
+    """The workflows of a process, as an async context manager. Those running at its end are left
+    for the next process. Belongs to one event loop.
 
-    The bucket says which are under way and how their workspaces are opened again; all else is read
-    from the log.
+    The bucket says which workflows are running and how their workspaces are reopened; everything
+    else is read from the log.
     """
 
     def __init__(
         self,
-        visits: ToolSessions,
-        gate: ToolGateway,
+        sessions: ToolSessions,
+        gateway: ToolGateway,
         bus: Log,
         index: Bucket,
         settings: GuardSettings,
     ) -> None:
-        self._visits = visits
-        self._gate = gate
+        self._sessions = sessions
+        self._gateway = gateway
         self._bus = bus
         self._index = index
         self._settings = settings
-        self._held: dict[tuple[str, str], asyncio.Future[None]] = {}
-        self._returning: dict[str, asyncio.Event] = {}
+        self._started: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._resuming: dict[str, asyncio.Event] = {}
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -136,34 +135,34 @@ class Workflows:
         await self._group.__aexit__(kind, error, traceback)
 
     async def resume(self, only: str = "") -> Sequence[WorkflowEntry]:
-        """Take up, beside what follows, what a process left that is gone, and return it; with
-        `only`, the workflows of that id.
+        """Resume the workflows that a process which is gone left running, and return them. With
+        `only`, resume the workflows of that id.
 
         Raises `BusUnavailable`.
         """
-        found = [
-            begun
-            for begun in await entries(self._index)
-            if begun.running and only in {"", begun.workflow_id}
+        left_running = [
+            entry
+            for entry in await entries(self._index)
+            if entry.running and only in {"", entry.workflow_id}
         ]
-        places: dict[str, list[WorkflowEntry]] = {}
-        for begun in found:
-            places.setdefault(begun.visit.workspace, []).append(begun)
-            there = self._held[begun.visit.workspace, begun.workflow_id] = (
+        by_workspace: dict[str, list[WorkflowEntry]] = {}
+        for entry in left_running:
+            by_workspace.setdefault(entry.visit.workspace, []).append(entry)
+            started = self._started[entry.visit.workspace, entry.workflow_id] = (
                 asyncio.get_running_loop().create_future()
             )
-            there.set_result(None)
-        for workspace, left in places.items():
-            self._returning[workspace] = asyncio.Event()
-            self._spawn(self._return_all(left), workspace)
-        return found
+            started.set_result(None)
+        for workspace, workspace_entries in by_workspace.items():
+            self._resuming[workspace] = asyncio.Event()
+            self._spawn(self._resume_all(workspace_entries), workspace)
+        return left_running
 
-    async def _return_all(self, left: Sequence[WorkflowEntry]) -> None:
-        """Go on with what was left in one workspace: more than one only where a kill came between
-        an end and its record.
+    async def _resume_all(self, workspace_entries: Sequence[WorkflowEntry]) -> None:
+        """Resume the workflows of one workspace. There are several only if the process was killed
+        between the end of one and its record.
         """
-        for begun in left:
-            await self._return(begun)
+        for entry in workspace_entries:
+            await self._resume_entry(entry)
 
     async def run(
         self,
@@ -173,30 +172,30 @@ class Workflows:
         document: Mapping[str, Any],
         after_seq: int = 0,
     ) -> AsyncGenerator[Recorded, None]:
-        """Begin a workflow, or join it where it was begun, and yield its facts to its end. It goes
+        """Start a workflow, or join it if it was started, and yield its events to its end. It goes
         on if nobody listens.
 
-        Raises what `ToolSessions.ready` raises, `InvalidRequest` for what cannot be run as it is,
-        `Refused` where another workflow has the workspace, `AlreadyExists` where the id was used
-        for another one.
+        Raises what `ToolSessions.ready` raises, `InvalidRequest` for a document that cannot run,
+        `Refused` if another workflow has the workspace, and `AlreadyExists` if the id was used for
+        another workflow.
         """
-        workspace = self._visits.name_of(workspace, token)
-        if workspace in self._returning:
-            await self._returning[workspace].wait()
-        capability = await self._visits.ready(who, workspace, token)
-        plan = read_plan(document, self._limits(self._refusal(who.tenant, capability.grant)))
-        chronicle = WorkflowLog(self._bus, workspace, who.tenant, plan.id)
-        await self._begin(chronicle, who, token, plan, document)
-        async with aclosing(chronicle.follow(plan.digest, after_seq)) as facts:
-            async for recorded in facts:
+        workspace = self._sessions.name_of(workspace, token)
+        if workspace in self._resuming:
+            await self._resuming[workspace].wait()
+        capability = await self._sessions.ready(who, workspace, token)
+        plan = read_plan(document, self._limits(self._tool_refusal(who.tenant, capability.grant)))
+        workflow_log = WorkflowLog(self._bus, workspace, who.tenant, plan.id)
+        await self._ensure_started(workflow_log, who, token, plan, document)
+        async with aclosing(workflow_log.follow(plan.digest, after_seq)) as events:
+            async for recorded in events:
                 yield recorded
 
-    def _refusal(self, tenant: str, grant: Grant) -> Callable[[str], str]:
-        there = {spec.name for spec in self._gate.list_tools(tenant, _ALL_TOOLS)}
-        granted = {spec.name for spec in self._gate.list_tools(tenant, grant)}
+    def _tool_refusal(self, tenant: str, grant: Grant) -> Callable[[str], str]:
+        known = {spec.name for spec in self._gateway.list_tools(tenant, _ALL_TOOLS)}
+        granted = {spec.name for spec in self._gateway.list_tools(tenant, grant)}
 
         def refusal(tool: str) -> str:
-            if tool not in there:
+            if tool not in known:
                 return f"there is no tool {tool[:60]!r}"
             return "" if tool in granted else f"{tool} is not granted by this capability token"
 
@@ -205,90 +204,95 @@ class Workflows:
     def _limits(self, refusal: Callable[[str], str]) -> Allowed:
         limits = self._settings
         return Allowed(
-            self._gate.catalogue,
+            self._gateway.catalogue,
             refusal,
             limits.workflow_steps,
             limits.workflow_parallelism,
             limits.workflow_attempts,
         )
 
-    async def _begin(
+    async def _ensure_started(
         self,
-        chronicle: WorkflowLog,
+        workflow_log: WorkflowLog,
         who: Principal,
         token: str,
         plan: Workflow,
         document: Mapping[str, Any],
     ) -> None:
-        """Have it begun, unless it was."""
-        key = (chronicle.workspace, plan.id)
-        begun = self._held.get(key)
-        if begun is None:
-            begun = self._held[key] = asyncio.get_running_loop().create_future()
-            start = _Start(chronicle, who, token, plan, document)
-            self._spawn(self._hold(start, begun), plan.id)
-        await asyncio.shield(begun)
+        """Start a workflow unless it was started, and wait until its start is recorded."""
+        key = (workflow_log.workspace, plan.id)
+        started = self._started.get(key)
+        if started is None:
+            started = self._started[key] = asyncio.get_running_loop().create_future()
+            start = _Start(workflow_log, who, token, plan, document)
+            self._spawn(self._run_new(start, started), plan.id)
+        await asyncio.shield(started)
 
-    async def _hold(self, start: _Start, begun: asyncio.Future[None]) -> None:
-        """Run one from its start. `begun` is done when that is on the log, or cannot be."""
-        plan, chronicle = start.plan, start.chronicle
+    async def _run_new(self, start: _Start, started: asyncio.Future[None]) -> None:
+        """Run a new workflow. `started` is done once its start is on the log, or cannot be
+        recorded.
+        """
+        plan, workflow_log = start.plan, start.workflow_log
         try:
-            record = await chronicle.read()
-            if record.told is None:
-                with self._visits.lend(chronicle.workspace, plan.id) as loan:
-                    entry = WorkflowEntry(plan.id, _returning(loan, start.who), start.token)
-                    # How to take it up first, then that it began: in between it is nothing.
+            record = await workflow_log.read()
+            if record.document is None:
+                with self._sessions.lend(workflow_log.workspace, plan.id) as lease:
+                    entry = WorkflowEntry(plan.id, _reopen_state(lease, start.who), start.token)
+                    # The entry comes first, so that a recorded start can always be resumed.
                     await self._index.put(entry.key, entry.document())
-                    await chronicle.begin(plan, start.document, await loan.commit())
-                    begun.set_result(None)
-                    await self._carry_out(chronicle, plan, entry, loan)
+                    await workflow_log.begin(plan, start.document, await lease.commit())
+                    started.set_result(None)
+                    await self._run_to_end(workflow_log, plan, entry, lease)
             elif record.end is None and record.plan_digest == plan.digest:
-                begun.set_exception(
+                started.set_exception(
                     NotFound(
                         f"workflow {plan.id} was left by a process that is gone; a start takes it "
                         "up"
                     )
                 )
             else:
-                begun.set_result(None)  # told in full, or another one of this id: its facts say so
+                # It has ended, or the id is another workflow's: its events tell the caller.
+                started.set_result(None)
         except MoothallError as error:
-            if begun.done():
+            if started.done():
                 raise
-            begun.set_exception(error)
+            started.set_exception(error)
         finally:
-            if not begun.done():
-                begun.cancel()
-            elif not begun.cancelled() and begun.exception():
-                del self._held[chronicle.workspace, plan.id]  # it may be tried again
+            if not started.done():
+                started.cancel()
+            elif not started.cancelled() and started.exception():
+                del self._started[workflow_log.workspace, plan.id]  # it may be tried again
 
-    async def _return(self, entry: WorkflowEntry) -> None:
-        """Open the workspace of a workflow again and go on with it."""
-        visit = entry.visit
-        chronicle = WorkflowLog(self._bus, visit.workspace, visit.tenant, entry.workflow_id)
+    async def _resume_entry(self, entry: WorkflowEntry) -> None:
+        """Reopen the workspace of a workflow and resume it."""
+        reopen_state = entry.visit
+        workflow_log = WorkflowLog(
+            self._bus, reopen_state.workspace, reopen_state.tenant, entry.workflow_id
+        )
         try:
-            record = await chronicle.read()
-            if record.told is None or record.end is not None:
-                await self._over(entry)
+            record = await workflow_log.read()
+            if record.document is None or record.end is not None:
+                await self._mark_ended(entry)
                 return
             try:
-                plan = read_plan(record.told, self._limits(lambda _: ""))
-                if fresh := not self._visits.is_open(visit.workspace):
-                    await self._visits.reopen(replace(visit, commit_sha=record.commit))
+                plan = read_plan(record.document, self._limits(lambda _: ""))
+                if reopened := not self._sessions.is_open(reopen_state.workspace):
+                    await self._sessions.reopen(replace(reopen_state, commit_sha=record.commit))
             except Permanent as error:
-                steps = record.told.get("steps", ())
-                await chronicle.finish(
+                steps = record.document.get("steps", ())
+                await workflow_log.finish(
                     End.FAILED, error.message, done=record.ended, steps=len(steps)
                 )
-                await self._over(entry)
+                await self._mark_ended(entry)
                 return
-            with self._visits.lend(visit.workspace, entry.workflow_id) as loan:
-                self._give_back(visit.workspace)
+            with self._sessions.lend(reopen_state.workspace, entry.workflow_id) as lease:
+                self._release_workspace(reopen_state.workspace)
                 log.info(
                     "a workflow is taken up again", workflow=entry.workflow_id, done=record.ended
                 )
-                if not fresh:
-                    await loan.rewind(record.commit)
-                await self._carry_out(chronicle, plan, entry, loan)
+                if not reopened:
+                    await lease.rewind(record.commit)
+                await self._run_to_end(workflow_log, plan, entry, lease)
         except MoothallError as error:
             log.warning(
                 "a workflow waits for the next start",
@@ -296,25 +300,27 @@ class Workflows:
                 reason=error.message,
             )
         finally:
-            self._give_back(visit.workspace)
+            self._release_workspace(reopen_state.workspace)
 
-    def _give_back(self, workspace: str) -> None:
-        if waiting := self._returning.pop(workspace, None):
-            waiting.set()
+    def _release_workspace(self, workspace: str) -> None:
+        if resumed := self._resuming.pop(workspace, None):
+            resumed.set()
 
-    async def _carry_out(
-        self, chronicle: WorkflowLog, plan: Workflow, entry: WorkflowEntry, loan: WorkspaceLease
+    async def _run_to_end(
+        self, workflow_log: WorkflowLog, plan: Workflow, entry: WorkflowEntry, lease: WorkspaceLease
     ) -> None:
-        """Run to the end and tell it; again from the log where the bus was away."""
-        pause, over = _FIRST_PAUSE, False
-        while not over:
+        """Run a workflow to its end and record it. Start again from the log after an outage of the
+        bus.
+        """
+        pause, ended = _FIRST_PAUSE_SECONDS, False
+        while not ended:
             try:
-                record = await chronicle.read()
-                end, reason = await self._until_closed(chronicle, plan, entry, loan, record)
-                self._visits.give_back(chronicle.workspace, plan.id)
-                await chronicle.finish(end, reason, done=record.ended, steps=len(plan.steps))
-                await self._over(entry)
-                over = True
+                record = await workflow_log.read()
+                end, reason = await self._until_closed(workflow_log, plan, entry, lease, record)
+                self._sessions.give_back(workflow_log.workspace, plan.id)
+                await workflow_log.finish(end, reason, done=record.ended, steps=len(plan.steps))
+                await self._mark_ended(entry)
+                ended = True
             except* Temporary as group:
                 log.warning(
                     "a workflow waits for the bus",
@@ -322,37 +328,41 @@ class Workflows:
                     reason=str(group.exceptions[0]),
                 )
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
-            # a bug over one plan must neither end the server nor come again at each of its starts
+                pause = min(pause * 2, _MAX_PAUSE_SECONDS)
+            # a bug in one workflow must neither end the server nor recur at each start
             except* Exception:
                 log.exception("a workflow ended by a bug", workflow=plan.id)
-                await chronicle.finish(End.FAILED, _BUG, done=0, steps=len(plan.steps))
-                await self._over(entry)
-                over = True
+                await workflow_log.finish(End.FAILED, _BUG_MESSAGE, done=0, steps=len(plan.steps))
+                await self._mark_ended(entry)
+                ended = True
 
     async def _until_closed(
         self,
-        chronicle: WorkflowLog,
+        workflow_log: WorkflowLog,
         plan: Workflow,
         entry: WorkflowEntry,
-        loan: WorkspaceLease,
+        lease: WorkspaceLease,
         record: Record,
     ) -> tuple[End, str]:
-        hands = StepExecutor(self._visits, loan, entry.token, plan.id, self._bus)
+        executor = StepExecutor(self._sessions, lease, entry.token, plan.id, self._bus)
         engine = Engine(
-            plan, record, hands, partial(chronicle.step, plan, record), self._gate.catalogue
+            plan,
+            record,
+            executor,
+            partial(workflow_log.step, plan, record),
+            self._gateway.catalogue,
         )
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(engine.run(), name=f"engine {plan.id}")
-            closing = group.create_task(loan.closing.wait(), name=f"closing {plan.id}")
-            await asyncio.wait({running, closing}, return_when=asyncio.FIRST_COMPLETED)
-            running.cancel()
-            closing.cancel()
-        if running.cancelled():
+            engine_task = group.create_task(engine.run(), name=f"engine {plan.id}")
+            close_task = group.create_task(lease.closing.wait(), name=f"closing {plan.id}")
+            await asyncio.wait({engine_task, close_task}, return_when=asyncio.FIRST_COMPLETED)
+            engine_task.cancel()
+            close_task.cancel()
+        if engine_task.cancelled():
             return End.CANCELLED, "its workspace was closed, or its time was over"
-        return running.result()
+        return engine_task.result()
 
-    async def _over(self, entry: WorkflowEntry) -> None:
+    async def _mark_ended(self, entry: WorkflowEntry) -> None:
         await self._index.put(entry.key, replace(entry, token="", running=False).document())
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -362,15 +372,15 @@ class Workflows:
 
 
 async def contain(work: Coroutine[Any, Any, None], name: str) -> None:
-    """One workflow: what goes wrong in it is its own."""
+    """Run one workflow and log any exception instead of raising it."""
     try:
         await work
-    except Exception:  # the group holds all workflows of the process, and with them the server
+    except Exception:  # an exception in the task group would end all workflows and the server
         log.exception("a workflow was given up by a bug", workflow=name)
 
 
-def _returning(loan: WorkspaceLease, who: Principal) -> ReopenState:
-    seat = loan.seat
+def _reopen_state(lease: WorkspaceLease, who: Principal) -> ReopenState:
+    seat = lease.seat
     return ReopenState(
         workspace=seat.workspace_id,
         principal=who.name,
@@ -378,6 +388,6 @@ def _returning(loan: WorkspaceLease, who: Principal) -> ReopenState:
         role=seat.role,
         persona=seat.persona,
         deadline=seat.deadline,
-        repository=loan.base.repository,
-        base_sha=loan.base.sha,
+        repository=lease.base.repository,
+        base_sha=lease.base.sha,
     )

@@ -1,4 +1,4 @@
-"""What a plan is carried out with: a workspace that a caller opened, under the caller's token."""
+"""Tool calls of a workflow: in a workspace that a caller opened, under the caller's token."""
 
 from __future__ import annotations
 
@@ -18,60 +18,66 @@ from moothall.tool_sessions.persistent_workspace import WorkspaceLease
 
 @dataclass(frozen=True, slots=True)
 class StepExecutor:
-    """One workspace, under its caller's token, and the log of what was called in it."""
+    """An executor of steps in one workspace, under its caller's token, and the log of its calls."""
 
-    visits: ToolSessions
-    loan: WorkspaceLease
+    sessions: ToolSessions
+    lease: WorkspaceLease
     token: str
     flow: str
     log: Log
 
     @property
     def deadline(self) -> datetime:
-        """When the workspace closes."""
-        return self.loan.seat.deadline
+        """The time when the workspace closes."""
+        return self.lease.seat.deadline
 
     @property
     def _workspace(self) -> str:
-        return self.loan.seat.workspace_id
+        return self.lease.seat.workspace_id
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Run a tool through the gate."""
-        return await self.visits.call(None, self._workspace, self.token, call, flow=self.flow)
+        """Call a tool through the gateway."""
+        return await self.sessions.call(None, self._workspace, self.token, call, flow=self.flow)
 
     async def wait_until_resolved(self, call: ToolCall) -> ToolResult:
-        """Wait for an operator's word, as long as the workspace is open, and ask again."""
+        """Wait for an operator's decision while the workspace is open, then call again."""
         try:
             async with asyncio.timeout(max(0.0, seconds_until(self.deadline))):
-                await self.visits.wait_until_resolved(self._workspace, call.request_id)
+                await self.sessions.wait_until_resolved(self._workspace, call.request_id)
         except TimeoutError:
             pass
-        allowed = call.deadline - datetime.now(UTC)
+        time_left = call.deadline - datetime.now(UTC)
         return await self.call(
-            replace(call, deadline=datetime.now(UTC) + max(allowed, timedelta(seconds=60)))
+            replace(call, deadline=datetime.now(UTC) + max(time_left, timedelta(seconds=60)))
         )
 
     async def find_result(self, request_id: str) -> ToolResult | bool:
-        """Return what the log says of a call: its last result, or whether it began."""
-        found: ToolResult | bool = False
+        """Return the last result of a call in the log, or True if it only began, False if it did
+        not.
+        """
+        known: ToolResult | bool = False
         async for recorded in self.log.replay((Channel.TOOLS.of(self._workspace),)):
             event = recorded.event
             if event.data.get("request_id") != request_id:
                 continue
             if event.type == EventType.TOOL_STARTED:
-                found = True
+                known = True
             elif event.type == EventType.TOOL_FINISHED:
                 names = ToolResult.__dataclass_fields__
-                told = load(
+                logged_result = load(
                     ToolResult, {name: value for name, value in event.data.items() if name in names}
                 )
-                found = found if found is True and told.status is ToolStatus.PARKED else told
-        return found
+                known = (
+                    known
+                    if known is True and logged_result.status is ToolStatus.PARKED
+                    else logged_result
+                )
+        return known
 
     async def commit(self) -> str:
-        """Keep the files as they are now."""
-        return await self.loan.commit()
+        """Commit the current files and return the commit."""
+        return await self.lease.commit()
 
     async def rewind(self, commit: str) -> None:
-        """Make the files as a commit has them."""
-        await self.loan.rewind(commit)
+        """Reset the files to a commit."""
+        await self.lease.rewind(commit)

@@ -16,7 +16,7 @@ from k8s.test_jobs import bare, bus, call, jobs_left, labelled, named  # noqa: F
 from kubernetes import client
 
 from moothall import telemetry
-from moothall.app.repositories import open_hands
+from moothall.app.repositories import open_workspace_services
 from moothall.domain.tool import ToolStatus
 from support.kube.reached import WORKSPACES, configured
 from support.repos import SAMPLE
@@ -29,11 +29,11 @@ from pathlib import Path
 from k8s.test_jobs import bare
 from support.repos import SAMPLE
 from support.kube.reached import configured
-from moothall.app.repositories import open_hands
+from moothall.app.repositories import open_workspace_services
 
 async def main():
     folder, bus = Path(sys.argv[1]), sys.argv[2]
-    async with open_hands(configured(folder, bus, ttl_seconds=0, **json.loads(sys.argv[3]))) as hands:
+    async with open_workspace_services(configured(folder, bus, ttl_seconds=0, **json.loads(sys.argv[3]))) as hands:
         base = await bare(folder, bus, hands, SAMPLE)
         async with hands.workspaces.open(base, "one"):
             print("open", flush=True)
@@ -96,7 +96,7 @@ async def test_of_a_killed_host_a_job_whose_link_never_ran_is_deleted_by_another
     await host.wait()
     left = await jobs_left(api, seconds=8)
     assert left, "nothing ends it by itself: it would stay until jobs.seconds are over"
-    async with open_hands(configured(tmp_path / "other", bus, orphan_seconds=6)):
+    async with open_workspace_services(configured(tmp_path / "other", bus, orphan_seconds=6)):
         assert await jobs_left(api, seconds=40) == []
 
 
@@ -122,7 +122,7 @@ async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_th
                         return name
                 await asyncio.sleep(0.2)
 
-    async with open_hands(configured(tmp_path, bus, warm=1)) as hands:
+    async with open_workspace_services(configured(tmp_path, bus, warm=1)) as hands:
         base = await bare(tmp_path, bus, hands, SAMPLE)
         with telemetry.bound(task_id="warm", seat="first"):
             async with hands.workspaces.open(base, "one"):

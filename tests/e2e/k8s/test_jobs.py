@@ -17,7 +17,7 @@ import pytest_asyncio
 from kubernetes import client
 
 from command import Command, git
-from moothall.app.repositories import WorkspaceServices, open_hands
+from moothall.app.repositories import WorkspaceServices, open_workspace_services
 from moothall.app.repository import register
 from moothall.concurrency import beside
 from moothall.config import Settings
@@ -91,7 +91,7 @@ async def test_a_repository_is_set_up_worked_on_and_proven_in_pods(
     tmp_path: Path, bus: str, api: client.ApiClient
 ) -> None:
     settings = configured(tmp_path, bus)
-    async with open_hands(settings) as hands:
+    async with open_workspace_services(settings) as hands:
         base = await prepared(hands, settings, tmp_path)
         assert base.runs["tests"].cases[f"{TESTS}::test_hello_world"] == "failed"
         async with hands.workspaces.open(base, "one") as workspace:
@@ -108,7 +108,7 @@ async def test_a_repository_is_set_up_worked_on_and_proven_in_pods(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def hands(tmp_path: Path, bus: str) -> AsyncIterator[WorkspaceServices]:
-    async with open_hands(configured(tmp_path, bus)) as hands:
+    async with open_workspace_services(configured(tmp_path, bus)) as hands:
         yield hands
 
 
@@ -215,7 +215,9 @@ async def test_blocks_of_python_run_in_the_pod_on_its_files(
 async def test_an_image_that_is_not_there_is_said(
     tmp_path: Path, bus: str, api: client.ApiClient
 ) -> None:
-    async with open_hands(configured(tmp_path, bus, image="registry.local/nothing:1")) as hands:
+    async with open_workspace_services(
+        configured(tmp_path, bus, image="registry.local/nothing:1")
+    ) as hands:
         with pytest.raises(
             SandboxUnavailable, match=r"'registry.local/nothing:1' of (hands|code) cannot be pulled"
         ):

@@ -11,7 +11,7 @@ import pytest
 from k8s.test_jobs import bare, bus, hands, jobs_left  # noqa: F401 - `bus` and `hands` are fixtures
 from kubernetes import client
 
-from moothall.app.repositories import WorkspaceServices, open_hands
+from moothall.app.repositories import WorkspaceServices, open_workspace_services
 from moothall.domain.tool import ToolStatus
 from moothall.errors import MoothallError
 from moothall.workspace.executor_client import ExecutorSetup
@@ -63,7 +63,7 @@ async def test_a_pod_that_is_evicted_for_its_disk_is_said(
     api: client.ApiClient,
 ) -> None:
     small = configured(tmp_path, bus, disk_bytes=200_000_000)
-    async with open_hands(small) as hands:  # noqa: F811 - not the fixture
+    async with open_workspace_services(small) as hands:  # noqa: F811 - not the fixture
         with pytest.raises(MoothallError, match=r"its pod was ended: Evicted: .* exceeds "):
             await bare(tmp_path, bus, hands, SAMPLE, fill=FILL)
     assert await jobs_left(api) == []

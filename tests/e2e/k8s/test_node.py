@@ -11,7 +11,7 @@ import pytest
 from k8s.test_jobs import bare, bus, jobs_left  # noqa: F401 - `bus` is a fixture
 from kubernetes import client
 
-from moothall.app.repositories import open_hands
+from moothall.app.repositories import open_workspace_services
 from moothall.domain.repository import Profile
 from moothall.errors import WorkspaceFailed
 from support.kube.ctl import ask
@@ -38,7 +38,10 @@ async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
     api: client.ApiClient,
 ) -> None:
     there = configured(tmp_path / "there", bus, node_selector={"kubernetes.io/hostname": "node2"})
-    async with open_hands(there) as hands, open_hands(configured(tmp_path / "any", bus)) as others:
+    async with (
+        open_workspace_services(there) as hands,
+        open_workspace_services(configured(tmp_path / "any", bus)) as others,
+    ):
         base = await bare(tmp_path / "there", bus, hands, SAMPLE, tests="print('ran')")
         base = replace(
             base, base=replace(base.base, profile=Profile(checks={"wait": ("sleep", "200")}))

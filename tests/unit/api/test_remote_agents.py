@@ -314,7 +314,7 @@ async def test_a_stream_that_failed_is_no_answer_whatever_its_usage_says(tmp_pat
 async def test_of_two_the_one_with_more_room_is_asked(tmp_path: Path) -> None:
     async with elsewhere(tmp_path) as app:
         full, free = app.replicas
-        full.tasks._enforcer._active[LOCAL.tenant] = 60
+        full.tasks._admission._active[LOCAL.tenant] = 60
         reply = asyncio.create_task(app.model.chat(asked()))
         await answer(free, TASK)
         assert "It is there." in (await reply).text

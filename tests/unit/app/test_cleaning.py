@@ -7,7 +7,7 @@ import pytest
 from moothall.app import data_dir_lock
 from moothall.app.cleaning import clean_up, unregister
 from moothall.app.repositories import trusted_repositories
-from moothall.app.repository import commands_said, register
+from moothall.app.repository import commands_from_options, register
 from moothall.config import Settings
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
@@ -56,16 +56,16 @@ async def test_nothing_goes_while_a_process_serves(
             older_than=None,
             everything=True,
             dry_run=False,
-            removed=lambda item: pytest.fail(str(item)),
+            report_removed=lambda item: pytest.fail(str(item)),
         )
-        assert "process 4711 serves" in done.why_not
-        assert [item.kind for item in done.gone] == ["clone"]
+        assert "process 4711 serves" in done.refusal
+        assert [item.kind for item in done.removed] == ["clone"]
         assert "process 4711" in (await unregister(settings, ref.id)).clone_left
     assert list((settings.data_dir / "repos").glob("*.git"))
     done = await clean_up(
-        settings, older_than=None, everything=False, dry_run=False, removed=lambda _: None
+        settings, older_than=None, everything=False, dry_run=False, report_removed=lambda _: None
     )
-    assert [item.kind for item in done.gone] == ["clone"], (
+    assert [item.kind for item in done.removed] == ["clone"], (
         "it belongs to no registered repository any more"
     )
     assert not list((settings.data_dir / "repos").glob("*.git"))
@@ -79,17 +79,17 @@ async def test_a_dry_run_changes_nothing(
         older_than=0,
         everything=True,
         dry_run=True,
-        removed=lambda item: pytest.fail(str(item)),
+        report_removed=lambda item: pytest.fail(str(item)),
     )
-    assert [item.kind for item in done.gone] == ["clone"]
+    assert [item.kind for item in done.removed] == ["clone"]
     assert list((settings.data_dir / "repos").glob("*.git"))
 
 
 def test_commands_are_said_on_the_command_line_over_a_file(tmp_path: Path) -> None:
-    assert commands_said((), ()) is None
+    assert commands_from_options((), ()) is None
     file = tmp_path / "p.toml"
     file.write_text('setup = ["a"]\nknown_failures = ["x"]\n', encoding="utf-8")
-    said = commands_said(("pip install .",), ("tests=pytest -q", "lint=ruff check ."), file)
+    said = commands_from_options(("pip install .",), ("tests=pytest -q", "lint=ruff check ."), file)
     assert said is not None
     assert said.setup == (("pip", "install", "."),)
     assert said.checks == {"tests": ("pytest", "-q"), "lint": ("ruff", "check", ".")}
@@ -107,4 +107,4 @@ def test_commands_are_said_on_the_command_line_over_a_file(tmp_path: Path) -> No
 )
 def test_a_wrong_command_is_named(setup: tuple[str, ...], check: str, wanted: str) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
-        commands_said(setup, (check,))
+        commands_from_options(setup, (check,))

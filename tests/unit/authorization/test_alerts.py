@@ -91,11 +91,11 @@ async def test_one_window_knows_nothing_of_what_is_long_past(app: App) -> None:
     for moment in (0, 4, 9, 15, 16, 30):
         now = moment
         alerts.count_refusal(app.seat(), tool_call(path="a"), "no", escape=False)
-    assert alerts.take() != ()
+    assert alerts.pop_raised() != ()
     for moment in (100, 106, 112, 118):
         now = moment
         alerts.count_refusal(app.seat(), tool_call(path="a"), "no", escape=False)
-    assert alerts.take() == []
+    assert alerts.pop_raised() == []
 
 
 async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> None:

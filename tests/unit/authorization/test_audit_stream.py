@@ -10,7 +10,7 @@ import pytest
 
 from moothall.authorization.audit import AuditEntry, AuditLog, verify_all
 from moothall.authorization.audit_chain import Head, StreamChains, head_mac, head_path
-from moothall.authorization.audit_stream import read_told
+from moothall.authorization.audit_stream import read_stream_chains
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.secrets import HOLE
 from moothall.errors import BusUnavailable
@@ -58,7 +58,7 @@ async def test_every_record_is_told_in_its_order(tmp_path: Path) -> None:
         for record in (*event.data["records"], event.data["record"])
     ]
     assert [record["seq"] for record in told] == list(range(1, 151))
-    report = verify_all(tmp_path, KEY, await read_told(stream.replay(), KEY))
+    report = verify_all(tmp_path, KEY, await read_stream_chains(stream.replay(), KEY))
     assert (report.ok, report.problems) == (True, ())
 
 
@@ -70,11 +70,11 @@ async def test_an_older_genuine_file_and_head_that_are_put_back_show(tmp_path: P
     path.write_bytes(before[0])
     head_path(path).write_bytes(before[1])
     assert verify_all(tmp_path, KEY).ok, "the files alone are a whole chain"
-    report = verify_all(tmp_path, KEY, await read_told(stream.replay(), KEY))
+    report = verify_all(tmp_path, KEY, await read_stream_chains(stream.replay(), KEY))
     assert not report.ok
     assert "ends at record 3, the AUDIT stream tells of 5" in report.problems[0].what
     await write(tmp_path, stream, 9)
-    grown = verify_all(tmp_path, KEY, await read_told(stream.replay(), KEY))
+    grown = verify_all(tmp_path, KEY, await read_stream_chains(stream.replay(), KEY))
     assert "record 5 is not the one that the AUDIT stream tells of" in [
         problem.what for problem in grown.problems
     ]
@@ -86,7 +86,7 @@ async def test_a_chain_that_is_gone_shows(tmp_path: Path) -> None:
     path.unlink()
     head_path(path).unlink()
     assert verify_all(tmp_path, KEY).chains == 0
-    report = verify_all(tmp_path, KEY, await read_told(stream.replay(), KEY))
+    report = verify_all(tmp_path, KEY, await read_stream_chains(stream.replay(), KEY))
     assert [problem.path for problem in report.problems] == [path]
 
 
@@ -105,9 +105,9 @@ async def test_what_is_not_signed_with_the_key_says_nothing(tmp_path: Path) -> N
         {"writer": "host-1", "record": {"seq": 9, "hash": "0"}},
     ):
         other.events.append(Event("x", EventType.AUDIT_RECORDED, "local", forged))
-    assert await read_told(other.replay(), KEY) == StreamChains({}, {})
+    assert await read_stream_chains(other.replay(), KEY) == StreamChains({}, {})
     assert verify_all(
-        tmp_path, KEY, await read_told(stream.replay([*stream.events, *other.events]), KEY)
+        tmp_path, KEY, await read_stream_chains(stream.replay([*stream.events, *other.events]), KEY)
     ).ok
 
 
@@ -119,11 +119,11 @@ async def test_a_bus_that_is_away_stops_no_call_and_the_next_record_vouches_for_
     async with AuditLog(tmp_path, "host-1", key=KEY, publish=stream.publish) as audit:
         async with asyncio.timeout(20):
             assert await audit.append(entry(1)) == "host-1:1"
-            while audit._telling._waiting:  # type: ignore[union-attr]  # until it gave that one up
+            while audit._publisher._waiting:  # type: ignore[union-attr]  # until it gave that one up
                 await asyncio.sleep(0.01)
         stream.down = False
         await audit.append(entry(2))
-    heads = await read_told(stream.replay(), KEY)
+    heads = await read_stream_chains(stream.replay(), KEY)
     assert list(heads.heads["local", "host-1"]) == [2]
     assert verify_all(tmp_path, KEY, heads).ok
 
@@ -143,7 +143,7 @@ async def test_chains_of_hosts_elsewhere_are_read_from_the_stream(tmp_path: Path
     await write(tmp_path / "house", stream, 3)
     await elsewhere(tmp_path / "far", stream, 100)
     await elsewhere(tmp_path / "far", stream, 7)
-    told = await read_told(stream.replay([*stream.events, *stream.events]), KEY, HOSTS)
+    told = await read_stream_chains(stream.replay([*stream.events, *stream.events]), KEY, HOSTS)
     report = verify_all(tmp_path / "house", KEY, told, HOSTS)
     assert (report.problems, report.chains, report.records, report.unfinished) == ((), 2, 110, 110)
     # Where the disk is shared after all, the file is the chain.
@@ -181,7 +181,10 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
         ([second], True, "not told of records 1 to 3"),
     ):
         report = verify_all(
-            tmp_path / "house", KEY, await read_told(stream.replay(events), KEY, HOSTS), HOSTS
+            tmp_path / "house",
+            KEY,
+            await read_stream_chains(stream.replay(events), KEY, HOSTS),
+            HOSTS,
         )
         assert (report.ok, [said in problem.what for problem in report.problems]) == (ok, [True])
     other = Stream()
@@ -189,11 +192,11 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
     report = verify_all(
         tmp_path / "house",
         KEY,
-        await read_told(stream.replay([first, *other.events]), KEY, HOSTS),
+        await read_stream_chains(stream.replay([first, *other.events]), KEY, HOSTS),
         HOSTS,
     )
     assert not report.ok
-    assert (await read_told(stream.replay(), KEY)).remote == {}
+    assert (await read_stream_chains(stream.replay(), KEY)).remote == {}
 
 
 def signed(record: dict[str, Any], records: list[Any], **more: Any) -> Event:
@@ -224,7 +227,7 @@ async def test_a_host_that_signs_nonsense_is_found_out_and_ends_no_verification(
 ) -> None:
     stream = Stream()
     await write(tmp_path, stream, 3)
-    told = await read_told(stream.replay([said, *stream.events]), KEY, HOSTS)
+    told = await read_stream_chains(stream.replay([said, *stream.events]), KEY, HOSTS)
     report = verify_all(tmp_path, KEY, told, HOSTS)
     assert report.records >= 3
     assert report.ok == (not told.remote)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
-from moothall.collector.delivery import clean_commit_message, commit_title, deliver
+from moothall.collector.delivery import (
+    clean_commit_message,
+    commit_title,
+    deliver,
+    find_unmasked_diff,
+)
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.repository import Base, Profile
+from moothall.errors import PatchRefused
 from support.story import SEATS, Remembering, deliberation
 
+MASKED = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a = 1\n+a = 'https://ann:redacted@example.org/'\n"
 TITLE = "Add hello_world() function to src/utils.py"
 
 
@@ -103,3 +112,20 @@ def test_what_acts_in_a_message_is_left_out(message: str, wanted: str) -> None:
 def test_a_title_ends_with_a_sentence_or_a_word(description: str, title: str) -> None:
     assert commit_title(description) == title
     assert len(title) <= 72  # what git shows in one line
+
+
+@pytest.mark.parametrize(
+    ("diff", "is_refused"),
+    [
+        (MASKED, True),
+        (MASKED.replace("+a", " a"), False),
+        (MASKED.replace("https://ann:redacted@", "redacted "), False),
+    ],
+)
+async def test_without_its_commit_a_diff_is_used_unless_an_added_line_is_masked(
+    diff: str, *, is_refused: bool
+) -> None:
+    result = Result(1, SEATS[0], "dev", 1.0, (), True, True, diff=diff, commit_sha="c" * 40)
+    with pytest.raises(PatchRefused) if is_refused else nullcontext():
+        found = await find_unmasked_diff(Remembering(), Base("r", "a" * 40, Profile()), result)
+        assert found == diff

@@ -16,7 +16,7 @@ from moothall.domain.plan import Story
 from moothall.domain.task import DocumentKind
 from moothall.llm.dialect import priority_of
 from moothall.orchestrator.story_writer import MODEL, StoryWriter, read_story
-from moothall.stories.architect_prompts import question
+from moothall.stories.architect_prompts import design_request
 from moothall.stories.coach import StoryDraft
 from moothall.testing.model import Call, phase_of, seat_of
 from support.council import approaches, finish, of, outcomes, review
@@ -133,7 +133,7 @@ async def test_in_blocks_a_document_stands_in_the_end(council: Any) -> None:
 
 async def test_architects_and_the_coach_ask_for_documents() -> None:
     assert (
-        question(Story("story-1", "Export"), "design-1", "plan-1", seats=3, most=8).document
+        design_request(Story("story-1", "Export"), "design-1", "plan-1", seats=3, most=8).document
         == "plan"
     )
     deliberations = MemoryDesk()

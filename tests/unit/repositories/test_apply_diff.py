@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from moothall.domain.secrets import scrub
 from moothall.errors import RepositoryError
 from moothall.repositories import sources
 from moothall.repositories.apply_diff import apply_to_files
@@ -46,6 +47,15 @@ async def test_all_of_it_and_nothing_else(repo: Repo, diff: str, tmp_path: Path)
     assert not (repo.path / "README.md").exists()
     assert repo.git("diff", "--cached", "--name-only") == ""
     assert (repo.path / "notes.txt").read_text() == "mine\n"
+
+
+async def test_a_diff_with_a_masked_secret_is_refused(
+    repo: Repo, diff: str, tmp_path: Path
+) -> None:
+    masked = scrub(diff.replace("+N = 1", "+N = 'https://ann:pass@example.org/'"))
+    with pytest.raises(RepositoryError, match="git merge moothall/TASK"):
+        await apply(repo, masked, tmp_path)
+    assert (repo.path / "README.md").exists()  # nothing of it
 
 
 async def test_from_below_the_top_too(repo: Repo, diff: str, tmp_path: Path) -> None:

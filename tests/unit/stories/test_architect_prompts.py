@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moothall.domain.plan import AtomicTask, Story
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
-from moothall.stories.architect_prompts import question, read_tasks
+from moothall.stories.architect_prompts import design_request, read_tasks
 from moothall.stories.derive import check_plan
 
 STORY = Story(
@@ -135,7 +135,7 @@ def test_every_answer_is_a_whole_plan_or_a_reason(answer: Any) -> None:
 
 
 def test_the_question_numbers_the_criteria() -> None:
-    asked = question(STORY, "design-1", "plan-1", seats=3, most=8)
+    asked = design_request(STORY, "design-1", "plan-1", seats=3, most=8)
     assert "1. is CSV\n2. is quick" in asked.description
     assert (asked.role, asked.num_agents, asked.about_text, asked.story_id) == (
         "architect",

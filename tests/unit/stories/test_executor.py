@@ -245,7 +245,7 @@ async def bring_to_the_end(app: App) -> list[tuple[str, Mapping[str, Any]]]:
         while (card := await app.card()).stand.state != "done":
             again = card.checks == 1 and "checked" in card.stand.facts
             with suppress(Blocked):
-                if (line := lifecycle().way(card.stand.state, back=again)) is not None:
+                if (line := lifecycle().next_transition(card.stand.state, back=again)) is not None:
                     await app.board.move(
                         app.story_id, line.event, LOCAL, comment="in French" if again else ""
                     )

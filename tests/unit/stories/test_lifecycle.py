@@ -160,7 +160,10 @@ def test_people_move_a_story_on_or_send_it_back() -> None:
     ways = {
         state: [
             line and line.event
-            for line in (lifecycle().way(state), lifecycle().way(state, back=True))
+            for line in (
+                lifecycle().next_transition(state),
+                lifecycle().next_transition(state, back=True),
+            )
         ]
         for state in lifecycle().states
     }

@@ -197,7 +197,7 @@ async def test_a_planner_that_starts_again_goes_on_where_the_log_is(
                 await asyncio.sleep(0.01)
     fresh = MemoryDesk()
     async with running(bus, fresh, Planner(bus, LimitSettings())) as third:
-        await until(lambda: third._begun)
+        await until(lambda: third._started)
         await asyncio.sleep(0.05)
         assert fresh.known() == []
 

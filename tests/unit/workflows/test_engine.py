@@ -98,7 +98,7 @@ class World:
         self.lines = list(self.commits[int(commit or 0)])
 
     def record(self) -> Record:
-        record = Record(told={})
+        record = Record(document={})
         for fact in self.facts:
             record.apply(EventType.WORKFLOW_STEP, fact)
         return record

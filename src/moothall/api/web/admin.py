@@ -32,7 +32,7 @@ def house_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[
 
     async def audit(request: Request, session: Session) -> Response:
         if not session.who.operator:
-            raise Refused("what the guard decided is shown to operators alone")
+            raise Refused("decisions of the tool gateway are shown to operators alone")
         only = request.query_params.get("only", "")
         if only not in {"", "refused"}:
             raise InvalidRequest(f"only is {only[:40]!r}; it is refused, or left out for all")

@@ -253,8 +253,8 @@ def _at(time: str) -> datetime | None:
 
 
 def question(outcome: Outcome) -> list[tuple[str, list[str]]]:
-    """Return the answers between which only a hash decides, each with its summary and seats. It is
-    for a person to decide.
+    """Return the answers between which no test or review decides, each with its summary and seats.
+    It is for a person to decide.
     """
     ways: dict[str, tuple[str, list[str]]] = {}
     for result in outcome.results:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from moothall.app.jobs import house_of, open_jobs
+from moothall.app.jobs import deployment_id, open_jobs
 from moothall.concurrency import beside
 from moothall.config import BusSettings, JobSettings, Settings
 from moothall.errors import SandboxUnavailable
@@ -170,7 +170,7 @@ async def test_whoever_makes_jobs_looks_for_those_of_lost_hosts(
     async with embedded_server(BusSettings(), tmp_path / "bus") as url:
         said = jobs(api).model_copy(update={"orphan_seconds": 2.0})
         settings = Settings(bus=BusSettings(url=url), jobs=said)
-        add(api, "lost", "gone", house_of(settings))
+        add(api, "lost", "gone", deployment_id(settings))
         add(api, "foreign", "gone", "theirs")
         async with open_jobs(settings):
             await until(lambda: "lost" not in api.jobs)
@@ -198,7 +198,7 @@ async def test_of_a_pod_that_was_removed_nothing_is_remembered(cluster: Cluster)
 
 def test_a_house_is_whose_pods_reach_the_same_bus(tmp_path: Path) -> None:
     def named(**said: Any) -> str:
-        return house_of(
+        return deployment_id(
             Settings(
                 bus=BusSettings(url=said.pop("url", "nats://127.0.0.1:4222")),
                 jobs=JobSettings(**said),
