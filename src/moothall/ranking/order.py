@@ -527,10 +527,18 @@ def _explain_evidence(standing: _Standing) -> Iterable[str]:
             for entry in assessment.evidence
             if entry.check in {CONTRADICTION, OWN_TESTS} and entry.why
         ]
-        why = (
-            f" Its own tests are no evidence: {sanitize_line(reasons[0], 200)}." if reasons else ""
+        refuted = next(
+            (entry.why for entry in assessment.evidence if entry.check == ALREADY_DONE), ""
         )
-        yield f"Unproven: no test that failed on the base passes.{why}"
+        if refuted:
+            yield (
+                "Unproven: it changes no code and claims that the task is already done, but "
+                f"{sanitize_line(refuted, 300)}."
+            )
+        else:
+            yield "Unproven: no test that failed on the base passes."
+            if reasons:
+                yield f"Its own tests are no evidence: {sanitize_line(reasons[0], 200)}."
     if assessment.look:
         suspicious_lines = [
             sanitize_line(line, _LINE_CHARS) for line in assessment.look[:_MAX_SUSPICIOUS_LINES]
@@ -559,14 +567,10 @@ def _explain_remarks(evidence: Sequence[Evidence]) -> Iterable[str]:
             )
             yield f"{entry.failed} {subject} with its own change: {format_cases(entry.red)}."
     for entry in evidence:
-        if entry.check == ALREADY_DONE:
+        if entry.check == ALREADY_DONE and not entry.why:
             yield (
-                f"It says that the task is already done, but {sanitize_line(entry.why, 300)}."
-                if entry.why
-                else (
-                    "The task is already done: its tests pass on the base, and a reader of the "
-                    f"task finds that they ask for it{_format_suffix(entry.shown)}."
-                )
+                "The task is already done: its tests pass on the base, and a reader of the "
+                f"task finds that they ask for it{_format_suffix(entry.shown)}."
             )
 
 

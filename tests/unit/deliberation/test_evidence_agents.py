@@ -276,7 +276,7 @@ async def test_tests_that_fail_on_every_answer_are_told_and_count_for_nobody(nat
     outcome = decided(app, events, d)
     reasons = "\n".join(outcome.results[0].reasons)
     assert (
-        "the test writer's test fails on every answer: tests/test_discount.py::test_half, so that"
+        "a test of the test writer fails on every answer: tests/test_discount.py::test_half, so "
         in reasons
     )
     assert outcome.evidence_level is EvidenceLevel.UNPROVEN, (

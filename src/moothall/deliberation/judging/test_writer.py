@@ -324,7 +324,9 @@ def _summarize(verdicts: Verdicts) -> str:
         "" if counted == failing_on_base else f", {counted} {'counts' if counted == 1 else 'count'}"
     )
     warning = (
-        f"the test writer's test fails on every answer: {format_cases(failing_everywhere)}"
+        f"{'a test' if len(failing_everywhere) == 1 else 'tests'} of the test writer "
+        f"{'fails' if len(failing_everywhere) == 1 else 'fail'} on every answer: "
+        f"{format_cases(failing_everywhere)}"
         if failing_everywhere
         else ""
     )
