@@ -42,7 +42,7 @@ class Protocol:
 PROTOCOLS: Mapping[ProtocolName, Protocol] = {
     "single": Protocol(one_seat=True),
     "vote": Protocol(stops_early=True),
-    "debate": Protocol(rounds=1, revises_on="reviews"),
+    "debate": Protocol(rounds=1, revises_on="reviews", reviews_ties=True),
     "tests_then_verify": Protocol(
         rounds=1, revises_on="evidence", reviews_ties=True, stops_early=True
     ),

@@ -65,6 +65,7 @@ class _Standing:
     confirmed_failed: the authors whose tests fail here but pass on a candidate of another seat.
     dominated_count: the number of accepted candidates that fail some of the tests of other authors
     that this one fails, and no others.
+    replaced: a later answer of the same seat is accepted, too.
     cluster_size: the number of seats that behave the same under all tests.
     same_change_count: the number of seats with the same code change.
     review_score: the reviews, in thousandths.
@@ -76,6 +77,7 @@ class _Standing:
     votes: Mapping[str, bool]
     confirmed_failed: int
     dominated_count: int
+    replaced: bool
     cluster_size: int
     same_change_count: int
     review_score: ReviewScore
@@ -172,6 +174,12 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion(
         "the task is already done",
         lambda standing: int(standing.candidate.already_done),
+        lambda value: "yes" if value else "no",
+    ),
+    # A revision has no reviews of its own if its draft was reviewed; its author knew these reviews.
+    Criterion(
+        "not replaced by its author",
+        lambda standing: int(not standing.replaced),
         lambda value: "yes" if value else "no",
     ),
     Criterion("seats that behave the same", lambda standing: standing.cluster_size),
@@ -286,6 +294,11 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             else len(clusters[candidate.assessment.behaviour or answer])
         )
 
+    last_revisions: dict[str, int] = {}
+    for candidate, failed in zip(candidates, failures, strict=True):
+        seat, revision = candidate.proposal.seat, candidate.proposal.revision
+        if not failed:
+            last_revisions[seat] = max(revision, last_revisions.get(seat, 0))
     failed_tests = [_failed_tests(candidate) for candidate in candidates]
     accepted = [tests for tests, failed in zip(failed_tests, failures, strict=True) if not failed]
     standings = [
@@ -294,6 +307,8 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             failures=failed,
             votes=votes,
             dominated_count=sum(other < tests for other in accepted),
+            replaced=not candidate.about_text
+            and candidate.proposal.revision < last_revisions.get(candidate.proposal.seat, 0),
             confirmed_failed=sum(
                 author in confirmed and not passed for author, passed in votes.items()
             ),

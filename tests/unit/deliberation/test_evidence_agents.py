@@ -49,6 +49,7 @@ ALL = EvidenceSettings()
 WRITER_ONLY = EvidenceSettings(tie_breaker=False, review_tools=False)
 SUBMIT = ("submit", {"summary": "done"})
 FINE = json.dumps({"dropped": []})
+NONE_REQUIRED = json.dumps({"required": []})
 REVIEW = json.dumps({"comment": "fine", "met": [], "unmet": [1], "score": 5})
 
 
@@ -69,9 +70,13 @@ def change(text: str, *more: Any) -> Callable[[str], Any]:
     return turns((write(text), *more, SUBMIT), (SUBMIT,))
 
 
-def council_of(read: str = FINE, **seats: Callable[[str], Any]) -> Callable[[Any, Any], Any]:
-    """Answer by seat (`one`, `two`, `writer`, `breaker`); `read`: who reads tests against the
-    task.
+def council_of(
+    read: str = FINE, required: str = NONE_REQUIRED, **seats: Callable[[str], Any]
+) -> Callable[[Any, Any], Any]:
+    """Answer by seat (`one`, `two`, `writer`, `breaker`).
+
+    `read`: the model's answer which tests contradict the task.
+    `required`: its answer which of the tests that fail everywhere the task asks for.
     """
     named = {"one": ONE, "two": TWO, "writer": "test-writer", "breaker": "tie-breaker"}
     known = {named[name]: answer for name, answer in seats.items()}
@@ -79,6 +84,8 @@ def council_of(read: str = FINE, **seats: Callable[[str], Any]) -> Callable[[Any
     def answer(body: Any, headers: Any) -> Any:
         phase, seat, step = phase_of(headers), seat_of(headers), step_of(headers)
         if "tools" not in body:
+            if seat == "test-writer" and step.startswith("3."):
+                return required
             return read if phase == "verify" and seat in {"test-writer", "tie-breaker"} else REVIEW
         return known[seat](step)
 
@@ -281,6 +288,40 @@ async def test_tests_that_fail_on_every_answer_are_told_and_count_for_nobody(nat
     )
     assert outcome.evidence_level is EvidenceLevel.UNPROVEN, (
         "as many of its tests fail on it as pass"
+    )
+
+
+@pytest.mark.parametrize(
+    ("required", "level"),
+    [
+        (NONE_REQUIRED, EvidenceLevel.REPRODUCED),
+        ("no answer", EvidenceLevel.REPRODUCED),
+        (
+            json.dumps({"required": [{"test": 1, "why": "percents are taken off"}]}),
+            EvidenceLevel.UNPROVEN,
+        ),
+    ],
+)
+async def test_a_test_that_no_answer_passes_refutes_all_if_the_task_asks_for_it(
+    native: Any, required: str, level: EvidenceLevel
+) -> None:
+    """Two tests pass on the only answer, and one fails."""
+    same = "def test_same():\n    assert discount(200, 10) < 190\n\n\n"
+    tests = TESTS.replace("def test_zero", f"{same}def test_zero")
+    writer = turns((write(tests, "tests/test_discount.py"), SUBMIT), (SUBMIT,))
+    council = council_of(required=required, one=change(SPECIAL), writer=writer)
+    async with native(council, files=FILES, evidence=ALL) as app:
+        d = app.deliberation("single", 1, description=TASK)
+        events = await app.run(d)
+        asked = [call for call in app.server.requests if "/test-writer/verify/3." in call.call_id]
+    outcome = decided(app, events, d)
+    reasons = "\n".join(outcome.results[0].reasons)
+    assert len(asked) == 1
+    assert "test_half" in asked[0].prompt
+    assert "a test of the test writer fails on every answer" in reasons
+    assert outcome.evidence_level is level
+    assert ("so that its other tests reproduce nothing" in reasons) is (
+        level is EvidenceLevel.UNPROVEN
     )
 
 

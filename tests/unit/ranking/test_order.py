@@ -533,6 +533,25 @@ def test_where_a_review_is_missing_reviewers_of_all_answers_are_compared() -> No
     assert order(one, other) == [SEATS[0], SEATS[1]], "agent 5 judged both"
 
 
+def test_a_draft_is_behind_the_revision_by_its_author_whatever_its_reviews_say() -> None:
+    draft = candidate(1, "draft", reviews=(_review(3, 0.9),))
+    revision = replace(
+        draft,
+        proposal=replace(draft.proposal, diff=diff("revised"), revision=1),
+        reviews=(),
+    )
+    first, second = rank([draft, revision])
+    assert first.candidate == revision.proposal.candidate
+    assert not first.undecided
+    assert any(
+        "not replaced by its author" in reason for reason in (*first.reasons, *second.reasons)
+    )
+    refused = replace(revision, assessment=replace(revision.assessment, applies=False))
+    assert rank([draft, refused])[0].candidate == draft.proposal.candidate
+    texts = [replace(item, about_text=True) for item in (draft, revision)]
+    assert rank(texts)[0].candidate == draft.proposal.candidate, "texts are ranked by reviews"
+
+
 def test_an_answer_that_fails_a_test_of_the_test_writer_is_not_reproduced() -> None:
     runs = (
         CrossRun(SEATS[4], passed=True, cases=("t::a",)),

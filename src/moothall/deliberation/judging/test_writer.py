@@ -4,7 +4,8 @@ answer; it is never a candidate.
 It works once per deliberation, if no answer is proven. A case counts if it fails on the base for a
 reason that the task names, is not flaky, passes on at least one answer and fits the task according
 to a model that reads the task's text. Cases that fit the task and fail on every answer are reported
-but do not count. If they are at least as many as those that count, the others reproduce no answer.
+but do not count. The other cases reproduce no answer if these are at least as many as those that
+count, or if the model reads them again and finds that the task asks for one of them.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class IndependentTests:
     written: bool = False
     _unfit: dict[str, str] = field(default_factory=dict)
     _read_cases: set[str] = field(default_factory=set)
+    _required: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
 
     async def apply(self, *, published: bool) -> tuple[EvaluatedProposal, ...]:
         """Run the test writer if it is useful and has not run. Return the candidates with the
@@ -130,9 +132,8 @@ class IndependentTests:
         verdicts = await Trial(evaluator.author_tests, self.author, diffs).judge_cases(
             self._read_new_cases
         )
-        if len(verdicts.cases_with(FAILS_EVERYWHERE)) >= len(verdicts.counted):
-            # The tests or all answers are wrong: the tests rank answers but reproduce none.
-            verdicts = replace(verdicts, red=frozenset())
+        if verdicts.red and await self._all_may_be_wrong(verdicts):
+            verdicts = replace(verdicts, red=frozenset())  # the tests rank, but reproduce nothing
         updated = await add_cross_runs(
             evaluator.author_tests, self.author, verdicts, candidates, published=published
         )
@@ -142,6 +143,19 @@ class IndependentTests:
                 council, TEST_WRITER, _summarize(verdicts), cases=verdicts.cases, diff=test_changes
             )
         return updated
+
+    async def _all_may_be_wrong(self, verdicts: Verdicts) -> bool:
+        """True if tests that fail on every answer speak against all answers."""
+        failing = verdicts.cases_with(FAILS_EVERYWHERE)
+        if not failing or self.author is None:
+            return False
+        if len(failing) >= len(verdicts.counted):
+            return True
+        if failing not in self._required:
+            self._required[failing] = await _find_required_cases(
+                self.council, self.author, failing, number=3 + len(self._required)
+            )
+        return bool(self._required[failing])
 
     async def _read_new_cases(self, cases: Sequence[str]) -> Mapping[str, str]:
         """Compare each case with the task once; return those that do not fit, with the reason."""
@@ -304,6 +318,31 @@ def make_case_reader(
         return dict.fromkeys(cases, "no model could compare it with the task")
 
     return read_cases
+
+
+async def _find_required_cases(
+    council: DeliberationContext, author: Proposal, cases: Sequence[str], *, number: int
+) -> tuple[str, ...]:
+    """Ask a model which cases the task clearly asks for; all of them fail on every answer.
+
+    Return () if the model gives no clear answer.
+    """
+    setup = council.setup_of(TEST_WRITER)
+    test_changes = clip(
+        readable_diff(author.diff), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
+    )
+    reply = await council.ask(
+        f"{TEST_WRITER}/verify/{number}.1",
+        evidence_prompt.required_prompt(setup.judge_system, council.task_text, test_changes, cases),
+        evidence_prompt.required_schema(),
+        review_tokens(setup.llm),
+        temperature=0.0,
+    )
+    try:
+        required = read_numbered(reply, "required", len(cases)) if reply is not None else {}
+    except MalformedReplyError:
+        return ()
+    return tuple(cases[index - 1] for index in sorted(required))
 
 
 def _summarize(verdicts: Verdicts) -> str:

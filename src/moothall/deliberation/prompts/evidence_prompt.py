@@ -206,5 +206,31 @@ def validation_schema() -> ReplySchema:
     return numbered_schema("dropped", READ_CASES)
 
 
+def required_prompt(
+    system: str, shared: str, tests: str, cases: Sequence[str]
+) -> tuple[Message, ...]:
+    """Ask which of the tests that fail on every answer the text of the task asks for."""
+    numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases[:READ_CASES], 1))
+    return _pair(
+        system,
+        shared,
+        "Now read tests that a colleague wrote for this task, instead of doing the task.\n\n"
+        f"{fence('tests', tests)}\n\n"
+        f"{fence('test cases', numbered)}\n\n"
+        "Several changes were made for the task, and each of these cases fails on all of them. "
+        "Either the case expects too much, or all changes are incomplete. Which of the cases check "
+        "something that the text of the task asks for in its own words, so that a change that "
+        "fails them does not do the task? Leave out a case that goes further than the text, or "
+        "that guesses what the text leaves open. "
+        'Reply with one JSON object {"required": [{"test": number, "why": "the words of the '
+        'task"}, …]}, with an empty list for none, and nothing else.',
+    )
+
+
+def required_schema() -> ReplySchema:
+    """Return the schema of the answer which tests the task asks for."""
+    return numbered_schema("required", READ_CASES)
+
+
 def _pair(system: str, shared: str, last: str) -> tuple[Message, ...]:
     return (Message("system", system), Message("user", f"{shared}\n\n{last}"))
