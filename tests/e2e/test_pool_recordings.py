@@ -78,7 +78,7 @@ async def test_the_right_candidate_wins_with_independent_evidence(
             pool.task,
             seconds=600,
         )
-    asked = {call_id_of(call.headers).partition("/")[2] for call in model.requests}
+    asked = {call.call_id.partition("/")[2] for call in model.requests}
     assert done.document["winner_id"] == seats[1], done.document["results"]
     assert done.document["evidence_level"] == EvidenceLevel.REPRODUCED
     assert asked >= replies.keys(), "a recorded judge was not asked"
