@@ -101,9 +101,9 @@ def format_counts(evidence: Evidence) -> str:
 
 def format_cases(cases: Sequence[str]) -> str:
     """Return the first few names as one line, each with its end: names of one file begin alike."""
-    suffix = ", …" if len(cases) > _MAX_NAMED_CASES else ""
     names = [_cut_middle(sanitize_line(case, len(case))) for case in cases[:_MAX_NAMED_CASES]]
-    return ", ".join(names) + suffix
+    separator = "; " if any(", " in name for name in names) else ", "
+    return separator.join([*names, *(["…"] if len(cases) > _MAX_NAMED_CASES else [])])
 
 
 def _cut_middle(name: str) -> str:

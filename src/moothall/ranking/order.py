@@ -162,7 +162,7 @@ CRITERIA: tuple[Criterion, ...] = (
     # Not the number of failing tests: if each of two candidates fails a test that the other passes,
     # either may be right.
     Criterion(
-        "answers that pass more of the tests of other authors and fail no other one",
+        "better answers by the tests of other authors",
         lambda standing: -standing.dominated_count,
         lambda value: str(-value),
     ),
@@ -478,12 +478,15 @@ def _explain(standing: _Standing, standings: Sequence[_Standing]) -> Iterable[st
 
 
 def _explain_cross_tests(standing: _Standing) -> Iterable[str]:
-    if standing.votes:
-        noun = "author" if len(standing.votes) == 1 else "authors"
+    if len(standing.votes) > 1:
         yield (
             f"Passes the tests of {len(standing.votes) - standing.cross_failed} of "
-            f"{len(standing.votes)} other {noun}."
+            f"{len(standing.votes)} other authors."
         )
+    elif (
+        True in standing.votes.values() and standing.candidate.level is not EvidenceLevel.REPRODUCED
+    ):
+        yield "Passes the tests of another author."
     for run in standing.candidate.cross:
         if run.failed and run.author != standing.candidate.proposal.seat:
             yield f"Fails tests of {sanitize_line(run.author)}: {format_cases(run.failed)}."
@@ -513,8 +516,8 @@ def _explain_evidence(standing: _Standing) -> Iterable[str]:
         )
         cases = [case for run in runs for case in run.cases]
         yield (
-            "Reproduced: tests that fail on the base pass, and were written by "
-            f"{authors}{_format_suffix(cases)}."
+            f"Reproduced: it passes tests by {authors} that failed on the base"
+            f"{_format_suffix(cases)}."
         )
     elif level is EvidenceLevel.SELF_TESTED:
         cases = [
@@ -533,8 +536,7 @@ def _explain_evidence(standing: _Standing) -> Iterable[str]:
         if run.author != standing.candidate.proposal.seat
     ):
         yield (
-            "Unproven: it passes some tests of others that failed on the base, and fails other "
-            "ones by the same authors."
+            "Unproven: it passes only some of the tests of other authors that failed on the base."
         )
     elif not standing.candidate.already_done:
         reasons = [

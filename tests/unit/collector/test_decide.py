@@ -92,7 +92,7 @@ def test_the_proven_candidate_wins() -> None:
     assert [(item.reviewer, item.candidate, item.score) for item in outcome.results[0].reviews] == [
         (SECOND, FIRST, 0.9)
     ]
-    assert "Passes the tests of 1 of 1 other author." in outcome.results[0].reasons
+    assert "Passes the tests of another author." in outcome.results[0].reasons
     assert [seat.status for seat in outcome.seats] == ["proposed", "proposed", "failed"]
     assert outcome.seats[2].error_code == "MODEL_UNAVAILABLE"
     assert outcome.usage == Usage(17, 0, 2, 2, 0.2)

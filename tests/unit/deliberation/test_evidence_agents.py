@@ -118,7 +118,7 @@ async def test_a_council_of_one_is_reproduced_by_the_test_writer(native: Any) ->
     assert (outcome.winner_id, outcome.evidence_level) == (ONE, EvidenceLevel.REPRODUCED)
     reasons = "\n".join(outcome.results[0].reasons)
     assert (
-        "written by test-writer: tests/test_discount.py::test_example, "
+        "tests by test-writer that failed on the base: tests/test_discount.py::test_example, "
         "tests/test_discount.py::test_half" in reasons
     )
     assert (

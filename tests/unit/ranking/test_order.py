@@ -302,7 +302,7 @@ def test_authors_whose_tests_contradict_each_other_are_decided_by_reviews() -> N
         (
             candidate(1, cross=(CrossRun(SEATS[1], passed=True),)),
             EvidenceLevel.REPRODUCED,
-            f"were written by {SEATS[1]}.",
+            f"it passes tests by {SEATS[1]} that failed on the base.",
         ),
         (brings(1, "a"), EvidenceLevel.SELF_TESTED, "Self-tested: only its author's own tests"),
         (candidate(1), EvidenceLevel.UNPROVEN, "Unproven: no test that failed on the base passes."),
@@ -324,7 +324,7 @@ def test_each_level_says_what_carries_it(given: Candidate, level: EvidenceLevel,
 def test_an_agent_whose_tests_pass_on_the_base_is_no_author_of_what_reproduces() -> None:
     runs = (CrossRun(SEATS[1], passed=True, cases=("t::a",)), CrossRun("tie-breaker", passed=True))
     place = rank([candidate(1, cross=runs)])[0]
-    assert any(reason.endswith(f"were written by {SEATS[1]}: t::a.") for reason in place.reasons), (
+    assert f"Reproduced: it passes tests by {SEATS[1]} that failed on the base: t::a." in (
         place.reasons
     )
 
@@ -380,7 +380,7 @@ def test_an_author_whose_tests_failed_once_did_not_vote_for_it() -> None:
     mixed = (CrossRun(SEATS[1], passed=True), CrossRun(SEATS[1], passed=False))
     agreeing = candidate(3, cross=(CrossRun(SEATS[1], passed=True),))
     assert (
-        "Passes the tests of 0 of 1 other author."
+        f"Below {SEATS[2]}: confirmed authors whose tests fail: 1 against 0."
         in rank([candidate(1, cross=mixed), agreeing])[1].reasons
     )
 

@@ -204,7 +204,7 @@ class Trial:
                     group.create_task(run_tests(diff, check, paths))
 
     def _new_cases(self) -> dict[str, str]:
-        """Return the new cases with their checks, in the order of the runs.
+        """Return the new cases with their checks, by name: a runner may report them in any order.
 
         A case is new if the base lacks it, or if it passes there only in the base's own version.
         """
@@ -226,7 +226,9 @@ class Trial:
         # A file or package that cannot be loaded on the base is reported as a case with its name.
         container_names = {name for case in checks_by_case for name in containers(case)}
         return {
-            case: check for case, check in checks_by_case.items() if case not in container_names
+            case: check
+            for case, check in sorted(checks_by_case.items())
+            if case not in container_names
         }
 
     def _runs_of(self, diff: str, check: str) -> list[CheckRun]:

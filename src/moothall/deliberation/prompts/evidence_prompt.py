@@ -65,8 +65,8 @@ READ_CASES = 40
 
 SUBMIT_TESTS = FunctionTool(
     "submit",
-    "Hand in your tests. They run on the code as it is; what they show comes back. Submit again to "
-    "end with them as they are.",
+    "Hand in your tests. They run on the code as it is. Your work ends if each of them fails there; "
+    "otherwise the results come back: correct the tests, or submit them again as they are.",
     {
         "type": "object",
         "properties": {
