@@ -18,13 +18,14 @@ import click
 from moothall.app.preflight import NamedRepository, check_early
 from moothall.cli import complete
 from moothall.cli.options import (
+    SEED,
+    SettingRange,
     example,
     json_option,
     repository_options,
     text_option,
     verbose_option,
 )
-from moothall.cli.ranges import SEED, SettingRange
 from moothall.cli.runtime import with_settings
 from moothall.cli.text import teller
 from moothall.config import Settings

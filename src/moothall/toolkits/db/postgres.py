@@ -29,8 +29,8 @@ from psycopg.types.string import TextLoader
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.proxy import CHUNK, Streams, pump
 from moothall.toolkits.answering import Output
+from moothall.toolkits.db.family import DbSettings
 from moothall.toolkits.db.rows import Table
-from moothall.toolkits.db.settings import DbSettings
 
 _CONNECTIONS = 4  # a client's own, and those by which it cancels
 _ACCEPTING = 5
