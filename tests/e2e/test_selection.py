@@ -1,17 +1,12 @@
 """Pools of candidates on small projects: what is selected with the tests of the right seat, and
 without any.
-
-`pools/NAME.toml` is a project with a bug that no test shows: its task as a user would file it, two
-right changes, two wrong ones, and tests of the right seat, in a new file and in an existing one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,52 +15,12 @@ from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.proposal import RankedCandidate
 from moothall.ranking import rank
 from support.court import PYTEST, UNITTEST, court
-from support.selection import Edit, Variant
+from support.pools import read_pool
 
 pytestmark = pytest.mark.e2e
 
 _POOLS = sorted(Path(__file__).parent.glob("pools/*.toml"))
 _COMMANDS = {"pytest": PYTEST, "unittest": UNITTEST, "": ()}
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """A project, its task, its candidates, and a test of the right seat: a new file, and edits of
-    an existing one.
-    """
-
-    program: str
-    command: str
-    task: str
-    base: Mapping[str, str]
-    candidates: tuple[Variant, ...]
-    new_file: Mapping[str, str]
-    test_edits: tuple[Edit, ...]
-
-    def files(self, variant: Variant, *more: Edit) -> dict[str, str]:
-        """Return the files that a candidate changes."""
-        changed: dict[str, str] = {}
-        for edit in (*variant.edits, *more):
-            changed[edit.file] = edit.apply(changed.get(edit.file, self.base[edit.file]))
-        return changed
-
-
-def read_pool(path: Path) -> Pool:
-    """Return the pool in a TOML file."""
-    data = tomllib.loads(path.read_text(encoding="utf-8"))
-    test = data["test"]
-    return Pool(
-        data["program"],
-        data.get("command", ""),
-        data["task"].strip(),
-        data["base"],
-        tuple(
-            Variant(item["name"], item["kind"], tuple(Edit(**edit) for edit in item["edits"]))
-            for item in data["candidates"]
-        ),
-        {test["file"]: test["text"]},
-        tuple(Edit(**edit) for edit in test["edits"]),
-    )
 
 
 @pytest.mark.parametrize("path", _POOLS, ids=[path.stem for path in _POOLS])

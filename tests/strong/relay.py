@@ -8,9 +8,9 @@ new in it, to read). The reply is FOLDER/N.reply.json: {"text": "...", "calls": 
 "arguments": {...}}], "finish_reason": "stop"}, of which each part may be left out. Write it
 elsewhere and move it there. The server answers probes for native tools itself.
 
-SEATS is a JSON file with a diff for each seat, {"agent-dev-001": "diff ..."}. These seats are not
-played: the server applies the diff in their name and submits it, and only the calls of those who
-judge are written to files.
+SEATS is a JSON file with a diff for each seat, {"agent-dev-001": "diff ..."}. The first proposals
+of these seats are not played: the server applies the diff in their name and submits it. All other
+calls are written to files: those of the judging agents, reviews, revisions and a second wave.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class Relay:
                 body,
                 {"calls": [_probe(offered[0]["function"])]} if offered else {"text": "Yes."},
             )
-        _, seat, phase, *_ = [*call_id.split("/"), "", "", ""]
-        if phase != "verify" and (diff := self._seats.get(seat)):
+        _, seat, phase, step, *_ = [*call_id.split("/"), "", "", "", ""]
+        first = phase == "propose" and step.startswith("0.")
+        if first and (diff := self._seats.get(seat)):
             self._turns[seat] += 1
             return await self._send(
                 request, body, _apply(diff) if self._turns[seat] == 1 else _SUBMIT

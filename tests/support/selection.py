@@ -341,6 +341,20 @@ class Pools:
                 if pool := pool_of(recipe, sources, mode):
                     yield await self._judge_mode(recipe, prepared, evaluator, mode, pool)
 
+    async def passes_upstream_tests(self, recipe: Recipe, clone: Path, diff: str) -> bool:
+        """Return whether a candidate passes all tests, upstream's new ones too. Raises
+        `RepositoryError` if the base cannot be prepared.
+        """
+        repositories = self._hands.repositories
+        with checked_out(recipe, clone) as sources:
+            entry = await repositories.register(str(clone))
+            ref = RepositoryRef(id=entry.id, ref=sources.parent())
+            prepared = await repositories.prepare(await repositories.resolve(ref), self._tell)
+            pool = {"candidate": diff, UPSTREAM: sources.upstream(EXISTING_FILE)}
+            evaluator = self._evaluator(recipe, ref, prepared)
+            judged = await self._judge_mode(recipe, prepared, evaluator, EXISTING_FILE, pool)
+        return judged.levels["candidate"] == EvidenceLevel.REPRODUCED
+
     def _evaluator(self, recipe: Recipe, ref: RepositoryRef, prepared: Prepared) -> Evaluator:
         d = Deliberation(
             task_id=f"corpus-{recipe.name}",
