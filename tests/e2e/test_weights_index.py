@@ -9,8 +9,7 @@ import pytest
 
 from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError
-from moothall.llm.sources import Weights
-from moothall.llm.weights import fetch_weights
+from moothall.llm.weights import Weights, fetch_weights
 from support.wheels import make_part
 
 pytestmark = pytest.mark.e2e

@@ -34,7 +34,7 @@ from moothall.errors import PatchRefused, WorkspaceFailed
 from moothall.sandbox.spawn import drop_uid
 from moothall.telemetry import get_logger
 from moothall.tool_sessions.persistent_workspace import PersistentWorkspace
-from moothall.toolkits.web.settings import HttpSettings
+from moothall.toolkits.web.family import HttpSettings
 from moothall.toolkits.web.toolkit import WebTools
 from moothall.tools.spec import Rate
 from moothall.workspace.gittools import GitState

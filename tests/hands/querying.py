@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from moothall.domain.tool import ToolCall, ToolResult
-from moothall.toolkits.db.settings import DbSettings
+from moothall.toolkits.db.family import DbSettings
 from moothall.toolkits.db.spec import SPECS
 from moothall.toolkits.db.toolkit import DatabaseTools
 from support.gate import Room, in_seconds

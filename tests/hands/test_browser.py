@@ -20,10 +20,10 @@ from moothall.config import SandboxSettings
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.sandbox.bubblewrap import bubblewrap
 from moothall.toolkits.browser.chromium import find_chromium
-from moothall.toolkits.browser.settings import BrowserSettings
+from moothall.toolkits.browser.family import BrowserSettings
 from moothall.toolkits.browser.spec import BrowserRun
 from moothall.toolkits.browser.toolkit import BrowserTools
-from moothall.toolkits.web.settings import HttpSettings
+from moothall.toolkits.web.family import HttpSettings
 from support.folder import Folder
 from support.gate import in_seconds
 from support.processes import command_line

@@ -17,7 +17,7 @@ import pytest
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.toolkits.docker.engine import engine_at
-from moothall.toolkits.docker.settings import DockerSettings
+from moothall.toolkits.docker.family import DockerSettings
 from moothall.toolkits.docker.spec import SPECS
 from moothall.toolkits.docker.toolkit import DockerTools
 from support.engine import engine

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from querying import PASSWORD, ask
 
 from moothall.domain.tool import ToolStatus
-from moothall.toolkits.db.settings import DbSettings
+from moothall.toolkits.db.family import DbSettings
 from support import neo4j as neo4j_server
 from support import servers
 

@@ -21,7 +21,7 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.domain.tool import ToolStatus
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from moothall.toolkits.db.settings import Databases, DbSettings
+from moothall.toolkits.db.family import Databases, DbSettings
 from support import servers
 from support.gate import App, Facts, tool_call
 

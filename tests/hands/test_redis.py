@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from querying import PASSWORD, ask
 
 from moothall.domain.tool import ToolStatus
-from moothall.toolkits.db.settings import DbSettings
+from moothall.toolkits.db.family import DbSettings
 from support import servers
 
 pytestmark = pytest.mark.e2e

@@ -15,8 +15,7 @@ from aiohttp import web
 
 from moothall.authorization.policy import Decide
 from moothall.errors import PolicyUnavailable
-from moothall.policy.opa import PATH
-from moothall.policy.rego import Rego
+from moothall.policy.opa import PATH, Rego
 
 POLICY = """package moothall.tools
 import rego.v1

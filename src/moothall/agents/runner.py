@@ -15,9 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from moothall.agents.capabilities import tools_of
 from moothall.agents.dependency_order import of_specs, of_tasks
-from moothall.agents.specs import Spec
+from moothall.agents.specs import Spec, tools_of
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.outcome import DeliberationStatus, Outcome

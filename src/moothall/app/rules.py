@@ -141,7 +141,7 @@ async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
         async with opa(guard.policy_url, seconds=guard.policy_seconds, token=token) as server:
             yield Policy(guard.policy, server.decide, keep_seconds=guard.policy_cache_seconds)
         return
-    from moothall.policy.rego import Rego
+    from moothall.policy.opa import Rego
 
     folder = _folder(guard)
     if guard.policies is not None and not any(folder.glob("*.rego")):

@@ -1,5 +1,7 @@
 """The serving process: bus, model, fleet, collector and APIs, or an attachment to a process that is
 running already.
+
+An attaching process compares its settings with those of the serving process.
 """
 
 from __future__ import annotations
@@ -8,11 +10,12 @@ import asyncio
 import functools
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from moothall import telemetry
@@ -31,14 +34,15 @@ from moothall.app.bus import (
     open_bus,
     roles_of,
 )
-from moothall.app.fingerprints import describe_difference, fingerprints
+from moothall.app.data_dir_lock import Address
 from moothall.app.preflight import check_first, check_parts, defaults
 from moothall.app.repositories import serve_repositories, trusted_repositories
 from moothall.collector import Collector
 from moothall.collector.observer import Observer
 from moothall.concurrency import beside, enter_beside, say_if_slow, start_beside
-from moothall.config import LlmSettings, RaySettings, Settings, secret_values
+from moothall.config import LlmSettings, RaySettings, Settings, environment, secret_values
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.events.registry import EVENTS
@@ -46,6 +50,63 @@ from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.orchestrator.service import DeliberationService
 from moothall.ports import Repositories
 from moothall.workers.in_process import Alive
+
+_SECTIONS = {"llm", "models", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
+_IGNORED = {"wait_seconds", "seats_in_turn"}
+_MAX_SHOWN = 8
+
+
+def fingerprints(settings: Settings) -> dict[str, str]:
+    """Return a digest of each setting that affects the work, by its name. Secrets are left out."""
+    values = settings.model_dump(
+        mode="json",
+        include=_SECTIONS,
+        exclude={"ray": {"mode"}, "llm": _IGNORED, "models": {"__all__": _IGNORED}},
+    )
+    return {name: digest(repr(value))[:16] for name, value in _leaves(values, "")}
+
+
+def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def describe_difference(settings: Settings, address: Address) -> str:
+    """Return which settings differ from those at `address` and how to attach, or an empty
+    string.
+    """
+    own, theirs = fingerprints(settings), address.settings
+    names = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+    if not names:
+        return ""
+    variables = {name: f"MOOTHALL_{name.upper().replace('.', '__')}" for name in names}
+    unset = [variables[name] for name in names if variables[name] in environment()]
+    other = [name for name in names if variables[name] not in environment()]
+    steps = [f"unset {_join_names(unset)}"] if unset else []
+    if other:
+        steps.append(
+            f"set {_join_names(other)} as that process has {'it' if len(other) == 1 else 'them'}"
+        )
+    server = (
+        f", or let it work with its own settings: --server 127.0.0.1:{address.grpc_port}"
+        if address.grpc_port
+        else ""
+    )
+    return (
+        f"process {address.pid} serves {settings.data_dir} with other settings: "
+        f"{_join_names(names)}. To attach to it, {' and '.join(steps)}{server}. Otherwise stop it, "
+        "or set MOOTHALL_DATA_DIR to another folder"
+    )
+
+
+def _join_names(names: list[str]) -> str:
+    return ", ".join(names[:_MAX_SHOWN]) + (
+        f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    )
+
 
 _POLL_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _LINK_SECONDS = 0.1, 0.5, 1.0, 10.0
 

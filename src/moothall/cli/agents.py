@@ -14,8 +14,7 @@ from moothall.agents.loading import Loaded, Wrong, check_order, load
 from moothall.agents.specs import Spec
 from moothall.app.preflight import NamedRepository, check_early, check_request
 from moothall.cli.exit_codes import EXIT_NONE
-from moothall.cli.options import example, json_option, repository_options
-from moothall.cli.ranges import field_range
+from moothall.cli.options import example, field_range, json_option, repository_options
 from moothall.cli.runtime import print_json, say, with_settings
 from moothall.cli.text import plain, teller
 from moothall.config import AgentSettings, Settings

@@ -16,13 +16,14 @@ from moothall.cli import complete
 from moothall.cli.ask_options import AskOptions, show_answer
 from moothall.cli.exit_codes import exit_code
 from moothall.cli.options import (
+    SEED,
+    SettingRange,
     example,
     json_option,
     repository_options,
     text_option,
     verbose_option,
 )
-from moothall.cli.ranges import SEED, SettingRange
 from moothall.cli.runtime import result_of, say, settings_of, speak_errors
 from moothall.cli.text import plain, teller
 from moothall.config import Settings

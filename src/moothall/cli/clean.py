@@ -10,8 +10,7 @@ import click
 
 from moothall.cli.documents import CleanDocument, KeptEntry
 from moothall.cli.exit_codes import EXIT_NONE
-from moothall.cli.options import example, json_option
-from moothall.cli.ranges import FiniteRange
+from moothall.cli.options import FiniteRange, example, json_option
 from moothall.cli.runtime import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.codec import dump

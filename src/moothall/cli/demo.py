@@ -11,9 +11,8 @@ from pathlib import Path
 import click
 
 from moothall.cli.council import hold_council, tell_outcome
-from moothall.cli.options import example, json_option
+from moothall.cli.options import SEED, SettingRange, example, json_option
 from moothall.cli.progress import ProgressPrinter
-from moothall.cli.ranges import SEED, SettingRange
 from moothall.cli.runtime import say, with_settings
 from moothall.cli.show import first_added
 from moothall.config import Settings

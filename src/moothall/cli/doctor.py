@@ -1,4 +1,6 @@
-"""`moothall doctor`: what works here, what doesn't, and how to mend it."""
+"""`moothall doctor`: what works here, what does not, and how to mend it. `moothall fleet`: the
+hosts of the fleet, where they run and what they work on.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ import click
 
 from moothall.cli.documents import findings_document
 from moothall.cli.exit_codes import EXIT_NONE
-from moothall.cli.fleet import time_of
 from moothall.cli.options import example, json_option
-from moothall.cli.runtime import print_json, with_settings
+from moothall.cli.runtime import print_json, say, with_settings
+from moothall.cli.text import plain
 from moothall.config import LlmSettings, RaySettings, SandboxSettings, Settings
 from moothall.config.models import DEFAULT
 from moothall.deliberation.model_texts import describe_reply, window_text
@@ -30,8 +32,53 @@ from moothall.workspace.executor_client import ExecutorSetup
 from moothall.workspace.pool import ExecutorPool, MakeBox
 from moothall.workspace.runner import LocalRunner
 
-if TYPE_CHECKING:  # the client is imported by the command that needs it
+if TYPE_CHECKING:
     from moothall.llm.client import OpenAIModel
+
+
+@click.command(epilog=example("moothall fleet", "moothall fleet --json"))
+@json_option
+@with_settings("asking the hosts")
+async def fleet(settings: Settings, *, as_json: bool) -> int:
+    """List the hosts that answer: each with its machine, what it holds, and since when. Exit code 1
+    where none does.
+    """
+    from moothall.app.bus import hosts
+    from moothall.cli.documents import FleetDocument
+    from moothall.domain.codec import dump
+
+    found = await hosts(settings)
+    if as_json:
+        print_json(dump(FleetDocument(found is not None, tuple(found or ()))))
+    else:
+        for host in found or ():
+            for line in _lines(host):
+                click.echo(plain(line))
+        if not found:
+            say(
+                "no host answers"
+                if found is not None
+                else "nothing is served here; start `moothall serve`"
+            )
+    return 0 if found else EXIT_NONE
+
+
+def _lines(host: HostState) -> list[str]:
+    holds = f"holds {len(host.holds)}" if host.holds else "idle"
+    first = (
+        f"{host.name:<10}  {host.node:<20}  process {host.pid}, since {time_of(host.since)}, "
+        f"{holds}"
+    )
+    return [
+        first,
+        *(f"{'':<10}  {held.task_id}  since {time_of(held.since)}" for held in host.holds),
+    ]
+
+
+def time_of(seconds: float) -> str:
+    """Return a time as people and programs read it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
 
 _JOB = "workspace job"
 _BLOCK_SECONDS = 60.0

@@ -18,8 +18,7 @@ from rich.text import Text
 
 from moothall.cli import complete
 from moothall.cli.exit_codes import EXIT_NONE
-from moothall.cli.options import example, json_option
-from moothall.cli.ranges import SEED, SettingRange
+from moothall.cli.options import SEED, SettingRange, example, json_option
 from moothall.cli.runtime import print_json, say, with_settings
 from moothall.cli.text import plain
 from moothall.config import Settings

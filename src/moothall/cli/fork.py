@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from moothall.cli import complete
-from moothall.cli.options import example, json_option, task_argument, verbose_option
-from moothall.cli.ranges import SEED
+from moothall.cli.options import SEED, example, json_option, task_argument, verbose_option
 from moothall.cli.runtime import with_settings
 from moothall.config import Settings
 from moothall.domain.ids import check_id

@@ -8,8 +8,7 @@ from contextlib import aclosing
 
 import click
 
-from moothall.cli.options import example
-from moothall.cli.ranges import SEQUENCE
+from moothall.cli.options import SEQUENCE, example
 from moothall.cli.runtime import print_json, say, speak_errors, with_settings
 from moothall.cli.text import plain
 from moothall.config import Settings

@@ -1,7 +1,11 @@
-"""Options that several commands have, in the same words."""
+"""Options that several commands have, in the same words.
+
+Ranges of numeric options, with the settings as upper bounds.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +13,67 @@ from typing import Any, TypeVar
 import click
 
 from moothall.cli import complete
+from moothall.config import Settings
+from moothall.config.section import Section
+
+_INT32 = 2**31 - 1
+
+SEED = click.IntRange(0, 2**53 - 1)
+SEQUENCE = click.IntRange(0, 2**63 - 1)
+"""A sequence number of the log, or how many events there are."""
+
+
+class SettingRange(click.IntRange):
+    """A whole number from `low` up to the value of `setting`, SECTION.NAME."""
+
+    def __init__(self, low: int, setting: str) -> None:
+        super().__init__(low, _INT32)  # what a number on the wire can be
+        self.setting = setting
+
+
+class FiniteRange(click.FloatRange):
+    """A finite number from 0 up. click's own range accepts nan and inf."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+def field_range(section: type[Section], name: str) -> click.IntRange:
+    """Return the range that a setting itself allows."""
+    bounds = section.model_fields[name].metadata
+    low, high = (
+        [getattr(bound, side) for bound in bounds if hasattr(bound, side)] for side in ("ge", "le")
+    )
+    return click.IntRange(min(low, default=None), max(high, default=None))
+
+
+def check_ranges(context: click.Context, settings: Settings) -> None:
+    """Raise `click.BadParameter` for an option above its setting. With --server, do nothing."""
+    if context.params.get("server"):
+        return
+    for option in context.command.params:
+        if not isinstance(option.type, SettingRange):
+            continue
+        value = context.params.get(option.name or "")
+        section, _, name = option.type.setting.partition(".")
+        most = int(getattr(getattr(settings, section), name))
+        if value is not None and value > most:
+            raise click.BadParameter(
+                f"{value} is not in the range {option.type.min} to {most}. The upper bound is the "
+                f"setting {option.type.setting}.",
+                context,
+                option,
+            )
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

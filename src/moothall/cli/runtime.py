@@ -18,7 +18,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, TextIO, TypeVar
 import click
 
 from moothall.cli.exit_codes import EXIT_INTERRUPTED, EXIT_WRONG
-from moothall.cli.ranges import check_ranges
+from moothall.cli.options import check_ranges
 from moothall.cli.text import plain
 from moothall.concurrency import leaves
 from moothall.config import Settings, default_file, secret_values

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import click
 
-from moothall.cli.options import example
-from moothall.cli.ranges import field_range
+from moothall.cli.options import example, field_range
 from moothall.cli.runtime import say, with_settings
 from moothall.config import GrpcSettings, Settings
 

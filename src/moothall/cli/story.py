@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from moothall.cli.options import example, json_option
-from moothall.cli.ranges import FiniteRange
+from moothall.cli.options import FiniteRange, example, json_option
 from moothall.cli.runtime import print_json, say, with_settings
 from moothall.cli.text import plain
 from moothall.config import Settings

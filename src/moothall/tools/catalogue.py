@@ -1,5 +1,8 @@
 """The tools that every workspace has, in the order of prompts. Families beside them are
 `moothall.toolkits`.
+
+What the catalogue says of the tools that every workspace has: files, git and tests. The order is
+that of prompts.
 """
 
 from __future__ import annotations
@@ -8,15 +11,389 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Final
 
+from pydantic import BaseModel
+
 from moothall.domain.tool import Grant
-from moothall.tools import code_tools, workspace_tools
-from moothall.tools.spec import Danger, ToolSpec
+from moothall.tools import arguments as args
+from moothall.tools import code_tools
+from moothall.tools import outputs as out
+from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec
+
+_READS, _WRITES = Requirements(file_system="read"), Requirements(file_system="write")
+_RUNS = Requirements(os_access=True, file_system="write")
+_REACHES = Requirements(network_access=True, file_system="write")
+
+
+def _file(
+    name: str,
+    summary: str,
+    model: type[args.Arguments],
+    output: type[BaseModel],
+    example: Example,
+    *,
+    core: bool = False,
+    writes: bool = False,
+    also: str = "",
+    version: str = "1.0.0",
+) -> ToolSpec:
+    """`also`: a second argument that holds a path or glob."""
+    return ToolSpec(
+        name=f"files.{name}",
+        summary=summary,
+        arguments=model,
+        output=output,
+        danger=Danger.WRITE if writes else Danger.READ,
+        caps=Caps(20),
+        requirements=_WRITES if writes else _READS,
+        tags=("files", "change" if writes else "look"),
+        version=version,
+        examples=(example,),
+        profiles=(*(("core",) if core else ()), "coding", *(() if writes else ("reading",))),
+        paths=("path", also) if also else ("path",),
+        writes=("path",) if writes else (),
+    )
+
+
+def _git(  # noqa: PLR0917 - read as a row of a table
+    name: str,
+    summary: str,
+    model: type[args.Arguments],
+    output: type[BaseModel],
+    example: Example,
+    danger: Danger = Danger.WRITE,
+    *,
+    paths: tuple[str, ...] = (),
+    core: bool = False,
+) -> ToolSpec:
+    look, outside = danger is Danger.READ, danger is Danger.OUTSIDE
+    return ToolSpec(
+        name=f"git.{name}",
+        summary=summary,
+        arguments=model,
+        output=output,
+        danger=danger,
+        caps=Caps(300 if outside else 30),
+        requirements=_READS if look else _REACHES if outside else _WRITES,
+        tags=("git", "remote") if outside else ("git", "look" if look else "change"),
+        examples=(example,),
+        profiles=("remote",)
+        if outside
+        else (*(("core",) if core else ()), "coding", *(("reading",) if look else ())),
+        paths=paths,
+        cost=Cost.LOW,
+    )
+
+
+def _tests(
+    name: str,
+    summary: str,
+    model: type[args.Arguments],
+    example: Example,
+    *,
+    paths: tuple[str, ...] = (),
+    core: bool = False,
+) -> ToolSpec:
+    return ToolSpec(
+        name=f"tests.{name}",
+        summary=summary,
+        arguments=model,
+        output=out.TestsRun,
+        danger=Danger.EXECUTE,
+        caps=Caps(300),
+        requirements=_RUNS,
+        tags=("tests", name),
+        examples=(example,),
+        profiles=("core", "coding") if core else ("coding",),
+        paths=paths,
+        cost=Cost.HIGH,
+    )
+
+
+_GREEN = {
+    "verdict": "passed",
+    "passed": 3,
+    "failed": 0,
+    "errored": 0,
+    "skipped": 0,
+    "red": [],
+    "exit_code": 0,
+    "output": "3 passed",
+}
+_SHA = "3f2a9c1e" * 5
+
+SPECS: Final = (
+    _file(
+        "read",
+        "lines of a file",
+        args.FilesRead,
+        out.FileContent,
+        Example(
+            "the first two lines",
+            {"path": "src/utils.py", "lines": 2},
+            {
+                "path": "src/utils.py",
+                "content": "import re\n\n",
+                "start": 1,
+                "total_lines": 40,
+                "truncated": True,
+            },
+        ),
+        core=True,
+    ),
+    _file(
+        "write",
+        "make a file or replace all of it",
+        args.FilesWrite,
+        out.Written,
+        Example(
+            "a new file",
+            {"path": "src/a.py", "content": "A = 1\n"},
+            {"path": "src/a.py", "bytes": 6},
+        ),
+        core=True,
+        writes=True,
+    ),
+    _file(
+        "append",
+        "add to the end of a file",
+        args.FilesWrite,
+        out.Written,
+        Example(
+            "one more line",
+            {"path": "src/a.py", "content": "B = 2\n"},
+            {"path": "src/a.py", "bytes": 12},
+        ),
+        core=True,
+        writes=True,
+    ),
+    _file(
+        "edit",
+        "replace the text old, which occurs count times, by new",
+        args.FilesEdit,
+        out.Replaced,
+        Example(
+            "one place",
+            {"path": "src/a.py", "old": "A = 1", "new": "A = 3"},
+            {"path": "src/a.py", "replaced": 1},
+        ),
+        core=True,
+        writes=True,
+        version="1.2.0",
+    ),
+    _file(
+        "define",
+        "replace the function, method or class of that name by content, or add it",
+        args.FilesDefine,
+        out.Defined,
+        Example(
+            "a method",
+            {
+                "path": "src/cart.py",
+                "name": "Cart.count",
+                "content": "def count(self):\n    return len(self.items)\n",
+            },
+            {"path": "src/cart.py", "name": "Cart.count", "replaced": True, "start": 12, "end": 13},
+        ),
+        core=True,
+        writes=True,
+    ),
+    _file(
+        "list",
+        "names in a folder",
+        args.FilesList,
+        out.Entries,
+        Example(
+            "a folder",
+            {"path": "src"},
+            {"path": "src", "entries": ["src/a.py"], "truncated": False},
+        ),
+        core=True,
+        also="glob",
+    ),
+    _file(
+        "search",
+        "lines that match a regular expression",
+        args.FilesSearch,
+        out.Matches,
+        Example(
+            "where it is defined",
+            {"pattern": "^def total"},
+            {
+                "matches": [{"path": "src/a.py", "line": 7, "text": "def total(rows):"}],
+                "truncated": False,
+            },
+        ),
+        core=True,
+        also="glob",
+    ),
+    _file(
+        "delete",
+        "remove a file or an empty folder",
+        args.FilesPath,
+        out.Deleted,
+        Example("a file", {"path": "src/old.py"}, {"path": "src/old.py", "deleted": True}),
+        writes=True,
+    ),
+    _file(
+        "mkdir",
+        "make a folder",
+        args.FilesPath,
+        out.Place,
+        Example("a folder", {"path": "docs"}, {"path": "docs"}),
+        writes=True,
+    ),
+    _file(
+        "info",
+        "size and kind of a file",
+        args.FilesPath,
+        out.PathInfo,
+        Example(
+            "a file",
+            {"path": "src/a.py"},
+            {"path": "src/a.py", "type": "file", "bytes": 12, "executable": False, "lines": 2},
+        ),
+    ),
+    _file(
+        "diff",
+        "how two files differ",
+        args.FilesDiff,
+        out.Difference,
+        Example(
+            "two files",
+            {"path": "a.txt", "other": "b.txt"},
+            {"diff": "--- a.txt\n+++ b.txt\n@@ -1 +1 @@\n-x\n+y\n", "truncated": False},
+        ),
+        also="other",
+    ),
+    _git(
+        "status",
+        "what changed",
+        args.NoArguments,
+        out.GitStatus,
+        Example(
+            "nothing changed yet",
+            {},
+            {"branch": "work", "head": _SHA, "clean": True, "changed": []},
+        ),
+        Danger.READ,
+    ),
+    _git(
+        "diff",
+        "your changes so far",
+        args.GitDiff,
+        out.Difference,
+        Example("nothing changed yet", {}, {"against": _SHA, "diff": "", "truncated": False}),
+        Danger.READ,
+        core=True,
+    ),
+    _git(
+        "log",
+        "the newest commits",
+        args.GitLog,
+        out.GitLogEntries,
+        Example(
+            "the newest",
+            {"limit": 1},
+            {
+                "branch": "work",
+                "commits": [
+                    {"commit": _SHA, "author": "A", "date": "2026-01-01", "subject": "begin"}
+                ],
+            },
+        ),
+        Danger.READ,
+    ),
+    _git(
+        "add",
+        "stage files",
+        args.GitAdd,
+        out.GitAdded,
+        Example("one file", {"paths": ["src/a.py"]}, {"added": ["src/a.py"]}),
+        paths=("paths",),
+    ),
+    _git(
+        "commit",
+        "commit what is staged",
+        args.GitCommit,
+        out.GitCommitted,
+        Example(
+            "a commit",
+            {"message": "Add a"},
+            {"commit": _SHA, "branch": "work", "files": ["src/a.py"]},
+        ),
+    ),
+    _git(
+        "branch",
+        "make a branch",
+        args.GitBranch,
+        out.GitPlace,
+        Example("a branch", {"name": "fix-login"}, {"branch": "fix-login", "commit": _SHA}),
+    ),
+    _git(
+        "checkout",
+        "go to a branch or commit",
+        args.GitCheckout,
+        out.GitPlace,
+        Example(
+            "one commit back", {"ref": "HEAD~1"}, {"branch": "at-3f2a9c1e3f2a", "commit": _SHA}
+        ),
+    ),
+    _git(
+        "clone",
+        "put another repository's files into a folder of its name",
+        args.GitClone,
+        out.GitTaken,
+        Example(
+            "a repository",
+            {"url": "https://host.example/team/tools.git"},
+            {"path": "tools", "commit": _SHA, "files": 12},
+        ),
+        Danger.OUTSIDE,
+    ),
+    _git(
+        "pull",
+        "fetch and merge the remote's default branch",
+        args.NoArguments,
+        out.GitPulled,
+        Example("what is new", {}, {"branch": "work", "commit": _SHA, "files": ["src/a.py"]}),
+        Danger.OUTSIDE,
+    ),
+    _git(
+        "push",
+        "make the new branch moothall/<branch> at the remote",
+        args.GitPush,
+        out.GitPushed,
+        Example(
+            "a branch",
+            {"branch": "fix-login"},
+            {
+                "branch": "moothall/fix-login",
+                "commit": _SHA,
+                "to": "https://host.example/team/app.git",
+            },
+        ),
+        Danger.OUTSIDE,
+    ),
+    _tests(
+        "pytest",
+        "run Python tests",
+        args.RunPytest,
+        Example("one file of tests", {"paths": ["tests/test_a.py"]}, _GREEN),
+        paths=("paths",),
+        core=True,
+    ),
+    _tests("npm", "run npm test", args.NoArguments, Example("all tests", {}, _GREEN)),
+    _tests("go", "run go test", args.NoArguments, Example("all tests", {}, _GREEN)),
+    _tests("cargo", "run cargo test", args.NoArguments, Example("all tests", {}, _GREEN)),
+    _tests(
+        "make", "run a make target", args.RunMake, Example("a target", {"target": "test"}, _GREEN)
+    ),
+)
+
 
 __all__ = ["CATALOGUE", "Danger", "ToolSpec", "describe", "is_granted", "list_tools"]
 
-CATALOGUE: Final[Mapping[str, ToolSpec]] = {
-    spec.name: spec for spec in (*workspace_tools.SPECS, *code_tools.SPECS)
-}
+CATALOGUE: Final[Mapping[str, ToolSpec]] = {spec.name: spec for spec in (*SPECS, *code_tools.SPECS)}
 
 
 def is_granted(grant: Grant, tool: str) -> bool:

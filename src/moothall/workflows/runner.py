@@ -23,10 +23,9 @@ from moothall.ports import Bucket, Log
 from moothall.telemetry import get_logger
 from moothall.tool_sessions.manager import ToolSessions
 from moothall.tool_sessions.persistent_workspace import ReopenState, WorkspaceLease
-from moothall.workflows.engine import Engine
+from moothall.workflows.engine import Engine, StepExecutor
 from moothall.workflows.plan import Allowed, Workflow, read_plan
 from moothall.workflows.record import End, Record, WorkflowLog
-from moothall.workflows.tool_steps import StepExecutor
 
 log = get_logger(__name__)
 

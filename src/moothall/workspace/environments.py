@@ -25,8 +25,7 @@ from moothall.repositories.git_snapshot import write_history
 from moothall.repositories.gitcmd import GitRunner
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox.spawn import drop_uid, own
-from moothall.workspace.base_environment import Starter
-from moothall.workspace.environment_cache import Archives
+from moothall.workspace.environment_cache import Archives, Starter
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
 from moothall.workspace.limits import describe_setup_limit

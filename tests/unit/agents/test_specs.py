@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
-from moothall.agents.capabilities import CAPABILITIES, tools_of
 from moothall.agents.dependency_order import of_tasks
 from moothall.agents.loading import Loaded, check_order, load
 from moothall.agents.runner import request_of
-from moothall.agents.specs import Spec, SpecPart, schema
+from moothall.agents.specs import CAPABILITIES, Spec, SpecPart, schema, tools_of
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Grant
 from moothall.errors import InvalidRequest

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from google.protobuf import json_format
 
-from moothall.agents.tool_names import ALIASES
+from moothall.agents.queries import ALIASES
 from moothall.api.health import Probe
 from moothall.app.rules import catalogue_of
 from moothall.config import AgentSettings

@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from moothall.app import data_dir_lock
-from moothall.app.fingerprints import describe_difference, fingerprints
+from moothall.app.server import describe_difference, fingerprints
 from moothall.config import LimitSettings, LlmSettings, RaySettings
 from moothall.settings import AllSettings
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.cli.hidden_tests import read_hidden_tests
+from moothall.cli.deliberate import read_hidden_tests
 from moothall.errors import InvalidRequest
 from support.repos import Repo
 

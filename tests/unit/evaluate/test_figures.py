@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.evaluate.figures import mean_of, summaries, wilson
+from moothall.evaluate.report import mean_of, summaries, wilson
 
 _COUNTS = st.integers(1, 400).flatmap(
     lambda total: st.tuples(st.integers(0, total), st.just(total))

@@ -15,8 +15,7 @@ from aiohttp import web
 
 from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError
-from moothall.llm.sources import Weights
-from moothall.llm.weights import QWEN, fetch_weights, local_weights
+from moothall.llm.weights import QWEN, Weights, fetch_weights, local_weights
 from support.wheels import make_part
 
 CONTENT = b"GGUF" + bytes(range(256)) * 2000

@@ -18,8 +18,7 @@ from moothall.authorization.policy import Mode, Policy
 from moothall.config import GuardSettings, Settings
 from moothall.domain.tool import ToolStatus
 from moothall.errors import ConfigurationError
-from moothall.policy.opa import Opa, opa
-from moothall.policy.rego import Rego
+from moothall.policy.opa import Opa, Rego, opa
 from support.gate import open_app, tool_call
 from support.policy import CONTRACT, POLICY, Api, Opened, data_api
 

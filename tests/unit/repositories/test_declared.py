@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.repositories.declared import declared_packages, lists_of_packages
+from moothall.repositories.profile import declared_packages, lists_of_packages
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moothall.sandbox.log import SandboxLog
+from moothall.sandbox.spawn import SandboxLog
 
 
 async def test_output_is_marked_and_cannot_pass_for_a_note(tmp_path: Path) -> None:

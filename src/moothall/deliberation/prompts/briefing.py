@@ -1,30 +1,267 @@
 """Briefings: what the graph knows of a story and a task, packed into a budget of tokens. Seats'
 prompts and callers get the same.
 
-The same content gives the same bytes and the same version. What a role may be told in a phase is
-said by `stories/scopes.yaml`, and the graph is asked for no more than that.
+The same content gives the same bytes and the same version. `stories/scopes.yaml` says what a role
+may read in a phase, and the graph is asked for no more than that.
+
+A briefing is a list of lines in a fixed order. The most valuable lines are kept if the budget is
+too small. Every line was written by others: it begins with a dash and has no line break, so it
+cannot look like a heading or end a fence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+import math
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from moothall.authorization.rules import Rules
 from moothall.config import LimitSettings
-from moothall.deliberation.prompts.context_budget import ContextLine, fill, lay_out, lines_of
 from moothall.deliberation.prompts.prompts import ROLES
-from moothall.deliberation.prompts.text import fence, most_tokens
+from moothall.deliberation.prompts.text import clip, fence, most_tokens
 from moothall.domain.briefing import Briefing, BriefingRequest
+from moothall.domain.codec import list_of, mapping_of
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, read_role
 from moothall.domain.secrets import scrub
 from moothall.errors import InvalidRequest
 from moothall.ports import CountTokens
-from moothall.stories.scopes import scopes
+from moothall.stories.scopes import Scope, scopes
 from moothall.tools.catalogue import list_tools
+
+_LINE, _BRIEF = 400, 1600
+"""Characters of a part of a line, and of a story's own words."""
+_LATER = 0.93
+"""What a line is worth of the line before it in the same part: the last decision tells more than
+the one before.
+"""
+_ALIKE = 5
+_WORD = re.compile(r"[^\W\d_]{3,}")
+_HEADS: Mapping[Scope, str] = {
+    "story": "the story:",
+    "brief": "what it asks for:",
+    "decisions": "decisions, the last first:",
+    "comments": "comments, the last first:",
+    "summaries": "what came of its tasks, the last first:",
+    "plan": "its plans, the last first:",
+    "tasks": "its tasks:",
+    "similar": "tasks like this one, elsewhere in the repository:",
+    "milestones": "its moves, the last first:",
+    "timeline": "what happened, the last first:",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLine:
+    """Something that can be told; `worth` decides whether it is."""
+
+    scope: Scope
+    text: str
+    worth: float
+
+
+def lines_of(
+    row: Mapping[str, Any],
+    similar: Sequence[Mapping[str, Any]],
+    timeline: Sequence[Mapping[str, Any]],
+    about: str,
+) -> list[ContextLine]:
+    """Return all that could be told, in the order of the pack. `row` answers the question
+    `context`, `similar` and `timeline` (oldest first) those of their names; `about` is what the
+    task says.
+    """
+    told: dict[Scope, Iterable[str]] = {
+        "story": _story(mapping_of(row.get("story"))),
+        "brief": _brief(mapping_of(row.get("brief"))),
+        "decisions": map(_decision, _mappings(row.get("decisions"))),
+        "comments": (
+            f"{_line(item.get('actor'))}: {_line(item.get('comment'))}"
+            for item in _mappings(row.get("comments"))
+        ),
+        "summaries": map(_summary, _mappings(row.get("summaries"))),
+        "plan": (
+            f"{_line(item.get('plan_id'))}: {_line(item.get('status')) or 'open'}"
+            for item in _mappings(row.get("plan"))
+        ),
+        "tasks": map(_task, _mappings(row.get("tasks"))),
+        "similar": map(_similar, alike(about or str(row.get("about") or ""), similar)),
+        "milestones": map(_move, _mappings(row.get("milestones"))),
+        "timeline": map(_entry, reversed(timeline)),
+    }
+    notes: dict[Scope, list[str]] = {}
+    for item in _mappings(row.get("notes")):
+        notes.setdefault(scopes().notes[str(item.get("kind"))], []).append(_note(item))
+    worth = scopes().worth
+    return [
+        ContextLine(scope, text, worth[scope] * _LATER**place)
+        for scope in worth
+        for place, text in enumerate(text for text in (*told[scope], *notes.get(scope, ())) if text)
+    ]
+
+
+def lay_out(lines: Sequence[ContextLine]) -> str:
+    """Return the lines under their headings; the same lines, the same bytes."""
+    parts: dict[Scope, list[str]] = {}
+    for line in lines:
+        parts.setdefault(line.scope, []).append(f"- {line.text}")
+    return "\n".join("\n".join([_HEADS[scope], *found]) for scope, found in parts.items())
+
+
+async def fill(
+    lines: Sequence[ContextLine],
+    made: Callable[[Sequence[ContextLine]], str],
+    count: CountTokens,
+    budget: int,
+) -> tuple[Sequence[ContextLine], int] | None:
+    """Return the most valuable lines with which what `made` makes of them has at most `budget`
+    tokens, and how many it has; None where it has more without any. The count is asked about as
+    often as the number of lines has digits in binary, at most.
+    """
+    ranked = sorted(range(len(lines)), key=lambda place: (-lines[place].worth, place))
+    low, high, best = -1, len(lines), None
+    middle = high  # mostly there is room for all
+    while low < high:
+        chosen = [lines[place] for place in sorted(ranked[:middle])]
+        tokens = await count(made(chosen))
+        if tokens <= budget:
+            low, best = middle, (chosen, tokens)
+        else:
+            high = middle - 1
+        middle = (low + high + 1) // 2
+    return best
+
+
+def alike(about: str, candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return those whose descriptions share the most telling words with a text, at most five; with
+    no words, the first ones. A word tells the more, the fewer of the candidates have it.
+    """
+    words = _words(about)
+    if not words:
+        return list(candidates[:_ALIKE])
+    described = [_words(str(item.get("description") or "")) for item in candidates]
+    held = Counter(word for found in described for word in found)
+    scored = [
+        (
+            sum(math.log1p(len(described) / held[word]) for word in found & words)
+            / math.sqrt(len(found)),
+            place,
+        )
+        for place, found in enumerate(described)
+        if found & words
+    ]
+    return [
+        candidates[place]
+        for _, place in sorted(scored, key=lambda item: (-item[0], item[1]))[:_ALIKE]
+    ]
+
+
+def _words(text: str) -> set[str]:
+    return {word.lower() for word in _WORD.findall(text)}
+
+
+def _story(story: Mapping[str, Any]) -> Iterator[str]:
+    if story:
+        yield f"{_line(story.get('headline'))} (state: {_line(story.get('state')) or 'new'})"
+
+
+def _brief(told: Mapping[str, Any]) -> Iterator[str]:
+    yield _line(told.get("brief"), _BRIEF)
+    yield from (f"wanted: {_line(item)}" for item in list_of(told.get("criteria")))
+
+
+def _decision(item: Mapping[str, Any]) -> str:
+    about = ", ".join(_line(name) for name in list_of(item.get("about")))
+    said = f": {_line(item['comment'])}" if item.get("comment") else ""
+    return (
+        f"{_line(item.get('decision'))} by "
+        f"{_line(item.get('approver'))}{f', on {about}' if about else ''}{said}"
+    )
+
+
+def _note(item: Mapping[str, Any]) -> str:
+    about = f", on {_line(item['task'])}" if item.get("task") else ""
+    why = f" | because {_line(item['reason'])}" if item.get("reason") else ""
+    noted = f"noted by {_line(item.get('actor'))} for {_line(item.get('role'))}{about}"
+    return (
+        f"{noted}: {_line(item.get('kind'))} {_line(item.get('entity'))}: "
+        f"{_line(item.get('words'))}{why}"
+    )
+
+
+def _summary(row: Mapping[str, Any]) -> str:
+    winner = mapping_of(row.get("winner"))
+    end = (
+        f"{_line(row.get('status'))}, "
+        f"{_line(row.get('final_state'))}{', proven' if row.get('proven') else ''}"
+    )
+    parts = [
+        (
+            f"{_line(row.get('task_id'))} ({_line(row.get('role'))}), {end}: "
+            f"{_line(row.get('description'))}"
+        )
+    ]
+    parts += [f"answer: {_line(winner.get('summary'))}{_changed_paths(winner)}"] if winner else []
+    parts += (
+        [f"why: {_line('; '.join(map(str, list_of(winner['reasons']))))}"]
+        if winner.get("reasons")
+        else []
+    )
+    parts += [f"review: {_line(comment)}" for comment in list_of(row.get("reviews"))]
+    parts += (
+        [f"because {_line(row['error_message'])}"]
+        if row.get("error_message") and not winner
+        else []
+    )
+    return " | ".join(parts)
+
+
+def _task(item: Mapping[str, Any]) -> str:
+    ends = [_line(end) for end in list_of(item.get("ends")) if end]
+    after = ", ".join(_line(name) for name in list_of(item.get("after")))
+    state = ends[-1] if ends else f"after {after}" if after else "open"
+    return (
+        f"{_line(item.get('task_id'))} ({_line(item.get('role'))}), {state}: "
+        f"{_line(item.get('description'))}"
+    )
+
+
+def _similar(item: Mapping[str, Any]) -> str:
+    answer = f" | answer: {_line(item['summary'])}" if item.get("summary") else ""
+    return (
+        f"{_line(item.get('task_id'))} ({_line(item.get('role'))}): "
+        f"{_line(item.get('description'))}{answer}{_changed_paths(item)}"
+    )
+
+
+def _changed_paths(winner: Mapping[str, Any]) -> str:
+    paths = [_line(path) for path in list_of(winner.get("paths"))[:20]]
+    return f" | changed: {', '.join(paths)}" if paths else ""
+
+
+def _move(item: Mapping[str, Any]) -> str:
+    return (
+        f"{_line(item.get('from_state'))} to {_line(item.get('to_state'))}, by "
+        f"{_line(item.get('actor'))} ({_line(item.get('event'))})"
+    )
+
+
+def _entry(row: Mapping[str, Any]) -> str:
+    return " ".join(
+        _line(row.get(name)) for name in ("time", "kind", "task_id", "text") if row.get(name)
+    )
+
+
+def _line(value: object, most: int = _LINE) -> str:
+    return " ".join(clip(" ".join(str(value if value is not None else "").split()), most).split())
+
+
+def _mappings(value: object) -> list[Mapping[str, Any]]:
+    return [item for item in list_of(value) if isinstance(item, Mapping)]
+
 
 _EVENTS, _MOST_EVENTS = 20, 200
 _CONTEXT, _HISTORY = "what is known", "what happened"

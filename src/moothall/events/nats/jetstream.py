@@ -1,11 +1,18 @@
-"""The bus: every port of `moothall.ports` that has to do with messages, over NATS JetStream."""
+"""The bus: every port of `moothall.ports` that carries messages, over NATS JetStream.
+
+All callers that wait for an event share one consumer. Thousands of deliberations may wait, and a
+consumer for each would cost more than their work.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import nats.errors
@@ -31,11 +38,84 @@ from moothall.events.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
 from moothall.events.nats.outbox import Outbox
 from moothall.events.nats.reply_inbox import ReplyInbox
 from moothall.events.nats.stream_store import Stored
-from moothall.events.nats.stream_tail import StreamTail
 from moothall.events.raw_store import NO_HEADERS, Raw
 from moothall.events.registry import DURABLES, STREAMS
 from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.telemetry import metrics
+
+_KEPT = 128
+
+
+@dataclass(slots=True)
+class StreamTail:
+    """Reads what comes under `pattern` from the first time that somebody follows, and hands it to
+    whom it concerns.
+    """
+
+    stored: Stored
+    stream: str
+    pattern: str
+    _waiting: dict[str, set[asyncio.Queue[Raw | None]]] = field(default_factory=dict)
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _placed: asyncio.Event = field(default_factory=asyncio.Event)
+    _closed: str = ""
+    _kept: deque[Raw] = field(default_factory=deque)
+    _since: int = sys.maxsize
+    """All that is stored after this seq is kept, or still to come."""
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        await self._wanted.wait()
+        try:
+            start = self._since = (await self.stored.state(self.stream)).last_seq
+            self._placed.set()
+            async with aclosing(
+                self.stored.read(self.stream, (self.pattern,), start, None)
+            ) as records:
+                async for raw in records:
+                    self._kept.append(raw)
+                    if len(self._kept) > _KEPT:
+                        self._since = self._kept.popleft().seq
+                    for queue in self._waiting.get(raw.subject, ()):
+                        queue.put_nowait(raw)
+        except BusUnavailable as error:
+            self._closed = error.message
+        finally:
+            self._closed = self._closed or "the bus was closed"
+            self._placed.set()
+            for queues in self._waiting.values():
+                for queue in queues:
+                    queue.put_nowait(None)
+
+    async def _read_stored(self, subject: str, after_seq: int) -> list[Raw]:
+        if after_seq >= self._since:
+            return [raw for raw in self._kept if raw.subject == subject and raw.seq > after_seq]
+        return await self.stored.read_now(self.stream, (subject,), after_seq)
+
+    async def follow(self, subject: str, after_seq: int) -> AsyncGenerator[Raw, None]:
+        """Yield what is recorded under a literal subject, then what comes. Raises `BusUnavailable`
+        once closed.
+        """
+        self._wanted.set()
+        await self._placed.wait()
+        queue: asyncio.Queue[Raw | None] = asyncio.Queue()
+        self._waiting.setdefault(subject, set()).add(queue)
+        try:
+            # Looked up only now: what is stored from here on comes through the queue.
+            for raw in await self._read_stored(subject, after_seq):
+                yield raw
+                after_seq = raw.seq
+            while not self._closed:
+                raw_or_end = await queue.get()
+                if raw_or_end is not None and raw_or_end.seq > after_seq:
+                    yield raw_or_end
+                    after_seq = raw_or_end.seq
+            raise BusUnavailable(self._closed)
+        finally:
+            self._waiting[subject].discard(queue)
+            if not self._waiting[subject]:
+                del self._waiting[subject]
+
 
 _WAITING = 10_000
 _AGAIN = 1.0

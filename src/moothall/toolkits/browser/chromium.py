@@ -26,7 +26,7 @@ from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_bi
 from moothall.sandbox.spawn import Sandboxed, run_sandbox
 from moothall.sandbox_runtime import chromium as chromium_start
 from moothall.toolkits.browser.devtools import BrowserGone, DevTools, Message
-from moothall.toolkits.browser.settings import BrowserSettings
+from moothall.toolkits.browser.family import BrowserSettings
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless_shell")
 _PACKAGED = Path("/usr/lib/chromium/chromium")

@@ -19,8 +19,8 @@ from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within, in_workspace
 from moothall.toolkits.browser.chromium import Running, chromium
 from moothall.toolkits.browser.devtools import BrowserGone, DevTools, Message
-from moothall.toolkits.browser.settings import BrowserSettings
-from moothall.toolkits.web.settings import HttpSettings
+from moothall.toolkits.browser.family import BrowserSettings
+from moothall.toolkits.web.family import HttpSettings
 
 _LOOK_SECONDS, _SETTLE_SECONDS = 0.1, 0.15
 _SCRIPT_MS = 5000

@@ -13,8 +13,8 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.toolkits.answering import Output
+from moothall.toolkits.db.family import DbSettings
 from moothall.toolkits.db.rows import jsonable, size
-from moothall.toolkits.db.settings import DbSettings
 
 _NEVER = frozenset(
     {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moothall.toolkits.answering import Output
-from moothall.toolkits.db.settings import DbSettings
+from moothall.toolkits.db.family import DbSettings
 
 _DEEP = 40
 

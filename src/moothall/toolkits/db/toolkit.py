@@ -16,7 +16,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import CallFailed, ConfigurationError
 from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within
-from moothall.toolkits.db.settings import Databases, DbSettings
+from moothall.toolkits.db.family import Databases, DbSettings
 
 SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "postgres": ("postgresql", "postgres"),

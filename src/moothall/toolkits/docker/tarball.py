@@ -13,7 +13,7 @@ from moothall.domain.tool import ToolCall
 from moothall.errors import CallFailed, InvalidRequest
 from moothall.ports import Workspace
 from moothall.toolkits.answering import in_workspace
-from moothall.toolkits.docker.settings import DockerSettings
+from moothall.toolkits.docker.family import DockerSettings
 
 _PROGRAMS = (b"#!", b"\x7fELF")
 _DOCKERFILE_BYTES = 100_000

@@ -31,7 +31,7 @@ from moothall.telemetry import get_logger
 from moothall.toolkits.answering import Output, answer_within
 from moothall.toolkits.docker import dockerfile
 from moothall.toolkits.docker.engine import DockerEngine, engine_at, quote_name, socket_of
-from moothall.toolkits.docker.settings import DockerSettings
+from moothall.toolkits.docker.family import DockerSettings
 from moothall.toolkits.docker.tarball import BuildContext, pack
 
 log = get_logger(__name__)

@@ -16,7 +16,7 @@ from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within
 from moothall.toolkits.mcp.settings import McpServerSettings, McpSettings
 from moothall.toolkits.mcp.spec import OfferedTool, TakenTool, files_for
-from moothall.toolkits.web.settings import HttpSettings
+from moothall.toolkits.web.family import HttpSettings
 
 if TYPE_CHECKING:  # the SDK costs start time, and few have servers
     from mcp import Client

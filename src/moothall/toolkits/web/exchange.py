@@ -16,7 +16,7 @@ from yarl import URL
 
 from moothall.errors import CallFailed, InvalidRequest, Permanent, Refused
 from moothall.network.destinations import Destinations, Unreachable
-from moothall.toolkits.web.settings import HttpSettings
+from moothall.toolkits.web.family import HttpSettings
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _TO_GET = frozenset({301, 302, 303})

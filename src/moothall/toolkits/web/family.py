@@ -1,4 +1,7 @@
-"""The family `web`, whose settings are called `http`."""
+"""The family `web`, whose settings are called `http`.
+
+The settings of `http.*` and `web.*`, and of every way to the network that a model chooses.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,36 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from moothall.config import Settings
-from moothall.toolkits.family import Family, OpenedFamily
-from moothall.toolkits.web.settings import HttpSettings
+from pydantic import Field
 
-if TYPE_CHECKING:  # as in `toolkits.family`
+from moothall.config import Section, Settings
+from moothall.toolkits.family import Family, OpenedFamily
+
+if TYPE_CHECKING:
     from moothall.tools.spec import ToolSpec
+
+
+class HttpSettings(Section):
+    """What tools may do on the network: `http.*` and `web.*`. They are granted to no role unless
+    `policies/roles.yaml` says so.
+    """
+
+    allow: tuple[str, ...] = Field(
+        (),
+        description="hosts (name or name:port) and networks that tools may call though their "
+        "addresses are not public",
+    )
+    only_allowed: bool = Field(default=False, description="tools may call nothing but those")
+    seconds: float = Field(30.0, gt=0, description="one call, redirects included")
+    redirects: int = Field(5, ge=0, le=20)
+    response_bytes: int = Field(1_000_000, ge=1024, description="an answer, unpacked; more is cut")
+    download_bytes: int = Field(
+        5_000_000,
+        ge=1024,
+        le=40_000_000,
+        description="a file from or for a workspace; more is refused",
+    )
+    search_url: str | None = Field(None, description="root of a SearXNG server, for web.search")
 
 
 class WebFamily(Family[HttpSettings]):

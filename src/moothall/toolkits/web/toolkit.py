@@ -13,8 +13,8 @@ from moothall.errors import CallFailed
 from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within, in_workspace
 from moothall.toolkits.web.exchange import HttpCaller, HttpResponse
+from moothall.toolkits.web.family import HttpSettings
 from moothall.toolkits.web.page import read_page
-from moothall.toolkits.web.settings import HttpSettings
 
 _METHODS = {
     f"http.{name}": name.upper() for name in ("get", "head", "post", "put", "patch", "delete")

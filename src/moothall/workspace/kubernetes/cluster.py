@@ -1,5 +1,5 @@
-"""The Jobs of one process in a cluster: made, watched and removed, with the official client, which
-blocks: in threads.
+"""The Jobs of one process in a cluster: created, watched and removed with the official client. It
+blocks and therefore runs in threads. Errors describe why a pod did not start or ended.
 """
 
 from __future__ import annotations
@@ -17,8 +17,68 @@ from urllib3.exceptions import HTTPError
 from moothall.config import JobSettings
 from moothall.errors import ConfigurationError, SandboxUnavailable
 from moothall.telemetry import get_logger
-from moothall.workspace.kubernetes import pod_errors
 from moothall.workspace.kubernetes.manifest import HOST, HOUSE, LABEL, NAME
+
+_PULL = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+_BROKEN = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_SHOWN = 400
+
+
+def of_pod(pod: Mapping[str, Any]) -> str:
+    """Return why a pod will never answer, or answers no more; '' while it may yet."""
+    status = pod.get("status") or {}
+    if reason := status.get("reason"):  # Evicted, DeadlineExceeded, NodeLost, …
+        return _say(f"its pod was ended: {reason}", status.get("message"))
+    for one in status.get("containerStatuses") or ():
+        if wrong := _of_container(one):
+            return wrong
+    return "its pod was deleted" if (pod.get("metadata") or {}).get("deletionTimestamp") else ""
+
+
+def _of_container(one: Mapping[str, Any]) -> str:
+    state, name = one.get("state") or {}, one.get("name")
+    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    if waiting.get("reason") in _PULL:
+        return _say(
+            f"the image {one.get('image')!r} of {name} cannot be pulled",
+            waiting.get("message") or waiting["reason"],
+        )
+    if waiting.get("reason") in _BROKEN:
+        return _say(f"{name} cannot be started", waiting.get("message") or waiting["reason"])
+    if ended.get("reason") == "OOMKilled":
+        return f"{name} used more memory than it may (sandbox.memory_bytes) and was killed"
+    return (
+        _say(
+            f"{name} ended with {ended.get('exitCode')}",
+            ended.get("message") or ended.get("reason"),
+        )
+        if ended
+        else ""
+    )
+
+
+def of_waiting(pod: Mapping[str, Any]) -> str:
+    """Return what a pod that is not running yet waits for, where it says so."""
+    for one in (pod.get("status") or {}).get("conditions") or ():
+        if one.get("type") == "PodScheduled" and one.get("status") == "False":
+            return _say("no node takes it", one.get("message"))
+    return ""
+
+
+def of_event(event: Mapping[str, Any]) -> str:
+    """Return why a Job gets no pod (a quota, pod security, what else an admission refuses), or why
+    its node evicts the one that it has.
+    """
+    evicted = event.get("reason") == "Evicted"
+    return _say(
+        "its pod was ended: Evicted" if evicted else "the cluster refuses its pod",
+        event.get("message"),
+    )
+
+
+def _say(what: str, why: object) -> str:
+    return f"{what}: {str(why)[:_SHOWN]}" if why else what
+
 
 log = get_logger(__name__)
 
@@ -230,18 +290,14 @@ class Cluster:
     def _saw_pod(self, kind: str, pod: Mapping[str, Any]) -> None:
         name = str(((pod.get("metadata") or {}).get("labels") or {}).get("job-name"))
         if name in self._wrong:
-            self._waits[name] = pod_errors.of_waiting(pod)
-        self._say(
-            name, pod_errors.of_pod(pod) or ("its pod was deleted" if kind == "DELETED" else "")
-        )
+            self._waits[name] = of_waiting(pod)
+        self._say(name, of_pod(pod) or ("its pod was deleted" if kind == "DELETED" else ""))
 
     def _saw_event(self, _kind: str, event: Mapping[str, Any]) -> None:
         of = event.get("involvedObject") or {}
         name = str(of.get("name"))
         # A Job's controller puts five characters of its own behind the name of each pod.
-        self._say(
-            name.rpartition("-")[0] if of.get("kind") == "Pod" else name, pod_errors.of_event(event)
-        )
+        self._say(name.rpartition("-")[0] if of.get("kind") == "Pod" else name, of_event(event))
 
     def _say(self, name: str, wrong: str) -> None:
         future = self._wrong.get(name)

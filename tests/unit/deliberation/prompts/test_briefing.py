@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.config import LimitSettings
-from moothall.deliberation.prompts.briefing import Briefings
-from moothall.deliberation.prompts.context_budget import alike
+from moothall.deliberation.prompts.briefing import Briefings, alike
 from moothall.deliberation.prompts.text import most_tokens
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.identity import LOCAL, Principal

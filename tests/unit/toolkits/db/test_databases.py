@@ -13,9 +13,8 @@ from moothall.config import secret_values
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
-from moothall.toolkits.db.family import DbFamily
+from moothall.toolkits.db.family import Databases, DbFamily, DbSettings
 from moothall.toolkits.db.rows import Table, jsonable, size
-from moothall.toolkits.db.settings import Databases, DbSettings
 from moothall.toolkits.db.toolkit import DatabaseTools, url_of
 from support.gate import Room, in_seconds
 from support.tools import CATALOGUE

@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from moothall.toolkits.db.family import DbSettings
 from moothall.toolkits.db.redis import _connect, _connection
-from moothall.toolkits.db.settings import DbSettings
 
 
 async def test_replies_are_read_from_the_stream_that_we_bound() -> None:

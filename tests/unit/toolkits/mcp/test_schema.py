@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from moothall.toolkits.mcp.schema import arguments_of
-from moothall.toolkits.mcp.spec import Answered
+from moothall.toolkits.mcp.spec import Answered, arguments_of
 from moothall.tools.spec import Caps, Danger, ToolSpec
 
 
