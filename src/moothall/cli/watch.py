@@ -37,7 +37,7 @@ async def watch(settings: Settings, *, once: bool) -> int:
     one does, else in this one. Stopped, it goes on where it was.
     """
     async with open_watch(settings, lambda line: say(plain(line, 1000))) as forge_watch:
-        return 0 if await forge_watch.run(once=once) else EXIT_WRONG
+        return 0 if await forge_watch.watch_issues(once=once) else EXIT_WRONG
 
 
 @asynccontextmanager
@@ -51,7 +51,7 @@ async def open_watch(
     from moothall.app.server import open_app
     from moothall.forge.client import forge_client
     from moothall.forge.watch import Watch
-    from moothall.forge.webhooks import hearing
+    from moothall.forge.webhooks import serve_webhooks
 
     forge = settings.forge
     if not forge.repositories:
@@ -81,7 +81,7 @@ async def open_watch(
                 task_chars=settings.limits.task_chars,
                 report_progress=report_progress,
             )
-            async with hearing(forge, watch.wake) as port:
+            async with serve_webhooks(forge, watch.wake) as port:
                 if port:
                     report_progress(f"webhooks are heard on {forge.webhook_host}:{port}")
                 report_progress(f"watching {', '.join(repository_ids)}")
