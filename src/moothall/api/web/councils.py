@@ -83,7 +83,7 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
             if progress.metrics
             else {},
             "agent": _agent_name(progress),
-            "paused": bool(progress.state and progress.state.pauses.held),
+            "paused": bool(progress.state and progress.state.pauses.is_paused),
             "refresh": 0 if outcome.status.ended else REFRESH_SECONDS,
         }
         context["changes"] = f"/councils/{task_id}/changes"
