@@ -21,7 +21,7 @@ from benchmarks.quality.judge import Judge, make, open_judge
 from benchmarks.quality.problems import FILE, Problem, read
 from moothall.app.repository import register
 from moothall.app.server import App, model_url, open_app
-from moothall.cli.council import hold_council
+from moothall.cli.council import run_deliberation
 from moothall.cli.progress import ProgressPrinter
 from moothall.config import Settings
 from moothall.domain.budget import Budget
@@ -159,7 +159,9 @@ async def _council(
         repository=await register(settings, str(place), ""),
     )
     request = replace(request, constraints=replace(request.constraints, timeout_seconds=_SECONDS))
-    outcome = await hold_council(app.deliberations, request, ProgressPrinter(quiet=True).take)
+    outcome = await run_deliberation(
+        app.deliberations, request, ProgressPrinter(quiet=True).show_event
+    )
     text = await asyncio.to_thread(_solution, place, outcome)
     judgement = await judge.judge(problem, text)
     return {

@@ -236,7 +236,9 @@ async def test_a_closed_workspace_ends_its_workflow(app: ToolHouse) -> None:
 
 async def test_the_same_over_http_a_line_of_json_an_event(app: ToolHouse) -> None:
     opened = await app.open()
-    dependencies = replace(doors_of(MemoryDesk()), visits=app.visits, workflows=app.workflows)
+    dependencies = replace(
+        doors_of(MemoryDesk()), tool_sessions=app.visits, workflows=app.workflows
+    )
     flow = {"id": "lines", "steps": [count("one"), step("two", "files.read", path="count.txt")]}
     named = {"workspace_id": opened.workspace_id, "capability_token": opened.capability_token}
     async with serving_http(dependencies) as web:

@@ -138,7 +138,9 @@ async def serving_agents(
         async with serving(
             deliberations,
             replace(
-                doors_of(deliberations, bus, checkup=checkup), visits=behind.visits, agents=tasks
+                doors_of(deliberations, bus, checkup=checkup),
+                tool_sessions=behind.visits,
+                agents=tasks,
             ),
         ) as app:
             yield Agent(

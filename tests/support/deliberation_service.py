@@ -179,7 +179,7 @@ class MemoryDesk:
         """Write down that it waits or goes on."""
         kept = self._visible(task_id, who)
         before = Pauses.of(recorded.event for recorded in kept.events)
-        if before.held is paused:
+        if before.is_paused is paused:
             return False
         kind = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
         await self.record(

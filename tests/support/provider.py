@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from moothall.api.asgi import ListenAddress, ServerLimits, serving
+from moothall.api.asgi import ListenAddress, ServerLimits, serve_asgi
 
 CLIENT, SECRET = "moothall", "the secret of this client"
 Forge = Callable[[dict[str, Any], dict[str, Any], Any], str]
@@ -149,7 +149,7 @@ async def provider(**more: Any) -> AsyncIterator[Provider]:
         Route("/leave", made.leave),
         Route("/favicon.ico", made.leave),
     ]
-    async with serving(
+    async with serve_asgi(
         Starlette(routes=routes),
         ListenAddress("a provider", "test", "127.0.0.1", 0, 0),
         ServerLimits(grace_seconds=0.2),

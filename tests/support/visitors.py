@@ -222,7 +222,10 @@ async def tool_house(
         workflows = await stack.enter_async_context(workflow_service(loaded.guard, bus, visits))
         deliberations = MemoryDesk()
         dependencies = replace(
-            doors_of(deliberations), visits=visits, parking=rules.parking, workflows=workflows
+            doors_of(deliberations),
+            tool_sessions=visits,
+            approvals=rules.parking,
+            workflows=workflows,
         )
         dependencies = replace(dependencies, executions=execution_service(loaded.runner, visits))
         served = await stack.enter_async_context(serving(deliberations, dependencies))

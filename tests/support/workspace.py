@@ -314,7 +314,7 @@ class TempWorkspace:
             found.results,
             text,
             exit_code=code,
-            details=found.said,
+            details=found.details,
             durations=found.ms,
         )
 

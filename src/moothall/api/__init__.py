@@ -1,1 +1,3 @@
-"""The callers' door: gRPC servers. Protobuf is known here and nowhere else."""
+"""The API: gRPC and HTTP servers, and clients of remote servers. Only this package knows
+protobuf.
+"""

@@ -1,4 +1,6 @@
-"""AgentService: agents for other orchestrators, on the wire that they speak (docs/doors.md)."""
+"""AgentService: agents for other orchestrators, over the protocol those orchestrators use
+(docs/doors.md).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from moothall.agents.queries import Mode, Query, SessionContext
 from moothall.agents.service import AgentTasks, QueryUpdate, Report
 from moothall.agents.tool_sequence import ToolRun
 from moothall.api import protobuf
-from moothall.api.agent_usage import MOST_TOKENS, USAGE, token_usage, usage_metrics
+from moothall.api.agent_usage import MAX_INT32, USAGE, token_usage, usage_metrics
 from moothall.api.health import HealthCheck
 from moothall.api.identity import caller
 from moothall.config import Models
@@ -42,38 +44,38 @@ _STATUSES = {
     "rate_limited": common.STATUS_CODE_RATE_LIMITED,
     "budget_exceeded": common.STATUS_CODE_BUDGET_EXCEEDED,
 }
-_OF_TOOLS = {
+_TOOL_STATUSES = {
     ToolStatus.SUCCESS: common.STATUS_CODE_OK,
     ToolStatus.TIMEOUT: common.STATUS_CODE_TIMEOUT,
     ToolStatus.RATE_LIMITED: common.STATUS_CODE_RATE_LIMITED,
     ToolStatus.BUDGET_EXCEEDED: common.STATUS_CODE_BUDGET_EXCEEDED,
 }
-_ALMOST = 0.99
-_CALLS_BYTES = 1_000_000
-"""Arguments and outputs of an agent's tool calls in one response; clients take messages of 4 MB."""
-_USUAL_MS = {Cost.NONE: 5, Cost.LOW: 500, Cost.MONEY: 2_000, Cost.HIGH: 30_000}
+_ALMOST_DONE = 0.99
+_TOOL_CALLS_BYTES = 1_000_000
+"""Limit for arguments and outputs of tool calls in one response; clients accept 4 MB."""
+_ESTIMATED_MS = {Cost.NONE: 5, Cost.LOW: 500, Cost.MONEY: 2_000, Cost.HIGH: 30_000}
 
 
 class AgentService(pb_grpc.AgentServiceServicer):
-    """The gRPC door of the agent service."""
+    """The gRPC servicer of AgentService."""
 
-    def __init__(self, tasks: AgentTasks, checkup: HealthCheck, models: Models) -> None:
+    def __init__(self, tasks: AgentTasks, health_check: HealthCheck, models: Models) -> None:
         self._tasks = tasks
-        self._checkup = checkup
+        self._health_check = health_check
         self._models = models
 
     async def ExecuteTask(
         self, request: pb.ExecuteTaskRequest, context: Any
     ) -> pb.ExecuteTaskResponse:
-        """Answer a query, or run tools; it stops when the call does."""
+        """Answer a query or run tools. Stops when the call is cancelled."""
         report = await self._tasks.execute(_query(request), caller())
-        ran = _fit(report.ran) if report.agents else report.ran
+        tool_runs = _fit(report.ran) if report.agents else report.ran
         return pb.ExecuteTaskResponse(
             task_id=report.task_id,
             status=_STATUSES[report.status],
             result=report.result,
-            tool_calls=[_call(one.action, one.tool_id) for one in ran],
-            tool_results=[_result(one) for one in ran],
+            tool_calls=[_call(tool_run.action, tool_run.tool_id) for tool_run in tool_runs],
+            tool_results=[_result(tool_run) for tool_run in tool_runs],
             metrics=self._metrics(report),
             error_message=report.error,
             final_state=_end(report),
@@ -83,7 +85,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
     async def StreamExecuteTask(
         self, request: pb.ExecuteTaskRequest, context: Any
     ) -> AsyncIterator[pb.TaskUpdate]:
-        """Tell it as it happens; it stops when the call does."""
+        """Stream the progress of a query. Stops when the call is cancelled."""
         query = _query(request)
         state = pb.AGENT_STATE_PLANNING
         async with aclosing(self._tasks.steps(query, caller())) as steps:
@@ -92,23 +94,23 @@ class AgentService(pb_grpc.AgentServiceServicer):
                     yield _update(query, step, state)
                     state = pb.AGENT_STATE_EXECUTING
                     continue
-                about: dict[str, Any] = {
+                common_fields: dict[str, Any] = {
                     "task_id": query.task_id,
                     "state": pb.AGENT_STATE_EXECUTING,
-                    "progress": _ALMOST,
+                    "progress": _ALMOST_DONE,
                 }
-                if not step.agents:  # an agent's text is given while it is written
-                    yield pb.TaskUpdate(**about, delta=step.result)
-                yield pb.TaskUpdate(**about, tool_result=self._usage(step))
+                if not step.agents:  # an agent's text is streamed as it is written
+                    yield pb.TaskUpdate(**common_fields, delta=step.result)
+                yield pb.TaskUpdate(**common_fields, tool_result=self._usage(step))
                 yield pb.TaskUpdate(
-                    **about | {"state": _end(step), "progress": 1.0},
+                    **common_fields | {"state": _end(step), "progress": 1.0},
                     message=step.result or step.error,
                 )
 
     async def GetCapabilities(
         self, request: pb.GetCapabilitiesRequest, context: Any
     ) -> pb.GetCapabilitiesResponse:
-        """Say what can be asked."""
+        """Return tools, modes and limits."""
         return pb.GetCapabilitiesResponse(
             supported_tools=[spec.name for spec in self._tasks.list_tools(caller())],
             supported_modes=sorted(set(_MODES) - {common.EXECUTION_MODE_UNSPECIFIED}),
@@ -120,16 +122,16 @@ class AgentService(pb_grpc.AgentServiceServicer):
     async def HealthCheck(
         self, request: pb.HealthCheckRequest, context: Any
     ) -> pb.HealthCheckResponse:
-        """Say how the server is: healthy, degraded (healthy, with the reason) or not."""
-        health = await self._checkup.look()
-        wrong = [
+        """Return the server's health: healthy, degraded (healthy, with the reason) or not."""
+        health = await self._health_check.check()
+        problems = [
             f"{part.name}: {part.detail}"
             for part in health.parts
             if part.status is not Condition.HEALTHY
         ]
         return pb.HealthCheckResponse(
             healthy=health.status is not Condition.DOWN,
-            message="; ".join((str(health.status), *wrong)),
+            message="; ".join((str(health.status), *problems)),
             uptime_seconds=health.uptime_seconds,
             active_tasks=self._tasks.count_active(caller()),
             memory_usage_percent=psutil.virtual_memory().percent,
@@ -138,14 +140,16 @@ class AgentService(pb_grpc.AgentServiceServicer):
     async def DiscoverTools(
         self, request: pb.DiscoverToolsRequest, context: Any
     ) -> pb.DiscoverToolsResponse:
-        """List tools."""
+        """List the tools that match the filters."""
         if request.max_results < 0:
             raise InvalidRequest(
                 f"max_results is {request.max_results}; give how many at most, or 0 for all"
             )
-        wanted = protobuf.from_message(Filters, request, most=request.max_results)
+        filters = protobuf.from_message(Filters, request, most=request.max_results)
         return pb.DiscoverToolsResponse(
-            tools=[_capability(spec) for spec in discover(self._tasks.list_tools(caller()), wanted)]
+            tools=[
+                _capability(spec) for spec in discover(self._tasks.list_tools(caller()), filters)
+            ]
         )
 
     async def GetToolCapability(
@@ -163,9 +167,11 @@ class AgentService(pb_grpc.AgentServiceServicer):
         return common.ExecutionMetrics(
             latency_ms=report.latency_ms,
             token_usage=self._tokens(report),
-            cache_hit=bool(report.ran) and all(one.result.cached for one in report.ran),
+            cache_hit=bool(report.ran) and all(tool_run.result.cached for tool_run in report.ran),
             agents_used=report.agents,
-            mode=next(wire for wire, mode in reversed(_MODES.items()) if mode is report.mode),
+            mode=next(
+                wire_mode for wire_mode, mode in reversed(_MODES.items()) if mode is report.mode
+            ),
         )
 
     def _tokens(self, report: Report) -> common.TokenUsage:
@@ -182,34 +188,36 @@ class AgentService(pb_grpc.AgentServiceServicer):
 
 
 def _query(request: pb.ExecuteTaskRequest) -> Query:
-    """Return what is asked. Raises `InvalidRequest`."""
+    """Read a query from its request. Raises `InvalidRequest`."""
     if request.mode not in _MODES:
         raise InvalidRequest(
             f"mode is {request.mode}; there are 1 (simple), 2 (standard) and 3 (complex)"
         )
-    meta, config, session = request.metadata, request.config, request.session_context
-    budget = meta.token_budget
+    metadata, config, session = request.metadata, request.config, request.session_context
+    budget = metadata.token_budget
     numbers = {
-        "max_agents": meta.max_agents,
+        "max_agents": metadata.max_agents,
         "max_iterations": config.max_iterations,
         "timeout_seconds": config.timeout_seconds,
     }
-    if wrong := [f"{name} is {value}" for name, value in numbers.items() if value < 0]:
-        raise InvalidRequest(f"{', '.join(wrong)}; give a number from 0, which means the default")
-    if not 0 <= budget < MOST_TOKENS:
+    if negative := [f"{name} is {value}" for name, value in numbers.items() if value < 0]:
+        raise InvalidRequest(
+            f"{', '.join(negative)}; give a number from 0, which means the default"
+        )
+    if not 0 <= budget < MAX_INT32:
         raise InvalidRequest(
             f"token_budget is {budget:g}; give the tokens that may be used, or 0 for the default"
         )
     return Query(
         **numbers,
-        task_id=meta.task_id or new_task_id(),
+        task_id=metadata.task_id or new_task_id(),
         query=request.query,
         context=protobuf.struct_data(request.context, "context"),
         mode=_MODES[request.mode],
         available_tools=tuple(request.available_tools),
         token_budget=int(budget),
         session=SessionContext(
-            session_id=session.session_id or meta.session_id,
+            session_id=session.session_id or metadata.session_id,
             history=tuple(session.history),
             persistent_context=protobuf.struct_data(
                 session.persistent_context, "session_context.persistent_context"
@@ -234,31 +242,37 @@ def _update(query: Query, step: QueryUpdate, state: pb.AgentState.ValueType) -> 
     )
 
 
-def _fit(ran: Sequence[ToolRun]) -> list[ToolRun]:
-    """Return tool calls for one message: without arguments and outputs beyond `_CALLS_BYTES`."""
-    fitting, left = [], _CALLS_BYTES
-    for one in ran:
-        left -= len(json.dumps([one.action.arguments, one.result.output], default=str))
-        bare = replace(
-            one, action=replace(one.action, arguments={}), result=replace(one.result, output={})
+def _fit(tool_runs: Sequence[ToolRun]) -> list[ToolRun]:
+    """Return the tool calls for one message; beyond `_TOOL_CALLS_BYTES` without arguments and
+    outputs.
+    """
+    fitting, remaining_bytes = [], _TOOL_CALLS_BYTES
+    for tool_run in tool_runs:
+        remaining_bytes -= len(
+            json.dumps([tool_run.action.arguments, tool_run.result.output], default=str)
         )
-        fitting.append(one if left >= 0 else bare)
+        bare = replace(
+            tool_run,
+            action=replace(tool_run.action, arguments={}),
+            result=replace(tool_run.result, output={}),
+        )
+        fitting.append(tool_run if remaining_bytes >= 0 else bare)
     return fitting
 
 
-def _call(wanted: Action, tool_id: str) -> common.ToolCall:
+def _call(action: Action, tool_id: str) -> common.ToolCall:
     return common.ToolCall(
-        name=wanted.tool, parameters=protobuf.struct(wanted.arguments), tool_id=tool_id
+        name=action.tool, parameters=protobuf.struct(action.arguments), tool_id=tool_id
     )
 
 
-def _result(ran: ToolRun) -> common.ToolResult:
-    result = ran.result
+def _result(tool_run: ToolRun) -> common.ToolResult:
+    result = tool_run.result
     return common.ToolResult(
-        tool_id=ran.tool_id,
+        tool_id=tool_run.tool_id,
         output=protobuf.value(result.output),
-        status=_OF_TOOLS.get(result.status, common.STATUS_CODE_ERROR),
-        error_message="" if ran.ok else result.error or result.status.value,
+        status=_TOOL_STATUSES.get(result.status, common.STATUS_CODE_ERROR),
+        error_message="" if tool_run.ok else result.error or result.status.value,
         execution_time_ms=result.duration_ms,
     )
 
@@ -268,11 +282,11 @@ def _end(report: Report) -> pb.AgentState.ValueType:
 
 
 def _capability(spec: ToolSpec) -> pb.ToolCapability:
-    needs = spec.requirements
-    wanted = {
-        "os": needs.os_access,
-        "network": needs.network_access,
-        f"files:{needs.file_system}": needs.file_system != "none",
+    requirements = spec.requirements
+    permissions = {
+        "os": requirements.os_access,
+        "network": requirements.network_access,
+        f"files:{requirements.file_system}": requirements.file_system != "none",
     }
     return pb.ToolCapability(
         id=spec.id,
@@ -281,8 +295,8 @@ def _capability(spec: ToolSpec) -> pb.ToolCapability:
         category=spec.category,
         input_schema=protobuf.struct(spec.schema(None)),
         output_schema=protobuf.struct(spec.output_schema()),
-        required_permissions=[name for name, is_wanted in wanted.items() if is_wanted],
-        estimated_duration_ms=_USUAL_MS[spec.cost],
+        required_permissions=[name for name, is_needed in permissions.items() if is_needed],
+        estimated_duration_ms=_ESTIMATED_MS[spec.cost],
         is_dangerous=spec.dangerous,
         version=spec.version,
         author="moothall",

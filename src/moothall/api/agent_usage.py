@@ -14,7 +14,7 @@ from moothall.pb.shannon.common import common_pb2 as common
 
 USAGE = "usage_metrics"
 """The id of the tool result that reports usage on a stream."""
-MOST_TOKENS = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 """The largest value of an int32 field."""
 _TIERS = {
     "": common.MODEL_TIER_UNSPECIFIED,
@@ -32,9 +32,9 @@ def token_usage(usage: Usage, llm: LlmSettings, served: str) -> common.TokenUsag
     `served`: the model's name at its server.
     """
     message = common.TokenUsage(
-        prompt_tokens=min(usage.prompt_tokens, MOST_TOKENS),
-        completion_tokens=min(usage.completion_tokens, MOST_TOKENS),
-        total_tokens=min(usage.tokens, MOST_TOKENS),
+        prompt_tokens=min(usage.prompt_tokens, MAX_INT32),
+        completion_tokens=min(usage.completion_tokens, MAX_INT32),
+        total_tokens=min(usage.tokens, MAX_INT32),
         cost_usd=usage.cost_usd,
     )
     if usage.calls:
@@ -51,13 +51,13 @@ def usage_metrics(usage: common.TokenUsage) -> dict[str, Any]:
     metrics: dict[str, Any] = dict.fromkeys(_INPUT, usage.prompt_tokens) | dict.fromkeys(
         _OUTPUT, usage.completion_tokens
     )
-    told = {
+    totals = {
         "total_tokens": usage.total_tokens,
         "cost_usd": usage.cost_usd,
         "model": usage.model,
         "provider": usage.provider,
     }
-    return metrics | told
+    return metrics | totals
 
 
 def read_usage(output: struct_pb2.Value) -> common.TokenUsage:
@@ -84,7 +84,7 @@ def provider_of(llm: LlmSettings) -> str:
 def _first_count(metrics: Mapping[str, struct_pb2.Value], names: tuple[str, ...]) -> int:
     """Return the first of these fields that is a count above 0; 0 if none is."""
     numbers = (_number(metrics.get(name)) for name in names)
-    return next((int(number) for number in numbers if 1 <= number <= MOST_TOKENS), 0)
+    return next((int(number) for number in numbers if 1 <= number <= MAX_INT32), 0)
 
 
 def _number(value: struct_pb2.Value | None) -> float:

@@ -1,5 +1,5 @@
-"""Serving an ASGI application on uvicorn's HTTP protocol: every connection has limits, and requests
-under way may end.
+"""An ASGI server on uvicorn's HTTP protocol, with limits for each connection and a
+graceful stop.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from moothall.errors import ConfigurationError
 log = telemetry.get_logger(__name__)
 
 _BACKLOG = 1024
-_SILENT = logging.CRITICAL + 1
-_GLANCE_SECONDS = 0.02
-_LAST_SECONDS = 5.0
-"""What requests that are cancelled at the end of the server get to clean up."""
+_NO_LOGS = logging.CRITICAL + 1
+_DRAIN_POLL_SECONDS = 0.02
+_CLEANUP_SECONDS = 5.0
+"""Time for requests that are cancelled when the server stops to clean up."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Of connections. `head_seconds` is from a connection's beginning, or its first byte after an
-    answer, to the end of a request's head; `keep_seconds` how long it may ask for nothing after an
-    answer; `stall_seconds` how long it may take nothing of one.
+    """Limits for connections. `head_seconds` counts from the connection's start, or the first byte
+    after a response, to the end of a request's head. `keep_seconds` is the idle time after a
+    response. `stall_seconds` is how long a client may read nothing of a response.
     """
 
     connections: int = 100
@@ -48,8 +48,8 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where to listen. `port` None: `default`, and nowhere if that is taken. `what` is served
-    there, as section `section` says.
+    """The address to listen on. `port` None means `default`; if that is taken, nothing is served.
+    `what` and `section` name the service and its settings in messages.
     """
 
     what: str
@@ -60,8 +60,8 @@ class ListenAddress:
 
 
 class ClientConnection(HttpToolsProtocol):
-    """A client. uvicorn itself has no limit on heads, on the time that one takes, nor on a client
-    that takes no answer.
+    """A connection with limits that uvicorn does not have: for the size and duration of heads, and
+    for clients that do not read their response.
     """
 
     def __init__(self, config: Config, state: ServerState, limits: ServerLimits) -> None:
@@ -71,32 +71,32 @@ class ClientConnection(HttpToolsProtocol):
         self._idle = False
         self._in_head, self._head = True, 0
 
-    def _allow(self, what: str, seconds: float | None) -> None:
-        """Give the connection that long for something; None: it is done."""
-        if (timer := self._timers.pop(what, None)) is not None:
+    def _set_timer(self, name: str, seconds: float | None) -> None:
+        """Abort the connection after `seconds`; None cancels the timer `name`."""
+        if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
         if seconds is not None:
-            self._timers[what] = self.loop.call_later(seconds, self.transport.abort)
+            self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
-        """Begin, unless there are too many."""
+        """Start the head timer, or abort if there are too many connections."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections:
             transport.abort()
         else:
-            self._allow("head", self._limits.head_seconds)
+            self._set_timer("head", self._limits.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
-        for what in tuple(self._timers):
-            self._allow(what, None)
+        """Cancel all timers."""
+        for name in tuple(self._timers):
+            self._set_timer(name, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; of a head that has no end, only so many."""
+        """Parse bytes, and refuse a head that is too large."""
         if self._idle:
             self._idle = False
-            self._allow("head", self._limits.head_seconds)
+            self._set_timer("head", self._limits.head_seconds)
         if self._in_head:
             self._head += len(data)
         super().data_received(data)
@@ -108,53 +108,53 @@ class ClientConnection(HttpToolsProtocol):
             self.send_400_response("The head of the request is too large.")
 
     def on_headers_complete(self) -> None:
-        """Begin a request; a head that is too large is answered as any that is no HTTP."""
+        """Begin a request. A head that is too large is answered like invalid HTTP."""
         if (
             len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             > self._limits.head_bytes
         ):
             raise ValueError("the head is too large")
         self._in_head, self._head, self._idle = False, 0, False
-        self._allow("head", None)
+        self._set_timer("head", None)
         self.server_state.default_headers[0] = (b"date", formatdate(usegmt=True).encode())
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Await the next head."""
+        """Wait for the next head."""
         self._in_head = True
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Whatever comes now, be it the rest of a body that nobody read, must become a request in
-        time.
+        """Start to wait for the next request. All bytes that arrive now, also those of an unread
+        body, must form a request in time.
         """
         super().on_response_complete()
-        self._idle = self.cycle.response_complete  # else one that was sent along is under way
+        self._idle = self.cycle.response_complete  # otherwise a pipelined request is in progress
 
     def pause_writing(self) -> None:
-        """A client that takes nothing of its answer holds what the answer needs."""
+        """Limit how long the client may read nothing, because the response stays in memory."""
         super().pause_writing()
-        self._allow("answer", self._limits.stall_seconds)
+        self._set_timer("answer", self._limits.stall_seconds)
 
     def resume_writing(self) -> None:
-        """It does."""
+        """Cancel the timer of `pause_writing`."""
         super().resume_writing()
-        self._allow("answer", None)
+        self._set_timer("answer", None)
 
 
 @asynccontextmanager
-async def serving(
+async def serve_asgi(
     app: ASGIApp,
     address: ListenAddress,
     limits: ServerLimits,
     context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[int]:
-    """Serve until the context ends; yields the port, 0 where the default one is taken, which is
-    logged.
+    """Serve until the context ends. Yields the port; 0, after a log message, if the default port is
+    taken.
 
-    Then requests under way get `limits.grace_seconds`. Raises `ConfigurationError` where a chosen
-    port cannot be listened on. uvicorn's own server is not used: it takes the process's signals,
-    wakes ten times a second, and leaves what it cancels behind.
+    At the end, running requests get `limits.grace_seconds`. Raises `ConfigurationError` if a
+    configured port cannot be bound. uvicorn's own server is not used because it takes over the
+    process's signals, wakes ten times a second, and leaves cancelled tasks behind.
     """
     options: dict[str, Any] = {
         "proxy_headers": False,
@@ -177,33 +177,31 @@ async def serving(
         lifespan="off",
         interface="asgi3",
         log_config=None,
-        log_level=_SILENT,  # it would tell of every client that goes away
+        log_level=_NO_LOGS,  # uvicorn would log every client that disconnects
         timeout_keep_alive=round(limits.keep_seconds),
         **options,
     )
     config.load()
-    _make_room(limits.connections)
+    _raise_file_limit(limits.connections)
     state = ServerState()
     state.default_headers = [(b"date", b""), (b"server", b"moothall")]
-    listening = await _listen(config, state, address, limits, context)
+    server = await _listen(config, state, address, limits, context)
     try:
-        yield listening.sockets[0].getsockname()[1] if listening else 0
+        yield server.sockets[0].getsockname()[1] if server else 0
     finally:
-        if listening:
-            listening.close()
+        if server:
+            server.close()
         await _drain(state, limits.grace_seconds)
 
 
-def _make_room(connections: int) -> None:
-    """Let the process have as many files as connections, and as many again for all else, as far as
-    it may.
-    """
-    import resource  # there is none on Windows, where there is no such limit either
+def _raise_file_limit(connections: int) -> None:
+    """Raise the limit of open files to twice the number of connections, as far as allowed."""
+    import resource  # missing on Windows, which has no such limit
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * connections if hard == resource.RLIM_INFINITY else min(hard, 2 * connections)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    target = 2 * connections if hard == resource.RLIM_INFINITY else min(hard, 2 * connections)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 async def _listen(
@@ -213,43 +211,45 @@ async def _listen(
     limits: ServerLimits,
     context: ssl.SSLContext | None,
 ) -> asyncio.Server | None:
-    wanted = address.default if address.port is None else address.port
+    port = address.default if address.port is None else address.port
     try:
         return await asyncio.get_running_loop().create_server(
             lambda: ClientConnection(config, state, limits),
             address.host,
-            wanted,
+            port,
             ssl=context,
             ssl_handshake_timeout=limits.head_seconds if context else None,
             backlog=_BACKLOG,
         )
     except OSError as error:
-        said = (
-            f"{address.what} cannot be served on {address.host}:{wanted}: {error.strerror or error}"
+        problem = (
+            f"{address.what} cannot be served on {address.host}:{port}: {error.strerror or error}"
         )
         setting = f"{address.section}.port"
         if address.port is not None:
             raise ConfigurationError(
-                f"{said}; choose another {setting}, or 0 for any free one"
+                f"{problem}; choose another {setting}, or 0 for any free one"
             ) from error
         log.warning(
-            "a default port is taken; set another one, or 0 for any", setting=setting, reason=said
+            "a default port is taken; set another one, or 0 for any",
+            setting=setting,
+            reason=problem,
         )
         return None
 
 
 async def _drain(state: ServerState, grace_seconds: float) -> None:
-    """Let requests end, and end those that do not."""
+    """Wait for running requests, then cancel the rest."""
     for connection in tuple(state.connections):
         connection.shutdown()
     with suppress(TimeoutError):
         async with asyncio.timeout(grace_seconds):
-            while state.tasks or state.connections:  # noqa: ASYNC110 - uvicorn tells nobody; connections still send their answers
-                await asyncio.sleep(_GLANCE_SECONDS)
+            while state.tasks or state.connections:  # noqa: ASYNC110 - uvicorn has no event for this; connections still send their responses
+                await asyncio.sleep(_DRAIN_POLL_SECONDS)
     late = set(state.tasks)
     for task in late:
         task.cancel()
     for connection in tuple(state.connections):
         connection.transport.abort()
     if late:
-        await asyncio.wait(late, timeout=_LAST_SECONDS)
+        await asyncio.wait(late, timeout=_CLEANUP_SECONDS)

@@ -1,5 +1,5 @@
-"""Bundles: the packs of several roles as they were when a caller had them kept, so that a session
-begins again with the same words.
+"""Stored bundles: the briefings of several roles, so that a session can start again with the same
+text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from moothall.ports import Bucket
 from moothall.stories.scopes import scopes
 
 BUCKET = "bundles"
-_DEFAULT_SECONDS, _LONGEST_SECONDS = 3600, 7 * 86_400
+_DEFAULT_SECONDS, _MAX_SECONDS = 3600, 7 * 86_400
 
 
 class Bundles:
-    """What each caller had kept, in the bucket BUCKET. `clock` gives seconds since 1970."""
+    """The stored bundles of all callers, in the bucket BUCKET. `clock` returns seconds
+    since 1970.
+    """
 
     def __init__(self, bucket: Bucket, clock: Callable[[], float] = time.time) -> None:
         self._bucket = bucket
@@ -31,28 +33,29 @@ class Bundles:
         """Return milliseconds since 1970."""
         return int(self._clock() * 1000)
 
-    async def keep(
-        self, asked: pb.RehydrateSessionRequest, bundle: pb.RehydrateSessionResponse, who: Principal
+    async def store(
+        self,
+        request: pb.RehydrateSessionRequest,
+        bundle: pb.RehydrateSessionResponse,
+        who: Principal,
     ) -> None:
-        """Keep a bundle in the place of the one before, and say in it until when. Raises
-        `InvalidRequest`, `BusUnavailable`.
+        """Store a bundle in place of an earlier one, and set its expiry. Raises `InvalidRequest`,
+        `BusUnavailable`.
         """
-        seconds = asked.ttl_seconds or _DEFAULT_SECONDS
-        if not 0 < seconds <= _LONGEST_SECONDS:
+        seconds = request.ttl_seconds or _DEFAULT_SECONDS
+        if not 0 < seconds <= _MAX_SECONDS:
             raise InvalidRequest(
                 f"ttl_seconds is {seconds}; allowed are 0 (the default, {_DEFAULT_SECONDS}) to "
-                f"{_LONGEST_SECONDS}"
+                f"{_MAX_SECONDS}"
             )
         bundle.expires_at_ms = bundle.generated_at_ms + seconds * 1000
-        await self._bucket.put(_key(asked, who), json_format.MessageToDict(bundle))
+        await self._bucket.put(_key(request, who), json_format.MessageToDict(bundle))
 
     async def find(
-        self, asked: pb.RehydrateSessionRequest, who: Principal
+        self, request: pb.RehydrateSessionRequest, who: Principal
     ) -> pb.RehydrateSessionResponse | None:
-        """Return what the caller had kept of the same request; None where that was never so, or not
-        for so long.
-        """
-        document = await self._bucket.get(_key(asked, who))
+        """Return the caller's bundle for the same request; None if there is none or it expired."""
+        document = await self._bucket.get(_key(request, who))
         bundle = (
             json_format.ParseDict(dict(document), pb.RehydrateSessionResponse())
             if document
@@ -61,9 +64,11 @@ class Bundles:
         return bundle if bundle is not None and bundle.expires_at_ms > self.now_ms() else None
 
 
-def _key(asked: pb.RehydrateSessionRequest, who: Principal) -> str:
-    """Another table of scopes asks anew: nobody is told what they may not know any more."""
-    flags = (asked.include_timeline, asked.include_summaries, asked.timeline_events)
-    roles = sorted({role.strip().lower() for role in asked.roles})
-    parts = (who.name, asked.case_id, *roles, *map(str, flags), scopes().model_dump_json())
+def _key(request: pb.RehydrateSessionRequest, who: Principal) -> str:
+    """Return the key of a request. It includes the table of scopes: after a change, nobody gets a
+    bundle with more than they may see now.
+    """
+    flags = (request.include_timeline, request.include_summaries, request.timeline_events)
+    roles = sorted({role.strip().lower() for role in request.roles})
+    parts = (who.name, request.case_id, *roles, *map(str, flags), scopes().model_dump_json())
     return f"{who.tenant}.{digest(*parts)[:40]}"

@@ -1,4 +1,4 @@
-"""ContextService: packs of what is known of a story, and the graph around a node."""
+"""ContextService: briefings and notes about a story, and the graph around a node."""
 
 from __future__ import annotations
 
@@ -17,43 +17,45 @@ from moothall.pb.context.v1 import context_pb2_grpc as pb_grpc
 from moothall.stories.notes import NoteChange, Update
 from moothall.stories.scopes import scopes
 
-_COUNTED = 1000
+_MAX_COUNTED_ROWS = 1000
 
 
 class Context(pb_grpc.ContextServiceServicer):
-    """The gRPC door of briefings, of notes, and of the graph."""
+    """The gRPC servicer of ContextService."""
 
     def __init__(self, dependencies: ApiDependencies) -> None:
         self._briefings = dependencies.briefings
-        self._ask = dependencies.ask
+        self._query_graph = dependencies.query_graph
         self._notes = dependencies.notes
         self._bundles = dependencies.bundles
 
     async def GetContext(
         self, request: pb.GetContextRequest, context: Any
     ) -> pb.GetContextResponse:
-        """Tell what a role should know."""
-        asked = BriefingRequest(
+        """Return the briefing of a role."""
+        briefing_request = BriefingRequest(
             task_id=request.subtask_id,
             story_id=request.story_id,
             role=request.role,
             phase=request.phase,
             budget=request.token_budget,
         )
-        made = await self._briefings.brief(asked, caller())
+        briefing = await self._briefings.brief(briefing_request, caller())
         return pb.GetContextResponse(
-            context=made.text,
-            token_count=made.tokens,
-            scopes=made.scopes,
-            version=made.version,
-            blocks=pb.Blocks(system=made.system, context=made.context, tools=made.tools),
+            context=briefing.text,
+            token_count=briefing.tokens,
+            scopes=briefing.scopes,
+            version=briefing.version,
+            blocks=pb.Blocks(
+                system=briefing.system, context=briefing.context, tools=briefing.tools
+            ),
         )
 
     async def UpdateContext(
         self, request: pb.UpdateContextRequest, context: Any
     ) -> pb.UpdateContextResponse:
-        """Record what a role holds of a story."""
-        asked = Update(
+        """Record a role's notes on a story."""
+        update = Update(
             story_id=request.story_id,
             role=request.role,
             changes=tuple(
@@ -66,7 +68,7 @@ class Context(pb_grpc.ContextServiceServicer):
             at=request.timestamp,
             expected=request.expected_version if request.HasField("expected_version") else None,
         )
-        noted = await self._notes.update(asked, caller())
+        noted = await self._notes.update(update, caller())
         return pb.UpdateContextResponse(
             version=noted.version, hash=noted.hash, warnings=noted.warnings
         )
@@ -74,7 +76,7 @@ class Context(pb_grpc.ContextServiceServicer):
     async def RehydrateSession(
         self, request: pb.RehydrateSessionRequest, context: Any
     ) -> pb.RehydrateSessionResponse:
-        """Tell what several roles should know."""
+        """Return the briefings of several roles, from a stored bundle if there is one."""
         if request.ttl_seconds and not request.persist_bundle:
             raise InvalidRequest(
                 "ttl_seconds says how long a bundle is kept: set persist_bundle too, or leave it "
@@ -86,42 +88,42 @@ class Context(pb_grpc.ContextServiceServicer):
         who, story_id = caller(), check_id(request.case_id, "case_id")
         if (
             not request.persist_bundle
-            and (kept := await self._bundles.find(request, who)) is not None
+            and (stored := await self._bundles.find(request, who)) is not None
         ):
-            return kept
+            return stored
         packs: dict[str, pb.RoleContextPack] = {}
-        known: list[Mapping[str, Any]] = []
+        graph_rows: list[Mapping[str, Any]] = []
         for role in roles:
-            asked = BriefingRequest(
+            briefing_request = BriefingRequest(
                 story_id=story_id,
                 role=role,
                 timeline=request.include_timeline,
                 summaries=request.include_summaries,
                 events=request.timeline_events,
             )
-            packs[role] = _pack(await self._briefings.brief(asked, who))
-            known += await self._ask(
-                "context", story_id=story_id, role=role, limit=_COUNTED, tenant=who.tenant
+            packs[role] = _role_context(await self._briefings.brief(briefing_request, who))
+            graph_rows += await self._query_graph(
+                "context", story_id=story_id, role=role, limit=_MAX_COUNTED_ROWS, tenant=who.tenant
             )
-        stats = pb.SessionStats(roles=roles, **_count_rows(known))
+        stats = pb.SessionStats(roles=roles, **_count_rows(graph_rows))
         bundle = pb.RehydrateSessionResponse(
             case_id=story_id, generated_at_ms=self._bundles.now_ms(), packs=packs, stats=stats
         )
         if request.persist_bundle:
-            await self._bundles.keep(request, bundle, who)
+            await self._bundles.store(request, bundle, who)
         return bundle
 
     async def ValidateScope(
         self, request: pb.ValidateScopeRequest, context: Any
     ) -> pb.ValidateScopeResponse:
-        """Say what the table says."""
+        """Check scopes against those that a role may see in a phase."""
         role = read_role(request.role) if request.role.strip() else ""
         allowed = scopes().allowed_scopes(role, request.phase)
-        given = tuple(dict.fromkeys(scope.strip().lower() for scope in request.provided_scopes))
-        extra = [scope[:80] for scope in given if scope not in allowed]
+        provided = tuple(dict.fromkeys(scope.strip().lower() for scope in request.provided_scopes))
+        extra = [scope[:80] for scope in provided if scope not in allowed]
         return pb.ValidateScopeResponse(
             allowed=not extra,
-            missing=[scope for scope in allowed if scope not in given],
+            missing=[scope for scope in allowed if scope not in provided],
             extra=extra,
             reason=f"not for {role or 'everybody'} in "
             f"{request.phase.strip().lower() or scopes().phase}: {', '.join(extra)}"
@@ -132,8 +134,8 @@ class Context(pb_grpc.ContextServiceServicer):
     async def GetGraphRelationships(
         self, request: pb.GetGraphRelationshipsRequest, context: Any
     ) -> pb.GetGraphRelationshipsResponse:
-        """Tell what is around a node."""
-        rows = await self._ask(
+        """Return the neighbours of a node."""
+        rows = await self._query_graph(
             "neighbours",
             label=request.node_type,
             id=request.node_id,
@@ -153,19 +155,22 @@ class Context(pb_grpc.ContextServiceServicer):
         )
 
 
-def _pack(made: Briefing) -> pb.RoleContextPack:
+def _role_context(briefing: Briefing) -> pb.RoleContextPack:
     return pb.RoleContextPack(
-        context=made.text, token_count=made.tokens, scopes=made.scopes, version=made.version
+        context=briefing.text,
+        token_count=briefing.tokens,
+        scopes=briefing.scopes,
+        version=briefing.version,
     )
 
 
 def _count_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Of each, the most that one of the roles may know."""
+    """Return, for each kind of item, the largest count that one of the roles may see."""
 
-    def most(count: Any) -> int:
+    def largest(count: Any) -> int:
         return max((count(row) for row in rows), default=0)
 
-    def impacts(row: Mapping[str, Any]) -> int:
+    def count_impacts(row: Mapping[str, Any]) -> int:
         return len(
             {
                 path
@@ -175,12 +180,12 @@ def _count_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         )
 
     return {
-        "decisions": most(lambda row: len(row.get("decisions", ()))),
-        "decision_edges": most(
+        "decisions": largest(lambda row: len(row.get("decisions", ()))),
+        "decision_edges": largest(
             lambda row: sum(len(item["about"]) for item in row.get("decisions", ()))
         ),
-        "impacts": most(impacts),
-        "events": most(lambda row: len(row.get("milestones", ()))),
+        "impacts": largest(count_impacts),
+        "events": largest(lambda row: len(row.get("milestones", ()))),
     }
 
 

@@ -1,4 +1,4 @@
-"""OrchestratorService, the part about councils and agents."""
+"""The calls of OrchestratorService about councils and agents."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
 from moothall.errors import InvalidRequest
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 
-_AT_ITS_ENDPOINT = (
+_ENDPOINT_MESSAGE = (
     "registered; its seat is asked at its endpoint where an operator allows that "
     "(agents.endpoints), and else filled on this service's hosts"
 )
 
 
 class CouncilCalls:
-    """Who sits for a role."""
+    """The council and agent methods of OrchestratorService."""
 
     _dependencies: ApiDependencies
 
     async def CreateCouncil(
         self, request: pb.CreateCouncilRequest, context: Any
     ) -> pb.CreateCouncilResponse:
-        """Make the council of a role."""
-        asked = request.config
+        """Create the council of a role."""
+        settings = request.config
         config = protobuf.from_message(
             CouncilConfig,
-            asked,
-            rounds=asked.deliberation_rounds,
-            peer_review=asked.enable_peer_review,
-            params=dict(asked.custom_params),
+            settings,
+            rounds=settings.deliberation_rounds,
+            peer_review=settings.enable_peer_review,
+            params=dict(settings.custom_params),
         )
         council = await self._dependencies.councils.create(
             request.role, request.num_agents, config, caller()
@@ -46,10 +46,10 @@ class CouncilCalls:
     async def ListCouncils(
         self, request: pb.ListCouncilsRequest, context: Any
     ) -> pb.ListCouncilsResponse:
-        """List the councils that were made."""
+        """List the councils that exist."""
         who = caller()
         councils = await self._dependencies.councils.list(who, request.role_filter)
-        busy = self._dependencies.tallies.find_busy_agents(who)
+        busy = self._dependencies.statistics.find_busy_agents(who)
         return pb.ListCouncilsResponse(
             councils=[
                 _council_info(
@@ -63,21 +63,21 @@ class CouncilCalls:
         )
 
     def _model(self, council: Council) -> str:
-        """Return what the server of a council's model calls it, where the settings say; of one that
-        is gone from them what it was called.
+        """Return the name of a council's model at its server; the configured profile's name if the
+        settings no longer have it.
         """
-        wanted, models = council.config.model_profile, self._dependencies.models
+        profile, models = council.config.model_profile, self._dependencies.models
         try:
             return models.get(
-                models.choose(wanted) if wanted else models.of_role(council.role)
+                models.choose(profile) if profile else models.of_role(council.role)
             ).model
         except InvalidRequest:
-            return wanted
+            return profile
 
     async def DeleteCouncil(
         self, request: pb.DeleteCouncilRequest, context: Any
     ) -> pb.DeleteCouncilResponse:
-        """Close a role until its council is made again."""
+        """Delete a role's council. Requests to the role are refused until it is created again."""
         council = await self._dependencies.councils.delete(request.role, caller())
         return pb.DeleteCouncilResponse(
             success=True,
@@ -96,7 +96,7 @@ class CouncilCalls:
         )
         council = await self._dependencies.councils.register(request.role, agent, caller())
         message = (
-            _AT_ITS_ENDPOINT
+            _ENDPOINT_MESSAGE
             if agent.endpoint
             else "registered; it takes a seat on this service's hosts, with its model"
         )
@@ -105,12 +105,12 @@ class CouncilCalls:
     async def UnregisterAgent(
         self, request: pb.UnregisterAgentRequest, context: Any
     ) -> pb.UnregisterAgentResponse:
-        """Take an agent out of the council of a role."""
+        """Remove an agent from the council of a role."""
         council = await self._dependencies.councils.unregister(
             request.role, request.agent_id, caller()
         )
-        left = f"{len(council.agents)} left in {council.id}"
-        return pb.UnregisterAgentResponse(success=True, message=f"unregistered; {left}")
+        remaining = f"{len(council.agents)} left in {council.id}"
+        return pb.UnregisterAgentResponse(success=True, message=f"unregistered; {remaining}")
 
 
 def _council_info(

@@ -1,4 +1,4 @@
-"""What a server lets callers through to."""
+"""The services that the API servers call."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ from moothall.workflows.runner import Workflows
 
 @dataclass(frozen=True, slots=True)
 class ApiDependencies:
-    """The packages behind the services; `models` are those of the settings. `visits`: where callers
-    may use
-    tools themselves, None where another process has the role. `ask` asks the graph, `repositories`
-    are what a page shows files of. `served` says which of api and page are. `taking` is set while a
-    server takes calls and was not told to stop, `stopping` when it takes none any more: a call that
-    ends early ends by its will then, not by its caller's.
+    """The services behind the API. `models` are those of the settings. `tool_sessions` is None if
+    another process serves tools. `query_graph` queries the graph, `repositories` provides files for
+    the web page. `served` tells which of "api" and "page" this process serves. `taking` is set
+    while a server accepts calls and was not told to stop. `stopping` is set once it accepts none: a
+    call that ends early was then ended by the server, not by its caller.
     """
 
     deliberations: Deliberations
@@ -42,18 +41,18 @@ class ApiDependencies:
     plans: Planner
     author: StoryWriter
     board: Board
-    accounts: StoryBudgets
-    tallies: Statistics
+    story_budgets: StoryBudgets
+    statistics: Statistics
     tasks: Overview
     decisions: Decisions
     briefings: Briefings
-    ask: Ask
+    query_graph: Ask
     notes: Notes
     bundles: Bundles
-    checkup: HealthCheck
+    health_check: HealthCheck
     models: Models
-    visits: ToolSessions | None
-    parking: ApprovalQueue | None
+    tool_sessions: ToolSessions | None
+    approvals: ApprovalQueue | None
     executions: Executions | None
     workflows: Workflows | None
     agents: AgentTasks | None

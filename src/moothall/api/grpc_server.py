@@ -30,12 +30,12 @@ from moothall.errors import ConfigurationError
 
 log = telemetry.get_logger(__name__)
 
-FAREWELL_SECONDS = 10.0
-"""What calls that are ended get to say so: after that their callers see CANCELLED, which nobody
-tries again.
+CANCEL_GRACE_SECONDS = 10.0
+"""Time for cancelled calls to send their status; after that callers see CANCELLED, which nobody
+retries.
 """
-_OTHER = "other"
-_OF_THE_CALLER = {
+_UNKNOWN_METHOD = "other"
+_CALLER_ERRORS = {
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
@@ -43,30 +43,30 @@ _OF_THE_CALLER = {
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.FAILED_PRECONDITION,
 }
-"""Statuses that say nothing against the server: its span is not marked as failed."""
+"""Statuses that are not the server's fault: the span is not marked as failed."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Puts every method of our own services behind `_watch` and `_answer`. Strangers do not come
-    here, and begin no spans.
+    """An interceptor that wraps every method of our own services with tracing, metrics and error
+    translation. Unauthenticated calls do not get here and start no spans.
     """
 
     def __init__(self) -> None:
         self._calls: set[asyncio.Task[Any]] = set()
         self._ended: set[asyncio.Task[Any]] = set()
-        self._over = False
+        self._is_stopping = False
 
-    async def end(self, seconds: float, stopped: asyncio.Future[None]) -> None:
-        """Wait for the calls in flight for so long, or until the server has `stopped`; then answer
-        those that are left with UNAVAILABLE, and those that were taken and come only now.
+    async def end_calls(self, seconds: float, stopped: asyncio.Future[None]) -> None:
+        """Wait `seconds` for the calls in flight, or until the server has `stopped`. Then answer
+        the remaining calls, and calls that arrive later, with UNAVAILABLE.
         """
         await asyncio.wait({stopped}, timeout=seconds)
-        self._over = True
+        self._is_stopping = True
         self._ended |= self._calls
         for call in self._ended:
             call.cancel()
         if self._ended:
-            await asyncio.wait(self._ended, timeout=FAREWELL_SECONDS)
+            await asyncio.wait(self._ended, timeout=CANCEL_GRACE_SECONDS)
 
     async def intercept_service(
         self,
@@ -81,34 +81,38 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if method.startswith(OPEN_SERVICES):
             return handler
         if handler is None:
-            telemetry.metrics.GRPC_CALLS.add(_OTHER, grpc.StatusCode.UNIMPLEMENTED.name)
+            telemetry.metrics.GRPC_CALLS.add(_UNKNOWN_METHOD, grpc.StatusCode.UNIMPLEMENTED.name)
             return None
-        given = [
+        traceparents = [
             str(value)
             for key, value in handler_call_details.invocation_metadata or ()
             if key == "traceparent"
         ]
-        parent = given[0] if len(given) == 1 else ""  # more than one is none, as W3C says
-        make: Any = {
+        parent = (
+            traceparents[0] if len(traceparents) == 1 else ""
+        )  # W3C: several headers are invalid
+        create_handler: Any = {
             (False, False): grpc.unary_unary_rpc_method_handler,
             (False, True): grpc.unary_stream_rpc_method_handler,
             (True, False): grpc.stream_unary_rpc_method_handler,
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
-        # The bytes are read inside, so that what is no message of ours gets an answer of ours.
-        answer = _watch(self._track(_answer(handler, method)), method.strip("/"), parent)
-        made: grpc.RpcMethodHandler[Any, Any] = make(answer, None, handler.response_serializer)
-        return made
+        # The request is parsed inside, so that malformed bytes get an error of our own.
+        answer = _trace_call(self._track(_handle_call(handler, method)), method.strip("/"), parent)
+        wrapped: grpc.RpcMethodHandler[Any, Any] = create_handler(
+            answer, None, handler.response_serializer
+        )
+        return wrapped
 
     def _track(self, behaviour: Any) -> Any:
-        """Know a call while it is answered, and tell its caller where the server ended it."""
+        """Register a call while it runs, and answer UNAVAILABLE if the server cancelled it."""
 
         async def answer(request: Any, context: Any) -> Any:
             call = asyncio.current_task()
             assert call is not None  # noqa: S101 - for mypy: a call has a task
             self._calls.add(call)
             try:
-                if not self._over:
+                if not self._is_stopping:
                     return await behaviour(request, context)
             except asyncio.CancelledError:
                 if call not in self._ended:
@@ -116,89 +120,91 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 call.uncancel()
             finally:
                 self._calls.discard(call)
-            why = (
+            message = (
                 "this server is stopping; what was asked for goes on: ask again with the same id, "
                 "another one answers"
             )
-            return await abort(context, grpc.StatusCode.UNAVAILABLE, "STOPPING", why, RETRY_SECONDS)
+            return await abort(
+                context, grpc.StatusCode.UNAVAILABLE, "STOPPING", message, RETRY_SECONDS
+            )
 
         return answer
 
 
-def _watch(behaviour: Any, method: str, parent: str) -> Any:
-    """Every call as a span, in the trace that its caller named, and in the figures."""
+def _trace_call(behaviour: Any, method: str, parent: str) -> Any:
+    """Wrap a call in a span, in the trace that its caller named, and count it."""
     service, _, name = method.rpartition("/")
-    about = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+    attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
 
     async def answer(request: Any, context: Any) -> Any:
-        started = perf_counter()
+        start_time = perf_counter()
         code = grpc.StatusCode.CANCELLED
         aborted: grpc.aio.AbortError | None = None
-        answered = None
+        response = None
         with (
-            telemetry.span(method, about, kind="server", parent=parent) as span,
+            telemetry.span(method, attributes, kind="server", parent=parent) as span,
             telemetry.metrics.GRPC_CALLS_IN_FLIGHT.track_inprogress(),
         ):
             try:
-                answered = await behaviour(request, context)
+                response = await behaviour(request, context)
                 code = grpc.StatusCode.OK
             except grpc.aio.AbortError as error:
-                code, aborted = _code(context), error
-                if code not in _OF_THE_CALLER:
+                code, aborted = _abort_code(context), error
+                if code not in _CALLER_ERRORS:
                     span.fail(code.name)
             finally:
                 span.set({"rpc.grpc.status_code": code.value[0]})
                 telemetry.metrics.GRPC_CALLS.add(method, code.name)
-                telemetry.metrics.GRPC_CALL_SECONDS.observe(perf_counter() - started, method)
+                telemetry.metrics.GRPC_CALL_SECONDS.observe(perf_counter() - start_time, method)
         if aborted is not None:
             raise aborted
-        return answered
+        return response
 
     return answer
 
 
-def _code(context: Any) -> grpc.StatusCode:
+def _abort_code(context: Any) -> grpc.StatusCode:
     """Return the status that a call was aborted with."""
-    given = context.code()
-    value = given if isinstance(given, int) else given.value[0]
+    status = context.code()
+    value = status if isinstance(status, int) else status.value[0]
     return next(
         (code for code in grpc.StatusCode if code.value[0] == value), grpc.StatusCode.UNKNOWN
     )
 
 
-def _answer(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> Any:
-    """Read the request, call the method, and write what it streams."""
+def _handle_call(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> Any:
+    """Parse the request, call the method, and write what it streams."""
     behaviour: Any = (
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     )
-    read: Any = handler.request_deserializer
-    served = (
+    deserialize: Any = handler.request_deserializer
+    is_served = (
         isasyncgenfunction(behaviour)
         if handler.response_streaming
         else iscoroutinefunction(behaviour)
     )
 
     async def answer(request: Any, context: Any) -> Any:
-        async with _tell_errors(context, method):
-            # all our methods are coroutines or async generators: a plain function is the generated
-            # base's
-            if not served:
+        async with _translate_errors(context, method):
+            # All our methods are coroutines or async generators; a plain function is that of the
+            # generated base class.
+            if not is_served:
                 await abort(
                     context,
                     grpc.StatusCode.UNIMPLEMENTED,
                     "UNIMPLEMENTED",
                     f"{method} is not served by this version",
                 )
-            try:  # of a stream of requests, which none of ours takes, nothing is read here
-                message = read(request) if isinstance(request, bytes) else request
+            try:  # none of our methods takes a stream of requests
+                message = deserialize(request) if isinstance(request, bytes) else request
             except DecodeError as error:
                 raise errors.InvalidRequest(
                     f"the request of {method} is no message of its type: {error}"
                 ) from error
             if not handler.response_streaming:
                 return await behaviour(message, context)
-            # Written here, not yielded on: when the caller goes, the generator is closed at once,
-            # not when it is collected.
+            # Written here instead of yielded: if the caller disconnects, the generator is closed at
+            # once, not when it is garbage collected.
             async with aclosing(behaviour(message, context)) as messages:
                 async for item in messages:
                     await context.write(item)
@@ -208,8 +214,8 @@ def _answer(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> Any:
 
 
 @asynccontextmanager
-async def _tell_errors(context: Any, method: str) -> AsyncIterator[None]:
-    """Answer the caller with what went wrong inside. A bug is logged; the caller learns only that
+async def _translate_errors(context: Any, method: str) -> AsyncIterator[None]:
+    """Abort the call with the status of an error. A bug is logged; the caller learns only that
     there was one.
     """
     try:
@@ -221,7 +227,7 @@ async def _tell_errors(context: Any, method: str) -> AsyncIterator[None]:
             (error.retry_after or RETRY_SECONDS) if isinstance(error, errors.Temporary) else None
         )
         await abort(context, code_of(error), error.code, error.message, retry_after)
-    except Exception:  # the edge of the process: grpc would send a bug's own text to the caller
+    except Exception:  # grpc would send the bug's own text to the caller
         log.exception("a call failed by a bug", method=method)
         await abort(
             context,
@@ -233,22 +239,22 @@ async def _tell_errors(context: Any, method: str) -> AsyncIterator[None]:
 
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _PING_INTERVAL_MS = 10_000
-_ARRIVED_SECONDS = 0.1
+_ACCEPT_SECONDS = 0.1
 """Time to accept calls that have arrived: gRPC ends others with CANCELLED, which nobody retries."""
-_LAST_SECONDS = 1.0
-"""What the last answers get to be sent."""
+_STOP_SECONDS = 1.0
+"""Time to send the last responses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that listens. `port` is the one that it got where 0 was asked for."""
+    """A listening server. `port` is the actual port if 0 was configured."""
 
     host: str
     port: int
 
     @property
     def target(self) -> str:
-        """What a client connects to."""
+        """The address that clients connect to."""
         return _address(self.host, self.port)
 
 
@@ -260,52 +266,52 @@ async def grpc_server(
     tokens: Mapping[str, Principal],
     leave_seconds: float = 0.0,
 ) -> AsyncIterator[Server]:
-    """Serve until the context ends. Then its health is NOT_SERVING at once, it goes on for
-    `leave_seconds`, and calls in flight get `settings.grace_seconds` to end; those that do not are
-    answered UNAVAILABLE: what they asked for goes on, and another server says what it came to.
+    """Serve until the context ends. Then health is NOT_SERVING at once, the server continues for
+    `leave_seconds`, and calls in flight get `settings.grace_seconds` to finish. Unfinished calls
+    are answered with UNAVAILABLE: the work continues, and another server returns its result.
 
-    `tokens` says who each accepted bearer token stands for (`identity.read_tokens`). Raises
-    `ConfigurationError` without tokens, without TLS on anything but loopback, and where the
-    address is taken.
+    `tokens` maps each accepted bearer token to its principal (`identity.read_tokens`). Raises
+    `ConfigurationError` without tokens, without TLS on anything but loopback, and if the address is
+    taken.
     """
     if not tokens or not all(tokens):
         raise ConfigurationError("the gRPC server needs a token that is not empty: set grpc.token")
     credentials = await asyncio.to_thread(_credentials, settings)
     calls = CallInterceptor()
     server = grpc.aio.server(
-        # The first one sees a call first: nothing is answered, not even an error, before it is
-        # known who asks.
+        # The first interceptor sees a call first: nothing is answered, not even with an error,
+        # before the caller is authenticated.
         interceptors=(IdentityInterceptor(tokens), calls),
         options=_options(settings, limits),
         maximum_concurrent_rpcs=settings.calls,
     )
     services = services_of(dependencies)
     for service in services:
-        service.add(service.answers, server)
+        service.add(service.servicer, server)
     names = [service.descriptor.full_name for service in services]
-    checkup = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checkup, server)
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection(
         (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
     port = _bind(server, settings, settings.port, credentials)
-    for more in settings.more_ports:
-        _bind(server, settings, more, credentials)
+    for extra_port in settings.more_ports:
+        _bind(server, settings, extra_port, credentials)
     await server.start()
     try:
         for name in names:
-            await checkup.set(name, health_pb2.HealthCheckResponse.SERVING)
+            await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
         dependencies.taking.set()
         yield Server(settings.host, port)
     finally:
         dependencies.taking.clear()
-        await checkup.enter_graceful_shutdown()
+        await health_servicer.enter_graceful_shutdown()
         await asyncio.sleep(leave_seconds)
         dependencies.stopping.set()
-        await asyncio.sleep(_ARRIVED_SECONDS)
-        stopped = asyncio.ensure_future(server.stop(settings.grace_seconds + FAREWELL_SECONDS))
-        await calls.end(settings.grace_seconds, stopped)
-        await server.stop(_LAST_SECONDS)
+        await asyncio.sleep(_ACCEPT_SECONDS)
+        stopped = asyncio.ensure_future(server.stop(settings.grace_seconds + CANCEL_GRACE_SECONDS))
+        await calls.end_calls(settings.grace_seconds, stopped)
+        await server.stop(_STOP_SECONDS)
         await stopped
 
 
@@ -316,13 +322,12 @@ def _address(host: str, port: int) -> str:
 def _options(settings: config.GrpcSettings, limits: config.LimitSettings) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", limits.message_bytes),
-        # What a caller asked for may be long (diffs of many seats); it sets its own limit for what
-        # it takes.
+        # Responses may be long (diffs of many seats); the client sets its own limit.
         ("grpc.max_send_message_length", -1),
-        # A caller that vanished without a word is noticed, and its deliberation stopped.
+        # Detect callers that vanished, so that their deliberations are cancelled.
         ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-        # Callers who wait for long may ask too.
+        # Callers that wait for long may ping too.
         ("grpc.http2.min_ping_interval_without_data_ms", _PING_INTERVAL_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         # Two servers on one port would share the calls between them.

@@ -1,4 +1,4 @@
-"""How the server's parts stand, asked when somebody asks."""
+"""The health of the server's parts, checked on request."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ import moothall
 from moothall.domain.status import Condition, Health, Part
 from moothall.errors import MoothallError
 
-_DETAIL = 500
+_DETAIL_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How one part is looked at. `look` returns its condition and a detail; it raises a
-    `MoothallError` where the part is down.
-    `needed`: nothing works without it.
+    """The health check of one part. `check` returns its condition and a detail, and raises a
+    `MoothallError` if the part is down. `needed`: nothing works without the part.
     """
 
-    look: Callable[[], Awaitable[tuple[Condition, str]]]
+    check: Callable[[], Awaitable[tuple[Condition, str]]]
     needed: bool = True
 
 
 class HealthCheck:
-    """Asks every part how it is. An answer stands for `keep_seconds`, so that whoever asks often
-    costs nothing; a part that does not answer within `patience_seconds` is down.
+    """The health of all parts. A result is cached for `keep_seconds`; a part that does not answer
+    within `patience_seconds` is down.
     """
 
     def __init__(
@@ -43,38 +42,38 @@ class HealthCheck:
         self._keep = keep_seconds
         self._clock = clock
         self._since = clock()
-        self._found: Health | None = None
-        self._at = -keep_seconds
-        self._looking = asyncio.Lock()
+        self._health: Health | None = None
+        self._checked_at = -keep_seconds
+        self._lock = asyncio.Lock()
 
-    async def look(self) -> Health:
-        """Return how all parts stand."""
-        async with self._looking:
-            if self._found is None or self._clock() - self._at >= self._keep:
+    async def check(self) -> Health:
+        """Return the health of all parts."""
+        async with self._lock:
+            if self._health is None or self._clock() - self._checked_at >= self._keep:
                 parts = await asyncio.gather(
-                    *(self._part(name, probe) for name, probe in self._probes.items())
+                    *(self._check_part(name, probe) for name, probe in self._probes.items())
                 )
-                self._found = Health(
-                    _together(parts),
+                self._health = Health(
+                    _combine(parts),
                     tuple(parts),
                     moothall.__version__,
                     int(self._clock() - self._since),
                 )
-                self._at = self._clock()
-            return self._found
+                self._checked_at = self._clock()
+            return self._health
 
-    async def _part(self, name: str, probe: Probe) -> Part:
+    async def _check_part(self, name: str, probe: Probe) -> Part:
         try:
             async with asyncio.timeout(self._patience):
-                status, detail = await probe.look()
+                status, detail = await probe.check()
         except MoothallError as error:
             status, detail = Condition.DOWN, f"{error.message} [{error.code}]"
         except TimeoutError:
             status, detail = Condition.DOWN, f"no answer within {self._patience:g} seconds"
-        return Part(name, status, detail[:_DETAIL], probe.needed)
+        return Part(name, status, detail[:_DETAIL_CHARS], probe.needed)
 
 
-def _together(parts: list[Part]) -> Condition:
+def _combine(parts: list[Part]) -> Condition:
     if any(part.needed and part.status is Condition.DOWN for part in parts):
         return Condition.DOWN
     return (

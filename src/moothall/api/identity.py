@@ -1,4 +1,4 @@
-"""Who calls: a bearer token becomes a principal before anything of the request is read."""
+"""Authentication: a bearer token is mapped to a principal before the request is read."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ from moothall.domain.ids import ID_PATTERN
 from moothall.errors import ConfigurationError
 from moothall.telemetry import metrics
 
-_SHORTEST = 16
+_MIN_TOKEN_CHARS = 16
 _caller: ContextVar[Principal | None] = ContextVar("caller", default=None)
 
 
 def caller() -> Principal:
-    """Return the principal of the call that is being answered; a `LookupError` elsewhere is a
+    """Return the principal of the current call. Raises `LookupError` outside a call, which is a
     bug.
     """
-    if (found := _caller.get()) is None:
+    if (principal := _caller.get()) is None:
         raise LookupError("nobody calls")
-    return found
+    return principal
 
 
 def is_known() -> bool:
-    """Whether who calls gave a token; only a door that is open to anybody has to ask."""
+    """Return whether the caller sent a valid token. Only endpoints that are open to anybody need
+    this.
+    """
     return _caller.get() is not None
 
 
 def call_as(principal: Principal | None) -> None:
-    """Let what runs in this task be done for `principal`; None: a stranger."""
+    """Set the principal of the current task; None for an unauthenticated caller."""
     _caller.set(principal)
 
 
 def check_address(what: str, url: str) -> None:
-    """Raise `ConfigurationError` for an address over which others could read along; http:// is for
-    this machine alone.
-    """
-    at = urlsplit(url)
-    if not at.hostname or (
-        at.scheme != "https" and not (at.scheme == "http" and is_loopback(at.hostname))
+    """Raise `ConfigurationError` for a URL without encryption. http:// is allowed on loopback."""
+    address = urlsplit(url)
+    if not address.hostname or (
+        address.scheme != "https"
+        and not (address.scheme == "http" and is_loopback(address.hostname))
     ):
         raise ConfigurationError(
             f"{what} {url[:200]!r} is no https:// address; http:// is for this machine alone"
@@ -62,7 +63,7 @@ def check_address(what: str, url: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine alone. A name other than localhost is not trusted to be."""
+    """Return whether `host` is a loopback address. No name other than localhost is trusted."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -70,24 +71,23 @@ def is_loopback(host: str) -> bool:
 
 
 def read_tokens(settings: config.GrpcSettings, data_dir: Path) -> Mapping[str, Principal]:
-    """Return who each accepted token stands for: those of the file and the configured one, else on
-    loopback the first-run one.
+    """Return the principal of each accepted token: those of the token file and the configured one.
+    If there are none, on loopback, it is the token created at the first start.
 
-    Raises `ConfigurationError` where anything but loopback is bound without a configured token, and
-    where the
-    file of tokens is wrong.
+    Raises `ConfigurationError` if a non-loopback address is bound without a configured token, or if
+    the token file is invalid.
     """
-    known = {} if settings.token is None else {settings.token.get_secret_value(): LOCAL}
+    configured = {} if settings.token is None else {settings.token.get_secret_value(): LOCAL}
     if settings.tokens_file is not None:
-        named = _principals(settings.tokens_file)
-        if known.keys() & named.keys():
+        file_tokens = _principals(settings.tokens_file)
+        if configured.keys() & file_tokens.keys():
             raise ConfigurationError(
                 f"grpc.token is in the file of tokens {settings.tokens_file} too: whom does it "
                 "stand for?"
             )
-        return {**known, **named}
-    if known:
-        return known
+        return {**configured, **file_tokens}
+    if configured:
+        return configured
     if not is_loopback(settings.host):
         raise ConfigurationError(
             f"grpc.host {settings.host} is no loopback address: set grpc.token "
@@ -96,34 +96,34 @@ def read_tokens(settings: config.GrpcSettings, data_dir: Path) -> Mapping[str, P
     return {ensure_token(data_dir): LOCAL}
 
 
-class _Named(BaseModel):
+class _TokenEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    token: SecretStr = Field(min_length=_SHORTEST)
+    token: SecretStr = Field(min_length=_MIN_TOKEN_CHARS)
     name: str = Field(pattern=f"^{ID_PATTERN}$")
     tenant: str = Field(pattern=f"^{ID_PATTERN}$")
     operator: bool = False
     roles: frozenset[Literal["po", "qa", "architect"]] = frozenset()
 
 
-def is_open(about: os.stat_result, uid: int) -> bool:
-    """Whether others than `uid` may read a file. Of root's, as Kubernetes mounts a Secret, the
-    group is the pod's own.
+def is_open(file_stat: os.stat_result, uid: int) -> bool:
+    """Return whether users other than `uid` can read a file. The group of a file owned by root, as
+    in a Kubernetes Secret, is the pod's own.
     """
-    return bool(about.st_mode & (0o037 if about.st_uid == 0 != uid else 0o077))
+    return bool(file_stat.st_mode & (0o037 if file_stat.st_uid == 0 != uid else 0o077))
 
 
 class _Tokens(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    principals: tuple[_Named, ...] = Field(min_length=1)
+    principals: tuple[_TokenEntry, ...] = Field(min_length=1)
 
 
 def _principals(path: Path) -> dict[str, Principal]:
-    """Return the principals of a file of tokens. No error of it shows a token."""
+    """Return the principals of a token file. Its errors never contain a token."""
     try:
-        about = path.stat()
-        found = _Tokens.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        file_stat = path.stat()
+        token_file = _Tokens.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigurationError(
             f"the file of tokens {path} cannot be read: {error.strerror}"
@@ -132,33 +132,33 @@ def _principals(path: Path) -> dict[str, Principal]:
         raise ConfigurationError(f"the file of tokens {path} is wrong: {wrong(error)}") from None
     except (ValueError, RecursionError):
         raise ConfigurationError(f"the file of tokens {path} is not TOML") from None
-    if is_open(about, os.geteuid()):
+    if is_open(file_stat, os.geteuid()):
         raise ConfigurationError(
             f"the file of tokens {path} can be read by others; run: chmod 600 {path} (of a Secret: "
             "defaultMode 0440)"
         )
-    named = {
+    principals = {
         item.token.get_secret_value(): Principal(
             item.name, item.tenant, item.operator, frozenset(item.roles)
         )
-        for item in found.principals
+        for item in token_file.principals
     }
-    if len(named) != len(found.principals):
+    if len(principals) != len(token_file.principals):
         raise ConfigurationError(
             f"the file of tokens {path} has a token twice: whom does it stand for?"
         )
-    return named
+    return principals
 
 
 class BearerTokens:
-    """The accepted tokens, and whom each stands for: the one look-up of every door."""
+    """The accepted bearer tokens and their principals, for gRPC and HTTP."""
 
     def __init__(self, tokens: Mapping[str, Principal]) -> None:
         self._tokens = [(token.encode(), principal) for token, principal in tokens.items()]
 
     def find(self, authorizations: Sequence[str]) -> Principal | None:
-        """Return whose the one `Bearer TOKEN` is; None for no header, several, or a token that
-        nobody has.
+        """Return the principal of a single `Bearer TOKEN` header. Return None for no header,
+        several headers or an unknown token.
         """
         if len(authorizations) != 1:
             return None
@@ -166,15 +166,15 @@ class BearerTokens:
         if scheme.lower() != "bearer":
             return None
         found = None
-        for known, principal in self._tokens:  # all of them, so that time says nothing
-            if hmac.compare_digest(known, token.strip().encode("utf-8", "surrogateescape")):
+        for accepted, principal in self._tokens:  # no early exit, so that timing reveals nothing
+            if hmac.compare_digest(accepted, token.strip().encode("utf-8", "surrogateescape")):
                 found = principal
         return found
 
 
 class IdentityInterceptor(grpc.aio.ServerInterceptor):
-    """Lets calls with a known token through, as their principal. Health and reflection are open to
-    all.
+    """An interceptor that lets calls with a valid token pass and sets their principal. Health and
+    reflection need no token.
     """
 
     def __init__(self, tokens: Mapping[str, Principal]) -> None:
@@ -187,7 +187,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
         ],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the call's handler, or one that refuses it."""
+        """Return the call's handler, or one that refuses the call."""
         if handler_call_details.method.startswith(OPEN_SERVICES):
             return await continuation(handler_call_details)
         metadata: Any = handler_call_details.invocation_metadata or ()
@@ -195,14 +195,14 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
             [str(value) for key, value in metadata if key == "authorization"]
         )
         if principal is None:
-            # A stream on both sides: it is refused before any of the request is read.
+            # Streaming on both sides, so that the call is refused before the request is read.
             return grpc.stream_stream_rpc_method_handler(_refuse)
-        # The handler runs in this call's own task, and so in this context.
+        # The handler runs in this call's task, and therefore in this context.
         call_as(principal)
         return await continuation(handler_call_details)
 
 
-WHO_ASKS = (
+CREDENTIALS_HINT = (
     "a valid token is needed: 'authorization: Bearer TOKEN'; on this machine the token is in the "
     "data directory's file 'token'"
 )
@@ -214,5 +214,5 @@ async def _refuse(_request: Any, context: Any) -> None:
         context,
         grpc.StatusCode.UNAUTHENTICATED,
         "UNAUTHENTICATED",
-        WHO_ASKS,
+        CREDENTIALS_HINT,
     )

@@ -1,5 +1,5 @@
-"""AgentKernel: one agent on a task from a prompt. A task is a deliberation of one seat, as durable
-as any other.
+"""AgentKernel: one agent works on a task from a prompt. A task is a deliberation with one seat, and
+as durable as any other.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from moothall.ports import Deliberations
 from moothall.tool_sessions.manager import ToolSessions
 
 ROLE, PROTOCOL = "dev", "ask"
-_EXECUTION_ID = 200
+_EXECUTION_ID_CHARS = 200
 
 
 class AgentKernel(pb_grpc.AgentKernelServicer):
-    """The gRPC door of the kernel."""
+    """The gRPC servicer of AgentKernel."""
 
-    def __init__(self, deliberations: Deliberations, visits: ToolSessions) -> None:
+    def __init__(self, deliberations: Deliberations, tool_sessions: ToolSessions) -> None:
         self._deliberations = deliberations
-        self._visits = visits
+        self._tool_sessions = tool_sessions
 
     async def CreateTask(
         self, request: pb.CreateTaskRequest, context: Any
     ) -> pb.CreateTaskResponse:
-        """Submit it, and hand out the token of its workspace."""
+        """Submit a task and return the capability token of its workspace."""
         who = caller()
-        asked = DeliberationRequest(
+        deliberation_request = DeliberationRequest(
             description=request.prompt,
             role=request.agent or ROLE,
             task_id=request.task_id,
@@ -50,17 +50,19 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
             budget=protobuf.from_message(Budget, request.budget),
             follows=request.follows,
         )
-        d = await self._deliberations.submit(asked, who)
+        deliberation = await self._deliberations.submit(deliberation_request, who)
         token = ""
-        if d.base_sha is not None:
-            seconds = (d.deadline - datetime.now(UTC)).total_seconds()
-            token = self._visits.token(who, key_of(d.task_id, who.tenant), d.role, seconds)
-        return pb.CreateTaskResponse(task_id=d.task_id, capability_token=token)
+        if deliberation.base_sha is not None:
+            seconds = (deliberation.deadline - datetime.now(UTC)).total_seconds()
+            token = self._tool_sessions.token(
+                who, key_of(deliberation.task_id, who.tenant), deliberation.role, seconds
+            )
+        return pb.CreateTaskResponse(task_id=deliberation.task_id, capability_token=token)
 
     async def StreamTaskEvents(
         self, request: pb.StreamTaskEventsRequest, context: Any
     ) -> AsyncIterator[pb.TaskEvent]:
-        """Follow the log from after a seq; a caller that goes away only detaches."""
+        """Stream the task's events after a seq. A caller that disconnects only detaches."""
         if request.after_seq < 0:
             raise InvalidRequest(
                 f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all"
@@ -73,36 +75,36 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
     async def ExecuteTool(
         self, request: pb.ExecuteToolRequest, context: Any
     ) -> pb.ExecuteToolResponse:
-        """Run one tool in the task's workspace; it stops when the call does."""
-        if not 0 < len(request.execution_id) <= _EXECUTION_ID:
+        """Run one tool in the task's workspace. It stops when the call is cancelled."""
+        if not 0 < len(request.execution_id) <= _EXECUTION_ID_CHARS:
             raise InvalidRequest(
                 f"execution_id has {len(request.execution_id)} characters; allowed are 1 to "
-                f"{_EXECUTION_ID}"
+                f"{_EXECUTION_ID_CHARS}"
             )
         task_id = check_id(request.task_id, "task_id")
         call = call_of(
             request.execution_id, request.tool, protobuf.struct_data(request.arguments, "arguments")
         )
-        result = await self._visits.call(caller(), task_id, request.capability_token, call)
+        result = await self._tool_sessions.call(caller(), task_id, request.capability_token, call)
         output = struct_pb2.Value(struct_value=protobuf.struct(result.output))
         return pb.ExecuteToolResponse(status=result.status.value, output=output, error=result.error)
 
     async def CancelTask(
         self, request: pb.CancelTaskRequest, context: Any
     ) -> pb.CancelTaskResponse:
-        """Stop it, and close its workspace."""
+        """Cancel a task and close its workspace."""
         who = caller()
         task_id = check_id(request.task_id, "task_id")
         status = await self._deliberations.cancel(
             task_id, request.reason or "cancelled by its caller", who
         )
-        with suppress(NotFound):  # it was never called
-            await self._visits.close(who, task_id)
+        with suppress(NotFound):  # no tool was ever called
+            await self._tool_sessions.close(who, task_id)
         return pb.CancelTaskResponse(status=status.value)
 
 
 def _repository(workspace: str, ref: str) -> RepositoryRef | None:
-    """Return which repository; None for none."""
+    """Return the repository to work on; None if there is none."""
     if not workspace:
         if ref:
             raise InvalidRequest("ref names a commit of a workspace, and none is given")
@@ -112,11 +114,11 @@ def _repository(workspace: str, ref: str) -> RepositoryRef | None:
 
 def _event(recorded: Recorded) -> pb.TaskEvent:
     event = recorded.event
-    told = pb.TaskEvent(
+    message = pb.TaskEvent(
         seq=recorded.position, type=event.type.value, payload=protobuf.struct(event.data)
     )
-    when = timestamp_pb2.Timestamp()
+    timestamp = timestamp_pb2.Timestamp()
     with suppress(ValueError, json_format.Error):  # an event without a time
-        when.FromJsonString(event.time or recorded.extra.get("time", ""))
-        told.time.CopyFrom(when)
-    return told
+        timestamp.FromJsonString(event.time or recorded.extra.get("time", ""))
+        message.time.CopyFrom(timestamp)
+    return message

@@ -1,7 +1,4 @@
-"""OrchestratorService: the door for gRPC callers; this file is the part about deliberations.
-
-OrchestratorService, the part about itself: how it is, and how much it did.
-"""
+"""OrchestratorService: deliberations, and the server's status and metrics."""
 
 from __future__ import annotations
 
@@ -35,17 +32,17 @@ METRICS = ("performance", "agents", "councils")
 
 
 class MetricsService:
-    """Figures of the caller's tenant."""
+    """The methods for status and metrics; metrics are those of the caller's tenant."""
 
     _dependencies: ApiDependencies
     _since: float
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
-        """Say how it is and why, since when it serves, and how much was asked."""
-        health = await self._dependencies.checkup.look()
+        """Return the health with reasons, the uptime and totals."""
+        health = await self._dependencies.health_check.check()
         down = health.status is Condition.DOWN
         totals = (
-            await self._dependencies.tallies.get_totals(caller())
+            await self._dependencies.statistics.get_totals(caller())
             if request.include_stats and not down
             else None
         )
@@ -71,7 +68,7 @@ class MetricsService:
     async def GetMetrics(
         self, request: pb.GetMetricsRequest, context: Any
     ) -> pb.GetMetricsResponse:
-        """Give the figures of a time range: one kind, or all."""
+        """Return the metrics of a time range: one kind or all."""
         kind = request.metric_type.strip().lower() or "all"
         if kind not in {"all", *METRICS}:
             raise InvalidRequest(
@@ -82,33 +79,33 @@ class MetricsService:
             raise InvalidRequest(
                 f"time_range_ms is {request.time_range_ms}; milliseconds back from now, 0 for all"
             )
-        found = await self._dependencies.tallies.get_metrics(caller(), request.time_range_ms)
-        answer = pb.GetMetricsResponse()
+        metrics = await self._dependencies.statistics.get_metrics(caller(), request.time_range_ms)
+        response = pb.GetMetricsResponse()
         if kind in {"all", "performance"}:
-            took = found.latencies
-            answer.performance.CopyFrom(
+            latencies = metrics.latencies
+            response.performance.CopyFrom(
                 pb.PerformanceMetrics(
-                    avg_deliberation_ms=took.deliberation_ms,
-                    avg_orchestration_ms=took.orchestration_ms,
-                    p50_latency_ms=took.p50_ms,
-                    p95_latency_ms=took.p95_ms,
-                    p99_latency_ms=took.p99_ms,
+                    avg_deliberation_ms=latencies.deliberation_ms,
+                    avg_orchestration_ms=latencies.orchestration_ms,
+                    p50_latency_ms=latencies.p50_ms,
+                    p95_latency_ms=latencies.p95_ms,
+                    p99_latency_ms=latencies.p99_ms,
                 )
             )
         if kind in {"all", "agents"}:
-            answer.agents.CopyFrom(
+            response.agents.CopyFrom(
                 pb.AgentMetrics(
-                    total_agents=sum(found.agents_by_role.values()),
-                    active_agents=found.active_agents,
-                    agents_per_role=found.agents_by_role,
-                    avg_agent_response_time_ms=found.response_ms,
+                    total_agents=sum(metrics.agents_by_role.values()),
+                    active_agents=metrics.active_agents,
+                    agents_per_role=metrics.agents_by_role,
+                    avg_agent_response_time_ms=metrics.response_ms,
                 )
             )
         if kind in {"all", "councils"}:
-            answer.councils.CopyFrom(
+            response.councils.CopyFrom(
                 pb.CouncilMetrics(
-                    total_councils=len(found.councils),
-                    active_councils=sum(health.busy > 0 for health in found.councils.values()),
+                    total_councils=len(metrics.councils),
+                    active_councils=sum(health.busy > 0 for health in metrics.councils.values()),
                     health_per_council={
                         name: pb.CouncilHealth(
                             status=health.status,
@@ -116,11 +113,11 @@ class MetricsService:
                             busy_agents=health.busy,
                             success_rate=health.success_rate,
                         )
-                        for name, health in found.councils.items()
+                        for name, health in metrics.councils.items()
                     },
                 )
             )
-        return answer
+        return response
 
 
 log = telemetry.get_logger(__name__)
@@ -131,7 +128,7 @@ _CANCEL_SECONDS = 10.0
 class OrchestratorService(
     StoryCalls, CouncilCalls, MetricsService, pb_grpc.OrchestratorServiceServicer
 ):
-    """All of orchestrator.v1: deliberations here, the rest in the classes above."""
+    """All methods of orchestrator.v1."""
 
     def __init__(self, dependencies: ApiDependencies) -> None:
         self._dependencies = dependencies
@@ -141,27 +138,29 @@ class OrchestratorService(
     async def Deliberate(
         self, request: pb.DeliberateRequest, context: Any
     ) -> pb.DeliberateResponse:
-        """Submit and wait; the deliberation dies with the call."""
+        """Submit and wait. The deliberation is cancelled if the call ends early."""
         return protobuf.deliberate_response(
             await self._submit_and_wait(_with_id(protobuf.request_of(request)), caller())
         )
 
-    async def _submit_and_wait(self, asked: DeliberationRequest, who: Principal) -> Outcome:
-        """Submit and wait. When the call ends early, the deliberation does too."""
+    async def _submit_and_wait(
+        self, deliberation_request: DeliberationRequest, who: Principal
+    ) -> Outcome:
+        """Submit a deliberation and wait for its outcome; cancel it if the call ends early."""
         submitted = False
         try:
-            await self._deliberations.submit(asked, who)
+            await self._deliberations.submit(deliberation_request, who)
             submitted = True
-            return await self._deliberations.wait(asked.task_id, who)
+            return await self._deliberations.wait(deliberation_request.task_id, who)
         except asyncio.CancelledError:
             if not self._dependencies.stopping.is_set():
-                await self._abandon(asked, who, submitted=submitted)
+                await self._abandon(deliberation_request, who, submitted=submitted)
             raise
 
     async def SubmitDeliberation(
         self, request: pb.DeliberateRequest, context: Any
     ) -> pb.SubmitDeliberationResponse:
-        """Submit and return at once."""
+        """Submit a deliberation and return at once."""
         deliberation = await self._deliberations.submit(protobuf.request_of(request), caller())
         return pb.SubmitDeliberationResponse(
             task_id=deliberation.task_id,
@@ -185,7 +184,7 @@ class OrchestratorService(
     async def StreamDeliberation(
         self, request: pb.DeliberateRequest, context: Any
     ) -> AsyncIterator[pb.DeliberationUpdate]:
-        """Submit and follow; a caller that goes away only detaches."""
+        """Submit a deliberation and stream its updates; it continues if the caller disconnects."""
         who = caller()
         deliberation = await self._deliberations.submit(protobuf.request_of(request), who)
         async for update in self._updates(deliberation.task_id, 0, who):
@@ -194,7 +193,7 @@ class OrchestratorService(
     async def WatchDeliberation(
         self, request: pb.WatchDeliberationRequest, context: Any
     ) -> AsyncIterator[pb.DeliberationUpdate]:
-        """Follow from after a seq."""
+        """Stream the updates of a deliberation after a seq."""
         if request.after_seq < 0:
             raise InvalidRequest(
                 f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all"
@@ -207,7 +206,7 @@ class OrchestratorService(
     async def CancelDeliberation(
         self, request: pb.CancelDeliberationRequest, context: Any
     ) -> pb.CancelDeliberationResponse:
-        """Stop it."""
+        """Cancel a deliberation."""
         reason = request.reason or "cancelled by its caller"
         status = await self._deliberations.cancel(
             check_id(request.task_id, "task_id"), reason, caller()
@@ -217,12 +216,12 @@ class OrchestratorService(
     async def SteerDeliberation(
         self, request: pb.SteerDeliberationRequest, context: Any
     ) -> pb.SteerDeliberationResponse:
-        """Tell its seats something."""
+        """Send a message to the seats of a deliberation."""
         await self.steer(request, request.request_id or new_task_id())
         return pb.SteerDeliberationResponse()
 
     async def steer(self, request: pb.SteerDeliberationRequest, key: str) -> None:
-        """Tell its seats something; `key` names the request among the caller's."""
+        """Send a message to the seats; `key` identifies the request among the caller's."""
         await comments.steer(
             self._deliberations, request.task_id, request.message, caller(), key=key
         )
@@ -230,7 +229,7 @@ class OrchestratorService(
     async def PauseDeliberation(
         self, request: pb.PauseDeliberationRequest, context: Any
     ) -> pb.PauseDeliberationResponse:
-        """Let it wait."""
+        """Pause a deliberation."""
         return pb.PauseDeliberationResponse(
             changed=await comments.pause(
                 self._deliberations, request.task_id, caller(), paused=True
@@ -240,7 +239,7 @@ class OrchestratorService(
     async def ResumeDeliberation(
         self, request: pb.ResumeDeliberationRequest, context: Any
     ) -> pb.ResumeDeliberationResponse:
-        """Let it go on."""
+        """Resume a paused deliberation."""
         return pb.ResumeDeliberationResponse(
             changed=await comments.pause(
                 self._deliberations, request.task_id, caller(), paused=False
@@ -251,37 +250,38 @@ class OrchestratorService(
         self, task_id: str, after_seq: int, who: Principal
     ) -> AsyncIterator[pb.DeliberationUpdate]:
         progress = Progress()
-        # Read from the beginning: how far it is follows from all events, also from those that the
-        # caller has seen.
+        # Read from the beginning: progress is computed from all events, including those that the
+        # caller has already seen.
         async for recorded in self._deliberations.watch(task_id, 0, who):
             progress, step = apply_event(progress, recorded)
             if recorded.comes_after(after_seq):
                 yield _update(task_id, recorded, step)
 
     async def _abandon(
-        self, asked: DeliberationRequest, who: Principal, *, submitted: bool
+        self, deliberation_request: DeliberationRequest, who: Principal, *, submitted: bool
     ) -> None:
-        """Cancel a deliberation whose caller is gone."""
+        """Cancel a deliberation whose caller has disconnected."""
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):
                 if not submitted:
-                    # The submission was cut and may or may not have been recorded. Repeating it is
-                    # harmless,
-                    # and says `AlreadyExists` where the id belongs to somebody else's deliberation.
-                    await self._deliberations.submit(asked, who)
-                await self._deliberations.cancel(asked.task_id, "the caller went away", who)
+                    # The submission was interrupted and may have been recorded. Repeating it is
+                    # harmless, and raises `AlreadyExists` if the id is another caller's.
+                    await self._deliberations.submit(deliberation_request, who)
+                await self._deliberations.cancel(
+                    deliberation_request.task_id, "the caller went away", who
+                )
         except AlreadyExists:
             return
         except (MoothallError, TimeoutError) as error:
             log.warning(
                 "could not cancel after the caller went away",
-                task_id=asked.task_id,
+                task_id=deliberation_request.task_id,
                 error=str(error),
             )
 
 
 def _with_id(request: DeliberationRequest) -> DeliberationRequest:
-    """Name it before it is submitted, so that it can be cancelled at any moment after."""
+    """Set the task id before submission, so that the deliberation can be cancelled at any time."""
     return request if request.task_id else replace(request, task_id=new_task_id())
 
 
@@ -299,7 +299,7 @@ def _update(task_id: str, recorded: Recorded, step: ProgressStep) -> pb.Delibera
 
 
 def _partial_result(recorded: Recorded) -> pb.DeliberationResult | None:
-    """Return the candidate that the event is about: a fresh one, or at the end the winner."""
+    """Return the candidate of an event: a new proposal, or the winner at the end."""
     event = recorded.event
     if event.type in {EventType.SEAT_PROPOSED, EventType.SEAT_REVISED}:
         return protobuf.proposal_message(load(Proposal, event.data.get("proposal")))

@@ -1,4 +1,4 @@
-"""OrchestratorService, the part about stories: orchestration, derivation, context."""
+"""The calls of OrchestratorService about stories: orchestration, derivation, context."""
 
 from __future__ import annotations
 
@@ -20,84 +20,96 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 
 
 class StoryCalls:
-    """What is done for a story. Needs `_decided` of the part about deliberations."""
+    """The story methods of OrchestratorService. Subclasses implement `_submit_and_wait`."""
 
     _dependencies: ApiDependencies
 
-    async def _submit_and_wait(self, asked: DeliberationRequest, who: Principal) -> Outcome:
+    async def _submit_and_wait(
+        self, deliberation_request: DeliberationRequest, who: Principal
+    ) -> Outcome:
         raise NotImplementedError
 
     async def Orchestrate(
         self, request: pb.OrchestrateRequest, context: Any
     ) -> pb.OrchestrateResponse:
-        """Let a council work on a task of a story; the deliberation dies with the call."""
+        """Let a council work on a task of a story. The deliberation is cancelled if the call ends
+        early.
+        """
         who = caller()
-        asked = orchestration(request)
+        deliberation_request = orchestration(request)
         if request.HasField("context_options"):
             briefing = await self._dependencies.briefings.brief(
-                _briefing(request.context_options, asked.task_id, asked.story_id, request.role, ""),
+                _briefing(
+                    request.context_options,
+                    deliberation_request.task_id,
+                    deliberation_request.story_id,
+                    request.role,
+                    "",
+                ),
                 who,
             )
-            told = "\n\n".join(part for part in (briefing.told, briefing.history) if part)
-            asked = replace(asked, context=told)
-        return protobuf.orchestrate_response(await self._submit_and_wait(asked, who))
+            context_text = "\n\n".join(part for part in (briefing.told, briefing.history) if part)
+            deliberation_request = replace(deliberation_request, context=context_text)
+        return protobuf.orchestrate_response(await self._submit_and_wait(deliberation_request, who))
 
     async def ProcessPlanningEvent(
         self, request: pb.ProcessPlanningEventRequest, context: Any
     ) -> pb.ProcessPlanningEventResponse:
-        """Record what happened to a story, and plan it where it moved to planning."""
-        done = await self._dependencies.plans.process(
+        """Record an event of a story, and plan the story if it moved to planning."""
+        planned = await self._dependencies.plans.process(
             protobuf.from_message(PlanningEvent, request), caller()
         )
         return pb.ProcessPlanningEventResponse(
-            processed=done.processed, message=done.message, derived_task_ids=done.task_ids
+            processed=planned.processed, message=planned.message, derived_task_ids=planned.task_ids
         )
 
     async def DeriveSubtasks(
         self, request: pb.DeriveSubtasksRequest, context: Any
     ) -> pb.DeriveSubtasksResponse:
-        """Return the ordered tasks of a story; published, councils take them up."""
-        asked = request.strategy
+        """Derive the ordered tasks of a story. If they are published, councils start to work on
+        them.
+        """
+        options = request.strategy
         strategy = Strategy(
-            asked.parallel_execution, tuple(asked.dependency_order), asked.max_tasks_per_role
+            options.parallel_execution, tuple(options.dependency_order), options.max_tasks_per_role
         )
-        made = await self._dependencies.plans.derive(
+        derivation = await self._dependencies.plans.derive(
             request.case_id,
             request.plan_id,
             request.roles,
             strategy,
             caller(),
-            publish=asked.auto_publish_to_nats,
+            publish=options.auto_publish_to_nats,
         )
         return pb.DeriveSubtasksResponse(
-            tasks=[protobuf.to_message(pb.AtomicTask, task) for task in made.tasks],
-            derivation_id=made.id,
-            total_tasks=len(made.tasks),
+            tasks=[protobuf.to_message(pb.AtomicTask, task) for task in derivation.tasks],
+            derivation_id=derivation.id,
+            total_tasks=len(derivation.tasks),
         )
 
     async def GetTaskContext(
         self, request: pb.GetTaskContextRequest, context: Any
     ) -> pb.GetTaskContextResponse:
-        """Tell what is known of a task and its story."""
+        """Return the briefing about a task and its story."""
         story_id = _story_of(request.story_id, request.case_id)
-        made = await self._dependencies.briefings.brief(
+        briefing = await self._dependencies.briefings.brief(
             _briefing(request.options, request.task_id, story_id, request.role, request.phase),
             caller(),
         )
         return pb.GetTaskContextResponse(
-            context_text=made.text,
-            blocks=protobuf.to_message(pb.ContextBlocks, made),
-            token_count=made.tokens,
-            version_hash=made.version,
+            context_text=briefing.text,
+            blocks=protobuf.to_message(pb.ContextBlocks, briefing),
+            token_count=briefing.tokens,
+            version_hash=briefing.version,
         )
 
 
 def orchestration(request: pb.OrchestrateRequest) -> DeliberationRequest:
-    """Return what a caller asks for. An architect's selection: the reviews are an architect's, and
-    all are reviewed.
+    """Convert a request. With architect selection, the reviewer is an architect and all candidates
+    are reviewed.
     """
     options = request.options
-    asked = DeliberationRequest(
+    deliberation_request = DeliberationRequest(
         description=request.task_description,
         role=request.role,
         task_id=check_id(request.task_id, "task_id") if request.task_id else new_task_id(),
@@ -110,11 +122,15 @@ def orchestration(request: pb.OrchestrateRequest) -> DeliberationRequest:
         plan_id=request.plan_id,
         origin="orchestrate",
     )
-    return council_params.apply_params(asked, options.custom_params, council_params.REQUEST_PARAMS)
+    return council_params.apply_params(
+        deliberation_request, options.custom_params, council_params.REQUEST_PARAMS
+    )
 
 
 def _story_of(story_id: str, case_id: str) -> str:
-    """A case is known by its story; a caller names one of the two, or both alike."""
+    """Return the story id. A case is its story: callers give one of the two ids, or both with the
+    same value.
+    """
     if story_id and case_id and story_id != case_id:
         raise InvalidRequest(
             f"story_id {story_id[:80]!r} and case_id {case_id[:80]!r} differ; they name the same "

@@ -1,4 +1,4 @@
-"""The page that Prometheus reads."""
+"""The metrics endpoint for Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from moothall import config, telemetry
-from moothall.api.asgi import ListenAddress, ServerLimits, serving
+from moothall.api.asgi import ListenAddress, ServerLimits, serve_asgi
 from moothall.api.http.edge import host_name
 from moothall.api.identity import is_loopback
 from moothall.errors import ConfigurationError
@@ -28,25 +28,25 @@ from moothall.telemetry.metrics import REGISTRY
 log = telemetry.get_logger(__name__)
 
 DEFAULT_PORT = 9464
-_MEASURE_SECONDS = 3.0
+_MEASURE_TIMEOUT_SECONDS = 3.0
 
 Snapshots = Callable[[], Mapping[str, Snapshot]]
 
 
 @asynccontextmanager
-async def figures_page(
+async def serve_metrics(
     settings: config.MetricsSettings,
     snapshots: Snapshots,
     measure: Callable[[], Awaitable[None]],
     *,
-    measure_seconds: float = _MEASURE_SECONDS,
+    measure_seconds: float = _MEASURE_TIMEOUT_SECONDS,
 ) -> AsyncIterator[int]:
-    """Serve `/metrics` until the context ends; yields the port, 0 where the default one is taken,
-    which is logged.
+    """Serve `/metrics` until the context ends. Yields the port; 0, after a log message, if the
+    default port is taken.
 
-    `measure` looks up, before each answer, what nobody counts, for `measure_seconds` at most.
-    Raises `ConfigurationError` for a chosen port that is taken, and for an address that is not
-    loopback without a token.
+    `measure` updates the metrics that are not counted by events, before each response and for at
+    most `measure_seconds`. Raises `ConfigurationError` for a configured port that is taken, and for
+    a non-loopback address without a token.
     """
     if settings.token is None and not is_loopback(settings.host):
         raise ConfigurationError(
@@ -55,12 +55,14 @@ async def figures_page(
         )
 
     async def answer(request: Request) -> Response:
-        called = request.headers.get("host", "")
+        host_header = request.headers.get("host", "")
         if is_loopback(settings.host) and not is_loopback(
-            host_name(called)
-        ):  # a page of somebody else's, by a name of theirs
+            host_name(host_header)
+        ):  # DNS rebinding by a foreign page
             return PlainTextResponse("this server is not called so\n", 403)
-        if settings.token is not None and not _knows(request, settings.token.get_secret_value()):
+        if settings.token is not None and not _has_token(
+            request, settings.token.get_secret_value()
+        ):
             return PlainTextResponse(
                 "a bearer token is needed\n", 401, {"WWW-Authenticate": "Bearer"}
             )
@@ -77,21 +79,21 @@ async def figures_page(
         return Response(page, headers={"Content-Type": content_type})
 
     address = ListenAddress("figures", "metrics", settings.host, settings.port, DEFAULT_PORT)
-    async with serving(
+    async with serve_asgi(
         Starlette(routes=[Route("/metrics", answer)]), address, ServerLimits()
     ) as port:
         yield port
 
 
-def _knows(request: Request, token: str) -> bool:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+def _has_token(request: Request, token: str) -> bool:
+    scheme, _, sent_token = request.headers.get("authorization", "").partition(" ")
     return scheme.lower() == "bearer" and hmac.compare_digest(
-        given.strip().encode(), token.encode()
+        sent_token.strip().encode(), token.encode()
     )
 
 
 class _Families:
-    """Snapshots as Prometheus's client library wants them: each figure once, with its process as
+    """Snapshots as Prometheus's client library expects them: each metric once, with its process as
     the last label.
     """
 
@@ -99,26 +101,29 @@ class _Families:
         self._snapshots = snapshots
 
     def collect(self) -> Iterable[Metric]:
-        """Yield a family for every figure, those without a value yet too."""
+        """Yield a family for every metric, also for those without a value."""
         for name, figure in REGISTRY.figures.items():
             yield _family(
-                figure, {process: found.get(name, []) for process, found in self._snapshots.items()}
+                figure,
+                {process: snapshot.get(name, []) for process, snapshot in self._snapshots.items()},
             )
 
 
 def _family(figure: AnyFigure, rows: Mapping[str, list[list[Any]]]) -> Metric:
     labels = [*figure.labels, "process"]
-    placed = [
-        ([*values, process], value) for process, found in rows.items() for values, value in found
+    samples = [
+        ([*values, process], value)
+        for process, process_rows in rows.items()
+        for values, value in process_rows
     ]
     if isinstance(figure, Histogram):
         histogram = HistogramMetricFamily(figure.name, figure.about, labels=labels)
         bounds = [*map(str, figure.buckets), "+Inf"]
-        for values, (*counts, total) in placed:
+        for values, (*counts, total) in samples:
             histogram.add_metric(values, list(zip(bounds, accumulate(counts), strict=True)), total)
         return histogram
     kind = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
     family = kind(figure.name.removesuffix("_total"), figure.about, labels=labels)
-    for values, value in placed:
+    for values, value in samples:
         family.add_metric(values, value)
     return family

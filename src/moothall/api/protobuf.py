@@ -1,4 +1,4 @@
-"""Between protobuf and the domain's words. Nothing is decided here."""
+"""Conversions between protobuf messages and domain objects, without any decisions."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.sandbox_runtime.findings import findings
 
-_LINT_ERRORS = 50
+_MAX_LINT_ERRORS = 50
 _WARNING = re.compile(
     r"warning\b|W\d{2,5}\b", re.IGNORECASE
-)  # in words, or by its code, as of pylint and flake8
-# protobuf's JSON parser takes 100 levels, and counts a Struct's several times.
-_STRUCT_DEPTH = 24
-_STRUCT_NUMBER = 2**53
+)  # a word, or a code such as those of pylint and flake8
+# protobuf's JSON parser accepts 100 levels; each level of a Struct counts several times.
+_MAX_STRUCT_DEPTH = 24
+_MAX_STRUCT_INTEGER = 2**53
 
 
 M = TypeVar("M", bound=Message)
 D = TypeVar("D")
 
 
-def to_message(kind: type[M], value: object, **more: Any) -> M:
-    """Return a dataclass as a message: what both have under one name, messages in it too. `more` is
-    what is said otherwise.
+def to_message(kind: type[M], value: object, **overrides: Any) -> M:
+    """Convert a dataclass to a message: fields with the same name, nested messages included.
+    `overrides` replaces or adds fields.
     """
-    plain, made = _shared_fields(cast("Hashable", kind), cast("Hashable", type(value)))
-    said = {name: getattr(value, name) for name in plain}
-    for name, make in made:
-        if name not in more and (given := getattr(value, name)) is not None:
-            said[name] = make(given)
-    said |= more
+    plain, converters = _shared_fields(cast("Hashable", kind), cast("Hashable", type(value)))
+    message_fields = {name: getattr(value, name) for name in plain}
+    for name, convert in converters:
+        if name not in overrides and (field_value := getattr(value, name)) is not None:
+            message_fields[name] = convert(field_value)
+    message_fields |= overrides
     build: Any = kind
-    return cast("M", build(**said))
+    return cast("M", build(**message_fields))
 
 
 @cache
 def _shared_fields(
     kind: Hashable, source: Hashable
 ) -> tuple[list[str], list[tuple[str, Callable[[Any], Any]]]]:
-    """Return the names that a message and a dataclass share: of what goes over as it is, and the
-    others with what makes it.
+    """Return the field names that a message and a dataclass share: those copied as they are, and
+    the others with their converters.
     """
     names = {field.name for field in fields(cast("Any", source))}
     shared = [field for field in cast("Any", kind).DESCRIPTOR.fields if field.name in names]
     plain = [field.name for field in shared if field.message_type is None]
     return plain, [
-        (field.name, _maker(field)) for field in shared if field.message_type is not None
+        (field.name, _converter(field)) for field in shared if field.message_type is not None
     ]
 
 
-def _maker(field: Any) -> Callable[[Any], Any]:
-    """Return what makes a field's message, or map, of what a dataclass has there."""
+def _converter(field: Any) -> Callable[[Any], Any]:
+    """Return the function that converts a dataclass field to a message or map field."""
     inner = field.message_type
     if inner.GetOptions().map_entry:
         return dict
@@ -77,35 +77,35 @@ def _maker(field: Any) -> Callable[[Any], Any]:
         return struct
     kind = GetMessageClass(inner)
     if field.is_repeated:
-        return lambda given: [to_message(kind, item) for item in given]
-    return lambda given: to_message(kind, given)
+        return lambda values: [to_message(kind, item) for item in values]
+    return lambda value: to_message(kind, value)
 
 
-def from_message(kind: type[D], message: Message, **more: Any) -> D:
-    """Return a message as a dataclass: the scalars, lists and maps that both have under one name.
-    `more` is what is said otherwise.
+def from_message(kind: type[D], message: Message, **overrides: Any) -> D:
+    """Convert a message to a dataclass: scalars, lists and maps with the same name. `overrides`
+    replaces or adds fields.
     """
-    names = {field.name for field in fields(cast("Any", kind))} - more.keys()
-    said: dict[str, Any] = {}
+    names = {field.name for field in fields(cast("Any", kind))} - overrides.keys()
+    arguments: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         if field.name in names:
-            given, inner = getattr(message, field.name), field.message_type
-            said[field.name] = (
-                given
+            field_value, message_type = getattr(message, field.name), field.message_type
+            arguments[field.name] = (
+                field_value
                 if not field.is_repeated
-                else dict(given)
-                if inner is not None
-                else tuple(given)
+                else dict(field_value)
+                if message_type is not None
+                else tuple(field_value)
             )
-    return kind(**said, **more)
+    return kind(**arguments, **overrides)
 
 
 # ---- from callers
 
 
 def request_of(message: pb.DeliberateRequest) -> DeliberationRequest:
-    """Return what a caller asks for; unset stays unset, the deliberation service fills in and
-    checks.
+    """Convert a request. Unset fields stay unset; the deliberation service checks them and fills in
+    defaults.
     """
     return from_message(
         DeliberationRequest,
@@ -120,25 +120,25 @@ def request_of(message: pb.DeliberateRequest) -> DeliberationRequest:
 
 
 def request_message(request: DeliberationRequest) -> pb.DeliberateRequest:
-    """Return a request as a caller of a server elsewhere says it."""
+    """Convert a request for a remote server."""
     return to_message(pb.DeliberateRequest, request, task_description=request.description)
 
 
 def repository_of(message: common_pb2.Repository) -> RepositoryRef | None:
-    """Return which repository; an empty message names none."""
-    named = from_message(RepositoryRef, message)
-    return named if named != RepositoryRef() else None
+    """Return the repository of a message; None if the message is empty."""
+    repository = from_message(RepositoryRef, message)
+    return repository if repository != RepositoryRef() else None
 
 
-def struct_data(given: struct_pb2.Struct, what: str) -> dict[str, Any]:
-    """Return a Struct as JSON data. It knows one kind of number: whole ones become integers again.
-    Raises `InvalidRequest`.
+def struct_data(message: struct_pb2.Struct, what: str) -> dict[str, Any]:
+    """Convert a Struct to JSON data. A Struct has only doubles, so whole numbers become integers
+    again. Raises `InvalidRequest`; `what` names the field in it.
     """
     try:
-        told: dict[str, Any] = json_format.MessageToDict(given)
+        data: dict[str, Any] = json_format.MessageToDict(message)
     except (json_format.Error, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what}: no JSON object: {error}") from error
-    return {name: whole_numbers(value) for name, value in told.items()}
+    return {name: whole_numbers(value) for name, value in data.items()}
 
 
 # ---- to callers
@@ -150,19 +150,19 @@ def status_message(status: DeliberationStatus) -> pb.DeliberationStatus.ValueTyp
 
 
 def status_of(status: pb.DeliberationStatus.ValueType) -> DeliberationStatus:
-    """Return what the wire's value says."""
+    """Return the domain status of the wire's enum value."""
     return DeliberationStatus(
         pb.DeliberationStatus.Name(status).removeprefix("DELIBERATION_STATUS_")
     )
 
 
 def deliberate_response(outcome: Outcome) -> pb.DeliberateResponse:
-    """Return the answer to the caller who waited."""
+    """Return the response for a caller that waited."""
     return to_message(pb.DeliberateResponse, outcome, **_fields_of(outcome))
 
 
 def result_response(outcome: Outcome) -> pb.GetDeliberationResultResponse:
-    """Return how it stands to the caller who polls."""
+    """Return the response for a caller that polls."""
     return to_message(pb.GetDeliberationResultResponse, outcome, **_fields_of(outcome))
 
 
@@ -176,8 +176,8 @@ def _fields_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def orchestrate_response(outcome: Outcome) -> pb.OrchestrateResponse:
-    """Return the winner, absent where none got through the gates, and all candidates, best
-    first.
+    """Return all candidates, best first, and the winner, which is unset if no candidate passed the
+    acceptance checks.
     """
     ranked = result_messages(outcome.results)
     metadata = _metadata(outcome)
@@ -197,7 +197,7 @@ def orchestrate_response(outcome: Outcome) -> pb.OrchestrateResponse:
 
 
 def result_messages(results: Sequence[Result]) -> list[pb.DeliberationResult]:
-    """Return the ranking; each candidate with the earlier contents of its seat, oldest first."""
+    """Return the ranking. Each candidate has the earlier contents of its seat, oldest first."""
     oldest_first = sorted(results, key=lambda result: result.revision)
 
     def earlier(result: Result) -> list[str]:
@@ -223,23 +223,25 @@ def result_messages(results: Sequence[Result]) -> list[pb.DeliberationResult]:
 
 
 def proposal_message(proposal: Proposal) -> pb.DeliberationResult:
-    """Return a candidate that nothing is known of yet but its content: no rank, no checks."""
+    """Return a candidate that has only its content: no rank and no checks yet."""
     return pb.DeliberationResult(proposal=_proposal(proposal))
 
 
-def _proposal(told: Proposal | Result, **more: Any) -> pb.Proposal:
-    return to_message(pb.Proposal, told, author_id=told.seat, author_role=told.role, **more)
+def _proposal(source: Proposal | Result, **overrides: Any) -> pb.Proposal:
+    return to_message(
+        pb.Proposal, source, author_id=source.seat, author_role=source.role, **overrides
+    )
 
 
 def check_suite(evidence: Iterable[Evidence], *, all_passed: bool) -> pb.CheckSuite:
-    """Return the checks by kind. A part without its check stays unset: that is not `passed`."""
+    """Return the checks by kind. A kind without a check stays unset, which does not mean passed."""
     suite = pb.CheckSuite(all_passed=all_passed)
     for item in evidence:
         passed = item.verdict == Verdict.PASSED
         complaints = (
             []
             if passed
-            else [line for line in item.output.splitlines() if line.strip()][:_LINT_ERRORS]
+            else [line for line in item.output.splitlines() if line.strip()][:_MAX_LINT_ERRORS]
         )
         if item.check == "lint":
             suite.lint.CopyFrom(_lint(item, complaints, passed=passed))
@@ -261,22 +263,24 @@ def check_suite(evidence: Iterable[Evidence], *, all_passed: bool) -> pb.CheckSu
 
 
 def _lint(item: Evidence, complaints: Sequence[str], *, passed: bool) -> pb.LintCheck:
-    """Warnings are counted also where none of them stands against the candidate."""
-    said = [line.partition(": ")[2] for line in findings(item.output)]
-    warnings = sum(_WARNING.match(words) is not None for words in said)
-    errors = 0 if passed else item.failed or (len(said) - warnings if said else len(complaints))
+    """Count warnings even if none of them counts against the candidate."""
+    messages = [line.partition(": ")[2] for line in findings(item.output)]
+    warnings = sum(_WARNING.match(message) is not None for message in messages)
+    errors = (
+        0 if passed else item.failed or (len(messages) - warnings if messages else len(complaints))
+    )
     return pb.LintCheck(
         passed=passed, error_count=errors, warning_count=warnings, errors=complaints
     )
 
 
 def _additional(item: Evidence) -> pb.AdditionalCheck:
-    counted = item.passed + item.failed
-    whole = 1.0 if item.verdict == Verdict.PASSED else 0.0
+    total = item.passed + item.failed
+    fallback_score = 1.0 if item.verdict == Verdict.PASSED else 0.0
     return pb.AdditionalCheck(
         check_type=item.check,
         passed=item.verdict == Verdict.PASSED,
-        score=item.passed / counted if counted else whole,
+        score=item.passed / total if total else fallback_score,
         message=f"{item.verdict.value}: {item.passed} passed, {item.failed} failed, {item.skipped} "
         "skipped",
         details={
@@ -288,8 +292,8 @@ def _additional(item: Evidence) -> pb.AdditionalCheck:
 
 
 def event_message(event: Event) -> common_pb2.Event:
-    """Return a fact; its data as a Struct, in which every number is a double (integers beyond 2**53
-    are text).
+    """Convert an event. Its data becomes a Struct, in which every number is a double; integers from
+    2**53 are text.
     """
     return to_message(
         common_pb2.Event, event, correlation_id=event.correlationid, causation_id=event.causationid
@@ -297,18 +301,18 @@ def event_message(event: Event) -> common_pb2.Event:
 
 
 def struct(data: Mapping[str, Any]) -> struct_pb2.Struct:
-    """Return JSON data as a Struct; see `event_message`."""
-    return json_format.ParseDict(_fit_struct(data, _STRUCT_DEPTH), struct_pb2.Struct())
+    """Convert JSON data to a Struct; see `event_message`."""
+    return json_format.ParseDict(_fit_struct(data, _MAX_STRUCT_DEPTH), struct_pb2.Struct())
 
 
 def value(data: Any) -> struct_pb2.Value:
-    """Return JSON data as a Value; see `event_message`."""
-    return json_format.ParseDict(_fit_struct(data, _STRUCT_DEPTH), struct_pb2.Value())
+    """Convert JSON data to a Value; see `event_message`."""
+    return json_format.ParseDict(_fit_struct(data, _MAX_STRUCT_DEPTH), struct_pb2.Value())
 
 
 def _fit_struct(value: Any, depth: int) -> Any:
-    """Return JSON data that a Struct can hold exactly; larger integers as text, deeper nesting left
-    out.
+    """Return JSON data that a Struct can hold exactly. Larger integers become text, deeper nesting
+    is left out.
     """
     match value:
         case Mapping() if depth:
@@ -317,10 +321,10 @@ def _fit_struct(value: Any, depth: int) -> Any:
             return [_fit_struct(item, depth - 1) for item in value]
         case None | bool() | float() | str():
             return value
-        case int() if abs(value) < _STRUCT_NUMBER:
+        case int() if abs(value) < _MAX_STRUCT_INTEGER:
             return value
         case int():
-            return str(value)  # as protobuf's JSON does: a double would be another number
+            return str(value)  # as in protobuf's JSON; a double would change the number
         case _:
             return "[left out]"
 

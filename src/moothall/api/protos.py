@@ -1,4 +1,4 @@
-"""The services of the protos and what answers their calls: the one list behind gRPC and HTTP."""
+"""The services of the protos and their implementations: one list for gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from moothall.pb.workspace.v1 import workspace_pb2, workspace_pb2_grpc
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service: `answers` has a coroutine, or an async generator where a method streams, for each
-    method. `add` gives it to a gRPC server.
+    """A service. `servicer` has a coroutine for each method, or an async generator if the method
+    streams. `add` adds it to a gRPC server.
     """
 
     descriptor: ServiceDescriptor
-    answers: Any
+    servicer: Any
     add: Callable[[Any, Any], None]
 
 
 def services_of(dependencies: ApiDependencies) -> list[Service]:
-    """Return what can be called."""
-    found = (
+    """Return the services that this process serves."""
+    services = (
         []
         if "api" not in dependencies.served
         else [
@@ -63,31 +63,31 @@ def services_of(dependencies: ApiDependencies) -> list[Service]:
             _service("ContextService", context_pb2, context_pb2_grpc, Context(dependencies)),
         ]
     )
-    if dependencies.visits is not None:
+    if dependencies.tool_sessions is not None:
         tools = ToolService(
-            Tools(dependencies.visits, dependencies.parking, dependencies.workflows)
+            Tools(dependencies.tool_sessions, dependencies.approvals, dependencies.workflows)
         )
-        found += [
+        services += [
             _service("ToolService", tool_pb2, tool_pb2_grpc, tools),
             _service(
                 "AgentKernel",
                 kernel_pb2,
                 kernel_pb2_grpc,
-                AgentKernel(dependencies.deliberations, dependencies.visits),
+                AgentKernel(dependencies.deliberations, dependencies.tool_sessions),
             ),
         ]
     if dependencies.agents is not None:
-        agents = AgentService(dependencies.agents, dependencies.checkup, dependencies.models)
-        found.append(_service("AgentService", agent_pb2, agent_pb2_grpc, agents))
+        agents = AgentService(dependencies.agents, dependencies.health_check, dependencies.models)
+        services.append(_service("AgentService", agent_pb2, agent_pb2_grpc, agents))
     if dependencies.executions is not None:
-        found.append(
+        services.append(
             _service(
                 "SecureRunner", runner_pb2, runner_pb2_grpc, SecureRunner(dependencies.executions)
             )
         )
-    return found
+    return services
 
 
-def _service(name: str, messages: Any, stubs: Any, answers: Any) -> Service:
+def _service(name: str, messages: Any, stubs: Any, servicer: Any) -> Service:
     descriptor = cast("ServiceDescriptor", messages.DESCRIPTOR.services_by_name[name])
-    return Service(descriptor, answers, getattr(stubs, f"add_{name}Servicer_to_server"))
+    return Service(descriptor, servicer, getattr(stubs, f"add_{name}Servicer_to_server"))

@@ -1,4 +1,4 @@
-"""A kernel on another machine, as one who asks it sees it."""
+"""A client for the kernel of a remote server."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as council_pb
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as orchestrator_grpc
 
 _CALL_SECONDS = 30.0
-_TRIES, _PAUSE = 20, 0.5
-_KINDS: dict[grpc.StatusCode, type[errors.Permanent]] = {
+_MAX_RECONNECTS, _RETRY_PAUSE_SECONDS = 20, 0.5
+_ERROR_TYPES: dict[grpc.StatusCode, type[errors.Permanent]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
     grpc.StatusCode.NOT_FOUND: errors.NotFound,
     grpc.StatusCode.ALREADY_EXISTS: errors.AlreadyExists,
@@ -39,52 +39,54 @@ _KINDS: dict[grpc.StatusCode, type[errors.Permanent]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.Refused,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
 }
-_NOTHING = DeliberationRequest("", "")
-_SAID = {"description", *council_pb.DeliberateRequest.DESCRIPTOR.fields_by_name}
-_UNSAID = tuple(field.name for field in fields(DeliberationRequest) if field.name not in _SAID)
-PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
-"""Codes of what may pass."""
+_EMPTY_REQUEST = DeliberationRequest("", "")
+_SENT_FIELDS = {"description", *council_pb.DeliberateRequest.DESCRIPTOR.fields_by_name}
+_LOCAL_FIELDS = tuple(
+    field.name for field in fields(DeliberationRequest) if field.name not in _SENT_FIELDS
+)
+TEMPORARY_CODES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+"""Status codes of errors that may go away by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What a server calls the task that it took."""
+    """A task that a server has accepted."""
 
     task_id: str
 
 
 class RemoteKernel:
-    """Submits deliberations, or tasks of one agent, to a server and follows them, each by the
-    service that took it: with processes by role, no door has both. Who asks is said by the token,
-    whatever `who` is. `pause_seconds` is the first delay before a lost server is asked again; it
-    doubles.
+    """A client that submits deliberations, or tasks of one agent, to a server and follows them.
+    Each is followed at the service that accepted it: with one process per role, no server has both
+    services. The token identifies the caller; `who` is ignored. `pause_seconds` is the first delay
+    before a reconnect; it doubles.
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, token: str, pause_seconds: float = _PAUSE
+        self, channel: grpc.aio.Channel, token: str, pause_seconds: float = _RETRY_PAUSE_SECONDS
     ) -> None:
         self._stub: Any = pb_grpc.AgentKernelStub(channel)
         self._councils: Any = orchestrator_grpc.OrchestratorServiceStub(channel)
-        self._convened: set[str] = set()
+        self._deliberation_ids: set[str] = set()
         self._metadata = (("authorization", f"Bearer {token}"),)
-        self._pause = pause_seconds
+        self._retry_pause_seconds = pause_seconds
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Submitted:
-        """Create the task. A repeat is the same one. Raises what the server says."""
+        """Create a task. Repeating a request returns the same task. Raises the server's errors."""
         del who
         if request.protocol != "ask":
-            return await self._convene(request)
+            return await self._submit_deliberation(request)
         constraints, budget = request.constraints, request.budget
         if constraints.max_iterations or request.seed is not None:
             raise errors.InvalidRequest(
-                "turns and seed cannot be said to a server elsewhere: its own settings say them"
+                "a remote server does not accept turns and seed: its own settings decide them"
             )
-        named = request.repository
+        repository = request.repository
         created = await self._call(
             "CreateTask",
             pb.CreateTaskRequest(
                 prompt=request.description,
-                workspace=(named.id or named.url) if named else "",
+                workspace=(repository.id or repository.url) if repository else "",
                 agent=request.role,
                 budget=common_pb2.Budget(
                     tokens=budget.tokens,
@@ -93,69 +95,71 @@ class RemoteKernel:
                     cost_usd=budget.cost_usd,
                 ),
                 task_id=request.task_id,
-                ref=named.ref if named else "",
+                ref=repository.ref if repository else "",
                 follows=request.follows,
             ),
         )
         return Submitted(created.task_id)
 
-    async def _convene(self, request: DeliberationRequest) -> Submitted:
-        if unsaid := [
+    async def _submit_deliberation(self, request: DeliberationRequest) -> Submitted:
+        if unsupported := [
             name.replace("_", " ")
-            for name in _UNSAID
-            if getattr(request, name) != getattr(_NOTHING, name)
+            for name in _LOCAL_FIELDS
+            if getattr(request, name) != getattr(_EMPTY_REQUEST, name)
         ]:
             raise errors.InvalidRequest(
-                f"{', '.join(unsaid)} cannot be said to a server elsewhere: its own settings say "
-                "such things"
+                f"a remote server does not accept {', '.join(unsupported)}: its own settings "
+                "decide this"
             )
-        made = await self._call(
+        submitted = await self._call(
             "SubmitDeliberation", protobuf.request_message(request), self._councils
         )
-        self._convened.add(made.task_id)
-        return Submitted(made.task_id)
+        self._deliberation_ids.add(submitted.task_id)
+        return Submitted(submitted.task_id)
 
     async def watch(
         self, task_id: str, after_seq: int, who: Principal
     ) -> AsyncGenerator[Recorded, None]:
-        """Yield the task's events and end after its decision. A connection that is lost is made
-        again, from the last seq.
+        """Yield the task's events until its decision. A lost connection is reopened after the last
+        seq.
         """
         del who
-        seen, lost = after_seq, 0
+        last_seq, failures = after_seq, 0
         while True:
-            stream = self._follow(task_id, seen)
+            stream = self._open_stream(task_id, last_seq)
             try:
                 with _translate_errors():
-                    async for told in stream:
-                        seen, lost = told.seq, 0
-                        if (recorded := _recorded(task_id, told)) is not None:
+                    async for update in stream:
+                        last_seq, failures = update.seq, 0
+                        if (recorded := _recorded(task_id, update)) is not None:
                             yield recorded
             except errors.Temporary:
-                lost += 1
-                if lost > _TRIES:
+                failures += 1
+                if failures > _MAX_RECONNECTS:
                     raise
-                await asyncio.sleep(min(self._pause * 2 ** min(lost - 1, 4), 5.0))
+                await asyncio.sleep(min(self._retry_pause_seconds * 2 ** min(failures - 1, 4), 5.0))
             else:
                 return
             finally:
                 stream.cancel()
 
-    def _follow(self, task_id: str, after_seq: int) -> Any:
-        if task_id in self._convened:
-            asked = council_pb.WatchDeliberationRequest(task_id=task_id, after_seq=after_seq)
-            return self._councils.WatchDeliberation(asked, metadata=self._metadata)
+    def _open_stream(self, task_id: str, after_seq: int) -> Any:
+        if task_id in self._deliberation_ids:
+            watch_request = council_pb.WatchDeliberationRequest(
+                task_id=task_id, after_seq=after_seq
+            )
+            return self._councils.WatchDeliberation(watch_request, metadata=self._metadata)
         return self._stub.StreamTaskEvents(
             pb.StreamTaskEventsRequest(task_id=task_id, after_seq=after_seq),
             metadata=self._metadata,
         )
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
-        """Return the end, as `wait` does: there is nothing else to ask."""
+        """Wait for the outcome: the server offers no other way to read it."""
         return await self.wait(task_id, who)
 
     async def wait(self, task_id: str, who: Principal) -> Outcome:
-        """Return the end."""
+        """Wait for the outcome."""
         async with aclosing(self.watch(task_id, 0, who)) as events:
             async for recorded in events:
                 if recorded.event.type is EventType.DELIBERATION_DECIDED:
@@ -163,17 +167,17 @@ class RemoteKernel:
         raise errors.NotFound(f"task {task_id!r} ended without a decision")
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
-        """Stop it, and say how it stands."""
+        """Cancel a task and return its status."""
         del who
-        if task_id in self._convened:
-            asked = council_pb.CancelDeliberationRequest(task_id=task_id, reason=reason)
+        if task_id in self._deliberation_ids:
+            cancel_request = council_pb.CancelDeliberationRequest(task_id=task_id, reason=reason)
             return protobuf.status_of(
-                (await self._call("CancelDeliberation", asked, self._councils)).status
+                (await self._call("CancelDeliberation", cancel_request, self._councils)).status
             )
-        answer = await self._call(
+        response = await self._call(
             "CancelTask", pb.CancelTaskRequest(task_id=task_id, reason=reason)
         )
-        return DeliberationStatus(answer.status)
+        return DeliberationStatus(response.status)
 
     async def _call(self, method: str, request: Any, stub: Any = None) -> Any:
         with _translate_errors():
@@ -182,39 +186,43 @@ class RemoteKernel:
             )
 
 
-def _recorded(task_id: str, told: pb.TaskEvent | council_pb.DeliberationUpdate) -> Recorded | None:
-    """Return an event; None for a type that only newer versions know."""
-    kind, data = (
-        (told.type, told.payload)
-        if isinstance(told, pb.TaskEvent)
-        else (told.event.type, told.event.data)
+def _recorded(
+    task_id: str, update: pb.TaskEvent | council_pb.DeliberationUpdate
+) -> Recorded | None:
+    """Convert an update to an event; None for types that only newer versions know."""
+    type_name, data = (
+        (update.type, update.payload)
+        if isinstance(update, pb.TaskEvent)
+        else (update.event.type, update.event.data)
     )
     try:
-        found = EventType(kind)
+        event_type = EventType(type_name)
     except ValueError:
         return None
-    return Recorded(told.seq, Event("", found, task_id, protobuf.struct_data(data, "payload")))
+    return Recorded(
+        update.seq, Event("", event_type, task_id, protobuf.struct_data(data, "payload"))
+    )
 
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Say what the server said in our own errors."""
+    """Raise the server's errors as our own types."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        code, said = error.code(), str(error.details() or "")[:1000]
-        if code in PASSING:
+        code, message = error.code(), str(error.details() or "")[:1000]
+        if code in TEMPORARY_CODES:
             raise errors.Temporary(
-                f"the server cannot be reached or has too much to do: {said}"
+                f"the server cannot be reached or has too much to do: {message}"
             ) from error
-        kind = _KINDS.get(code, errors.Permanent)
-        wrong = kind(said or f"the server answered {code.name}")
-        wrong.code = _reason(error) or kind.code
-        raise wrong from error
+        error_type = _ERROR_TYPES.get(code, errors.Permanent)
+        translated = error_type(message or f"the server answered {code.name}")
+        translated.code = _reason(error) or error_type.code
+        raise translated from error
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
-    """Return the machine code that an error of ours carries."""
+    """Return the machine code from the error's details, '' if there is none."""
     status = rpc_status.from_call(error)  # type: ignore[arg-type] # it is one
     info = error_details_pb2.ErrorInfo()
     return (
@@ -228,8 +236,8 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
 async def remote_kernel(
     server: str, token: str, ca: Path | None = None
 ) -> AsyncIterator[RemoteKernel]:
-    """Connect to `HOST:PORT`: in plain text on loopback, else over TLS, trusting `ca` or this
-    machine's own authorities.
+    """Connect to `HOST:PORT`: in plain text on loopback, otherwise over TLS, with `ca` or this
+    machine's trusted authorities.
 
     Raises `ConfigurationError`.
     """
@@ -238,7 +246,7 @@ async def remote_kernel(
 
 
 async def open_channel(server: str, ca: Path | None = None) -> grpc.aio.Channel:
-    """Return a channel to `HOST:PORT`, as `remote_kernel` has it. Raises `ConfigurationError`."""
+    """Return a channel to `HOST:PORT`, as `remote_kernel` opens it. Raises `ConfigurationError`."""
     host, colon, port = server.rpartition(":")
     if not colon or not host or not port.isdecimal():
         raise errors.ConfigurationError(
@@ -260,14 +268,14 @@ async def _secure_channel(server: str, ca: Path | None) -> grpc.aio.Channel:
 
 
 @asynccontextmanager
-async def calling(
+async def open_local_channel(
     settings: config.GrpcSettings, data_dir: Path, port: int
 ) -> AsyncIterator[tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]]]:
-    """Yield a channel to this machine's server and the metadata that says who calls: the operator
-    of this data directory.
+    """Yield a channel to this machine's server and the metadata that authenticates the operator of
+    this data directory.
 
-    A refusal comes out as `Permanent`, what may pass as `Temporary`. Raises `ConfigurationError`
-    where no token is the operator's.
+    Raises `Temporary` or `Permanent` for errors of calls, and `ConfigurationError` if no token
+    belongs to the operator's tenant.
     """
     tokens = (
         token
@@ -292,5 +300,5 @@ async def calling(
         ):
             yield channel, (("authorization", f"Bearer {token}"),)
     except grpc.aio.AioRpcError as error:
-        kind = Temporary if error.code() in PASSING else Permanent
-        raise kind(f"the process that serves says: {error.details()}") from error
+        error_type = Temporary if error.code() in TEMPORARY_CODES else Permanent
+        raise error_type(f"the process that serves says: {error.details()}") from error

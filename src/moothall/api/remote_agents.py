@@ -1,5 +1,5 @@
-"""Remote agents: what seats are asked over AgentService, at whichever replica stands and has the
-most room.
+"""Remote agents: seats filled over AgentService, by the healthy replica with the most free
+capacity.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import grpc.aio
 from moothall.agents.admission import CircuitOpen, RollingCircuitBreaker
 from moothall.api import protobuf
 from moothall.api.agent_usage import USAGE, read_usage
-from moothall.api.remote import PASSING, open_channel
+from moothall.api.remote import TEMPORARY_CODES, open_channel
 from moothall.config import AgentSettings
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ChatRequest, ModelDescription, ReplyMode
@@ -40,53 +40,54 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-_LOOK_SECONDS, _LOOK_EVERY = 2.0, 5.0
+_HEALTH_TIMEOUT_SECONDS, _HEALTH_INTERVAL_SECONDS = 2.0, 5.0
 _BREAKER_CALLS = 2
 
 
 @dataclass(slots=True)
 class _Replica:
-    """Where an agent is called. `room` is the share of its tasks that are free, as it said itself
-    and less what we asked since.
+    """A replica of an agent. `free_share` is the free share of its task capacity, from its last
+    report and our own calls.
     """
 
     target: str
     stub: Any
     breaker: RollingCircuitBreaker
-    most: int = 1
+    max_tasks: int = 1
     active: int = 0
-    ours: int = 0
-    looked: float = field(default=float("-inf"))
+    own_calls: int = 0
+    checked_at: float = field(default=float("-inf"))
 
     @property
-    def room(self) -> float:
-        return 1 - max(self.active, self.ours) / max(1, self.most)
+    def free_share(self) -> float:
+        return 1 - max(self.active, self.own_calls) / max(1, self.max_tasks)
 
 
 class RemoteAgent:
-    """Implements `ports.ChatModel` for the seat of a remote agent: of a request's messages the
-    first is what the agent is told as its context, in JSON, and the last is the query; the answer
-    is JSON of what it said (`result`) and changed (`diff`). Belongs to one event loop.
+    """A `ports.ChatModel` for the seat of a remote agent. The first message of a request is the
+    agent's context, in JSON, and the last is the query. The reply is JSON with the agent's `result`
+    and `diff`. Belongs to one event loop.
     """
 
     def __init__(
         self, endpoint: str, stubs: Sequence[tuple[str, Any]], token: str, settings: AgentSettings
     ) -> None:
-        often = settings.model_copy(update={"breaker_calls": _BREAKER_CALLS})
+        breaker_settings = settings.model_copy(update={"breaker_calls": _BREAKER_CALLS})
         self._endpoint = endpoint
         self._replicas = [
-            _Replica(target, stub, RollingCircuitBreaker(often)) for target, stub in stubs
+            _Replica(target, stub, RollingCircuitBreaker(breaker_settings))
+            for target, stub in stubs
         ]
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self._pause = settings.endpoint_pause_seconds
-        self._most = settings.endpoint_chars
+        self._retry_pause_seconds = settings.endpoint_pause_seconds
+        self._max_chars = settings.endpoint_chars
 
     async def reply_mode(self) -> ReplyMode:
-        """Say that nothing is asked of how it replies."""
+        """Return "blocks": remote agents need no reply format."""
         return "blocks"
 
     async def describe(self) -> ModelDescription:
-        """Say nothing about the model behind the agent."""
+        """Return an empty description: the model behind the agent is unknown."""
         return ModelDescription()
 
     async def chat(
@@ -96,46 +97,56 @@ class RemoteAgent:
         *,
         ours: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Ask it; where it has no repository, and so no tools, `on_text` sees its answer grow.
-        Where a replica is gone, each of the others is asked once. Raises `ModelUnavailable` where
-        none answers, and what its answer means: `BudgetExceeded`, `DeadlineExceeded`,
-        `ModelReplyInvalid`.
+        """Ask the agent. Without a repository it has no tools, and `on_text` receives its answer as
+        it is written. If a replica is unreachable, each other one is tried once. Raises
+        `ModelUnavailable` if none answers, and `BudgetExceeded`, `DeadlineExceeded` or
+        `ModelReplyInvalid` depending on the agent's status.
         """
         tried: list[_Replica] = []
-        why = "none stands"
+        reason = "none stands"
         for attempt in range(len(self._replicas)):
             if attempt:
-                await asyncio.sleep(delay_before(attempt, request.call_id, self._pause))
-            if (replica := await self._choose(tried)) is None:
+                await asyncio.sleep(
+                    delay_before(attempt, request.call_id, self._retry_pause_seconds)
+                )
+            if (replica := await self._choose_replica(tried)) is None:
                 break
             if ours is not None and not ours():
                 raise asyncio.CancelledError
             tried.append(replica)
             try:
-                return await self._ask(replica, request, on_text)
+                return await self._execute_task(replica, request, on_text)
             except grpc.aio.AioRpcError as error:
-                why = f"{replica.target}: {error.code().name}: {str(error.details() or '')[:300]}"
+                reason = (
+                    f"{replica.target}: {error.code().name}: {str(error.details() or '')[:300]}"
+                )
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise DeadlineExceeded(
                         f"the agent at {self._endpoint} was not done in time"
                     ) from error
-                if error.code() not in PASSING:
+                if error.code() not in TEMPORARY_CODES:
                     raise ModelReplyInvalid(
-                        f"the agent at {self._endpoint} refused: {why}"
+                        f"the agent at {self._endpoint} refused: {reason}"
                     ) from error
                 log.warning(
                     "a remote agent is gone; asking another of its replicas",
                     endpoint=self._endpoint,
-                    reason=why,
+                    reason=reason,
                 )
-        raise ModelUnavailable(f"no replica of the agent at {self._endpoint} answers; {why}")
+        raise ModelUnavailable(f"no replica of the agent at {self._endpoint} answers; {reason}")
 
-    async def _choose(self, tried: Sequence[_Replica]) -> _Replica | None:
-        """Return the one with the most room of those that stand and were not asked yet."""
-        left = [replica for replica in self._replicas if replica not in tried]
-        stands = await asyncio.gather(*(self._stands(replica) for replica in left))
-        standing = [replica for replica, stand in zip(left, stands, strict=True) if stand]
-        for replica in sorted(standing, key=lambda one: one.room, reverse=True):
+    async def _choose_replica(self, excluded: Sequence[_Replica]) -> _Replica | None:
+        """Return the healthy replica with the most free capacity that was not tried yet; None if
+        there is none.
+        """
+        candidates = [replica for replica in self._replicas if replica not in excluded]
+        healthy = await asyncio.gather(*(self._is_healthy(replica) for replica in candidates))
+        healthy_replicas = [
+            replica for replica, stand in zip(candidates, healthy, strict=True) if stand
+        ]
+        for replica in sorted(
+            healthy_replicas, key=lambda replica: replica.free_share, reverse=True
+        ):
             try:
                 replica.breaker.enter()
             except CircuitOpen:
@@ -143,17 +154,21 @@ class RemoteAgent:
             return replica
         return None
 
-    async def _stands(self, replica: _Replica) -> bool:
-        """Ask how a replica is and what it can do, unless that is known from just now."""
-        if monotonic() - replica.looked < _LOOK_EVERY:
+    async def _is_healthy(self, replica: _Replica) -> bool:
+        """Check the health and capabilities of a replica, unless both were checked just now."""
+        if monotonic() - replica.checked_at < _HEALTH_INTERVAL_SECONDS:
             return True
         try:
-            health, can = await asyncio.gather(
+            health, capabilities = await asyncio.gather(
                 replica.stub.HealthCheck(
-                    pb.HealthCheckRequest(), metadata=self._metadata, timeout=_LOOK_SECONDS
+                    pb.HealthCheckRequest(),
+                    metadata=self._metadata,
+                    timeout=_HEALTH_TIMEOUT_SECONDS,
                 ),
                 replica.stub.GetCapabilities(
-                    pb.GetCapabilitiesRequest(), metadata=self._metadata, timeout=_LOOK_SECONDS
+                    pb.GetCapabilitiesRequest(),
+                    metadata=self._metadata,
+                    timeout=_HEALTH_TIMEOUT_SECONDS,
                 ),
             )
         except grpc.aio.AioRpcError as error:
@@ -161,118 +176,128 @@ class RemoteAgent:
                 "a remote agent does not answer", target=replica.target, code=error.code().name
             )
             return False
-        replica.active, replica.most, replica.looked = (
+        replica.active, replica.max_tasks, replica.checked_at = (
             health.active_tasks,
-            can.max_concurrent_tasks,
+            capabilities.max_concurrent_tasks,
             monotonic(),
         )
-        modes = can.supported_modes
+        modes = capabilities.supported_modes
         return bool(health.healthy) and (not modes or common.EXECUTION_MODE_STANDARD in modes)
 
-    async def _ask(
+    async def _execute_task(
         self, replica: _Replica, request: ChatRequest, on_text: Callable[[str], None] | None
     ) -> ChatReply:
-        begun, left = monotonic(), (request.deadline - datetime.now(UTC)).total_seconds()
-        if left <= 0:
+        started_at, remaining_seconds = (
+            monotonic(),
+            (request.deadline - datetime.now(UTC)).total_seconds(),
+        )
+        if remaining_seconds <= 0:
             raise DeadlineExceeded("the seat's time is over")
-        asked = pb.ExecuteTaskRequest(
+        task_request = pb.ExecuteTaskRequest(
             query=request.messages[-1].content,
             mode=common.EXECUTION_MODE_STANDARD,
             metadata=common.TaskMetadata(
                 task_id=f"task-{digest(request.call_id)[:24]}"
-            ),  # a repeat is the same one
-            config=pb.AgentConfig(timeout_seconds=math.ceil(left), enable_sandbox=True),
+            ),  # derived from the call id, so that a repeat is the same task
+            config=pb.AgentConfig(
+                timeout_seconds=math.ceil(remaining_seconds), enable_sandbox=True
+            ),
         )
-        asked.context.update(json.loads(request.messages[0].content))
+        task_request.context.update(json.loads(request.messages[0].content))
         failed: bool | None = None
-        replica.ours += 1
+        replica.own_calls += 1
         try:
-            if "repository" in asked.context:
-                answer = await replica.stub.ExecuteTask(
-                    asked, metadata=self._metadata, timeout=left
+            if "repository" in task_request.context:
+                response = await replica.stub.ExecuteTask(
+                    task_request, metadata=self._metadata, timeout=remaining_seconds
                 )
             else:
                 updates = replica.stub.StreamExecuteTask(
-                    asked, metadata=self._metadata, timeout=left
+                    task_request, metadata=self._metadata, timeout=remaining_seconds
                 )
                 try:
-                    answer = await _read_stream(updates, on_text, self._most)
+                    response = await _read_stream(updates, on_text, self._max_chars)
                 finally:
                     updates.cancel()
             failed = False
         except grpc.aio.AioRpcError as error:
             # A refusal of a query as too long or too frequent says nothing about the replica.
             failed = True if error.code() is grpc.StatusCode.UNAVAILABLE else None
-            replica.looked = float("-inf")
+            replica.checked_at = float("-inf")
             raise
         finally:
-            replica.ours -= 1
+            replica.own_calls -= 1
             replica.breaker.note(failed=failed)
-        return _reply(answer, self._endpoint, round((monotonic() - begun) * 1000))
+        return _reply(response, self._endpoint, round((monotonic() - started_at) * 1000))
 
 
 async def _read_stream(
-    updates: AsyncIterable[pb.TaskUpdate], on_text: Callable[[str], None] | None, most: int
+    updates: AsyncIterable[pb.TaskUpdate], on_text: Callable[[str], None] | None, max_chars: int
 ) -> pb.ExecuteTaskResponse:
-    """Return what a stream comes to, as the call that waits for its end would have been answered.
-    Raises `ModelReplyInvalid` for more than `most` characters.
+    """Return the response that a stream amounts to, as `ExecuteTask` would have returned it. Raises
+    `ModelReplyInvalid` for more than `max_chars` characters.
     """
-    answer = pb.ExecuteTaskResponse(status=common.STATUS_CODE_ERROR)
+    response = pb.ExecuteTaskResponse(status=common.STATUS_CODE_ERROR)
     has_status = False
     async for update in updates:
-        most -= len(update.delta) + len(update.message)
-        if most < 0:
+        max_chars -= len(update.delta) + len(update.message)
+        if max_chars < 0:
             raise ModelReplyInvalid(
                 "the remote agent sends more than it may (agents.endpoint_chars)"
             )
         if update.delta and on_text is not None:
             on_text(update.delta)
         if update.tool_result.tool_id == USAGE:
-            answer.status, has_status = update.tool_result.status, True
-            answer.metrics.token_usage.CopyFrom(read_usage(update.tool_result.output))
+            response.status, has_status = update.tool_result.status, True
+            response.metrics.token_usage.CopyFrom(read_usage(update.tool_result.output))
         if update.state == pb.AGENT_STATE_COMPLETED:
-            answer.result = update.message
-            if not has_status:  # not every agent knows what it used
-                answer.status = common.STATUS_CODE_OK
+            response.result = update.message
+            if not has_status:  # not every agent reports its usage
+                response.status = common.STATUS_CODE_OK
         elif update.state == pb.AGENT_STATE_FAILED:
-            answer.error_message = update.message
-            if answer.status == common.STATUS_CODE_OK:
-                answer.status = common.STATUS_CODE_ERROR
-    return answer
+            response.error_message = update.message
+            if response.status == common.STATUS_CODE_OK:
+                response.status = common.STATUS_CODE_ERROR
+    return response
 
 
-def _reply(answer: pb.ExecuteTaskResponse, endpoint: str, duration_ms: int) -> ChatReply:
-    """Return what an agent said. Raises what its status means."""
-    said = f"the agent at {endpoint} says: {answer.error_message[:500] or 'nothing'}"
-    match answer.status:
+def _reply(response: pb.ExecuteTaskResponse, endpoint: str, duration_ms: int) -> ChatReply:
+    """Convert an agent's response to a reply. Raises the error of its status."""
+    message = f"the agent at {endpoint} says: {response.error_message[:500] or 'nothing'}"
+    match response.status:
         case common.STATUS_CODE_OK:
-            used = answer.metrics.token_usage
-            prompt, completion = max(0, used.prompt_tokens), max(0, used.completion_tokens)
+            token_usage = response.metrics.token_usage
+            prompt, completion = (
+                max(0, token_usage.prompt_tokens),
+                max(0, token_usage.completion_tokens),
+            )
             usage = Usage(
                 # Some agents report the total alone.
-                prompt_tokens=prompt + max(0, used.total_tokens - prompt - completion),
+                prompt_tokens=prompt + max(0, token_usage.total_tokens - prompt - completion),
                 completion_tokens=completion,
                 calls=1,
-                cost_usd=max(0.0, used.cost_usd),
+                cost_usd=max(0.0, token_usage.cost_usd),
             )
-            diff = protobuf.struct_data(answer.metadata, "metadata").get("diff")
+            diff = protobuf.struct_data(response.metadata, "metadata").get("diff")
             text = json.dumps(
-                {"result": answer.result, "diff": diff if isinstance(diff, str) else ""},
+                {"result": response.result, "diff": diff if isinstance(diff, str) else ""},
                 ensure_ascii=False,
             )
-            return ChatReply(text, "stop", usage, used.model, duration_ms)
+            return ChatReply(text, "stop", usage, token_usage.model, duration_ms)
         case common.STATUS_CODE_TIMEOUT:
-            raise DeadlineExceeded(said)
+            raise DeadlineExceeded(message)
         case common.STATUS_CODE_BUDGET_EXCEEDED:
-            raise BudgetExceeded(said)
+            raise BudgetExceeded(message)
         case common.STATUS_CODE_RATE_LIMITED:
-            raise ModelUnavailable(said)
-    raise ModelReplyInvalid(said)
+            raise ModelUnavailable(message)
+    raise ModelReplyInvalid(message)
 
 
 @asynccontextmanager
 async def open_remote_agents(settings: AgentSettings) -> AsyncIterator[dict[str, RemoteAgent]]:
-    """The agents that the settings allow to be called, by endpoint. Raises `ConfigurationError`."""
+    """Connect to the remote agents that the settings allow. Yields them by endpoint. Raises
+    `ConfigurationError`.
+    """
     try:
         token = (
             settings.endpoint_token_file.read_text("utf-8").strip()

@@ -1,4 +1,4 @@
-"""SecureRunner: code of external callers. Who calls comes from the call's token, never from a
+"""SecureRunner: code of external callers. The caller is identified by the call's token, never by a
 field.
 """
 
@@ -14,13 +14,13 @@ from moothall.tool_sessions.executions import ExecutionOrder, Executions
 
 
 class SecureRunner(pb_grpc.SecureRunnerServicer):
-    """The gRPC door of the runner."""
+    """The gRPC servicer of SecureRunner."""
 
     def __init__(self, executions: Executions) -> None:
         self._executions = executions
 
     async def Execute(self, request: pb.ExecuteRequest, context: Any) -> pb.ExecuteResponse:
-        """Run code once; it stops when the call does."""
+        """Run code once. It stops when the call is cancelled."""
         limits = request.limits
         order = ExecutionOrder(
             workspace=request.task_id,
@@ -34,14 +34,18 @@ class SecureRunner(pb_grpc.SecureRunnerServicer):
             tool_calls=limits.max_tool_calls,
         )
         execution = await self._executions.execute(caller(), order)
-        ran = execution.run
+        code_run = execution.run
         return pb.ExecuteResponse(
-            status=str(ran.status),
-            result=protobuf.value(ran.value),
-            stdout=ran.printed,
-            error=ran.error,
+            status=str(code_run.status),
+            result=protobuf.value(code_run.value),
+            stdout=code_run.printed,
+            error=code_run.error,
             tool_call_count=execution.tool_calls,
             usage=protobuf.to_message(
-                pb.RunUsage, ran.usage, duration_ms=ran.duration_ms, tier=ran.tier, reason=ran.why
+                pb.RunUsage,
+                code_run.usage,
+                duration_ms=code_run.duration_ms,
+                tier=code_run.tier,
+                reason=code_run.why,
             ),
         )

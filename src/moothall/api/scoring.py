@@ -1,4 +1,4 @@
-"""WorkspaceService: how good the evidence of a finished job is."""
+"""WorkspaceService: the rigor score of a finished job's evidence."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _SCORED = ("build", "unit", "static", "e2e")
 
 
 class Scoring(pb_grpc.WorkspaceServiceServicer):
-    """The gRPC door of rigor scoring."""
+    """The gRPC servicer of WorkspaceService."""
 
     async def ScoreWorkspace(
         self, request: pb.ScoreWorkspaceRequest, context: Any
     ) -> pb.ScoreWorkspaceResponse:
         """Score a report."""
-        said = request.report
-        if said.job_id and request.job_id and said.job_id != request.job_id:
+        report = request.report
+        if report.job_id and request.job_id and report.job_id != request.job_id:
             raise InvalidRequest(
-                f"job_id is {request.job_id[:80]!r}, and the report is of {said.job_id[:80]!r}"
+                f"job_id is {request.job_id[:80]!r}, and the report is of {report.job_id[:80]!r}"
             )
         parts = {
-            name: json_format.MessageToDict(getattr(said, name), preserving_proto_field_name=True)
+            name: json_format.MessageToDict(getattr(report, name), preserving_proto_field_name=True)
             for name in _SCORED
-            if said.HasField(name)  # type: ignore[arg-type]
+            if report.HasField(name)  # type: ignore[arg-type]
         }
-        found = rate(load(JobReport, parts), request.rigor_level)
+        rating = rate(load(JobReport, parts), request.rigor_level)
         return pb.ScoreWorkspaceResponse(
-            score=found.score,
-            rigor=found.rigor,
-            reasons=found.reasons,
-            gating_decision=found.decision,
+            score=rating.score,
+            rigor=rating.rigor,
+            reasons=rating.reasons,
+            gating_decision=rating.decision,
         )

@@ -1,6 +1,4 @@
-"""From errors to gRPC statuses, in one table; every one of our errors carries a
-`google.rpc.ErrorInfo`.
-"""
+"""The mapping of errors to gRPC and HTTP statuses. Every error carries a `google.rpc.ErrorInfo`."""
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from moothall import errors
 
 DOMAIN = "moothall"
-# Library code with its own statuses; needs no identity and no translation.
+# Services of libraries: they need no authentication and set their own statuses.
 OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 RETRY_SECONDS = 1.0
-# The status travels in HTTP/2 headers, twice, and clients take 8 KB of them.
+# The status is sent twice in HTTP/2 headers, of which clients accept 8 KB.
 MESSAGE_BYTES = 1000
 _DETAILS = "grpc-status-details-bin"
 
-_CODES: Mapping[type[errors.MoothallError], grpc.StatusCode] = {
+_GRPC_CODES: Mapping[type[errors.MoothallError], grpc.StatusCode] = {
     errors.MoothallError: grpc.StatusCode.INTERNAL,
     errors.Temporary: grpc.StatusCode.UNAVAILABLE,
     errors.RateLimited: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -41,7 +39,7 @@ _CODES: Mapping[type[errors.MoothallError], grpc.StatusCode] = {
 }
 
 
-_HTTP: Mapping[grpc.StatusCode, int] = {
+_HTTP_STATUSES: Mapping[grpc.StatusCode, int] = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.FAILED_PRECONDITION: 400,
     grpc.StatusCode.UNAUTHENTICATED: 401,
@@ -53,24 +51,24 @@ _HTTP: Mapping[grpc.StatusCode, int] = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-"""As `google.rpc.Code` pairs them; anything else is a 500."""
+"""The pairs of `google.rpc.Code`; all other codes are 500."""
 
 
 def http_status_of(error: errors.MoothallError) -> int:
     """Return the HTTP status of an error."""
-    return _HTTP.get(code_of(error), 500)
+    return _HTTP_STATUSES.get(code_of(error), 500)
 
 
 def code_of(error: errors.MoothallError) -> grpc.StatusCode:
-    """Return the status of an error; a new kind of error has that of the nearest kind above it."""
-    return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
+    """Return the gRPC code of an error: that of its nearest known base class."""
+    return next(_GRPC_CODES[kind] for kind in type(error).__mro__ if kind in _GRPC_CODES)
 
 
 def rich_status(
     code: grpc.StatusCode, reason: str, message: str, retry_after: float | None = None
 ) -> status_pb2.Status:
-    """Return the status with its `ErrorInfo`, and a `RetryInfo` where there is a time (seconds) to
-    retry after.
+    """Return a status with its `ErrorInfo`, and with a `RetryInfo` if `retry_after` (seconds) is
+    given.
     """
     status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=_short(message))
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
@@ -82,8 +80,10 @@ def rich_status(
 
 
 def _short(message: str) -> str:
-    raw = message.encode("utf-8", "replace")
-    return raw[:MESSAGE_BYTES].decode("utf-8", "ignore") + ("…" if len(raw) > MESSAGE_BYTES else "")
+    encoded = message.encode("utf-8", "replace")
+    return encoded[:MESSAGE_BYTES].decode("utf-8", "ignore") + (
+        "…" if len(encoded) > MESSAGE_BYTES else ""
+    )
 
 
 async def abort(

@@ -1,4 +1,4 @@
-"""PlanningService: stories, and where each stands."""
+"""PlanningService: stories and their state."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from moothall.stories.story_state import PASSED, StoryState
 
 
 class Planning(pb_grpc.PlanningServiceServicer):
-    """The gRPC door of the board."""
+    """The gRPC servicer of PlanningService."""
 
     def __init__(self, dependencies: ApiDependencies) -> None:
         self._board = dependencies.board
-        self._accounts = dependencies.accounts
+        self._story_budgets = dependencies.story_budgets
         self._deliberations = dependencies.deliberations
         self._plans = dependencies.plans
 
@@ -39,7 +39,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
         return await self.create(request, new_task_id())
 
     async def create(self, request: pb.CreateStoryRequest, key: str) -> pb.CreateStoryResponse:
-        """Put a story on the board; `key` names the request among the tenant's."""
+        """Put a story on the board; `key` identifies the request within the tenant."""
         await self._plans.check_repository(request.repository, caller())
         card = await self._board.create(
             StoryDraft(request.title, request.brief, tuple(request.ac)),
@@ -56,34 +56,36 @@ class Planning(pb_grpc.PlanningServiceServicer):
     async def ListStories(
         self, request: pb.ListStoriesRequest, context: Any
     ) -> pb.ListStoriesResponse:
-        """List the caller's tenant's."""
+        """List the stories of the caller's tenant."""
         return pb.ListStoriesResponse(
             stories=[_story(card) for card in await self._board.cards(caller())]
         )
 
     async def GetStory(self, request: pb.GetStoryRequest, context: Any) -> pb.GetStoryResponse:
-        """Tell all of one."""
+        """Return a story with its criteria, plan, check and budget account."""
         who = caller()
         card = await self._board.card(request.story_id, who)
-        book = await self._accounts.of(card.story.id, who.tenant, card.story.budget)
+        account = await self._story_budgets.of(card.story.id, who.tenant, card.story.budget)
         return pb.GetStoryResponse(
             story=_story(card),
             ac=card.story.ac,
             plan_json=_plan(card),
             check=_check(card),
-            account=_account(book),
+            account=_account(account),
         )
 
     async def Transition(
         self, request: pb.TransitionRequest, context: Any
     ) -> pb.TransitionResponse:
-        """Move one, or say what is missing."""
+        """Move a story, or return what is missing for the move."""
         return await self.move(request)
 
     async def move(
         self, request: pb.TransitionRequest, seen: int | None = None
     ) -> pb.TransitionResponse:
-        """Move one, or say what is missing; with `seen`, only if nothing came after that seq."""
+        """Move a story, or return what is missing for the move. With `seen`, move only if nothing
+        happened after that seq.
+        """
         who = caller()
         if request.actor and request.actor != who.name:
             raise Refused(
@@ -102,12 +104,12 @@ class Planning(pb_grpc.PlanningServiceServicer):
         return pb.TransitionResponse(story_id=card.story.id, state=card.stand.state)
 
     async def Comment(self, request: pb.CommentRequest, context: Any) -> pb.CommentResponse:
-        """Say something of a story, or of a line of what was built for it."""
+        """Comment on a story, or on a line of what was built for it."""
         await self.comment(request, request.request_id or new_task_id())
         return pb.CommentResponse()
 
     async def comment(self, request: pb.CommentRequest, key: str) -> None:
-        """Say something; `key` names the request among the caller's."""
+        """Comment on a story; `key` identifies the request among the caller's."""
         who = caller()
         if not request.HasField("on"):
             await self._board.comment(request.story_id, request.comment, who, key=key)
@@ -125,7 +127,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
         )
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Any) -> pb.GetPlanResponse:
-        """Tell the tasks of one; empty where none are derived."""
+        """Return the tasks of a story; empty if none are derived."""
         card = await self._board.card(request.story_id, caller())
         if card.plan is None:
             return pb.GetPlanResponse()
@@ -138,7 +140,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
     async def ChangePlan(
         self, request: pb.ChangePlanRequest, context: Any
     ) -> pb.ChangePlanResponse:
-        """Put other tasks in the place of one's."""
+        """Replace the tasks of a story."""
         outlines = [
             outline_of(
                 {
@@ -157,17 +159,19 @@ class Planning(pb_grpc.PlanningServiceServicer):
     async def WatchStories(
         self, request: pb.WatchStoriesRequest, context: Any
     ) -> AsyncGenerator[pb.WatchStoriesResponse, None]:
-        """Follow the board from after a seq; a caller that goes away only detaches."""
+        """Stream the board's events after a seq. A caller that disconnects only detaches."""
         if request.after_seq < 0:
             raise InvalidRequest(
                 f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all"
             )
-        async with aclosing(self._board.watch(request.after_seq, caller())) as told:
-            async for moments in told:
-                for moment in moments:
-                    if moment.card is not None:
+        async with aclosing(self._board.watch(request.after_seq, caller())) as batches:
+            async for batch in batches:
+                for board_event in batch:
+                    if board_event.card is not None:
                         yield pb.WatchStoriesResponse(
-                            seq=moment.seq, event=moment.type, story=_story(moment.card)
+                            seq=board_event.seq,
+                            event=board_event.type,
+                            story=_story(board_event.card),
                         )
 
 
@@ -182,21 +186,26 @@ def _story(card: StoryState) -> pb.Story:
     )
 
 
-def _account(book: BudgetAccount) -> pb.Account:
-    said = {"limit": book.limit, "spent": book.spent, "reserved": book.reserved, "left": book.left}
+def _account(account: BudgetAccount) -> pb.Account:
+    amounts = {
+        "limit": account.limit,
+        "spent": account.spent,
+        "reserved": account.reserved,
+        "left": account.left,
+    }
     return pb.Account(
-        **{name: protobuf.to_message(pb.Amount, amount) for name, amount in said.items()}
+        **{name: protobuf.to_message(pb.Amount, amount) for name, amount in amounts.items()}
     )
 
 
 def _check(card: StoryState) -> pb.Check | None:
     if card.check is None:
         return None
-    said = {
+    details = {
         name: str(card.check.data.get(name, ""))
         for name in ("branch", "commit_sha", "task_id", "why")
     }
-    return pb.Check(passed=card.check.data.get("status") == PASSED, **said)
+    return pb.Check(passed=card.check.data.get("status") == PASSED, **details)
 
 
 def _plan(card: StoryState) -> str:

@@ -1,4 +1,4 @@
-"""StoryCoachService: what a story lacks, and how it could be said better."""
+"""StoryCoachService: scores, refines and suggests stories."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moothall.stories import coach
 
 
 class StoryCoach(pb_grpc.StoryCoachServiceServicer):
-    """The gRPC door of the coach."""
+    """The gRPC servicer of StoryCoachService."""
 
     def __init__(self, author: StoryWriter) -> None:
         self._author = author
@@ -20,13 +20,13 @@ class StoryCoach(pb_grpc.StoryCoachServiceServicer):
     async def ScoreStory(
         self, request: pb.ScoreStoryRequest, context: Any
     ) -> pb.ScoreStoryResponse:
-        """Score by rules."""
+        """Score a story by rules."""
         return _score(coach.score(_draft(request)))
 
     async def RefineStory(
         self, request: pb.RefineStoryRequest, context: Any
     ) -> pb.RefineStoryResponse:
-        """Say it better; what the model does for it dies with the call."""
+        """Refine a story. The model call is cancelled if the call ends."""
         return pb.RefineStoryResponse(
             **_fields(await self._author.refine(_draft(request), caller()))
         )
@@ -34,7 +34,7 @@ class StoryCoach(pb_grpc.StoryCoachServiceServicer):
     async def SuggestStory(
         self, request: pb.SuggestStoryRequest, context: Any
     ) -> pb.SuggestStoryResponse:
-        """Draft it; what the model does for it dies with the call."""
+        """Draft a story. The model call is cancelled if the call ends."""
         return pb.SuggestStoryResponse(
             **_fields(await self._author.suggest(request.goal, caller()))
         )
@@ -44,20 +44,20 @@ def _draft(request: pb.ScoreStoryRequest | pb.RefineStoryRequest) -> coach.Story
     return coach.StoryDraft(request.title, request.description, tuple(request.ac))
 
 
-def _score(found: coach.Score) -> pb.ScoreStoryResponse:
+def _score(score: coach.Score) -> pb.ScoreStoryResponse:
     findings = [
         pb.Finding(code=item.code, message=item.message, weight=item.weight)
-        for item in found.findings
+        for item in score.findings
     ]
-    return pb.ScoreStoryResponse(total=found.total, findings=findings)
+    return pb.ScoreStoryResponse(total=score.total, findings=findings)
 
 
-def _fields(written: WrittenStory) -> dict[str, Any]:
-    draft = written.draft
+def _fields(story: WrittenStory) -> dict[str, Any]:
+    draft = story.draft
     return {
         "title": draft.title,
         "description": draft.description,
         "ac": draft.ac,
-        "by": written.by,
-        "score": _score(written.score),
+        "by": story.by,
+        "score": _score(story.score),
     }

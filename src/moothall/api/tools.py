@@ -1,4 +1,4 @@
-"""ToolService: tools for external callers. Who calls comes from the call's token, never from a
+"""ToolService: tools for external callers. The caller is identified by the call's token, never by a
 field.
 """
 
@@ -26,56 +26,58 @@ from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
 from moothall.tool_sessions.manager import OpenedSession, ToolSessions
 from moothall.workflows.runner import Workflows
 
-_LONGEST = timedelta(hours=1)
+_MAX_DURATION = timedelta(hours=1)
 
 
 def call_of(
     request_id: str, tool: str, arguments: dict[str, Any], deadline: datetime | None = None
 ) -> ToolCall:
-    """Return a call that somebody outside makes. No deadline: the gate's own limits are nearer than
-    this one.
+    """Return the tool call of an external caller. Without a deadline, `_MAX_DURATION` applies; the
+    gateway's own limits are shorter.
     """
-    return ToolCall(request_id, tool, arguments, deadline or datetime.now(UTC) + _LONGEST)
+    return ToolCall(request_id, tool, arguments, deadline or datetime.now(UTC) + _MAX_DURATION)
 
 
 class Tools:
-    """What external callers may do with tools: once, behind every door. Each says who calls
-    (`identity.caller`).
+    """The operations on tools for external callers, shared by gRPC and HTTP. The caller is
+    `identity.caller`.
     """
 
     def __init__(
         self,
-        visits: ToolSessions,
-        parking: ApprovalQueue | None,
+        sessions: ToolSessions,
+        approvals: ApprovalQueue | None,
         workflows: Workflows | None = None,
     ) -> None:
-        self._visits = visits
-        self._parking = parking
+        self._sessions = sessions
+        self._approvals = approvals
         self._workflows = workflows
 
     async def open(
         self, repository: RepositoryRef | None, role: str, ttl_seconds: int, persona: str
     ) -> OpenedSession:
-        """Open a workspace and hand out its token."""
+        """Open a workspace. Returns its id, capability token and expiry."""
         if repository is None or not (repository.id or repository.url):
-            lacking = "missing" if repository is None else "empty"
+            problem = "missing" if repository is None else "empty"
             raise InvalidRequest(
-                f"repository is {lacking}: give the id of a registered one, a path or a URL"
+                f"repository is {problem}: give the id of a registered one, a path or a URL"
             )
-        return await self._visits.open(caller(), repository, role, ttl_seconds, persona)
+        return await self._sessions.open(caller(), repository, role, ttl_seconds, persona)
 
     async def close(self, workspace: str) -> None:
-        """Close it; what runs in it is stopped."""
-        await self._visits.close(caller(), workspace)
+        """Close a workspace and stop what runs in it."""
+        await self._sessions.close(caller(), workspace)
 
     async def call(self, workspace: str, token: str, call: ToolCall) -> ToolResult:
-        """Run one tool; it stops when the call does."""
-        return await self._visits.call(caller(), workspace, token, call)
+        """Run one tool. It stops when the call is cancelled."""
+        return await self._sessions.call(caller(), workspace, token, call)
 
-    def run(
+    def run_workflow(
         self, workspace: str, token: str, workflow: dict[str, Any], after_seq: int
     ) -> AsyncGenerator[Recorded, None]:
-        """Run a workflow, or join it; a caller that goes leaves it to itself."""
+        """Run a workflow or join a running one. It continues if the caller disconnects. Raises
+        `NotFound` if this server runs no workflows.
+        """
         if self._workflows is None:
             raise NotFound("this server runs no workflows")
         return self._workflows.run(caller(), workspace, token, workflow, after_seq)
@@ -85,10 +87,12 @@ class Tools:
         refuse_unless_operator(caller())
 
     def list_parked(self) -> Sequence[Parked]:
-        """Return what waits for an operator of the caller's tenant."""
+        """Return the parked requests of the caller's tenant. Raises `Refused` unless an operator
+        calls.
+        """
         self.check_operator()
         tenant = caller().tenant
-        waiting = self._parking.list_waiting(tenant) if self._parking else ()
+        waiting = self._approvals.list_waiting(tenant) if self._approvals else ()
         return [
             replace(
                 item, workspace=own_id(item.workspace, tenant), task_id=own_id(item.task_id, tenant)
@@ -96,19 +100,19 @@ class Tools:
             for item in waiting
         ]
 
-    async def resolve(self, named: str, *, allow: bool, reason: str) -> Parked:
-        """Say an operator's word."""
+    async def resolve(self, request_id: str, *, allow: bool, reason: str) -> Parked:
+        """Allow or deny a parked request. Raises `Refused` unless an operator calls, `NotFound`."""
         self.check_operator()
-        if self._parking is None:
-            raise NotFound(f"no parked request {named[:80]!r}")
+        if self._approvals is None:
+            raise NotFound(f"no parked request {request_id[:80]!r}")
         who = caller()
-        return await self._parking.resolve(
-            who.tenant, named, allow=allow, approver=who.name, comment=reason
+        return await self._approvals.resolve(
+            who.tenant, request_id, allow=allow, approver=who.name, comment=reason
         )
 
 
 class ToolService(pb_grpc.ToolServiceServicer):
-    """The gRPC door of the tool service."""
+    """The gRPC servicer of ToolService."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -116,7 +120,7 @@ class ToolService(pb_grpc.ToolServiceServicer):
     async def OpenWorkspace(
         self, request: pb.OpenWorkspaceRequest, context: Any
     ) -> pb.OpenWorkspaceResponse:
-        """Open a workspace and hand out its token."""
+        """Open a workspace and return its capability token."""
         repository = protobuf.repository_of(request.repository)
         opened = await self._tools.open(
             repository, request.role, request.ttl_seconds, request.persona
@@ -130,12 +134,12 @@ class ToolService(pb_grpc.ToolServiceServicer):
     async def CloseWorkspace(
         self, request: pb.CloseWorkspaceRequest, context: Any
     ) -> pb.CloseWorkspaceResponse:
-        """Close it."""
+        """Close a workspace."""
         await self._tools.close(request.workspace_id)
         return pb.CloseWorkspaceResponse()
 
     async def CallTool(self, request: pb.CallToolRequest, context: Any) -> pb.CallToolResponse:
-        """Run one tool; it stops when the call does."""
+        """Run one tool. It stops when the call is cancelled."""
         call = call_of(
             request.request_id,
             request.tool,
@@ -148,20 +152,20 @@ class ToolService(pb_grpc.ToolServiceServicer):
     async def RunWorkflow(
         self, request: pb.RunWorkflowRequest, context: Any
     ) -> AsyncIterator[pb.WorkflowEvent]:
-        """Run a workflow, or join it; a caller that goes leaves it to itself."""
+        """Run a workflow or join a running one. It continues if the caller disconnects."""
         document = protobuf.struct_data(request.workflow, "workflow")
         async with aclosing(
-            self._tools.run(
+            self._tools.run_workflow(
                 request.workspace_id, request.capability_token, document, request.after_seq
             )
-        ) as facts:
-            async for recorded in facts:
+        ) as events:
+            async for recorded in events:
                 yield _event(recorded)
 
     async def ListParked(
         self, request: pb.ListParkedRequest, context: Any
     ) -> pb.ListParkedResponse:
-        """List what waits."""
+        """List the parked requests."""
         return pb.ListParkedResponse(
             parked=[
                 protobuf.to_message(pb.ParkedRequest, item, workspace_id=item.workspace)
@@ -172,7 +176,7 @@ class ToolService(pb_grpc.ToolServiceServicer):
     async def ResolveParked(
         self, request: pb.ResolveParkedRequest, context: Any
     ) -> pb.ResolveParkedResponse:
-        """Say an operator's word."""
+        """Allow or deny a parked request."""
         item = await self._tools.resolve(
             request.request_id, allow=request.allow, reason=request.reason
         )
@@ -181,7 +185,7 @@ class ToolService(pb_grpc.ToolServiceServicer):
 
 def _event(recorded: Recorded) -> pb.WorkflowEvent:
     event, data = recorded.event, recorded.event.data
-    told = pb.WorkflowEvent(
+    message = pb.WorkflowEvent(
         seq=recorded.seq,
         workflow_id=data["workflow_id"],
         step=data.get("step", ""),
@@ -193,11 +197,11 @@ def _event(recorded: Recorded) -> pb.WorkflowEvent:
         steps=data.get("steps", 0),
     )
     if data.get("result"):
-        told.result.CopyFrom(
+        message.result.CopyFrom(
             protobuf.to_message(pb.CallToolResponse, load(ToolResult, data["result"]))
         )
-    told.time.FromJsonString(event.time)
-    return told
+    message.time.FromJsonString(event.time)
+    return message
 
 
 def _deadline(request: pb.CallToolRequest) -> datetime | None:

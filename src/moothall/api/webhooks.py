@@ -1,9 +1,8 @@
-"""Webhooks that the server sends: a server that the operator names is told of each decision and
-each
-move of a story, in the order of the log and at least once.
+"""Outgoing webhooks: an operator's server receives each decision and each move of a story, in the
+order of the log and at least once.
 
-The payload holds no word of a model or a caller but names and ids; who wants more asks for the
-result. It is signed as forges sign theirs.
+The payload has only names and ids, no text of models or callers; receivers request the result if
+they need more. It is signed as forges sign theirs.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ _FIELDS = {
     EventType.STORY_TRANSITIONED: (
         "story_id",
         "to_state",
-    ),  # where it came from may be a caller's word
+    ),  # the previous state may be text of a caller
 }
-"""What is told, and what of it."""
-_PAUSE_SECONDS, _LONGEST_PAUSE = 1.0, 60.0
-_OK = range(200, 300)
+"""The events that are sent, with the fields of their data."""
+_RETRY_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 60.0
+_SUCCESS_STATUSES = range(200, 300)
 
 
 class Webhooks:
-    """Sends them. How far it has come is kept on the bus, a document for each URL; before the first
-    it begins with what comes after.
+    """The sender of webhooks. Its position is stored on the bus, one document for each URL; without
+    one it begins with the next event.
     """
 
     def __init__(
@@ -72,19 +71,21 @@ class Webhooks:
         self._session = session
         self._sleep = sleep
 
-    async def run(self, last_seq: int) -> None:
-        """Tell what comes after what was told last, until cancelled. `last_seq`: the log's end
-        now.
+    async def deliver_events(self, last_seq: int) -> None:
+        """Send all events after the stored position until cancelled. `last_seq` is the current end
+        of the log, where delivery begins if no position is stored.
         """
         bucket, key = self._bus.bucket(BUCKET), digest("webhook", self._url)[:32]
         while True:
             try:
-                kept = await bucket.get(key)
-                if kept is None:
-                    kept = {"seq": last_seq}
-                    await bucket.put(key, kept)
+                position = await bucket.get(key)
+                if position is None:
+                    position = {"seq": last_seq}
+                    await bucket.put(key, position)
                 async with aclosing(
-                    self._bus.follow([Channel.RESPONSES.all, Channel.STORIES.all], int(kept["seq"]))
+                    self._bus.follow(
+                        [Channel.RESPONSES.all, Channel.STORIES.all], int(position["seq"])
+                    )
                 ) as records:
                     async for recorded in records:
                         if recorded.event.type in _FIELDS:
@@ -92,11 +93,11 @@ class Webhooks:
                             await bucket.put(key, {"seq": recorded.seq})
             except Temporary as error:
                 log.warning("webhooks wait for the bus", reason=error.message)
-                await self._sleep(_PAUSE_SECONDS)
+                await self._sleep(_RETRY_PAUSE_SECONDS)
 
     async def _deliver(self, recorded: Recorded) -> None:
-        """Send it, again after a growing pause where nobody takes it; after the last try it is left
-        out, and said so.
+        """Send an event, and again after growing pauses if that fails. After the last try, skip and
+        log it.
         """
         body = orjson.dumps(payload(recorded), option=orjson.OPT_SORT_KEYS)
         signature = hmac.new(self._secret, body, sha256).hexdigest()
@@ -107,36 +108,41 @@ class Webhooks:
             "X-Moothall-Delivery": recorded.event.id,
             "X-Moothall-Signature-256": f"sha256={signature}",
         }
-        for number in range(self._tries):
-            if number:
-                await self._sleep(min(_PAUSE_SECONDS * 2 ** (number - 1), _LONGEST_PAUSE))
-            why = await self._send(body, headers)
-            if not why:
+        for attempt in range(self._tries):
+            if attempt:
+                await self._sleep(
+                    min(_RETRY_PAUSE_SECONDS * 2 ** (attempt - 1), _MAX_PAUSE_SECONDS)
+                )
+            failure = await self._send(body, headers)
+            if not failure:
                 return
             log.info(
-                "a webhook was not taken", delivery=recorded.event.id, tried=number + 1, reason=why
+                "a webhook was not taken",
+                delivery=recorded.event.id,
+                tried=attempt + 1,
+                reason=failure,
             )
-        about = recorded.event.data.get("task_id") or recorded.event.data.get("story_id")
+        subject = recorded.event.data.get("task_id") or recorded.event.data.get("story_id")
         log.warning(
-            "a webhook is left out", delivery=recorded.event.id, about=about, tried=self._tries
+            "a webhook is left out", delivery=recorded.event.id, about=subject, tried=self._tries
         )
 
     async def _send(self, body: bytes, headers: Mapping[str, str]) -> str:
-        """Return why it was not taken, '' where it was."""
+        """Return why the receiver did not accept the event, '' if it did."""
         try:
-            # A redirect would carry what is told elsewhere.
+            # A redirect would send the payload to another server.
             async with self._session.post(
                 self._url, data=body, headers=headers, allow_redirects=False
-            ) as answer:
-                return "" if answer.status in _OK else f"HTTP {answer.status}"
+            ) as response:
+                return "" if response.status in _SUCCESS_STATUSES else f"HTTP {response.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return str(error) or type(error).__name__
 
 
 def payload(recorded: Recorded) -> dict[str, Any]:
-    """Return what is told of an event of `_FIELDS`."""
+    """Return the payload for an event of `_FIELDS`."""
     event = recorded.event
-    told = {name: event.data[name] for name in _FIELDS[event.type] if name in event.data}
+    event_fields = {name: event.data[name] for name in _FIELDS[event.type] if name in event.data}
     return {
         "version": VERSION,
         "event": event.type.value,
@@ -144,12 +150,12 @@ def payload(recorded: Recorded) -> dict[str, Any]:
         "seq": recorded.seq,
         "time": event.time,
         "tenant": event.tenant,
-    } | told
+    } | event_fields
 
 
 @asynccontextmanager
 async def open_webhooks(bus: Bus, settings: Settings) -> AsyncIterator[Webhooks]:
-    """Connect. Raises `ConfigurationError` for an address over which others could read along."""
+    """Open the HTTP session. Raises `ConfigurationError` for a URL without encryption."""
     check_address("webhook.url", settings.url or "")
     limit = aiohttp.ClientTimeout(total=settings.seconds)
     async with aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar()) as session:

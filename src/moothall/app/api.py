@@ -210,28 +210,28 @@ async def open_apis(
             councils=inputs.council_registry,
             plans=planner,
             board=Board(bus),
-            accounts=StoryBudgets(bus.bucket(BUCKET), settings.limits),
+            story_budgets=StoryBudgets(bus.bucket(BUCKET), settings.limits),
             author=StoryWriter(
                 deliberations,
                 settings.limits.coach_seconds,
                 model=settings.llm.base_url is not None,
             ),
-            tallies=Statistics(bus, inputs.council_registry, inputs.collector.deliberations),
+            statistics=Statistics(bus, inputs.council_registry, inputs.collector.deliberations),
             briefings=inputs.briefed(rules),
-            ask=inputs.graph.ask,
+            query_graph=inputs.graph.ask,
             models=settings.choice,
             notes=Notes(bus, functools.partial(scrub, known=secret_values(settings))),
             bundles=Bundles(bus.bucket(BUNDLES)),
-            visits=visits,
+            tool_sessions=visits,
             executions=execution_service(settings.runner, visits) if visits else None,
-            parking=rules.parking,
+            approvals=rules.parking,
             workflows=workflows,
             agents=agent_service(settings, bus, deliberations, visits) if visits else None,
             decisions=Decisions(bus),
             tasks=Overview(bus, inputs.collector.states),
             repositories=trusted_repositories(settings),
             served=inputs.roles & {"api", "page"},
-            checkup=checkup(
+            health_check=checkup(
                 settings.choice,
                 bus=bus,
                 model_url=inputs.model_url,
@@ -281,7 +281,7 @@ async def send_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
     async with open_webhooks(bus, settings.webhook) as webhooks:
 
         async def send() -> None:
-            await webhooks.run((await bus.state(EVENTS.name)).last_seq)
+            await webhooks.deliver_events((await bus.state(EVENTS.name)).last_seq)
 
         work = (
             send()
@@ -305,7 +305,7 @@ async def serve_metrics(
     if not settings.enabled:
         yield 0
         return
-    from moothall.api.prometheus import figures_page
+    from moothall.api.prometheus import serve_metrics
 
     def update_active_count() -> None:
         metrics.COLLECTOR_UNDER_WAY.set(count_active())
@@ -323,5 +323,5 @@ async def serve_metrics(
         listening = group.create_task(listen(), name="reports")
         stack.callback(listening.cancel)
         yield await stack.enter_async_context(
-            figures_page(settings, lambda: reports.snapshots("serve"), refresh)
+            serve_metrics(settings, lambda: reports.snapshots("serve"), refresh)
         )

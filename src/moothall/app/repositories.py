@@ -17,7 +17,7 @@ from moothall.concurrency import beside
 from moothall.config import ForgeSettings, OidcSettings, Settings, WebhookSettings, environment
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Prepared
-from moothall.domain.topic import HOUSE, Channel
+from moothall.domain.topic import REPOSITORY_SERVICE, Channel
 from moothall.errors import ConfigurationError
 from moothall.file_locks import write_private
 from moothall.network.destinations import Destinations
@@ -203,7 +203,9 @@ async def serve_repositories(
             await stack.enter_async_context(_serve_bundles(bus, bundle_server, server.answer))
             if serves:
                 await stack.enter_async_context(
-                    beside(bus.answer(HOUSE, server.answer, shared=True), "repositories")
+                    beside(
+                        bus.answer(REPOSITORY_SERVICE, server.answer, shared=True), "repositories"
+                    )
                 )
             yield repositories
 

@@ -74,7 +74,7 @@ class Tasks:
     async def check_not_paused(self, task_id: str) -> None:
         """Raise `InvalidRequest` if the task is paused, because it would not end."""
         state = await self._state(task_id)
-        if state is not None and state.decided is None and state.pauses.held:
+        if state is not None and state.decided is None and state.pauses.is_paused:
             raise InvalidRequest(
                 f"{task_id} is paused: let it go on where it was paused (its page, "
                 f"ResumeDeliberation, `moothall agents resume`), or `moothall cancel {task_id}`"

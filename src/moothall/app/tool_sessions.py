@@ -196,11 +196,11 @@ async def _start_at_server(settings: Settings, port: int, request: WorkflowReque
     """Start the workflow in the serving process and return its workspace. It continues there
     without a listener.
     """
-    from moothall.api.remote import calling
+    from moothall.api.remote import open_local_channel
     from moothall.pb.moothall.v1 import common_pb2
     from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
 
-    async with calling(settings.grpc, settings.data_dir, port) as (channel, metadata):
+    async with open_local_channel(settings.grpc, settings.data_dir, port) as (channel, metadata):
         stub: Any = tool_pb2_grpc.ToolServiceStub(channel)
         repository = request.repository
         open_request = tool_pb2.OpenWorkspaceRequest(

@@ -1,4 +1,4 @@
-"""The command line: one file a command group, imported only when its command is used."""
+"""The command line: one module for each command group, imported only when it is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from moothall import __version__
 
-# Where each is, and what `moothall --help` says of it: that must not import them all.
+# The location and help text of each command; `moothall --help` must not import them all.
 _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Work": {
         "deliberate": (
@@ -60,11 +60,13 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "graph": ("graph:graph", "Ask where a line comes from and why."),
     },
 }
-_COMMANDS = {name: place for group in _GROUPS.values() for name, (place, _) in group.items()}
+_COMMANDS = {name: target for group in _GROUPS.values() for name, (target, _) in group.items()}
 
 
 class _LazyGroup(click.Group):
-    """Imports a command when it is asked for, so that `moothall config` does not wait for Ray."""
+    """A group that imports a command only when it is used, so that `moothall config` does not wait
+    for Ray.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
         return list(_COMMANDS)
@@ -79,13 +81,14 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; of a mistyped one say which it may have been."""
+        """Find the command; suggest a similar one for a misspelled name."""
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], _COMMANDS, n=1)
+            similar = get_close_matches(args[0], _COMMANDS, n=1)
             ctx.fail(
-                f"no such command {args[0][:60]!r}" + (f"; did you mean {near[0]}?" if near else "")
+                f"no such command {args[0][:60]!r}"
+                + (f"; did you mean {similar[0]}?" if similar else "")
             )
         return super().resolve_command(ctx, args)
 
@@ -93,7 +96,9 @@ class _LazyGroup(click.Group):
         """List the commands without importing them."""
         for group, commands in _GROUPS.items():
             with formatter.section(group):
-                formatter.write_dl([(f"{name:<10}", said) for name, (_, said) in commands.items()])
+                formatter.write_dl(
+                    [(f"{name:<10}", help_text) for name, (_, help_text) in commands.items()]
+                )
 
     def shell_complete(
         self, ctx: click.Context, incomplete: str
@@ -101,14 +106,14 @@ class _LazyGroup(click.Group):
         """Complete the names of commands without importing them."""
         from click.shell_completion import CompletionItem
 
-        found = [
-            (name, said)
+        matches = [
+            (name, help_text)
             for group in _GROUPS.values()
-            for name, (_, said) in group.items()
+            for name, (_, help_text) in group.items()
             if name.startswith(incomplete)
         ]
         options = click.Command.shell_complete(self, ctx, incomplete)
-        return [*(CompletionItem(name, help=said) for name, said in found), *options]
+        return [*(CompletionItem(name, help=help_text) for name, help_text in matches), *options]
 
 
 @click.group(
@@ -131,6 +136,6 @@ def main(context: click.Context, config_file: Path | None, *, no_color: bool) ->
     import os
 
     if no_color:
-        os.environ["NO_COLOR"] = "1"  # rich and the processes below look there
+        os.environ["NO_COLOR"] = "1"  # rich and child processes read it
     if os.environ.get("NO_COLOR"):
-        context.color = False  # click's own
+        context.color = False  # click's own setting

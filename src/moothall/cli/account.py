@@ -1,4 +1,4 @@
-"""`moothall account`: who may sign in at the page with a name and a password."""
+"""`moothall account`: accounts with passwords for the web page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from moothall.cli.options import example, json_option
-from moothall.cli.runtime import say, settings_of, speak_errors
+from moothall.cli.runtime import report_errors, say, settings_of
 from moothall.domain.identity import LOCAL
 
 if TYPE_CHECKING:  # imported by the command that needs it
@@ -36,7 +36,7 @@ def account() -> None:
     help="Whose data they see; by default of who works without tenants.",
 )
 @click.pass_context
-@speak_errors
+@report_errors
 def add(context: click.Context, *, name: str, roles: tuple[str, ...], tenant: str) -> None:
     """Add an account NAME. The password is asked for, or read from a line of standard input where
     that is no terminal.
@@ -48,30 +48,30 @@ def add(context: click.Context, *, name: str, roles: tuple[str, ...], tenant: st
 @account.command("list", epilog=example("moothall account list --json"))
 @json_option
 @click.pass_context
-@speak_errors
+@report_errors
 def list_(context: click.Context, *, as_json: bool) -> None:
     """List the accounts with their roles."""
-    found = [
+    accounts = [
         {
-            "name": who.name,
-            "tenant": who.tenant,
-            "roles": [*sorted(who.roles), *(["operator"] if who.operator else [])],
+            "name": user.name,
+            "tenant": user.tenant,
+            "roles": [*sorted(user.roles), *(["operator"] if user.operator else [])],
         }
-        for who in _people(context).list()
+        for user in _people(context).list()
     ]
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(accounts, indent=2))
         return
-    for item in found:
+    for item in accounts:
         click.echo(f"{item['name']}  ({item['tenant']})  {', '.join(item['roles']) or 'no role'}")
-    if not found:
+    if not accounts:
         say("nobody has an account; moothall account add NAME makes one")
 
 
 @account.command(epilog=example("moothall account remove alice"))
 @click.argument("name")
 @click.pass_context
-@speak_errors
+@report_errors
 def remove(context: click.Context, *, name: str) -> None:
     """Remove the account NAME and sign it out everywhere."""
     _people(context).remove(name)
@@ -81,7 +81,7 @@ def remove(context: click.Context, *, name: str) -> None:
 @account.command(epilog=example("moothall account password alice"))
 @click.argument("name")
 @click.pass_context
-@speak_errors
+@report_errors
 def password(context: click.Context, *, name: str) -> None:
     """Give the account NAME another password, asked for as by `add`, and sign it out everywhere."""
     _people(context).change_password(name, _password())

@@ -1,6 +1,4 @@
-"""`moothall agents`: the agents that files describe, checked, listed, run, and stopped on their
-way.
-"""
+"""`moothall agents`: check, list, run, pause and stop the agents that files describe."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from moothall.app.preflight import NamedRepository, check_early, check_request
 from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, field_range, json_option, repository_options
 from moothall.cli.runtime import print_json, say, with_settings
-from moothall.cli.text import plain, teller
+from moothall.cli.text import plain, stderr_reporter
 from moothall.config import AgentSettings, Settings
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
@@ -43,17 +41,17 @@ async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
     cycle or a missing agent by name. Exit code 1 where there is any.
     """
     loaded = _load(settings, paths)
-    for said in loaded.kept:
-        click.echo(plain(f"note  {said}"))
-    wrong = len(loaded.wrong)
-    if not wrong:  # else who is missing may be in a wrong file
+    for note in loaded.kept:
+        click.echo(plain(f"note  {note}"))
+    problems = len(loaded.wrong)
+    if not problems:  # otherwise a missing agent may be in an invalid file
         try:
             check_order(tuple(loaded.specs.values()))
         except InvalidRequest as error:
             say(plain(error.message))
-            wrong = 1
-    click.echo(f"agents: {len(loaded.specs)} read, wrong places: {wrong}")
-    return EXIT_NONE if wrong else 0
+            problems = 1
+    click.echo(f"agents: {len(loaded.specs)} read, wrong places: {problems}")
+    return EXIT_NONE if problems else 0
 
 
 @agents.command("list", epilog=example("moothall agents list"))
@@ -61,11 +59,12 @@ async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
 @with_settings()
 async def list_(settings: Settings, *, paths: Sequence[Path]) -> None:
     """List the agents in the order in which they would run one by one."""
-    named = {spec.name: spec for spec in _load(settings, paths).specs.values()}
-    for name in check_order(tuple(named.values())):
-        spec = named[name]
+    by_name = {spec.name: spec for spec in _load(settings, paths).specs.values()}
+    for name in check_order(tuple(by_name.values())):
+        spec = by_name[name]
         needs = ", ".join(
-            one.name + (" (optional)" if one.optional else "") for one in spec.dependencies
+            dependency.name + (" (optional)" if dependency.optional else "")
+            for dependency in spec.dependencies
         )
         click.echo(
             plain(
@@ -117,7 +116,7 @@ async def run_(
         raise InvalidRequest(f"{len(loaded.wrong)} places in the files are wrong; nothing is run")
     specs = _choose(tuple(loaded.specs.values()), only)
     named = NamedRepository(repo, ref, profile=profile)
-    return await _run(
+    return await _run_agents(
         settings, specs, named, name, at_once or settings.agents.at_once, as_json=as_json
     )
 
@@ -132,7 +131,9 @@ async def pause(settings: Settings, *, name: str) -> None:
     """Let the agent NAME, which is at work, wait: its turns end, and no other begins until
     `moothall agents resume`.
     """
-    await _turn(settings, name, paused=True, done="paused", before="was paused already")
+    await _set_paused(
+        settings, name, paused=True, changed_text="paused", unchanged_text="was paused already"
+    )
 
 
 @agents.command(epilog=example("moothall agents resume handbook"))
@@ -142,7 +143,9 @@ async def resume(settings: Settings, *, name: str) -> None:
     """Let the agent NAME go on where it was. What the model said is not asked again; waiting is not
     counted against its time.
     """
-    await _turn(settings, name, paused=False, done="goes on", before="was not paused")
+    await _set_paused(
+        settings, name, paused=False, changed_text="goes on", unchanged_text="was not paused"
+    )
 
 
 @agents.command(epilog=example("moothall agents stop handbook"))
@@ -152,87 +155,93 @@ async def stop(settings: Settings, *, name: str) -> None:
     """Stop the agent NAME for good: it is not made again, whatever its file says."""
     from moothall.app.tasks import cancel
 
-    for task in await _at_work(settings, name):
+    for task in await _running_tasks(settings, name):
         task_id, status = await cancel(settings, task, "stopped on the command line", say)
         click.echo(f"{task_id}: {status.value.lower()}")
 
 
-async def _turn(settings: Settings, name: str, *, paused: bool, done: str, before: str) -> None:
+async def _set_paused(
+    settings: Settings, name: str, *, paused: bool, changed_text: str, unchanged_text: str
+) -> None:
     from moothall.app.tasks import open_tasks
     from moothall.domain.identity import LOCAL
     from moothall.stories import comments
 
-    found = await _at_work(settings, name)
+    task_ids = await _running_tasks(settings, name)
     async with open_tasks(settings, say) as tasks:
-        for task in found:
-            changed = await comments.pause(tasks.deliberations, task, LOCAL, paused=paused)
-            click.echo(f"{task}: {done if changed else before}")
+        for task_id in task_ids:
+            changed = await comments.pause(tasks.deliberations, task_id, LOCAL, paused=paused)
+            click.echo(f"{task_id}: {changed_text if changed else unchanged_text}")
 
 
-async def _at_work(settings: Settings, name: str) -> Sequence[str]:
-    """Return the tasks of an agent that is at work. Raises `NotFound`, which names those that
-    are.
-    """
+async def _running_tasks(settings: Settings, name: str) -> Sequence[str]:
+    """Return the running tasks of an agent. Raises `NotFound`, which names the running agents."""
     from moothall.app.tasks import open_tasks
 
     async with open_tasks(settings, say) as tasks:
         live = [view for view in await tasks.latest("live", 1000) if view.agent]
-    if not (found := [view.task_id for view in live if view.agent == name]):
-        there = ", ".join(sorted({view.agent for view in live}))
+    if not (task_ids := [view.task_id for view in live if view.agent == name]):
+        running_agents = ", ".join(sorted({view.agent for view in live}))
         raise NotFound(
             f"no agent {name[:80]!r} is at work; "
-            + (f"at work are {there[:500]}" if there else "none is")
+            + (f"at work are {running_agents[:500]}" if running_agents else "none is")
         )
-    return found
+    return task_ids
 
 
 def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
-    """Read the files, and say what is wrong: with them, or by the settings, so that no run fails
-    for it once others have ended.
+    """Load the files and report problems, both in the files and with the settings, so that no run
+    fails later because of them.
     """
     from moothall.agents.runner import request_of
 
-    loaded, longest = (
+    loaded, max_seconds = (
         load(paths or (Path("agents"),), settings.agents.file_bytes),
         int(settings.limits.deliberation_seconds),
     )
-    wrong, kept = list(loaded.wrong), list(loaded.kept)
+    problems, notes = list(loaded.wrong), list(loaded.kept)
     for file, spec in loaded.specs.items():
         try:
-            check_request(settings, request_of(spec, RepositoryRef(id="any"), longest=longest))
+            check_request(settings, request_of(spec, RepositoryRef(id="any"), longest=max_seconds))
         except InvalidRequest as error:
-            wrong.append(Wrong(file, 0, error.message))
-        if (spec.security.resource_limits.timeout or 0) > longest:
-            kept.append(
+            problems.append(Wrong(file, 0, error.message))
+        if (spec.security.resource_limits.timeout or 0) > max_seconds:
+            notes.append(
                 Wrong(
                     file,
                     0,
-                    f"its timeout is more than {longest} s, which hold "
+                    f"its timeout is more than {max_seconds} s, which hold "
                     "(limits.deliberation_seconds)",
                 )
             )
-    for said in wrong:
-        say(plain(f"wrong {said}"))
-    return replace(loaded, wrong=tuple(wrong), kept=tuple(kept))
+    for problem in problems:
+        say(plain(f"wrong {problem}"))
+    return replace(loaded, wrong=tuple(problems), kept=tuple(notes))
 
 
 def _choose(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
-    """Return these and all that they need. Raises `InvalidRequest`."""
-    named = {spec.name: spec for spec in specs}
+    """Return the chosen agents with their dependencies; all agents if none is chosen. Raises
+    `InvalidRequest`.
+    """
+    by_name = {spec.name: spec for spec in specs}
     check_order(specs)
-    if missing := [name for name in only if name not in named]:
+    if missing := [name for name in only if name not in by_name]:
         raise InvalidRequest(
-            f"there is no agent {missing[0][:80]!r}; there are {', '.join(sorted(named))[:500]}"
+            f"there is no agent {missing[0][:80]!r}; there are {', '.join(sorted(by_name))[:500]}"
         )
-    wanted, look = set(only or named), list(only)
-    while look:
-        needed = {one.name for one in named[look.pop()].dependencies if one.name in named}
-        look += needed - wanted
-        wanted |= needed
-    return [spec for spec in specs if spec.name in wanted]
+    chosen, unvisited = set(only or by_name), list(only)
+    while unvisited:
+        dependencies = {
+            dependency.name
+            for dependency in by_name[unvisited.pop()].dependencies
+            if dependency.name in by_name
+        }
+        unvisited += dependencies - chosen
+        chosen |= dependencies
+    return [spec for spec in specs if spec.name in chosen]
 
 
-async def _run(
+async def _run_agents(
     settings: Settings,
     specs: Sequence[Spec],
     named: NamedRepository,
@@ -243,14 +252,14 @@ async def _run(
 ) -> int:
     if not specs:
         raise InvalidRequest("there is no agent in these files")
-    report_progress = teller(quiet=as_json)
-    asked = await check_early(
+    report_progress = stderr_reporter(quiet=as_json)
+    model_checked = await check_early(
         settings,
         DeliberationRequest(description="agents", role=specs[0].spec.role),
         named,
         report_progress,
     )
-    # Only now: a second of imports that a wrong address need not wait for.
+    # Imported late: this takes a second, and an invalid address is reported before.
     from moothall.agents.runner import AgentRun, State, first_line
     from moothall.app.repository import find_repository, unseen
     from moothall.app.server import open_app
@@ -263,14 +272,14 @@ async def _run(
     repository = await find_repository(settings, named)
     if repository is None:
         raise InvalidRequest("you are in no git repository: name one with --repo")
-    if said := await unseen(settings, repository, named.profile):
-        report_progress(said)
+    if text := await unseen(settings, repository, named.profile):
+        report_progress(text)
     report_progress(
         f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run "
         f"{run_name}"
     )
-    async with open_app(settings, report_progress, model_checked=asked) as app:
-        run = AgentRun(
+    async with open_app(settings, report_progress, model_checked=model_checked) as app:
+        agent_run = AgentRun(
             app.deliberations,
             LOCAL,
             repository,
@@ -279,13 +288,16 @@ async def _run(
             report_progress,
             longest=int(settings.limits.deliberation_seconds),
         )
-        ended = await run.all(specs)
+        results = await agent_run.all(specs)
     if as_json:
-        print_json(dump(AgentsDocument(run_name, tuple(ended.values()))))
+        print_json(dump(AgentsDocument(run_name, tuple(results.values()))))
     else:
-        for end in ended.values():
-            said = end.branch if end.state is State.COMPLETED else first_line(end.reason)
+        for result in results.values():
+            text = result.branch if result.state is State.COMPLETED else first_line(result.reason)
             click.echo(
-                plain(f"{end.name:<32}  {end.state:<9}  {end.used if end.runs else '':<36}  {said}")
+                plain(
+                    f"{result.name:<32}  {result.state:<9}  "
+                    f"{result.used if result.runs else '':<36}  {text}"
+                )
             )
-    return 0 if all(end.state is State.COMPLETED for end in ended.values()) else EXIT_NONE
+    return 0 if all(result.state is State.COMPLETED for result in results.values()) else EXIT_NONE

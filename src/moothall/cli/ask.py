@@ -24,8 +24,8 @@ from moothall.cli.options import (
     text_option,
     verbose_option,
 )
-from moothall.cli.runtime import result_of, say, settings_of, speak_errors
-from moothall.cli.text import plain, teller
+from moothall.cli.runtime import report_errors, result_of, say, settings_of
+from moothall.cli.text import plain, stderr_reporter
 from moothall.config import Settings
 from moothall.domain.ids import is_id
 from moothall.domain.outcome import Outcome
@@ -35,12 +35,14 @@ from moothall.errors import InvalidRequest
 if TYPE_CHECKING:  # imported once the model server has answered
     from moothall.app.repository import Diff
 
-_LAST = "\0"  # of --continue without a task
+_LAST_TASK = "\0"  # the value of --continue without a task
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What came of it; `files` is where its diff can be applied, as the last of `changes`."""
+class _Answer:
+    """The result of a question. `files` is where its diff, the last of `changes`, can be
+    applied.
+    """
 
     outcome: Outcome
     files: Path | None
@@ -58,7 +60,7 @@ class _Asked:
     "--continue",
     "goes_on",
     is_flag=False,
-    flag_value=_LAST,
+    flag_value=_LAST_TASK,
     default=None,
     metavar="[TASK]",
     shell_complete=complete.tasks,
@@ -108,7 +110,7 @@ class _Asked:
 @json_option
 @verbose_option
 @click.pass_context
-@speak_errors
+@report_errors
 def ask(
     context: click.Context,
     *,
@@ -162,7 +164,7 @@ def ask(
             "a server elsewhere reads no --profile from here; register the repository with its "
             "commands there"
         )
-    asking = AskOptions(
+    options = AskOptions(
         settings,
         replace(request, description=prompt),
         named,
@@ -178,9 +180,9 @@ def ask(
                 'nothing is asked: say it (moothall ask "…"), or type it on a terminal, without '
                 "--json, --yes and --task-id"
             )
-        sys.exit(result_of(_talk(asking)))
-    asked = result_of(_ask(asking))
-    outcome, diff = asked.outcome, asked.outcome.diff
+        sys.exit(result_of(_converse(options)))
+    answer = result_of(_ask_once(options))
+    outcome, diff = answer.outcome, answer.outcome.diff
     if not server:
         complete.remember(settings.data_dir, outcome.task_id)
     if not as_json:
@@ -189,10 +191,10 @@ def ask(
         show_answer(Console(file=out, highlight=False), outcome)
     applied: tuple[str, ...] = ()
     try:
-        if diff and asked.files is None:
+        if diff and answer.files is None:
             say("not applied: the repository's files are not on this machine")
-        elif diff and asked.files is not None and _is_wanted(yes=yes, quiet=as_json):
-            applied = _apply(settings, asked.files, asked.changes)
+        elif diff and answer.files is not None and _is_wanted(yes=yes, quiet=as_json):
+            applied = _apply(settings, answer.files, answer.changes)
     finally:
         if as_json:
             _document(out, outcome, applied)
@@ -200,42 +202,46 @@ def ask(
 
 
 def _read_prompt(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
-    """Return the question and the task whose conversation goes on: what follows --continue is the
-    question where it is no id and none comes after it.
+    """Return the question and the task to continue. The value of --continue is the question if it
+    is not an id and no question follows.
     """
-    if goes_on is None or goes_on == _LAST:
+    if goes_on is None or goes_on == _LAST_TASK:
         return prompt, None if goes_on is None else ""
     return (prompt, goes_on) if prompt or is_id(goes_on) else (goes_on, "")
 
 
-async def _ask(asking: AskOptions) -> _Asked:
-    asked = await _check_early(asking, asking.request)
-    # Only now, as in `deliberate`.
-    from moothall.cli.ask_session import open_door
+async def _ask_once(options: AskOptions) -> _Answer:
+    model_checked = await _check_early(options, options.request)
+    # Imported late, as in `deliberate`.
+    from moothall.cli.ask_session import open_ask_session
 
-    printer = asking.printer()
-    with printer.watching():
-        async with open_door(asking, printer.say, printer.note, asked=asked) as door:
-            outcome = await door.put(asking.request.description, printer)
-    return _Asked(outcome, door.files, door.changes)
-
-
-async def _talk(asking: AskOptions) -> int:
-    asked = await _check_early(asking, replace(asking.request, description="?"))
-    from moothall.cli.chat import talk
-
-    return await talk(asking, asked=asked)
+    printer = options.printer()
+    with printer.live_display():
+        async with open_ask_session(
+            options, printer.report, printer.print_note, model_checked=model_checked
+        ) as session:
+            outcome = await session.ask(options.request.description, printer)
+    return _Answer(outcome, session.files, session.changes)
 
 
-async def _check_early(asking: AskOptions, request: DeliberationRequest) -> bool:
-    if asking.server:
-        asking.named.check()
+async def _converse(options: AskOptions) -> int:
+    model_checked = await _check_early(options, replace(options.request, description="?"))
+    from moothall.cli.chat import run_conversation
+
+    return await run_conversation(options, model_checked=model_checked)
+
+
+async def _check_early(options: AskOptions, request: DeliberationRequest) -> bool:
+    if options.server:
+        options.named.check()
         return False
-    return await check_early(asking.settings, request, asking.named, teller(quiet=asking.quiet))
+    return await check_early(
+        options.settings, request, options.named, stderr_reporter(quiet=options.quiet)
+    )
 
 
 def _is_wanted(*, yes: bool, quiet: bool) -> bool:
-    """Whether the diff is to be applied; without a terminal nobody can be asked."""
+    """Return whether to apply the diff. Without a terminal, nobody can be asked."""
     if yes or quiet:
         return yes
     if not sys.stdin.isatty():

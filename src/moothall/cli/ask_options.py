@@ -1,4 +1,4 @@
-"""What `moothall ask` asks, and how an answer is shown."""
+"""The options of `moothall ask`, and the output of an answer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:  # imported once the model server has answered
 
     from moothall.cli.progress import ProgressPrinter
 
-_LONG = 20_000
+_MAX_CHARS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
-    """What is asked and where. `request` is what each question has in common; `goes_on` the task
-    whose conversation goes on, '' for the last one, None for a new one.
+    """The options of a question. `request` is common to all questions of a conversation. `goes_on`
+    is the task to continue: '' for the last one, None for a new conversation.
     """
 
     settings: Settings
@@ -36,14 +36,14 @@ class AskOptions:
     verbose: bool = False
 
     def printer(self) -> ProgressPrinter:
-        """Return who tells of one question."""
+        """Create the progress printer of one question."""
         from moothall.cli.progress import ProgressPrinter
 
         return ProgressPrinter(quiet=self.quiet, verbose=self.verbose, thoughts=True)
 
 
 def show_answer(console: Console, outcome: Outcome) -> None:
-    """Print the answer and the diff, without their control characters; or why there is none."""
+    """Print the answer and the diff, without control characters, or why there is no answer."""
     from rich.syntax import Syntax
     from rich.text import Text
 
@@ -58,13 +58,13 @@ def show_answer(console: Console, outcome: Outcome) -> None:
                 )
         return
     winner = outcome.results[0]
-    console.print(Text(plain(winner.content, _LONG)))
+    console.print(Text(plain(winner.content, _MAX_CHARS)))
     if winner.diff:
         readable = "\n".join(
             line for line in winner.diff.splitlines() if not line.startswith("index ")
         )
         console.print(
-            Syntax(plain(readable, _LONG), "diff", background_color="default", word_wrap=True)
+            Syntax(plain(readable, _MAX_CHARS), "diff", background_color="default", word_wrap=True)
         )
         added, removed = count_changes(winner.diff)
         paths = [
@@ -78,13 +78,14 @@ def show_answer(console: Console, outcome: Outcome) -> None:
                 f"{', '.join(plain(path, 80) for path in paths)}"
             )
         )
-        if len(readable) > _LONG:
+        if len(readable) > _MAX_CHARS:
             console.print(
                 Text(
-                    f"Only the first {_LONG} characters of the diff are shown.", style="bold yellow"
+                    f"Only the first {_MAX_CHARS} characters of the diff are shown.",
+                    style="bold yellow",
                 )
             )
-        proven = outcome.level.words
+        level = outcome.level.words
         checks = ", ".join(
             f"{plain(name, 40)} {verdict}"
             for name, verdict in winner.checks.items()
@@ -92,7 +93,7 @@ def show_answer(console: Console, outcome: Outcome) -> None:
         )
         console.print(
             Text(
-                f"{proven}; {checks}" if checks else proven,
+                f"{level}; {checks}" if checks else level,
                 style="green" if outcome.level.independent else "yellow",
             )
         )

@@ -1,5 +1,5 @@
-"""Where `moothall ask` puts its questions: a server of this machine, or a server elsewhere. One
-after the other they are a conversation.
+"""Sessions of `moothall ask` at a server of this machine or a remote one. Consecutive questions are
+a conversation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from moothall.app.repository import (
     unseen,
 )
 from moothall.cli.ask_options import AskOptions
-from moothall.cli.council import hold_council
+from moothall.cli.council import run_deliberation
 from moothall.cli.progress import ProgressPrinter
 from moothall.concurrency import say_if_slow
 from moothall.domain.event import EventType, Recorded
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AskSession:
-    """Where questions are put. `request` is the first of a conversation about the files `home`.
-    `files` is where diffs can be applied, `follows` the task before the next question, `own_base`
-    whether that begins on what `request` names all the same; `changes` are the diffs of the
-    conversation so far.
+    """A conversation. `request` is the template of its questions, `home` the files that it is
+    about. `files` is where diffs can be applied, `follows` the task before the next question.
+    `own_base`: the next question still begins on the base that `request` names. `changes` are the
+    diffs of the conversation so far.
     """
 
     deliberations: DeliberationService | RemoteKernel
@@ -52,24 +52,24 @@ class AskSession:
     changes: list[Diff] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Begin another conversation."""
+        """Begin a new conversation."""
         self.files, self.follows = self.home, ""
         self.changes.clear()
 
-    async def put(self, prompt: str, printer: ProgressPrinter) -> Outcome:
-        """Put a question and follow it to its end. One before it that has not ended is waited for.
-        Interrupted, it is cancelled, and the next goes on from there.
+    async def ask(self, prompt: str, printer: ProgressPrinter) -> Outcome:
+        """Ask a question and wait for its outcome. An unfinished earlier question is awaited first.
+        If interrupted, the question is cancelled, and the next one continues from there.
         """
         if self.follows:
-            with say_if_slow(printer.note, f"{self.follows}, which is under way"):
-                before = (await self.deliberations.wait(self.follows, LOCAL)).diff
-            if before and before not in {change.diff for change in self.changes}:
-                self.changes.append(Diff(before))
+            with say_if_slow(printer.print_note, f"{self.follows}, which is under way"):
+                previous_diff = (await self.deliberations.wait(self.follows, LOCAL)).diff
+            if previous_diff and previous_diff not in {change.diff for change in self.changes}:
+                self.changes.append(Diff(previous_diff))
         request, base = replace(self.request, description=prompt, follows=self.follows), ""
         if self.follows and not self.own_base:
             request = replace(request, repository=None, about_text=False)
 
-        def take(recorded: Recorded) -> None:
+        def handle_event(recorded: Recorded) -> None:
             nonlocal base
             if recorded.event.type is EventType.DELIBERATION_REQUESTED:
                 base, self.follows = (
@@ -77,106 +77,115 @@ class AskSession:
                     recorded.event.subject,
                 )
                 self.request, self.own_base = replace(self.request, task_id=""), False
-            printer.take(recorded)
+            printer.show_event(recorded)
 
-        outcome = await hold_council(self.deliberations, request, take)
+        outcome = await run_deliberation(self.deliberations, request, handle_event)
         if outcome.diff:
             self.changes.append(Diff(outcome.diff, base))
         return outcome
 
 
 @asynccontextmanager
-async def open_door(
-    asking: AskOptions,
+async def open_ask_session(
+    options: AskOptions,
     report_progress: Callable[[str], None],
     note: Callable[[str], None],
     *,
-    asked: bool,
+    model_checked: bool,
 ) -> AsyncIterator[AskSession]:
-    """Open where the questions are put. `report_progress` hears what is being set up, `note` what
-    should not
-    be missed; `asked` as of `open_house`.
+    """Open a session. `report_progress` receives preparation steps, `note` what should not be
+    missed; `model_checked` as in `open_app`.
 
-    Raises `NotFound` where there is no conversation that could go on.
+    Raises `NotFound` if there is no conversation to continue.
     """
-    if asking.server:
-        async with _server(asking) as door:
-            yield door
+    if options.server:
+        async with _open_remote_session(options) as session:
+            yield session
         return
     from moothall.app.server import open_app
     from moothall.app.tasks import tasks_of
 
-    settings, named = asking.settings, asking.named
+    settings, named = options.settings, options.named
     repository = await find_repository(settings, named)
-    begins = asking.goes_on is None or bool(named.ref)
-    if repository is None and begins and not named.text:
+    is_new = options.goes_on is None or bool(named.ref)
+    if repository is None and is_new and not named.text:
         note("you are in no repository: this is about text alone")
     elif (
         repository is not None
-        and begins
-        and (words := await unseen(settings, repository, named.profile))
+        and is_new
+        and (warning := await unseen(settings, repository, named.profile))
     ):
-        note(words)
-    # Not on the configured default repository either: what is asked about is where one is.
-    request = replace(asking.request, repository=repository, about_text=repository is None)
-    async with open_app(settings, report_progress, model_checked=asked) as app:
-        yield await _local(asking, request, app.deliberations, tasks_of(settings, app))
+        note(warning)
+    # The configured default repository is not used: a question is about the current folder.
+    request = replace(options.request, repository=repository, about_text=repository is None)
+    async with open_app(settings, report_progress, model_checked=model_checked) as app:
+        yield await _open_local_session(
+            options, request, app.deliberations, tasks_of(settings, app)
+        )
 
 
-async def _local(
-    asking: AskOptions,
+async def _open_local_session(
+    options: AskOptions,
     request: DeliberationRequest,
     deliberations: DeliberationService,
     tasks: Tasks,
 ) -> AskSession:
-    """Return the door to a server of this machine, with the conversation that goes on."""
+    """Return a session at this machine's server, with the conversation to continue."""
     from moothall.app.tasks import files_for
 
     repository = request.repository
-    files = files_of(asking.settings, repository) if repository else None
-    if asking.goes_on is None:
+    files = files_of(options.settings, repository) if repository else None
+    if options.goes_on is None:
         return AskSession(deliberations, request, files, files)
-    follows = await _before(request, tasks, asking.goes_on)
+    follows = await _find_previous_task(request, tasks, options.goes_on)
     await tasks.check_not_paused(follows)
-    own_base = bool(asking.named.ref or asking.named.text)
-    there = files if own_base else await files_for(asking.settings, await tasks.repository(follows))
+    own_base = bool(options.named.ref or options.named.text)
+    target_files = (
+        files if own_base else await files_for(options.settings, await tasks.repository(follows))
+    )
     return AskSession(
-        deliberations, request, files, there, follows, own_base, list(await tasks.changes(follows))
+        deliberations,
+        request,
+        files,
+        target_files,
+        follows,
+        own_base,
+        list(await tasks.changes(follows)),
     )
 
 
-async def _before(request: DeliberationRequest, tasks: Tasks, named: str) -> str:
-    """Return the task that was named, or the last one about this repository; of a question that was
-    put before, what came before that.
+async def _find_previous_task(request: DeliberationRequest, tasks: Tasks, task_name: str) -> str:
+    """Return the named task, or the last one about this repository. For a repeated question, return
+    the task before it.
     """
-    if request.task_id and (known := await tasks.thread(request.task_id)) and known[-1].follows:
-        return known[-1].follows
-    if named:
-        return await tasks.find(named)
-    about = request.repository.id if request.repository else ""
-    if not (last := await tasks.latest_question(about, request.task_id)):
+    if request.task_id and (thread := await tasks.thread(request.task_id)) and thread[-1].follows:
+        return thread[-1].follows
+    if task_name:
+        return await tasks.find(task_name)
+    subject = request.repository.id if request.repository else ""
+    if not (latest := await tasks.latest_question(subject, request.task_id)):
         raise NotFound(
-            f"nothing was asked about {about or 'text'} yet: leave --continue out, or name a task "
-            "(--continue TASK)"
+            f"nothing was asked about {subject or 'text'} yet: leave --continue out, or name a "
+            "task (--continue TASK)"
         )
-    return last
+    return latest
 
 
 @asynccontextmanager
-async def _server(asking: AskOptions) -> AsyncIterator[AskSession]:
-    """A server elsewhere. What it has is not what is here: its diffs are applied to the files that
-    one is in, if they fit.
+async def _open_remote_session(options: AskOptions) -> AsyncIterator[AskSession]:
+    """Open a session at a remote server. Its diffs are applied to the current files, if they
+    fit.
     """
-    named, settings = asking.named, asking.settings
+    named, settings = options.named, options.settings
     named.check()
-    if asking.goes_on == "":
+    if options.goes_on == "":
         raise InvalidRequest(
             "a server elsewhere does not say which task was the last: name it, --continue TASK"
         )
     files = None if named.text else await files_here(settings, named.repo)
     repository = None if named.text else names(RepositoryRef(url=named.repo, ref=named.ref), files)
-    request = replace(asking.request, repository=repository, about_text=repository is None)
-    async with kernel_of(settings, asking.server, asking.token_file) as kernel:
+    request = replace(options.request, repository=repository, about_text=repository is None)
+    async with kernel_of(settings, options.server, options.token_file) as kernel:
         yield AskSession(
-            kernel, request, files, files, asking.goes_on or "", bool(named.ref or named.text)
+            kernel, request, files, files, options.goes_on or "", bool(named.ref or named.text)
         )

@@ -59,11 +59,11 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
             + ("" if problem.serious else " (harmless by itself)")
         )
     for item in report.approved if approvals else ():
-        words = (
+        line = (
             f"{item.time}  {item.tool} of {item.principal} ({item.tenant}), request "
             f"{item.request_id}: approved by {item.by}"
         )
-        click.echo(plain(words))
+        click.echo(plain(line))
     unfinished = (
         f", {report.unfinished} calls whose end is not recorded" if report.unfinished else ""
     )
@@ -92,17 +92,19 @@ async def alerts(settings: Settings, *, as_json: bool) -> None:
             async for recorded in events
             if recorded.event.type == EventType.GUARD_ALERTED
         ]
-    found = [{"time": event.time, "tenant": event.tenant, **event.data} for event in stream]
+    alert_documents = [
+        {"time": event.time, "tenant": event.tenant, **event.data} for event in stream
+    ]
     if as_json:
-        print_json(found)
+        print_json(alert_documents)
         return
-    for item in found:
-        who = f"{item['principal']} ({item['tenant']}), task {item['task_id']}"
+    for item in alert_documents:
+        origin = f"{item['principal']} ({item['tenant']}), task {item['task_id']}"
         click.echo(
             plain(
-                f"{item['time']}  {item['count']} {item['kind']} of {who}; the last: "
+                f"{item['time']}  {item['count']} {item['kind']} of {origin}; the last: "
                 f"{item['tool']}: {item['reason']}"
             )
         )
-    if not found:
+    if not alert_documents:
         say("no alerts")

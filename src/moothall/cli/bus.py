@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from moothall.cli.options import example
-from moothall.cli.runtime import speak_errors
+from moothall.cli.runtime import report_errors
 from moothall.cli.text import plain
 
 
@@ -28,7 +28,7 @@ def bus() -> None:
     metavar="ACCOUNTS.CONF",
     help="Of the keys whose place these take: what is stored stays, and the old keys are refused.",
 )
-@speak_errors
+@report_errors
 def keys(folder: Path, renew: Path | None) -> None:
     """Make an account for the server on a NATS of your own, and what servers, services and hosts
     need to use it, in FOLDER.

@@ -1,4 +1,4 @@
-"""`moothall ask` on a terminal, without a question: a line to type one, and the next."""
+"""`moothall ask` on a terminal without a question: a conversation, line by line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rich.console import Console
 from moothall.app.repository import take_over
 from moothall.cli import complete
 from moothall.cli.ask_options import AskOptions, show_answer
-from moothall.cli.ask_session import AskSession, open_door
+from moothall.cli.ask_session import AskSession, open_ask_session
 from moothall.cli.runtime import on_interrupt, say
-from moothall.cli.text import plain, teller
+from moothall.cli.text import plain, stderr_reporter
 from moothall.domain.outcome import Outcome
 from moothall.errors import MoothallError
 
 _PROMPT = "> "
-_READ = 65_536
+_READ_BYTES = 65_536
 _HELP = """A line is a question or a task; the next one goes on from its answer. End a line with \\ to write another one.
   /diff    the last change again
   /apply   put it into your files, with those before it as far as it needs them
@@ -30,10 +30,8 @@ _HELP = """A line is a question or a task; the next one goes on from its answer.
   /quit    leave, as the end of input does; Ctrl-C stops an answer"""  # noqa: E501 - a line of embedded text
 
 
-class _Lines:
-    """What is typed, line by line, while the event loop goes on. Lines that were pasted together
-    are one.
-    """
+class _InputLines:
+    """Typed lines, read while the event loop runs. Lines that were pasted together are one."""
 
     def __init__(self) -> None:
         self._waiting: deque[str] = deque()
@@ -42,7 +40,7 @@ class _Lines:
         """Return the next line, without its end; None at the end of input."""
         if not self._waiting:
             click.echo(_PROMPT, nl=False, err=True)
-            await self._take()
+            await self._wait_for_input()
         if not self._waiting:
             return None
         lines = [self._waiting.popleft()]
@@ -50,14 +48,14 @@ class _Lines:
             if lines[-1].endswith("\\"):
                 lines[-1] = lines[-1][:-1]
                 if not self._waiting:
-                    await self._take()
+                    await self._wait_for_input()
             if not self._waiting or self._waiting[0].startswith("/"):
                 break
             lines.append(self._waiting.popleft())
         return "\n".join(lines).strip()
 
-    async def _take(self) -> None:
-        """Wait for what is typed; nothing more waits then at the end of input."""
+    async def _wait_for_input(self) -> None:
+        """Wait for input. At the end of input, no line is added."""
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
         fd = sys.stdin.fileno()
         loop.add_reader(fd, ready.set)
@@ -65,26 +63,32 @@ class _Lines:
             await ready.wait()
         finally:
             loop.remove_reader(fd)
-        raw = b""
-        while select.select([fd], [], [], 0)[0] and (more := os.read(fd, _READ)):
-            raw += more
-        self._waiting.extend(raw.decode("utf-8", "replace").splitlines())
+        received = b""
+        while select.select([fd], [], [], 0)[0] and (chunk := os.read(fd, _READ_BYTES)):
+            received += chunk
+        self._waiting.extend(received.decode("utf-8", "replace").splitlines())
 
 
-async def talk(asking: AskOptions, *, asked: bool) -> int:
-    """Answer questions until the end of input. Returns the exit code."""
-    async with open_door(
-        asking, teller(quiet=False), lambda words: say(plain(words)), asked=asked
-    ) as door:
-        say(f"{f'going on from {door.follows}; ' if door.follows else ''}/help says what there is")
-        await _Talk(asking, door).run()
+async def run_conversation(options: AskOptions, *, model_checked: bool) -> int:
+    """Answer questions until the end of input, and return the exit code."""
+    async with open_ask_session(
+        options,
+        stderr_reporter(quiet=False),
+        lambda note: say(plain(note)),
+        model_checked=model_checked,
+    ) as session:
+        say(
+            f"{f'going on from {session.follows}; ' if session.follows else ''}/help says what "
+            "there is"
+        )
+        await _Conversation(options, session).read_questions()
     return 0
 
 
-class _Talk:
-    def __init__(self, asking: AskOptions, door: AskSession) -> None:
-        self._asking = asking
-        self._door = door
+class _Conversation:
+    def __init__(self, options: AskOptions, session: AskSession) -> None:
+        self._options = options
+        self._session = session
         self._out = Console(highlight=False)
         self._last: Outcome | None = None
         self._commands: dict[str, Callable[[], object]] = {
@@ -93,68 +97,70 @@ class _Talk:
             "/help": self._help,
         }
 
-    async def run(self) -> None:
-        """Take line after line."""
-        lines = _Lines()
+    async def read_questions(self) -> None:
+        """Read and handle lines until the end of input."""
+        lines = _InputLines()
         with on_interrupt(
             lambda: click.echo(f"\n/quit or Ctrl-D leaves\n{_PROMPT}", nl=False, err=True)
         ):
             while (line := await lines.read()) not in {None, "/quit", "/exit"}:
                 try:
-                    await self._do(line or "")
+                    await self._handle_line(line or "")
                 except MoothallError as error:
                     say(f"{plain(error.message, 1000)} [{error.code}]")
 
-    async def _do(self, line: str) -> None:
+    async def _handle_line(self, line: str) -> None:
         if line == "/apply":
             await self._apply()
         elif line.startswith("/"):
             self._commands.get(line, self._unknown)()
         elif line:
-            await self._ask(line)
+            await self._answer_question(line)
 
-    async def _ask(self, question: str) -> None:
-        """Answer; Ctrl-C stops the answer, and the conversation goes on."""
-        door = self._door
-        printer = self._asking.printer()
-        answering = asyncio.create_task(door.put(question, printer), name="answer")
-        with printer.watching(), on_interrupt(answering.cancel):
+    async def _answer_question(self, question: str) -> None:
+        """Answer a question. Ctrl-C stops the answer, and the conversation continues."""
+        session = self._session
+        printer = self._options.printer()
+        answer_task = asyncio.create_task(session.ask(question, printer), name="answer")
+        with printer.live_display(), on_interrupt(answer_task.cancel):
             try:
-                self._last = await answering
+                self._last = await answer_task
             except asyncio.CancelledError:
-                ending = asyncio.current_task()
-                if not answering.cancelled() or (ending is not None and ending.cancelling()):
+                current_task = asyncio.current_task()
+                if not answer_task.cancelled() or (
+                    current_task is not None and current_task.cancelling()
+                ):
                     raise
                 say("stopped; what you ask next goes on from here")
                 return
             finally:
-                if door.follows and not self._asking.server:
-                    complete.remember(self._asking.settings.data_dir, door.follows)
+                if session.follows and not self._options.server:
+                    complete.remember(self._options.settings.data_dir, session.follows)
         show_answer(self._out, self._last)
         if self._last.diff:
             say("/apply puts this into your files")
 
     async def _apply(self) -> None:
-        door = self._door
-        if not door.changes or door.files is None:
-            said = (
+        session = self._session
+        if not session.changes or session.files is None:
+            reason = (
                 "there is no change to apply"
-                if not door.changes
+                if not session.changes
                 else "the repository's files are not on this machine"
             )
-            say(f"not applied: {said}")
+            say(f"not applied: {reason}")
             return
-        paths = await take_over(self._asking.settings, door.files, *door.changes)
+        paths = await take_over(self._options.settings, session.files, *session.changes)
         say(f"applied to {', '.join(plain(path, 80) for path in paths)}")
 
     def _diff(self) -> None:
-        if self._door.changes:
-            click.echo(plain(self._door.changes[-1].diff, _READ))
+        if self._session.changes:
+            click.echo(plain(self._session.changes[-1].diff, _READ_BYTES))
         else:
             say("nothing was changed yet")
 
     def _new(self) -> None:
-        self._door.begin()
+        self._session.begin()
         say("another conversation")
 
     def _help(self) -> None:

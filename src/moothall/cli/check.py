@@ -27,14 +27,14 @@ if TYPE_CHECKING:  # imported by the command that runs
     from moothall.ranking.baseline import CheckRow, Diagnosis
     from moothall.ranking.failures import FailureReader
 
-_SHOWN = 20
-_INDENT, _REASON = 2, 400
-_LINES = 8
-_INSTEAD = (
+_MAX_CASES = 20
+_INDENT_COLUMNS, _REASON_CHARS = 2, 400
+_OUTPUT_LINES = 8
+_SETUP_HINT = (
     'Write what sets it up into .moothall.toml: setup = ["…"]; moothall check --profile FILE '
     "tries such a file uncommitted."
 )
-_LONG, _WIDEST = 20_000, 10_000
+_MESSAGE_CHARS, _FILE_WIDTH = 20_000, 10_000
 
 
 @click.command(epilog=example("moothall check", "moothall check ../other --write"))
@@ -67,7 +67,7 @@ async def check(
 
     REPO is a path, a URL or the id of a registered repository; by default the one you are in.
 
-    Exit codes: 0 where a council could be judged, also with red tests; 2 where nothing could be,
+    Exit codes: 0 if a council could be judged, also with red tests; 2 if nothing could be,
     with what to write where.
     """
     from moothall.app.preflight import NamedRepository
@@ -82,89 +82,91 @@ async def check(
     ):
 
         def report_progress(step: str) -> None:
-            said = Text(plain(step, 200), style="dim")
+            message = Text(plain(step, 200), style="dim")
             if spinner is not None:
-                spinner.update(said)
+                spinner.update(message)
             else:
-                err.print(said, soft_wrap=not err.is_terminal)
+                err.print(message, soft_wrap=not err.is_terminal)
 
         checked = await check_repository(
             settings, NamedRepository(repo, ref, profile=profile), report_progress
         )
-    found = diagnose(checked.prepared) if checked.prepared else None
-    why = why_not(checked, found)
+    diagnosis = diagnose(checked.prepared) if checked.prepared else None
+    reason = failure_reason(checked, diagnosis)
     if not as_json:
-        put(out, checked, found, why)
-    written = await write_profile(checked, replace=force) if write else None
+        write_report(out, checked, diagnosis, reason)
+    written_path = await write_profile(checked, replace=force) if write else None
     if as_json:
-        print_json(document(checked, found, why, written), out)
-    elif written:
-        err.print(Text(f"wrote {written}; commit it: councils read what is committed"))
-    return EXIT_WRONG if why else 0
+        print_json(check_document(checked, diagnosis, reason, written_path), out)
+    elif written_path:
+        err.print(Text(f"wrote {written_path}; commit it: councils read what is committed"))
+    return EXIT_WRONG if reason else 0
 
 
-def page(out: TextIO) -> Console:
-    """Return what the table is printed on: a terminal's width cuts lines, and who reads them
-    elsewhere wants them whole.
+def create_console(out: TextIO) -> Console:
+    """Return the console for the report: as wide as the terminal, or without a limit if `out` is a
+    file.
     """
-    return Console(file=out, highlight=False, width=None if out.isatty() else _WIDEST)
+    return Console(file=out, highlight=False, width=None if out.isatty() else _FILE_WIDTH)
 
 
-def put(out: TextIO, checked: RepositoryCheck, found: Diagnosis | None, why: str) -> None:
-    """Write what `show` says to `out`, without the spaces with which a table makes its rows as wide
-    as the longest.
-    """
-    console = page(out)
+def write_report(
+    out: TextIO, checked: RepositoryCheck, diagnosis: Diagnosis | None, reason: str
+) -> None:
+    """Write the report to `out`, without trailing spaces."""
+    console = create_console(out)
     with console.capture() as captured:
-        show(console, checked, found, why)
+        print_report(console, checked, diagnosis, reason)
     out.write("\n".join(line.rstrip(" ") for line in captured.get().split("\n")))
     out.flush()
 
 
-def why_not(checked: RepositoryCheck, found: Diagnosis | None) -> str:
-    """Return why nothing could be judged, '' where something could."""
+def failure_reason(checked: RepositoryCheck, diagnosis: Diagnosis | None) -> str:
+    """Return why no council could be judged, '' if one could."""
     if checked.failure is not None:
-        said = checked.failure.message
-        return said if ".moothall.toml" in said else f"{said}\n{_INSTEAD}"
-    if found is None or not found.rows:
+        message = checked.failure.message
+        return message if ".moothall.toml" in message else f"{message}\n{_SETUP_HINT}"
+    if diagnosis is None or not diagnosis.rows:
         return (
             "It has no check, so nothing could be proven. Name the command that runs the tests: "
             '[checks] tests = "…" in .moothall.toml.'
         )
-    return found.text
+    return diagnosis.text
 
 
-def show(console: Console, checked: RepositoryCheck, found: Diagnosis | None, why: str) -> None:
-    """Print what was found, and whether a council could be judged."""
+def print_report(
+    console: Console, checked: RepositoryCheck, diagnosis: Diagnosis | None, reason: str
+) -> None:
+    """Print the check's results, and whether a council could be judged."""
     base = checked.base
     console.print(Text(f"{plain(base.origin, 200)} at {base.sha[:10]}", style="bold"))
     if checked.unseen:
         console.print(Text(plain(checked.unseen), style="yellow"))
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    for label, words in _facts(checked):
-        facts.add_row(Text(label, style="dim"), Text(plain(words, 500)))
-    console.print(facts)
-    if found and found.rows:
-        console.print(_table(found))
-        for row in found.rows:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for label, value in _profile_rows(checked):
+        grid.add_row(Text(label, style="dim"), Text(plain(value, 500)))
+    console.print(grid)
+    if diagnosis and diagnosis.rows:
+        console.print(_table(diagnosis))
+        for row in diagnosis.rows:
             _details(console, checked, row)
             if row.advice and not row.fault:
-                console.print(Text(plain(row.advice, _LONG), style="yellow"))
-    if why:
-        console.print(Text(plain(why, _LONG), style="red"))
+                console.print(Text(plain(row.advice, _MESSAGE_CHARS), style="yellow"))
+    if reason:
+        console.print(Text(plain(reason, _MESSAGE_CHARS), style="red"))
         return
-    rows = found.rows if found else ()
+    rows = diagnosis.rows if diagnosis else ()
     red = sum(len(row.red) for row in rows if row.required)
-    before = (
+    red_before = (
         f" Red before: {red}. They may stay red; an answer that mends one of them is proven."
         if red
         else ""
     )
-    said = f"A council can be judged here.{before}"
-    console.print(Text(said, style="green"))
+    verdict = f"A council can be judged here.{red_before}"
+    console.print(Text(verdict, style="green"))
 
 
-def _facts(checked: RepositoryCheck) -> list[tuple[str, str]]:
+def _profile_rows(checked: RepositoryCheck) -> list[tuple[str, str]]:
     profile = checked.base.profile
     setup = [
         ("set-up" if not number else "", " ".join(argv))
@@ -175,30 +177,32 @@ def _facts(checked: RepositoryCheck) -> list[tuple[str, str]]:
         for number, step in enumerate(profile.builds)
     ]
     notes = [("note", note) for note in getattr(profile, "notes", ())]
-    used = [("interpreter", checked.interpreter)] if checked.interpreter else []
-    return [*used, *(setup or [("set-up", "none")]), *build, *notes]
+    interpreter = [("interpreter", checked.interpreter)] if checked.interpreter else []
+    return [*interpreter, *(setup or [("set-up", "none")]), *build, *notes]
 
 
-def _table(found: Diagnosis) -> Table:
+def _table(diagnosis: Diagnosis) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("check")
     for heading in ("green", "red", "skipped", "flaky", "slow", "seconds"):
         table.add_column(heading, justify="right")
     table.add_column("")
-    for row in found.rows:
+    for row in diagnosis.rows:
         numbers = (row.green, len(row.red), row.skipped, len(row.flaky), len(row.slow))
         cells = [
             Text(str(number) if number else "·", style=style if number else "dim")
             for number, style in zip(numbers, _STYLES, strict=True)
         ]
-        untold = "judged as one case" if row.check.startswith("tests") and not row.told else ""
-        remark = row.fault or (f"{row.findings} findings" if row.findings else untold)
-        said = ", ".join(part for part in (remark, "" if row.required else "advises only") if part)
+        case_note = "judged as one case" if row.check.startswith("tests") and not row.told else ""
+        remark = row.fault or (f"{row.findings} findings" if row.findings else case_note)
+        cell_text = ", ".join(
+            part for part in (remark, "" if row.required else "advises only") if part
+        )
         table.add_row(
             plain(row.check),
             *cells,
             f"{row.duration_ms / 1000:.1f}",
-            Text(plain(said, 60), style="red" if row.fault else "dim"),
+            Text(plain(cell_text, 60), style="red" if row.fault else "dim"),
         )
     return table
 
@@ -209,19 +213,19 @@ _STYLES = ("green", "red", "dim", "yellow", "yellow")
 def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
     from moothall.ranking.failures import FailureReader
 
-    run = checked.prepared.runs.get(row.check) if checked.prepared else None
-    told, failures = (
-        run.details if run else {},
+    check_run = checked.prepared.runs.get(row.check) if checked.prepared else None
+    details, failures = (
+        check_run.details if check_run else {},
         FailureReader(checked.prepared.files if checked.prepared else ()),
     )
-    if run and not row.told and row.red and row.required:  # the command is the case
-        told = {row.check: row.output}
-    for word, style, count, items in (
+    if check_run and not row.told and row.red and row.required:  # the command is the case
+        details = {row.check: row.output}
+    for label, style, count, items in (
         (
             "red",
             "red",
             len(row.red),
-            [(case, _reason(failures, told, case)) for case in row.red[:_SHOWN]],
+            [(case, _reason(failures, details, case)) for case in row.red[:_MAX_CASES]],
         ),
         (
             "flaky",
@@ -231,19 +235,19 @@ def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
         ),
         ("slow", "yellow", len(row.slow), [(case, f"{ms / 1000:.1f} s") for case, ms in row.slow]),
     ):
-        for case, why in items[:_SHOWN]:
-            line = Text.assemble((f"{word:<6}", style), plain(case, 200))
-            whole = Text.assemble(line, (f"  {why}" if why else "", "dim"))
-            fits = _INDENT + whole.cell_len <= console.width
+        for case, reason in items[:_MAX_CASES]:
+            line = Text.assemble((f"{label:<6}", style), plain(case, 200))
+            full_line = Text.assemble(line, (f"  {reason}" if reason else "", "dim"))
+            fits = _INDENT_COLUMNS + full_line.cell_len <= console.width
             console.print(
-                Padding(whole if fits else line, (0, 0, 0, _INDENT), expand=False),
+                Padding(full_line if fits else line, (0, 0, 0, _INDENT_COLUMNS), expand=False),
                 no_wrap=True,
                 overflow="ellipsis",
             )
-            if why and not fits:
-                console.print(Padding(Text(why, style="dim"), (0, 0, 0, 8), expand=False))
-        if (more := count - len(items[:_SHOWN])) > 0:
-            console.print(Text(f"  … and {more} more {word}; --json lists all", style="dim"))
+            if reason and not fits:
+                console.print(Padding(Text(reason, style="dim"), (0, 0, 0, 8), expand=False))
+        if (hidden := count - len(items[:_MAX_CASES])) > 0:
+            console.print(Text(f"  … and {hidden} more {label}; --json lists all", style="dim"))
     if row.note:
         console.print(
             Text(f"  {plain(row.note, 200)}; declare it if it is a dependency", style="yellow")
@@ -253,26 +257,26 @@ def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
         for line in row.output.splitlines()
         if line.strip() and not line.lstrip().startswith("at ")
     ]
-    for printed in output[-_LINES:] if row.required and not row.fault else ():
+    for output_line in output[-_OUTPUT_LINES:] if row.required and not row.fault else ():
         console.print(
-            Padding(Text(plain(printed, 200), style="dim"), (0, 0, 0, 8), expand=False),
+            Padding(Text(plain(output_line, 200), style="dim"), (0, 0, 0, 8), expand=False),
             no_wrap=True,
             overflow="ellipsis",
         )
 
 
 def _reason(failures: FailureReader, details: Mapping[str, str], case: str) -> str:
-    """Return the assertion of a red case, and its file and line."""
-    said = plain(str(failures.read_failure(case, details.get(case, ""))), _REASON)
-    return said or (
-        "its subtests failed" if any(other.startswith(f"{case}/") for other in details) else ""
+    """Return the failed assertion of a case, with its file and line."""
+    failure = plain(str(failures.read_failure(case, details.get(case, ""))), _REASON_CHARS)
+    return failure or (
+        "its subtests failed" if any(name.startswith(f"{case}/") for name in details) else ""
     )
 
 
-def document(
-    checked: RepositoryCheck, found: Diagnosis | None, why: str, written: Path | None
+def check_document(
+    checked: RepositoryCheck, diagnosis: Diagnosis | None, reason: str, written_path: Path | None
 ) -> dict[str, Any]:
-    """Return the one JSON document of `--json`."""
+    """Return the JSON document of `--json`."""
     from moothall.cli.documents import CheckDocument
     from moothall.domain.codec import dump
 
@@ -282,14 +286,14 @@ def document(
             repository=base.repository,
             origin=base.origin,
             commit=base.sha,
-            judgeable=not why,
-            reason=why,
+            judgeable=not reason,
+            reason=reason,
             interpreter=checked.interpreter,
             setup=base.profile.setup,
             commands=base.profile.checks,
-            checks=found.rows if found else (),
+            checks=diagnosis.rows if diagnosis else (),
             profile=checked.own_file,
-            written=str(written or ""),
+            written=str(written_path or ""),
             unseen=checked.unseen,
             seconds=round(checked.seconds, 1),
         )

@@ -1,4 +1,4 @@
-"""`moothall clean`: what preparation keeps on disk."""
+"""`moothall clean`: remove stored environments, checkouts and clones."""
 
 from __future__ import annotations
 
@@ -56,35 +56,37 @@ async def clean(
         dry_run=dry_run,
         report_removed=report_removed,
     )
-    stuck = bool(report.busy) or bool(report.refusal and report.removed)
+    has_failures = bool(report.busy) or bool(report.refusal and report.removed)
     if as_json:
-        stays = dry_run or bool(report.refusal)
+        nothing_removed = dry_run or bool(report.refusal)
         document = CleanDocument(
             dry_run=dry_run,
             refused="" if dry_run else report.refusal,
             kept=tuple(
-                _entry(item) for item in report.items if stays or item not in report.removed
+                _entry(item)
+                for item in report.items
+                if nothing_removed or item not in report.removed
             ),
-            removed=() if stays else tuple(map(_entry, report.removed)),
-            would_remove=tuple(map(_entry, report.removed)) if stays else (),
+            removed=() if nothing_removed else tuple(map(_entry, report.removed)),
+            would_remove=tuple(map(_entry, report.removed)) if nothing_removed else (),
         )
         print_json(dump(document))
-        return EXIT_NONE if stuck and not dry_run else 0
+        return EXIT_NONE if has_failures and not dry_run else 0
     if dry_run or report.refusal:
         for item in report.items:
-            click.echo(f"{'goes ' if item in report.removed else 'stays'}  {_row(item)}")
+            click.echo(f"{'goes ' if item in report.removed else 'nothing_removed'}  {_row(item)}")
     for item in report.busy:
         say(f"in use {_row(item)}")
     if report.refusal and not dry_run:
         say(f"nothing was removed: {report.refusal}")
-        return EXIT_NONE if stuck else 0
+        return EXIT_NONE if has_failures else 0
     verb = "would go" if dry_run else "freed"
-    left = [item for item in report.items if item not in report.removed]
+    remaining = [item for item in report.items if item not in report.removed]
     click.echo(
-        f"{_size(_sum(report.removed))} {verb}, {_size(_sum(left))} in {len(left)} things "
-        f"{'would stay' if dry_run else 'stay'}"
+        f"{_size(_total_size(report.removed))} {verb}, {_size(_total_size(remaining))} in "
+        f"{len(remaining)} things {'would stay' if dry_run else 'stay'}"
     )
-    return EXIT_NONE if stuck else 0
+    return EXIT_NONE if has_failures else 0
 
 
 def _row(item: StoredItem) -> str:
@@ -96,7 +98,7 @@ def _entry(item: StoredItem) -> KeptEntry:
     return KeptEntry(item.kind, str(item.path), item.size, round(item.used, 3))
 
 
-def _sum(items: Sequence[StoredItem]) -> int:
+def _total_size(items: Sequence[StoredItem]) -> int:
     return sum(item.size for item in items)
 
 

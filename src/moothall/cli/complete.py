@@ -1,6 +1,4 @@
-"""Values for a shell to complete. Quick: nothing is started, and nothing but file names and one
-small file is read.
-"""
+"""Shell completion of values. It must be quick, so it reads only file names and one small file."""
 
 from __future__ import annotations
 
@@ -36,36 +34,38 @@ def repositories(context: click.Context, parameter: click.Parameter, incomplete:
 def tasks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - the signature is click's
     """Complete the id of one of the last tasks that this command line saw."""
     try:
-        known = (_data_dir() / _RECENT).read_text(encoding="utf-8").split()
+        recent = (_data_dir() / _RECENT).read_text(encoding="utf-8").split()
     except OSError:
         return []
-    return [task for task in reversed(known) if task.startswith(incomplete)]
+    return [task for task in reversed(recent) if task.startswith(incomplete)]
 
 
 _RECENT = "recent-tasks"
-_KEPT = 100
+_MAX_RECENT = 100
 
 
 def remember(data_dir: Path, *task_ids: str) -> None:
-    """Keep the ids of tasks that a person may name next, the latest last. What cannot be written is
-    left.
+    """Remember the ids of tasks that a person may name next, the latest last. Write errors are
+    ignored.
     """
     path = data_dir / _RECENT
     try:
-        known = path.read_text(encoding="utf-8").split() if path.exists() else []
-        kept = [*(task for task in known if task not in task_ids), *task_ids][-_KEPT:]
-        fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_text("\n".join(kept) + "\n", encoding="utf-8")
-        fresh.replace(path)
+        previous = path.read_text(encoding="utf-8").split() if path.exists() else []
+        recent = [*(task for task in previous if task not in task_ids), *task_ids][-_MAX_RECENT:]
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text("\n".join(recent) + "\n", encoding="utf-8")
+        temporary.replace(path)
     except OSError:
         return
 
 
 def _data_dir() -> Path:
-    """As the settings say, without reading them all: the variable, the file, the default."""
-    named = os.environ.get("MOOTHALL_DATA_DIR")
-    if named:
-        return Path(named)
+    """Return the data directory without loading all settings: from the variable, the file or the
+    default.
+    """
+    from_environment = os.environ.get("MOOTHALL_DATA_DIR")
+    if from_environment:
+        return Path(from_environment)
     import tomllib
 
     import platformdirs
@@ -74,7 +74,11 @@ def _data_dir() -> Path:
         text = (Path(platformdirs.user_config_dir("moothall")) / "config.toml").read_text(
             encoding="utf-8"
         )
-        said = tomllib.loads(text).get("data_dir")
+        configured = tomllib.loads(text).get("data_dir")
     except (OSError, ValueError):
-        said = None
-    return Path(said) if isinstance(said, str) else Path(platformdirs.user_data_dir("moothall"))
+        configured = None
+    return (
+        Path(configured)
+        if isinstance(configured, str)
+        else Path(platformdirs.user_data_dir("moothall"))
+    )

@@ -1,11 +1,11 @@
-"""`moothall completion`: what a shell needs to complete commands, options and values."""
+"""`moothall completion`: completion scripts for shells."""
 
 from __future__ import annotations
 
 import click
 
 from moothall.cli.options import example
-from moothall.cli.runtime import speak_errors
+from moothall.cli.runtime import report_errors
 
 
 @click.command(
@@ -16,15 +16,15 @@ from moothall.cli.runtime import speak_errors
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
-@speak_errors
+@report_errors
 def completion(context: click.Context, *, shell: str) -> None:
     """Print the completion script of SHELL: commands, options, task and repository ids, roles,
     protocols.
     """
     from click.shell_completion import get_completion_class
 
-    kind = get_completion_class(shell)
-    if kind is None:
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
         raise AssertionError(shell)
     root = context.find_root()
-    click.echo(kind(root.command, {}, "moothall", "_MOOTHALL_COMPLETE").source())
+    click.echo(completion_class(root.command, {}, "moothall", "_MOOTHALL_COMPLETE").source())

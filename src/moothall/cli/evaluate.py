@@ -31,14 +31,14 @@ if TYPE_CHECKING:  # imported by the command that runs
     from moothall.evaluate.tasks import Lines, Task
     from moothall.repositories.profile import Commands
 
-_TASKS, _COMMITS, _WIDEST = 10, 200, 1000
+_DEFAULT_TASKS, _DEFAULT_COMMITS, _FILE_WIDTH = 10, 200, 1000
 _COUNT = click.IntRange(1, 100_000)
 _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the command line asks of an evaluation."""
+    """The options of an evaluation."""
 
     origin: Origin
     ref: str
@@ -69,12 +69,16 @@ class Plan:
     help="A file like .moothall.toml that replaces the repository's own in all its commits.",
 )
 @click.option(
-    "--tasks", type=_COUNT, default=_TASKS, show_default=True, help="Tasks to mine and to run."
+    "--tasks",
+    type=_COUNT,
+    default=_DEFAULT_TASKS,
+    show_default=True,
+    help="Tasks to mine and to run.",
 )
 @click.option(
     "--commits",
     type=_COUNT,
-    default=_COMMITS,
+    default=_DEFAULT_COMMITS,
     show_default=True,
     help="The newest commits to look at.",
 )
@@ -192,9 +196,11 @@ async def evaluate(
         )
     out = sys.stdout
     origin = Origin() if from_harbor or (folder and only_report) else await _origin(settings, repo)
-    place = await _place(settings, folder, origin, from_harbor)
+    evaluation_folder = await _evaluation_folder(settings, folder, origin, from_harbor)
     options = Options(agents or 0, protocol, limit or 0, budget or 0, seed, model)
-    configurations = read_configurations(configs, settings, options, place, load_settings)
+    configurations = read_configurations(
+        configs, settings, options, evaluation_folder, load_settings
+    )
     if not only_report:
         plan = Plan(
             origin,
@@ -208,33 +214,38 @@ async def evaluate(
             to_harbor,
             from_harbor,
         )
-        with _alone(place):
-            results = Lines(place / RESULTS)
+        with _lock_folder(evaluation_folder):
+            results = Lines(evaluation_folder / RESULTS)
             if not only_mine:
                 check_configurations(configurations, results)
-            if not await _work(settings, plan, configurations, results, place):
-                _say_dropped(place)
+            if not await _run_plan(settings, plan, configurations, results, evaluation_folder):
+                _print_dropped(evaluation_folder)
                 return EXIT_NONE
-    results = Lines(place / RESULTS)
-    chosen = read_tasks(place)
+    results = Lines(evaluation_folder / RESULTS)
+    chosen = read_tasks(evaluation_folder)
     if only_report and not results.rows:
-        raise InvalidRequest(f"{place} has no results; run the command without --report first")
+        raise InvalidRequest(
+            f"{evaluation_folder} has no results; run the command without --report first"
+        )
     if not only_mine:
-        _report(out, place, chosen, results, as_json=as_json)
+        _report(out, evaluation_folder, chosen, results, as_json=as_json)
     elif as_json:
         print_json(
-            {"version": 1, "folder": str(place), "tasks": [dump(task) for task in chosen]}, out
+            {
+                "version": 1,
+                "folder": str(evaluation_folder),
+                "tasks": [dump(task) for task in chosen],
+            },
+            out,
         )
     else:
-        say(f"{len(chosen)} tasks in {place}")
+        say(f"{len(chosen)} tasks in {evaluation_folder}")
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A repository and its record in the user's registry; all empty for tasks that are not
-    mined.
-    """
+    """A repository and its registry record; empty for tasks that are not mined."""
 
     where: str = ""
     commands: Commands | None = None
@@ -247,9 +258,9 @@ async def _origin(settings: Settings, repo: str) -> Origin:
     from moothall.app.repository import files_here
     from moothall.domain.identity import LOCAL
 
-    there = not repo or await asyncio.to_thread(Path(repo).exists)
-    files = await files_here(settings, repo) if there else None
-    if there and files is None:
+    is_path = not repo or await asyncio.to_thread(Path(repo).exists)
+    files = await files_here(settings, repo) if is_path else None
+    if is_path and files is None:
         raise InvalidRequest(
             f"{repo or 'the current folder'} is not a git repository; name one: moothall evaluate "
             "PATH, URL or id"
@@ -266,7 +277,7 @@ async def _origin(settings: Settings, repo: str) -> Origin:
     )
 
 
-async def _place(
+async def _evaluation_folder(
     settings: Settings, folder: Path | None, origin: Origin, harbor: Path | None
 ) -> Path:
     """Return the folder of an evaluation."""
@@ -274,29 +285,29 @@ async def _place(
 
     if folder is not None:
         return await asyncio.to_thread(folder.resolve)
-    named = origin.where if harbor is None else str(await asyncio.to_thread(harbor.resolve))
-    return settings.data_dir / "evaluations" / repository_name(named)
+    name = origin.where if harbor is None else str(await asyncio.to_thread(harbor.resolve))
+    return settings.data_dir / "evaluations" / repository_name(name)
 
 
 @contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """Hold the folder of an evaluation. Raises `InvalidRequest` if another process does."""
-    place.mkdir(parents=True, exist_ok=True)
-    with lock_file(place / "lock") as free:
-        if not free:
+def _lock_folder(evaluation_folder: Path) -> Iterator[None]:
+    """Lock the folder of an evaluation. Raises `InvalidRequest` if another process has the lock."""
+    evaluation_folder.mkdir(parents=True, exist_ok=True)
+    with lock_file(evaluation_folder / "lock") as is_free:
+        if not is_free:
             raise InvalidRequest(
-                f"another process works on the evaluation in {place}; wait until it ends, or use "
-                "another --folder"
+                f"another process works on the evaluation in {evaluation_folder}; wait until it "
+                "ends, or use another --folder"
             )
         yield
 
 
-async def _work(
+async def _run_plan(
     settings: Settings,
     plan: Plan,
     configurations: list[Configuration],
     results: Lines,
-    place: Path,
+    evaluation_folder: Path,
 ) -> list[Task]:
     """Mine tasks, run those without a result, and return them."""
     from moothall.app.repository import register
@@ -310,23 +321,25 @@ async def _work(
     def report_progress(line: str) -> None:
         say(plain(line))
 
-    own = own_settings(settings, place)
-    own.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    evaluation_settings = own_settings(settings, evaluation_folder)
+    evaluation_settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not plan.mines:
         await _check(configurations, report_progress)
-    git = GitRunner(own.data_dir / "repos", own.workspace.setup_seconds)
+    git = GitRunner(
+        evaluation_settings.data_dir / "repos", evaluation_settings.workspace.setup_seconds
+    )
     tasks: list[Task] = []
     if plan.from_harbor is not None:
-        tasks = await Harbor(plan.from_harbor, git).read((place / "harbor").resolve())
+        tasks = await Harbor(plan.from_harbor, git).read((evaluation_folder / "harbor").resolve())
         for task in tasks:
-            await asyncio.to_thread(write_task, place, task)
-    async with open_judge(own) as (repositories, judge):
+            await asyncio.to_thread(write_task, evaluation_folder, task)
+    async with open_judge(evaluation_settings) as (repositories, judge):
         if plan.from_harbor is None:
             origin = plan.origin
             await repositories.register(
                 origin.where, commands=origin.commands, credential=origin.credential
             )
-            ref = await register(own, origin.where, plan.ref, plan.profile)
+            ref = await register(evaluation_settings, origin.where, plan.ref, plan.profile)
             async with AsyncExitStack() as stack:
                 rewrite = (
                     await stack.enter_async_context(open_rewriter(settings, report_progress))
@@ -334,13 +347,19 @@ async def _work(
                     else None
                 )
                 miner = Miner(
-                    repositories, judge, place, Lines(place / COMMITS), report_progress, rewrite
+                    repositories,
+                    judge,
+                    evaluation_folder,
+                    Lines(evaluation_folder / COMMITS),
+                    report_progress,
+                    rewrite,
                 )
                 tasks = await miner.mine(ref, plan.tasks, plan.commits)
-        runner = Runner(place, repositories, judge, results, report_progress)
+        runner = Runner(evaluation_folder, repositories, judge, results, report_progress)
         for task in tasks if plan.to_harbor else ():
             report_progress(
-                f"written: {await runner.export(task, Harbor(plan.to_harbor or place, git))}"
+                "written: "
+                f"{await runner.export(task, Harbor(plan.to_harbor or evaluation_folder, git))}"
             )
         for configuration in () if plan.mines else configurations:
             await runner.run(configuration, tasks, plan.at_once)
@@ -350,22 +369,22 @@ async def _work(
 async def _check(
     configurations: Sequence[Configuration], report_progress: Callable[[str], None]
 ) -> None:
-    """Refuse configurations with which no deliberation could start, before anything is mined."""
+    """Refuse configurations that cannot start a deliberation, before anything is mined."""
     from moothall.app.preflight import check_request
     from moothall.domain.protocol import PROTOCOLS
     from moothall.domain.task import DeliberationRequest
     from moothall.llm.startup_check import reach_all
 
-    known = [name for name, kind in PROTOCOLS.items() if not kind.answers]
-    for one in configurations:
-        options = one.options
-        if options.protocol and options.protocol not in known:
+    protocols = [name for name, kind in PROTOCOLS.items() if not kind.answers]
+    for configuration in configurations:
+        options = configuration.options
+        if options.protocol and options.protocol not in protocols:
             raise InvalidRequest(
-                f"configuration {one.name}: no protocol {options.protocol[:40]!r} changes files; "
-                f"use one of {', '.join(known)}"
+                f"configuration {configuration.name}: no protocol {options.protocol[:40]!r} "
+                f"changes files; use one of {', '.join(protocols)}"
             )
         check_request(
-            one.settings,
+            configuration.settings,
             DeliberationRequest(
                 "Fix it",
                 "dev",
@@ -375,24 +394,24 @@ async def _check(
                 about_text=True,
             ),
         )
-        if any(model.base_url is not None for _, model in one.settings.choice.items()):
+        if any(model.base_url is not None for _, model in configuration.settings.choice.items()):
             try:
-                await reach_all(one.settings.choice, report_progress)
+                await reach_all(configuration.settings.choice, report_progress)
             except MoothallError as error:
-                error.message = f"configuration {one.name}: {error.message}"
+                error.message = f"configuration {configuration.name}: {error.message}"
                 raise
 
 
-def _say_dropped(place: Path) -> None:
-    """Say why no commit became a task."""
+def _print_dropped(evaluation_folder: Path) -> None:
+    """Print why no commit became a task."""
     from moothall.evaluate.miner import COMMITS
     from moothall.evaluate.mining import count_reasons
     from moothall.evaluate.tasks import Lines
 
-    rows = Lines(place / COMMITS).rows
+    rows = Lines(evaluation_folder / COMMITS).rows
     say(f"moothall: no commit of {len(rows)} became a task. Why they were dropped:")
-    for why, count in count_reasons(rows):
-        say(f"  {count:>5}  {plain(why, 200)}")
+    for reason, count in count_reasons(rows):
+        say(f"  {count:>5}  {plain(reason, 200)}")
     say(
         "Look at more with --commits, or at another branch with --ref; `moothall check` shows "
         "whether the tests run at all."
@@ -400,27 +419,29 @@ def _say_dropped(place: Path) -> None:
 
 
 def _report(
-    out: TextIO, place: Path, tasks: Sequence[Task], results: Lines, *, as_json: bool
+    out: TextIO, evaluation_folder: Path, tasks: Sequence[Task], results: Lines, *, as_json: bool
 ) -> None:
-    """Write the page and the JSON document, and print the figures."""
+    """Write the HTML page and the JSON document, and print the tables."""
     from rich.console import Console
 
     from moothall.domain.codec import dump
     from moothall.evaluate.page import render
     from moothall.evaluate.report import make_report, tables
 
-    found = dump(make_report(place, tasks, results.rows))
-    (place / "report.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    (place / "report.html").write_text(render(found), encoding="utf-8")
+    report = dump(make_report(evaluation_folder, tasks, results.rows))
+    (evaluation_folder / "report.json").write_text(
+        json.dumps(report, indent=2) + "\n", encoding="utf-8"
+    )
+    (evaluation_folder / "report.html").write_text(render(report), encoding="utf-8")
     if as_json:
-        print_json(found, out)
+        print_json(report, out)
         return
-    console = Console(file=out, highlight=False, width=None if out.isatty() else _WIDEST)
-    for title, heads, rows in tables(found):
+    console = Console(file=out, highlight=False, width=None if out.isatty() else _FILE_WIDTH)
+    for title, heads, rows in tables(report):
         table = Table(
             *heads, title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD
         )
         for row in rows:
             table.add_row(*(Text(plain(cell, 60)) for cell in row))
         console.print(table)
-    say(f"page: {place / 'report.html'}")
+    say(f"page: {evaluation_folder / 'report.html'}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from moothall.cli.options import example
-from moothall.cli.runtime import settings_of, speak_errors
+from moothall.cli.runtime import report_errors, settings_of
 from moothall.errors import ConfigurationError
 from moothall.sandbox_runtime.confinement import EXECUTOR_PID, ROOT
 
@@ -21,7 +21,7 @@ _SOCKET = "/link/link.sock"
 @click.argument("socket", default=_SOCKET)
 @click.argument("options", default="")
 @click.pass_context
-@speak_errors
+@report_errors
 def executor(context: click.Context, *, socket: str, options: str) -> None:
     """Run the tools of a workspace, as the first process of its container. Hosts start it.
 
@@ -38,15 +38,15 @@ def executor(context: click.Context, *, socket: str, options: str) -> None:
         )
     from moothall.sandbox_runtime import container_init
 
-    sys.argv = ["moothall executor", socket, options or json.dumps(_walls(context))]
+    sys.argv = ["moothall executor", socket, options or json.dumps(_executor_options(context))]
     container_init.main()
 
 
-def _walls(context: click.Context) -> dict[str, object]:
+def _executor_options(context: click.Context) -> dict[str, object]:
     from moothall.workspace.executor_client import EXECUTOR, ExecutorSetup
 
     sandbox = settings_of(context, narrated=True).sandbox
-    walls = ExecutorSetup("", ()).describe_walls(
+    options = ExecutorSetup("", ()).describe_walls(
         sandbox, own_users=False, cgroup=False, proxied=False
     )
-    return {**walls, "program": EXECUTOR}
+    return {**options, "program": EXECUTOR}

@@ -1,4 +1,4 @@
-"""What a command's exit code says of how a deliberation ended."""
+"""The exit codes of commands, by a deliberation's outcome."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ BROKEN = frozenset(
         "WORKSPACE_FAILED",
     }
 )
-"""Codes of seats that a part failed; the others (no change, malformed replies, out of turns) tell
-of the model's answer.
+"""Error codes of seats for failures of the system; other codes (no change, malformed replies, out
+of turns) are failures of the model.
 """
 
 

@@ -1,4 +1,4 @@
-"""`moothall fork`: another run of a task, from one of its turns."""
+"""`moothall fork`: run a task again from one of its turns."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def fork(
     from moothall.app.repository import kernel_of
     from moothall.app.server import open_app
     from moothall.app.tasks import tasks_of
-    from moothall.cli.council import hold_council, tell_outcome
+    from moothall.cli.council import print_outcome, run_deliberation
     from moothall.cli.progress import ProgressPrinter
 
     check_id(task, "TASK")
@@ -82,15 +82,15 @@ async def fork(
         "", "", task_id=task_id, seed=seed, fork=Fork(task, turn, seat, words)
     )
     out, printer = sys.stdout, ProgressPrinter(quiet=as_json, verbose=verbose, thoughts=True)
-    with printer.watching():
+    with printer.live_display():
         if server:
             async with kernel_of(settings, server, token_file) as kernel:
-                outcome = await hold_council(kernel, request, printer.take)
+                outcome = await run_deliberation(kernel, request, printer.show_event)
         else:
-            async with open_app(settings, printer.say) as app:
-                found = Fork(await tasks_of(settings, app).find(task), turn, seat, words)
-                outcome = await hold_council(
-                    app.deliberations, replace(request, fork=found), printer.take
+            async with open_app(settings, printer.report) as app:
+                local_fork = Fork(await tasks_of(settings, app).find(task), turn, seat, words)
+                outcome = await run_deliberation(
+                    app.deliberations, replace(request, fork=local_fork), printer.show_event
                 )
                 complete.remember(settings.data_dir, outcome.task_id)
-    return tell_outcome(outcome, out, json_wanted=as_json)
+    return print_outcome(outcome, out, json_wanted=as_json)

@@ -1,4 +1,4 @@
-"""`moothall graph`: what the context graph knows."""
+"""`moothall graph`: queries of the context graph."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ async def query(
     from, the graph where
     that commit does. Exit code 1 where there is no answer.
     """
-    given = dict(_pair(text) for text in parameters)
-    named = given.pop("tenant", "")
-    tenant = check_id(tenant or named, "--tenant") if tenant or named else ""
+    values = dict(_pair(text) for text in parameters)
+    named_tenant = values.pop("tenant", "")
+    tenant = check_id(tenant or named_tenant, "--tenant") if tenant or named_tenant else ""
     if repo or path or line or ref:
         if question != "provenance":
             raise InvalidRequest(
@@ -86,9 +86,9 @@ async def query(
             )
         if not (repo and path and line):
             raise InvalidRequest("a line is named by --repo, --file and --line together")
-        return await _query_line(settings, given, (repo, ref, path, line), tenant, as_json=as_json)
+        return await _query_line(settings, values, (repo, ref, path, line), tenant, as_json=as_json)
     return await _query(
-        settings, question, {**given, "tenant": tenant or LOCAL.tenant}, as_json=as_json
+        settings, question, {**values, "tenant": tenant or LOCAL.tenant}, as_json=as_json
     )
 
 
@@ -100,14 +100,14 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 async def _query(
-    settings: Settings, question: str, given: Mapping[str, str], *, as_json: bool
+    settings: Settings, question: str, values: Mapping[str, str], *, as_json: bool
 ) -> int:
     from moothall.app.graph import open_answers
     from moothall.graph.questions import prepare
 
-    prepare(question, given)  # a wrong question needs no graph
+    prepare(question, values)  # an invalid question is refused before the graph is opened
     async with open_answers(settings) as answers:
-        rows = await answers.ask(question, **given)
+        rows = await answers.ask(question, **values)
     if as_json:
         print_json(rows)
     else:
@@ -117,8 +117,8 @@ async def _query(
 
 async def _query_line(
     settings: Settings,
-    given: Mapping[str, str],
-    place: tuple[str, str, str, int],
+    values: Mapping[str, str],
+    location: tuple[str, str, str, int],
     tenant: str,
     *,
     as_json: bool,
@@ -128,8 +128,8 @@ async def _query_line(
     from moothall.app.repository import line_provenance
     from moothall.cli.text import plain
 
-    _, _, path, line = place
-    origin, rows = await line_provenance(settings, place, given, tenant)
+    _, _, path, line = location
+    origin, rows = await line_provenance(settings, location, values, tenant)
     if as_json:
         print_json({"line": asdict(origin), "proposals": rows})
     else:
@@ -169,10 +169,10 @@ async def show(settings: Settings, *, as_json: bool) -> None:
 
     async with open_answers(settings) as answers:
         counts = await answers.counts()
-    _tell_counts(counts, as_json=as_json)
+    _print_counts(counts, as_json=as_json)
 
 
-def _tell_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
+def _print_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
     if as_json:
         print_json(counts)
         return
@@ -193,25 +193,25 @@ async def rebuild(settings: Settings, *, lossy: bool, as_json: bool) -> int:
     """Empty the graph and replay the log into it; then compare it with what it was. Exit code 1
     where it differs.
     """
-    from moothall.app.graph import rebuild as rebuilt
+    from moothall.app.graph import rebuild as rebuild_graph
 
     def report_progress(seq: int, last: int) -> None:
         say(f"replayed up to seq {seq} of {last}")
 
-    result = await rebuilt(settings, report_progress, lossy=lossy)
+    result = await rebuild_graph(settings, report_progress, lossy=lossy)
     same = result.before == result.after
     if as_json:
         print_json({"events": result.events, "same": same, "counts": result.counts})
     else:
-        _tell_counts(result.counts, as_json=False)
+        _print_counts(result.counts, as_json=False)
         click.echo(
             f"{result.events} events replayed; the graph is "
             f"{'the same as before' if same else 'NOT as it was before'}"
         )
-        for mark, lines, others in (
+        for mark, lines, other_lines in (
             ("-", result.before, set(result.after)),
             ("+", result.after, set(result.before)),
         ):
-            for line in [entry for entry in lines if entry not in others][:10]:
+            for line in [entry for entry in lines if entry not in other_lines][:10]:
                 say(f"{mark} {' '.join(line)[:300]}")
     return 0 if same else EXIT_NONE

@@ -1,4 +1,4 @@
-"""`moothall log`: the events as they were recorded."""
+"""`moothall log`: the recorded events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import aclosing
 import click
 
 from moothall.cli.options import SEQUENCE, example
-from moothall.cli.runtime import print_json, say, speak_errors, with_settings
+from moothall.cli.runtime import print_json, report_errors, say, with_settings
 from moothall.cli.text import plain
 from moothall.config import Settings
 from moothall.domain.codec import dump
@@ -56,7 +56,7 @@ async def tail(
 
 def _line(recorded: Recorded) -> str:
     event = recorded.event
-    words = {
+    fields = {
         key: value
         for key, value in event.data.items()
         if key != "task_id" and isinstance(value, str | int | float) and value
@@ -64,7 +64,7 @@ def _line(recorded: Recorded) -> str:
     return (
         f"{recorded.seq:>6}  {event.time[:23]:<23}  {event.type.removeprefix('moothall.'):<24} "
         f"{event.subject}  "
-        + " ".join(plain(json.dumps({key: value})[1:-1], 80) for key, value in words.items())
+        + " ".join(plain(json.dumps({key: value})[1:-1], 80) for key, value in fields.items())
     )
 
 
@@ -131,7 +131,7 @@ async def dead(settings: Settings, *, replay_seq: int | None) -> None:
 
 
 @log.command(epilog=example("moothall log asyncapi > asyncapi.json"))
-@speak_errors
+@report_errors
 def asyncapi() -> None:
     """Print the AsyncAPI document of all events, made from the registry."""
     from moothall.events.adapter import asyncapi as document

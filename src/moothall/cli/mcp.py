@@ -1,6 +1,4 @@
-"""`moothall mcp`: what there is for editors and assistants that speak the Model Context
-Protocol.
-"""
+"""`moothall mcp`: an MCP server for editors and assistants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Councils, questions and reasons as tools of a server that speaks the Model Context Protocol."""
+"""An MCP server with councils, questions and provenance as tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import moothall
 from moothall.app.graph import open_answers
 from moothall.app.repository import line_provenance, register
 from moothall.app.server import open_app
-from moothall.cli.council import hold_council
+from moothall.cli.council import run_deliberation
 from moothall.cli.documents import outcome_document
 from moothall.cli.runtime import say
 from moothall.collector.progress import Progress, apply_event
@@ -44,11 +44,11 @@ _DIFF_CHARS = 60_000
 
 
 async def serve(settings: Settings) -> None:
-    """Serve on stdin and stdout until the client goes."""
+    """Serve on stdin and stdout until the client disconnects."""
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[McpBackend]:
-        # Inside the transport, which keeps stdout to itself: whatever else prints goes to stderr.
+        # Opened inside the transport, which owns stdout: everything else is printed to stderr.
         async with open_app(settings, say) as app:
             yield McpBackend(settings, app.deliberations)
 
@@ -60,7 +60,7 @@ async def serve(settings: Settings) -> None:
         lifespan=lifespan,
     )
     for tool in (deliberate, ask, result, why, context):
-        server.tool()(_tell_errors(tool))
+        server.tool()(_report_errors(tool))
     await server.run_stdio_async()
 
 
@@ -81,11 +81,16 @@ async def deliberate(
     repository it is about text.
     """
     app = _app(call)
-    named = await app.repository(repository, ref)
-    asked = DeliberationRequest(
-        task, role, task_id, num_agents=seats, repository=named, about_text=named is None
+    repository_ref = await app.repository(repository, ref)
+    request = DeliberationRequest(
+        task,
+        role,
+        task_id,
+        num_agents=seats,
+        repository=repository_ref,
+        about_text=repository_ref is None,
     )
-    return await app.hold(asked, call)
+    return await app.deliberate(request, call)
 
 
 async def ask(
@@ -95,11 +100,16 @@ async def ask(
     returned as a diff and not applied.
     """
     app = _app(call)
-    named = await app.repository(repository, ref)
-    asked = DeliberationRequest(
-        prompt, role, num_agents=1, protocol="ask", repository=named, about_text=named is None
+    repository_ref = await app.repository(repository, ref)
+    request = DeliberationRequest(
+        prompt,
+        role,
+        num_agents=1,
+        protocol="ask",
+        repository=repository_ref,
+        about_text=repository_ref is None,
     )
-    return await app.hold(asked, call)
+    return await app.deliberate(request, call)
 
 
 async def result(call: Call, task_id: str) -> dict[str, Any]:
@@ -133,40 +143,42 @@ async def context(
     told it.
     """
     settings = _app(call).settings
-    asked = BriefingRequest(task_id, story_id, role, phase, repository=repository)
+    request = BriefingRequest(task_id, story_id, role, phase, repository=repository)
     async with open_answers(settings) as answers:
         return (
             await Briefings(
                 answers.ask,
                 settings.limits,
                 clean=functools.partial(scrub, known=secret_values(settings)),
-            ).brief(asked, LOCAL)
+            ).brief(request, LOCAL)
         ).text
 
 
 @dataclass(frozen=True, slots=True)
 class McpBackend:
-    """The open app, as the tools need it."""
+    """The open application, as the tools use it."""
 
     settings: Settings
     deliberations: DeliberationService
 
-    async def repository(self, where: str, ref: str) -> RepositoryRef | None:
-        """Register what a client named; None for nothing. Raises what registering raises."""
-        return await register(self.settings, where, ref) if where else None
+    async def repository(self, location: str, ref: str) -> RepositoryRef | None:
+        """Register the repository that a client named; None if it named none. Raises what
+        registering raises.
+        """
+        return await register(self.settings, location, ref) if location else None
 
-    async def hold(self, asked: DeliberationRequest, call: Call) -> dict[str, Any]:
-        """Submit a task, say how far it is, and return what it came to. A client that goes cancels
-        what it began.
+    async def deliberate(self, request: DeliberationRequest, call: Call) -> dict[str, Any]:
+        """Submit a task, report its progress, and return its outcome. The task is cancelled if the
+        client disconnects.
         """
         progress = Progress()
 
-        async def tell(recorded: Recorded) -> None:
+        async def report_event(recorded: Recorded) -> None:
             nonlocal progress
             progress, step = apply_event(progress, recorded)
             await call.report_progress(step.percent, 100, step.step)
 
-        return _document(await hold_council(self.deliberations, asked, tell))
+        return _document(await run_deliberation(self.deliberations, request, report_event))
 
 
 def _app(call: Call) -> McpBackend:
@@ -174,13 +186,13 @@ def _app(call: Call) -> McpBackend:
     return app
 
 
-def _tell_errors(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Return a tool whose errors of ours its caller reads."""
+def _report_errors(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Wrap a tool so that its caller receives Moothall's errors as tool errors."""
 
     @functools.wraps(tool)
-    async def answer(*args: P.args, **given: P.kwargs) -> T:
+    async def answer(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return await tool(*args, **given)
+            return await tool(*args, **kwargs)
         except MoothallError as error:
             raise ToolError(f"{error.message} [{error.code}]") from error
 
@@ -188,12 +200,12 @@ def _tell_errors(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:
-    """Return what `--json` prints, with diffs that are not longer than a model can use."""
+    """Return the document of `--json`, with diffs cut to a length that models can use."""
     document = outcome_document(outcome)
-    for found in document["results"]:
-        if (more := len(found["diff"]) - _DIFF_CHARS) > 0:
-            found["diff"] = (
-                f"{found['diff'][:_DIFF_CHARS]}\n… {more:,} more characters: moothall diff "
+    for result in document["results"]:
+        if (omitted := len(result["diff"]) - _DIFF_CHARS) > 0:
+            result["diff"] = (
+                f"{result['diff'][:_DIFF_CHARS]}\n… {omitted:,} more characters: moothall diff "
                 f"{outcome.task_id}"
             )
     return document

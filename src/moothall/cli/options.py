@@ -1,7 +1,4 @@
-"""Options that several commands have, in the same words.
-
-Ranges of numeric options, with the settings as upper bounds.
-"""
+"""Options that several commands share, and numeric options whose upper bounds are settings."""
 
 from __future__ import annotations
 
@@ -16,18 +13,18 @@ from moothall.cli import complete
 from moothall.config import Settings
 from moothall.config.section import Section
 
-_INT32 = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 
 SEED = click.IntRange(0, 2**53 - 1)
 SEQUENCE = click.IntRange(0, 2**63 - 1)
-"""A sequence number of the log, or how many events there are."""
+"""A sequence number of the log, or a number of events."""
 
 
 class SettingRange(click.IntRange):
     """A whole number from `low` up to the value of `setting`, SECTION.NAME."""
 
     def __init__(self, low: int, setting: str) -> None:
-        super().__init__(low, _INT32)  # what a number on the wire can be
+        super().__init__(low, _MAX_INT32)  # what a number on the wire can be
         self.setting = setting
 
 
@@ -65,11 +62,11 @@ def check_ranges(context: click.Context, settings: Settings) -> None:
             continue
         value = context.params.get(option.name or "")
         section, _, name = option.type.setting.partition(".")
-        most = int(getattr(getattr(settings, section), name))
-        if value is not None and value > most:
+        maximum = int(getattr(getattr(settings, section), name))
+        if value is not None and value > maximum:
             raise click.BadParameter(
-                f"{value} is not in the range {option.type.min} to {most}. The upper bound is the "
-                f"setting {option.type.setting}.",
+                f"{value} is not in the range {option.type.min} to {maximum}. The upper bound is "
+                f"the setting {option.type.setting}.",
                 context,
                 option,
             )
@@ -77,7 +74,7 @@ def check_ranges(context: click.Context, settings: Settings) -> None:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_REPOSITORY = (
+_REPOSITORY_OPTIONS = (
     click.option(
         "--repo",
         default="",
@@ -126,6 +123,6 @@ def example(*lines: str) -> str:
 
 def repository_options(command: F) -> F:
     """Give a command --repo, --ref and --profile."""
-    for option in reversed(_REPOSITORY):
+    for option in reversed(_REPOSITORY_OPTIONS):
         command = option(command)
     return command

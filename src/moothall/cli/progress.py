@@ -1,5 +1,5 @@
-"""What a person sees on stderr while a council works: every event with `-v`, else one live line a
-seat and what matters.
+"""The progress of a council on stderr: every event with `-v`, otherwise one live line for each seat
+and the important events.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from moothall.collector.seat_progress import ENDED, WAITING_ACTIVITIES
 from moothall.domain.event import EventType, Recorded
 
 _COUNCIL = "council"
-_WAIT_SECONDS = 2.0
-_PER_SECOND = 4
-_NAME, _CLOCK = 20, 6
+_QUIET_SECONDS = 2.0
+_REFRESHES_PER_SECOND = 4
+_NAME_COLUMNS, _CLOCK_COLUMNS = 20, 6
 
 _IMPORTANT = {
     EventType.DELIBERATION_REQUESTED,
@@ -37,33 +37,32 @@ _IMPORTANT = {
     EventType.SEAT_FINISHED,
     EventType.DELIBERATION_CANCELLED,
 }
-"""What is printed without `-v` where no live lines can be shown; steps of the preparation are, too.
-"""
+"""The events printed without `-v` if live lines cannot be shown, besides preparation steps."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """What one seat did last, what it waits for, and since when."""
+    """The last activity of a seat, what it waits for, and since when."""
 
-    words: str = ""
+    text: str = ""
     style: str = ""
     waits: str = ""
     since: float = field(default_factory=time.monotonic)
 
 
 class SeatLines:
-    """One line a seat, and one for the council: how far it is and what it waits for."""
+    """One line for each seat and one for the council, with the activity and what it waits for."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {_COUNCIL: _Line("starting")}
         self._progress = Progress()
 
-    def tell(self, words: str) -> None:
-        """Say what the council waits for."""
-        self._lines[_COUNCIL] = _Line(" ".join(plain(words).split()))
+    def set_council_text(self, text: str) -> None:
+        """Set the text of the council's line."""
+        self._lines[_COUNCIL] = _Line(" ".join(plain(text).split()))
 
-    def take(self, recorded: Recorded) -> None:
-        """Note an event."""
+    def add_event(self, recorded: Recorded) -> None:
+        """Update the lines by an event."""
         event = recorded.event
         self._progress, step = apply_event(self._progress, recorded)
         if event.type is EventType.DELIBERATION_REQUESTED:
@@ -73,60 +72,60 @@ class SeatLines:
             }
         seat = str(event.data.get("seat") or "")
         if seat in self._progress.seats:
-            said = describe_event(recorded)
-            known = self._lines[seat]
-            words, style = said or (known.words, known.style)
+            description = describe_event(recorded)
+            previous = self._lines[seat]
+            text, style = description or (previous.text, previous.style)
             if event.type is EventType.MODEL_CALLED:  # figures: with -v
-                words, style = known.words, known.style
-            self._lines[seat] = _Line(words, style, self._progress.seats[seat].activity)
+                text, style = previous.text, previous.style
+            self._lines[seat] = _Line(text, style, self._progress.seats[seat].activity)
         elif event.type in {EventType.AGENT_PROGRESS, EventType.DELIBERATION_STARTED}:
-            self.tell(step.step)
+            self.set_council_text(step.step)
         if (
             event.type is EventType.DELIBERATION_STARTED
-        ):  # what it asks for its seats, before any of them begins
+        ):  # the model is asked on behalf of the seats, before any of them starts
             self._lines[_COUNCIL].waits = "waits for the model"
         if event.type is EventType.SEAT_STARTED:
-            self.tell("at work")
+            self.set_council_text("at work")
 
     @property
     def awaited(self) -> str:
-        """What the council and seats at work wait for, in words; '' while none is at work."""
-        found: dict[str, list[str]] = {}
+        """What the council and running seats wait for, in words; '' if none is running."""
+        names_by_activity: dict[str, list[str]] = {}
         for name, line in self._lines.items():
             if line.waits in WAITING_ACTIVITIES:
-                found.setdefault(line.waits, []).append(name)
+                names_by_activity.setdefault(line.waits, []).append(name)
         return "; ".join(
             f"{', '.join(names)} {waits if len(names) == 1 else waits.replace('waits', 'wait')}"
-            for waits, names in found.items()
+            for waits, names in names_by_activity.items()
         )
 
     def __rich__(self) -> Table:
-        """The lines as they are now, each one line of the terminal."""
+        """Return the lines as a table, each one terminal line."""
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         table.add_column(
-            width=min(_NAME, max(map(len, self._lines))), no_wrap=True, overflow="ellipsis"
+            width=min(_NAME_COLUMNS, max(map(len, self._lines))), no_wrap=True, overflow="ellipsis"
         )
-        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")  # only what is said gives way
-        table.add_column(width=_CLOCK, no_wrap=True, justify="right")
+        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")  # only this column may shrink
+        table.add_column(width=_CLOCK_COLUMNS, no_wrap=True, justify="right")
         now = time.monotonic()
         for name, line in self._lines.items():
-            waited = now - line.since
+            seconds = now - line.since
             percent = f"{self._progress.percent} %" if name == _COUNCIL else ""
             waits = "" if line.waits == ENDED else line.waits
-            # What it waits for comes first: a narrow terminal cuts the end.
-            shown = "  ".join(part for part in (percent, waits, line.words) if part)
-            ended = line.waits == ENDED
-            clock = "" if ended or waited <= _WAIT_SECONDS else f"{waited:.0f} s"
+            # What the seat waits for comes first, because a narrow terminal cuts the end.
+            activity = "  ".join(part for part in (percent, waits, line.text) if part)
+            has_ended = line.waits == ENDED
+            clock = "" if has_ended or seconds <= _QUIET_SECONDS else f"{seconds:.0f} s"
             bold = "bold" if name == _COUNCIL else "bold cyan"
             table.add_row(
-                Text(name, style=bold), Text(shown, style=line.style), Text(clock, style="dim")
+                Text(name, style=bold), Text(activity, style=line.style), Text(clock, style="dim")
             )
         return table
 
 
 class ProgressPrinter:
-    """Speaks on stderr. `verbose`: every event; `thoughts`: with them what a seat says that it is
-    about; `quiet`: not a word.
+    """A printer of progress on stderr. `verbose`: every event; `thoughts`: also the seats'
+    thoughts; `quiet`: nothing.
     """
 
     def __init__(
@@ -143,24 +142,24 @@ class ProgressPrinter:
         self._board = SeatLines()
         self._stop: Callable[[], None] = lambda: None
         self._live = None if quiet or verbose or not self.console.is_terminal else self._board
-        self._waiting: asyncio.TimerHandle | None = None
+        self._waiting_timer: asyncio.TimerHandle | None = None
         self._awaited = ""
         """The last line about waiting seats."""
-        self._said = ""
+        self._last_report = ""
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Keep the live lines on the screen, where there are any, until the block ends."""
+    def live_display(self) -> Iterator[None]:
+        """Show the live lines, if there are any, until the block ends."""
         if self._live is None:
             try:
                 yield
             finally:
-                self._hush()
+                self._cancel_timer()
             return
         live = Live(
             self._live,
             console=self.console,
-            refresh_per_second=_PER_SECOND,
+            refresh_per_second=_REFRESHES_PER_SECOND,
             transient=True,
             redirect_stdout=False,
         )
@@ -168,42 +167,42 @@ class ProgressPrinter:
             self._stop = live.stop
             yield
 
-    def rest(self) -> None:
-        """Take the live lines away: what is said from now on is printed."""
-        self._hush()
+    def stop_live(self) -> None:
+        """Remove the live lines; later reports are printed."""
+        self._cancel_timer()
         self._live = None
         self._stop()
 
-    def say(self, line: str) -> None:
-        """Say what is being set up: on the council's live line, or printed."""
+    def report(self, line: str) -> None:
+        """Report a preparation step, on the council's live line or as a printed line."""
         if self._live is not None:
-            self._board.tell(line)
-        elif line != self._said:
-            self._said = line
+            self._board.set_council_text(line)
+        elif line != self._last_report:
+            self._last_report = line
             self._line(Text(f"{'':<16}{plain(line)}", style="dim"))
 
-    def note(self, line: str) -> None:
-        """Print what should not be missed."""
+    def print_note(self, line: str) -> None:
+        """Print a line that should not be missed."""
         self._line(Text(plain(line, 1000), style="yellow"))
 
-    def take(self, recorded: Recorded) -> None:
+    def show_event(self, recorded: Recorded) -> None:
         """Show an event."""
-        self._board.take(recorded)
+        self._board.add_event(recorded)
         if self._live is not None:
-            printed = recorded.event.type in {
+            is_printed = recorded.event.type in {
                 EventType.DELIBERATION_STARTED,
                 EventType.EVIDENCE_REPORTED,
             }
-            if printed or _is_base(recorded) or _is_refusal(recorded):
+            if is_printed or _is_base(recorded) or _is_refusal(recorded):
                 self._print(recorded)
             return
-        self._wait()
+        self._start_timer()
         if self._thoughts and (thought := thought_of(recorded)) is not None:
             self._line(thought)
-        important = (
+        is_important = (
             recorded.event.type in _IMPORTANT or recorded.event.type is EventType.AGENT_PROGRESS
         )
-        if self._verbose or important or _is_refusal(recorded):
+        if self._verbose or is_important or _is_refusal(recorded):
             self._print(recorded)
 
     def _print(self, recorded: Recorded) -> None:
@@ -214,35 +213,35 @@ class ProgressPrinter:
     def _line(self, line: Text) -> None:
         self.console.print(
             line, soft_wrap=not self.console.is_terminal
-        )  # who reads it elsewhere wants lines whole
+        )  # do not wrap lines in files
 
-    def _wait(self, seconds: float = _WAIT_SECONDS) -> None:
-        """Say what is waited for where nothing more comes for some seconds."""
-        self._hush()
+    def _start_timer(self, seconds: float = _QUIET_SECONDS) -> None:
+        """Print what seats wait for if no event follows for `seconds`."""
+        self._cancel_timer()
         try:
-            self._waiting = asyncio.get_running_loop().call_later(seconds, self.waits)
+            self._waiting_timer = asyncio.get_running_loop().call_later(seconds, self.print_waiting)
         except RuntimeError:
-            return  # nobody waits: what happened is shown afterwards
+            return  # no event loop: past events are being shown
 
-    def _hush(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+    def _cancel_timer(self) -> None:
+        if self._waiting_timer is not None:
+            self._waiting_timer.cancel()
+            self._waiting_timer = None
 
-    def waits(self) -> None:
-        """Print what seats wait for, if any is at work."""
+    def print_waiting(self) -> None:
+        """Print what seats wait for, if any is running and it has changed."""
         if (awaited := self._board.awaited) and awaited != self._awaited:
             self._awaited = awaited
-            self.say(awaited)
+            self.report(awaited)
 
 
 def _is_refusal(recorded: Recorded) -> bool:
-    """Whether this tells that a submit was refused."""
+    """Return whether an event reports a refused submit."""
     return recorded.event.type is EventType.SEAT_TURN and bool(recorded.event.data.get("refused"))
 
 
 def _is_base(recorded: Recorded) -> bool:
-    """Whether this tells what the checks say of the untouched base."""
+    """Return whether an event reports the checks of the unchanged base."""
     task = recorded.event.data.get("current_task")
     return (
         recorded.event.type is EventType.AGENT_PROGRESS

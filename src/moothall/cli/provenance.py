@@ -1,11 +1,11 @@
-"""The graph's answers for people. Much of their text is model-written: it is shown without control
-characters.
+"""The graph's answers, printed. Much of their text is model-written, so control characters are
+removed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -14,41 +14,47 @@ from rich.tree import Tree
 
 from moothall.cli.text import plain
 
-_SHORT, _LONG = 100, 240
+_TEXT_CHARS, _VALUE_CHARS = 100, 240
 Node = Mapping[str, Any]
 
 
 def show_provenance(console: Console, row: Mapping[str, Any]) -> None:
-    """Print what led to a commit, from the story to the single test run."""
+    """Print the origin of a commit, from the story to the single test run."""
     deliberation, proposal, task = row["deliberation"], row["proposal"], row["task"]
-    root = Tree(Text(f"commit {row['commit'][:12]}  {_one(deliberation['branch'])}", style="bold"))
+    root = Tree(
+        Text(f"commit {row['commit'][:12]}  {_clean(deliberation['branch'])}", style="bold")
+    )
     if story := row["story"]:
         root.add(
             _line(
                 "story",
-                f"{story['story_id']}  {_one(story['headline'])} {_in_brackets(story['state'])}",
+                f"{story['story_id']}  {_clean(story['headline'])} {_in_brackets(story['state'])}",
             )
         )
-    root.add(_line("task", f"{task['task_id']}  {_one(task['description'])}"))
+    root.add(_line("task", f"{task['task_id']}  {_clean(task['description'])}"))
     if repository := row["repository"]:
-        root.add(_line("repository", f"{repository['id']}  {_one(repository['url'])}"))
-    asked = root.add(
+        root.add(_line("repository", f"{repository['id']}  {_clean(repository['url'])}"))
+    deliberation_branch = root.add(
         _line(
             "deliberation",
-            f"{deliberation['task_id']}  {_one(deliberation['role'])}, "
-            f"{_one(deliberation['protocol'])}",
+            f"{deliberation['task_id']}  {_clean(deliberation['role'])}, "
+            f"{_clean(deliberation['protocol'])}",
         )
     )
-    asked.add(f"asked by {_one(deliberation['principal'])} at {_time(deliberation['asked_at'])}")
-    proven = _one(deliberation["evidence_level"]).replace("_", "-") or (
+    deliberation_branch.add(
+        f"asked by {_clean(deliberation['principal'])} at {_time(deliberation['asked_at'])}"
+    )
+    level = _clean(deliberation["evidence_level"]).replace("_", "-") or (
         "proven" if deliberation["proven"] else "unproven"
     )
-    asked.add(
-        f"decided at {_time(deliberation['decided_at'])}: {_one(deliberation['final_state'])}, "
-        f"{proven}"
+    deliberation_branch.add(
+        f"decided at {_time(deliberation['decided_at'])}: {_clean(deliberation['final_state'])}, "
+        f"{level}"
     )
-    seat = root.add(_line("seat", f"{_one(row['seat']['seat'])}  {_one(row['seat']['approach'])}"))
-    place = (
+    seat = root.add(
+        _line("seat", f"{_clean(row['seat']['seat'])}  {_clean(row['seat']['approach'])}")
+    )
+    rank_text = (
         f"rank {proposal['rank']}, score {proposal['score']:.2f}"
         if proposal["score"] is not None
         else "not ranked"
@@ -56,11 +62,12 @@ def show_provenance(console: Console, row: Mapping[str, Any]) -> None:
     answer = seat.add(
         _line(
             "proposal",
-            f"{_one(proposal['candidate'])}  {place}, changes {', '.join(proposal['paths'] or ())}",
+            f"{_clean(proposal['candidate'])}  {rank_text}, changes "
+            f"{', '.join(proposal['paths'] or ())}",
         )
     )
     for reason in proposal["reasons"] or ():
-        answer.add(Text(_one(reason), style="dim"))
+        answer.add(Text(_clean(reason), style="dim"))
     _branch(answer, "test run", row["evidence"], _evidence)
     _branch(answer, "review", row["reviews"], _review)
     _branch(seat, "model call", row["model_calls"], _model_call)
@@ -69,15 +76,15 @@ def show_provenance(console: Console, row: Mapping[str, Any]) -> None:
     for decision in row["decisions"]:
         decisions.add(
             Text(
-                f"{_one(decision['approver'])} {_one(decision['decision'])}: "
-                f"{_one(decision['comment'])}"
+                f"{_clean(decision['approver'])} {_clean(decision['decision'])}: "
+                f"{_clean(decision['comment'])}"
             )
         )
     console.print(root)
 
 
 def show_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print any answer: a branch a row."""
+    """Print any answer, one branch for each row."""
     for number, row in enumerate(rows, 1):
         root = Tree(Text(str(number), style="bold"))
         for column, value in row.items():
@@ -97,31 +104,24 @@ def _add(tree: Tree, name: str, value: Any) -> None:
         for number, entry in enumerate(value, 1):
             _add(branch, str(number), entry)
     else:
-        shown = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
-        tree.add(_line(name, plain(" ".join(shown.split()), _LONG)))
+        text = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
+        tree.add(_line(name, plain(" ".join(text.split()), _VALUE_CHARS)))
 
 
-def _branch(tree: Tree, name: str, nodes: Sequence[Node], shown: Any) -> None:
-    for line in _each(nodes, shown):
-        tree.add(_line(name, line))
-
-
-def _each(nodes: Iterable[Node], shown: Any) -> Iterable[str]:
-    return (shown(node) for node in nodes)
+def _branch(tree: Tree, name: str, nodes: Sequence[Node], describe: Callable[[Node], str]) -> None:
+    for node in nodes:
+        tree.add(_line(name, describe(node)))
 
 
 def _evidence(node: Node) -> str:
     counts = ", ".join(f"{node[key]} {key}" for key in ("passed", "failed", "skipped") if node[key])
-    name = f"tests of {_one(node['tests_of'])}" if node["tests_of"] else _one(node["check"])
-    return (
-        f"{name}: {_one(node['verdict'])} {_in_brackets(counts)} {node['duration_ms']} ms".replace(
-            "  ", " "
-        )
-    )
+    name = f"tests of {_clean(node['tests_of'])}" if node["tests_of"] else _clean(node["check"])
+    verdict = f"{_clean(node['verdict'])} {_in_brackets(counts)}".rstrip()
+    return f"{name}: {verdict} {node['duration_ms']} ms".replace("  ", " ")
 
 
 def _review(node: Node) -> str:
-    return f"{_one(node['reviewer'])} {node['score']:.2f} {_one(node['comment'])}"
+    return f"{_clean(node['reviewer'])} {node['score']:.2f} {_clean(node['comment'])}"
 
 
 def _model_call(node: Node) -> str:
@@ -129,17 +129,17 @@ def _model_call(node: Node) -> str:
         f"{node['prompt_tokens']} ({node['cached_tokens']} cached) + {node['completion_tokens']} "
         "tokens"
     )
-    prompt = f"prompt sha256 {_one(node['prompt_sha256'])[:16]}…"
+    prompt = f"prompt sha256 {_clean(node['prompt_sha256'])[:16]}…"
     return (
-        f"{_one(node['phase'])}: {prompt}, {_one(node['model'])}, {tokens}, {node['duration_ms']} "
-        "ms"
+        f"{_clean(node['phase'])}: {prompt}, {_clean(node['model'])}, {tokens}, "
+        f"{node['duration_ms']} ms"
     )
 
 
 def _tool_call(node: Node) -> str:
     return (
-        f"{_one(node['tool'])}: {_one(node['status'])} {node['duration_ms']} ms "
-        f"{_one(node['error'])}"
+        f"{_clean(node['tool'])}: {_clean(node['status'])} {node['duration_ms']} ms "
+        f"{_clean(node['error'])}"
     ).rstrip()
 
 
@@ -148,12 +148,12 @@ def _line(name: str, text: str) -> Text:
 
 
 def _in_brackets(value: object) -> str:
-    return f"({_one(value)})" if value else ""
+    return f"({_clean(value)})" if value else ""
 
 
 def _time(value: object) -> str:
-    return _one(value)[:19].replace("T", " ")
+    return _clean(value)[:19].replace("T", " ")
 
 
-def _one(value: object) -> str:
-    return plain(" ".join(str(value or "").split()), _SHORT)
+def _clean(value: object) -> str:
+    return plain(" ".join(str(value or "").split()), _TEXT_CHARS)

@@ -1,4 +1,4 @@
-"""`moothall repo`: which repositories councils may work on."""
+"""`moothall repo`: the repositories that councils may work on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from moothall.cli.options import example, json_option, repository_argument
-from moothall.cli.runtime import print_json, say, settings_of, speak_errors, with_settings
+from moothall.cli.runtime import print_json, report_errors, say, settings_of, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 
@@ -131,30 +131,30 @@ async def remove(settings: Settings, *, repository: str) -> None:
     """
     from moothall.app.cleaning import unregister
 
-    gone = await unregister(settings, repository)
-    click.echo(f"{gone.id} is removed; {gone.origin} itself is untouched")
-    if gone.clone_left:
-        say(f"its clone stays for now ({gone.clone_left}); `moothall clean` removes it later")
+    removed = await unregister(settings, repository)
+    click.echo(f"{removed.id} is removed; {removed.origin} itself is untouched")
+    if removed.clone_left:
+        say(f"its clone stays for now ({removed.clone_left}); `moothall clean` removes it later")
 
 
 @repo.command("list", epilog=example("moothall repo list"))
 @json_option
 @click.pass_context
-@speak_errors
+@report_errors
 def list_(context: click.Context, *, as_json: bool) -> None:
     """List them, of all tenants: id, place, what becomes of a winner, and which checks were said
     here instead of found out.
     """
     from moothall.app.repositories import trusted_repositories
 
-    known = trusted_repositories(settings_of(context)).registry.all()
-    entries = [entry for entry in known if entry.listed and not entry.of]
+    registered = trusted_repositories(settings_of(context)).registry.all()
+    entries = [entry for entry in registered if entry.listed and not entry.of]
     if as_json:
         print_json([entry.model_dump(mode="json") for entry in entries])
         return
     for entry in entries:
-        said = f"  checks: {', '.join(entry.commands.checks)}" if entry.commands.checks else ""
-        whose = "" if entry.tenant == LOCAL.tenant else f"  of {entry.tenant}"
-        click.echo(f"{entry.id}  {entry.origin}  {entry.push}{whose}{said}")
+        checks = f"  checks: {', '.join(entry.commands.checks)}" if entry.commands.checks else ""
+        tenant = "" if entry.tenant == LOCAL.tenant else f"  of {entry.tenant}"
+        click.echo(f"{entry.id}  {entry.origin}  {entry.push}{tenant}{checks}")
     if not entries:
         say("none yet; moothall repo add PATH_OR_URL")

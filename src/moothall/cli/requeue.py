@@ -1,4 +1,4 @@
-"""`moothall tools requeue`: requests that wait for an operator's word."""
+"""`moothall tools requeue`: requests that wait for an operator's decision."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ async def list_(settings: Settings, *, tenant: str, as_json: bool) -> None:
     from moothall.app.rules import open_parking
     from moothall.domain.codec import dump
 
-    async with open_parking(settings) as known:
-        waiting = known.list_waiting(tenant)
+    async with open_parking(settings) as approvals:
+        waiting = approvals.list_waiting(tenant)
     if as_json:
         print_json([dump(item) for item in waiting])
         return
@@ -74,8 +74,8 @@ async def _resolve(
 ) -> None:
     from moothall.app.rules import open_parking
 
-    async with open_parking(settings) as known:
-        item = await known.resolve(
+    async with open_parking(settings) as approvals:
+        item = await approvals.resolve(
             tenant, request, allow=allowed, approver=LOCAL.name, comment=reason
         )
     seconds = settings.guard.approval_seconds

@@ -1,4 +1,4 @@
-"""What every command shares: settings, the event loop, and what is said when something is wrong."""
+"""What all commands share: settings, the event loop, and error messages."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from moothall.config import Settings, default_file, secret_values
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
 
-_LONGEST = 20_000  # characters of an error
-_DEPTH = 100  # of exception groups within each other
+_MAX_ERROR_CHARS = 20_000
+_MAX_GROUP_DEPTH = 100  # of nested exception groups
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:
-    """Return the effective settings of this command and switch its logs on.
+    """Load the effective settings of a command and configure its logs.
 
-    `narrated`: the command says itself what happens, so that only warnings are logged beside it.
+    `narrated`: the command reports its own progress, so only warnings are logged.
     """
     from moothall.settings import load_settings
 
     settings = load_settings(file_of(context))
     check_ranges(context, settings)
-    with suppress(OSError):  # who needs it says what is wrong
+    with suppress(OSError):  # the first user of the directory reports the error
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     quiet = narrated and settings.log.level == "info"
     log = settings.log.model_copy(update={"level": "warning"}) if quiet else settings.log
@@ -50,11 +50,9 @@ def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:
 
 
 def file_of(context: click.Context) -> Path | None:
-    """Return the file of settings: the one that --config names, or the user's own where it is
-    there.
-    """
-    named: Path | None = context.obj
-    return named or (default_file() if default_file().is_file() else None)
+    """Return the settings file: the one that --config names, or the default one if it exists."""
+    configured: Path | None = context.obj
+    return configured or (default_file() if default_file().is_file() else None)
 
 
 def with_settings(
@@ -62,7 +60,7 @@ def with_settings(
 ) -> Callable[
     [Callable[Concatenate[Settings, P], Coroutine[Any, Any, int | None]]], Callable[P, None]
 ]:
-    """Make a command of a coroutine function, which is given the settings before the command's
+    """Make a command of a coroutine function. It receives the settings before the command's
     parameters and returns the exit code, None for 0. `waits` as in `result_of`, `narrated` as in
     `settings_of`.
     """
@@ -71,7 +69,7 @@ def with_settings(
         main: Callable[Concatenate[Settings, P], Coroutine[Any, Any, int | None]],
     ) -> Callable[P, None]:
         @click.pass_context
-        @speak_errors
+        @report_errors
         @functools.wraps(main)
         def start(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> None:
             sys.exit(
@@ -84,88 +82,88 @@ def with_settings(
 
 
 def say(line: str) -> None:
-    """Say a line on stderr, beside what is printed."""
+    """Print a line on stderr."""
     click.echo(line, err=True)
 
 
 def print_json(document: object, file: TextIO | None = None) -> None:
-    """Print the one document of `--json`."""
+    """Print the JSON document of `--json`."""
     click.echo(json.dumps(document, indent=2), file=file)
 
 
-def speak_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn our errors into a sentence on stderr and exit code 2. A bug keeps its traceback, but
-    ends with 2 too:
-    1 would say that there was no winner.
+def report_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn our errors into a message on stderr and exit code 2. A bug keeps its traceback and also
+    ends with 2, because 1 means that there was no winner.
     """
 
     @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+    def run_command(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
         except MoothallError as error:
-            refuse(error)
+            exit_with_error(error)
         except (BrokenPipeError, click.ClickException, click.Abort):
-            raise  # click says what a wrong parameter is, and ends quietly when nobody reads on
+            raise  # click reports wrong parameters, and ends quietly on a closed pipe
         except OSError as error:
-            refuse(
+            exit_with_error(
                 ConfigurationError(
                     f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
                 )
             )
-        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - told in full, with the exit code that says so
-            first = _first_of_ours(error) if isinstance(error, BaseExceptionGroup) else None
-            if first is None:
-                # Groups lie in groups: what it comes from is in the innermost, which a traceback
-                # leaves out by default.
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - printed in full, with the exit code of a failure
+            expected_error = (
+                _find_expected_error(error) if isinstance(error, BaseExceptionGroup) else None
+            )
+            if expected_error is None:
+                # The cause is in the innermost of nested groups, which tracebacks omit by default.
                 click.echo(
                     "".join(
                         traceback.TracebackException.from_exception(
-                            error, max_group_depth=_DEPTH
+                            error, max_group_depth=_MAX_GROUP_DEPTH
                         ).format()
                     ),
                     err=True,
                 )
                 sys.exit(EXIT_WRONG)
-            refuse(first)
+            exit_with_error(expected_error)
 
-    return run
+    return run_command
 
 
-def refuse(error: MoothallError) -> NoReturn:
-    """Say what was wrong and end."""
-    click.echo(f"moothall: {plain(error.message, _LONGEST)} [{error.code}]", err=True)
+def exit_with_error(error: MoothallError) -> NoReturn:
+    """Print an error and exit."""
+    click.echo(f"moothall: {plain(error.message, _MAX_ERROR_CHARS)} [{error.code}]", err=True)
     sys.exit(EXIT_WRONG)
 
 
-def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> MoothallError | None:
-    ours, others = group.split(MoothallError)
-    if ours is None or (
-        others is not None
-        and others.split((asyncio.CancelledError, KeyboardInterrupt))[1] is not None
+def _find_expected_error(group: BaseExceptionGroup[BaseException]) -> MoothallError | None:
+    expected, unexpected = group.split(MoothallError)
+    if expected is None or (
+        unexpected is not None
+        and unexpected.split((asyncio.CancelledError, KeyboardInterrupt))[1] is not None
     ):
         return None
-    return next(leaves(ours))
+    return next(leaves(expected))
 
 
-_INTERRUPTS: list[Callable[[], object]] = []
+_INTERRUPT_HANDLERS: list[Callable[[], object]] = []
 
 
 @contextmanager
-def on_interrupt(do: Callable[[], object]) -> Iterator[None]:
-    """Let Ctrl-C do this, and not end the command, until the block ends."""
-    _INTERRUPTS.append(do)
+def on_interrupt(handler: Callable[[], object]) -> Iterator[None]:
+    """Call `handler` on Ctrl-C, instead of ending the command, until the block ends."""
+    _INTERRUPT_HANDLERS.append(handler)
     try:
         yield
     finally:
-        _INTERRUPTS.remove(do)
+        _INTERRUPT_HANDLERS.remove(handler)
 
 
 def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0) -> T:
-    """Run to the end and return its result. What it `waits` for is said on stderr, once, where that
-    takes `after` seconds.
+    """Run a coroutine and return its result. If it takes more than `after` seconds, print once what
+    it `waits` for.
 
-    SIGINT and SIGTERM cancel it once, so that everything is closed; then this exits.
+    SIGINT and SIGTERM cancel it once, so that everything is closed; then the process exits.
     """
     interrupted = False
 
@@ -176,10 +174,10 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
 
         def stop(number: signal.Signals) -> None:
             nonlocal interrupted
-            if number is signal.SIGINT and _INTERRUPTS:
-                _INTERRUPTS[-1]()
+            if number is signal.SIGINT and _INTERRUPT_HANDLERS:
+                _INTERRUPT_HANDLERS[-1]()
                 return
-            # Ray's own handler, while Ray starts, aborts a process that has not ended 3 seconds
+            # While Ray starts, its own handler aborts a process that is still running 3 seconds
             # after a SIGTERM.
             signal.alarm(0)
             if not interrupted:
@@ -191,14 +189,16 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
             loop.add_signal_handler(number, stop, number)
         return await main
 
-    # A thread's, since modules that are loaded hold the loop up.
-    speaking = threading.Timer(after, lambda: click.echo(f"{waits} …", err=True)) if waits else None
-    gc.freeze()  # what was imported stays
+    # A thread, because loading modules blocks the event loop.
+    notice_timer = (
+        threading.Timer(after, lambda: click.echo(f"{waits} …", err=True)) if waits else None
+    )
+    gc.freeze()  # imported modules are never collected
     gc.enable()
     try:
-        if speaking:
-            speaking.daemon = True
-            speaking.start()
+        if notice_timer:
+            notice_timer.daemon = True
+            notice_timer.start()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(watch())
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -209,8 +209,8 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
         )
         sys.exit(EXIT_INTERRUPTED)
     finally:
-        if speaking:
-            speaking.cancel()
+        if notice_timer:
+            notice_timer.cancel()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -52,7 +52,7 @@ async def serve(settings: Settings, *, port: int | None, only: tuple[str, ...]) 
 
 
 def tokens_are(settings: Settings) -> str:
-    """Say where callers find a token."""
+    """Return where callers find a token."""
     if settings.grpc.tokens_file is not None:
         return f"tokens are those of {settings.grpc.tokens_file}"
     if settings.grpc.token is not None:
@@ -63,8 +63,8 @@ def tokens_are(settings: Settings) -> str:
 async def serve_until_stopped(
     settings: Settings, ready: Callable[[str], Awaitable[None]] | None = None
 ) -> None:
-    """Serve, and say where. `ready` hears the link that signs a browser in once, empty where there
-    is none.
+    """Serve, and print the addresses. `ready` receives the link that signs a browser in once, empty
+    if there is none.
     """
     from moothall.app.bus import roles_of
     from moothall.app.server import open_app
@@ -119,7 +119,7 @@ async def show_page(link: str, story_id: str = "", *, browser: bool = True) -> N
             "alone"
         )
         return
-    whole = f"{link}&story={story_id}" if story_id else link
-    click.echo(whole)
-    if browser and not await asyncio.to_thread(webbrowser.open, whole):
+    url = f"{link}&story={story_id}" if story_id else link
+    click.echo(url)
+    if browser and not await asyncio.to_thread(webbrowser.open, url):
         say("no browser could be started here; open the link in one")

@@ -1,5 +1,5 @@
-"""What a person sees while a council works, and at its end. Model-written text is shown without its
-control characters.
+"""The output while a council works, and at its end. Control characters are removed from
+model-written text.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from moothall.domain.outcome import Outcome, Result
 from moothall.stories.diffs import read_diff
 
 BASE = "base:"
-"""What a step begins with that tells how the checks of the untouched base are."""
-_GOOD, _BAD, _QUIET = "green", "red", "dim"
+"""The prefix of progress steps about the checks of the unchanged base."""
+_GOOD_STYLE, _BAD_STYLE, _DIM_STYLE = "green", "red", "dim"
 
 
 def line_of(recorded: Recorded) -> Text | None:
-    """Return one line about an event, or None where there is nothing to say."""
-    said = describe_event(recorded)
-    if said is None:
+    """Return one line about an event, or None if there is nothing to show."""
+    description = describe_event(recorded)
+    if description is None:
         return None
-    who = str(recorded.event.data.get("seat") or "council")
+    seat = str(recorded.event.data.get("seat") or "council")
     return Text.assemble(
-        (f"{plain(who, 24):<15} ", "bold cyan" if who != "council" else "bold"), said
+        (f"{plain(seat, 24):<15} ", "bold cyan" if seat != "council" else "bold"), description
     )
 
 
 def describe_event(recorded: Recorded) -> tuple[str, str] | None:
-    """Return an event in a line of words, and their style; None where there is nothing to say."""
-    describe = _LINES.get(recorded.event.type)
-    said = describe(recorded.event.data) if describe else None
-    return (" ".join(plain(said[0]).split()), said[1]) if said else None
+    """Return the text of an event in one line, and its style; None if there is nothing to show."""
+    describe = _DESCRIBERS.get(recorded.event.type)
+    description = describe(recorded.event.data) if describe else None
+    return (" ".join(plain(description[0]).split()), description[1]) if description else None
 
 
 def thought_of(recorded: Recorded) -> Text | None:
-    """Return what a seat said with its turn, or None where it said nothing."""
+    """Return the thought of a seat's turn, or None if there is none."""
     thought = (
         recorded.event.data.get("thought") if recorded.event.type is EventType.SEAT_TURN else None
     )
@@ -60,7 +60,7 @@ def thought_of(recorded: Recorded) -> Text | None:
     )
 
 
-def _tell_request(data: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_request(data: Mapping[str, Any]) -> tuple[str, str]:
     base = f", on commit {data['base_sha'][:10]}" if data.get("base_sha") else ", about text"
     count = len(data["seats"])
     return (
@@ -72,19 +72,23 @@ def _tell_request(data: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-_SPELLINGS = {
+_REPLY_MODES = {
     "tools": "native tool calls",
     "json": "replies in JSON",
     "blocks": "replies in tagged blocks",
 }
 
 
-def _started(data: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return which models are used, and how; None of an event of an older version."""
+def _describe_start(data: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the models and limits; None for an event of an older version."""
     models, limits = data.get("models"), data.get("limits")
     if not isinstance(models, list) or not isinstance(limits, Mapping):
         return None
-    parts = [_model(one, limits.get("turns")) for one in models if isinstance(one, Mapping)]
+    parts = [
+        _describe_model(model, limits.get("turns"))
+        for model in models
+        if isinstance(model, Mapping)
+    ]
     tokens = limits.get("tokens") or 0
     budget = f"{tokens:,} tokens" if tokens else "no limit of tokens"
     return (
@@ -96,93 +100,95 @@ def _started(data: Mapping[str, Any]) -> tuple[str, str] | None:
     )
 
 
-def _model(one: Mapping[str, Any], most: object) -> str:
+def _describe_model(model: Mapping[str, Any], default_turns: object) -> str:
     name = " ".join(
-        part for part in (str(one.get("profile") or ""), str(one.get("model") or "model")) if part
+        part
+        for part in (str(model.get("profile") or ""), str(model.get("model") or "model"))
+        if part
     )
-    said = one.get("window_source")
+    window_source = model.get("window_source")
     source = (
-        f"from {said}"
-        if said
+        f"from {window_source}"
+        if window_source
         else "a guess, since the server does not say it: set llm.context_tokens"
     )
-    spelling = _SPELLINGS.get(str(one.get("reply")), "")
-    own = one.get("turns", most)
-    turns = "" if own == most else f", {own} turns"
-    window, reply = f"{one.get('window', 0):,}", f"{one.get('reply_tokens', 0):,}"
-    return f"{name}: {spelling}, window {window} tokens ({source}), replies up to {reply}{turns}"
+    reply_mode = _REPLY_MODES.get(str(model.get("reply")), "")
+    model_turns = model.get("turns", default_turns)
+    turns = "" if model_turns == default_turns else f", {model_turns} turns"
+    window, reply = f"{model.get('window', 0):,}", f"{model.get('reply_tokens', 0):,}"
+    return f"{name}: {reply_mode}, window {window} tokens ({source}), replies up to {reply}{turns}"
 
 
-def _progress(data: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_progress(data: Mapping[str, Any]) -> tuple[str, str]:
     task = str(data["current_task"])
-    return (task, "") if task.startswith(BASE) else (f"preparing: {task}", _QUIET)
+    return (task, "") if task.startswith(BASE) else (f"preparing: {task}", _DIM_STYLE)
 
 
-def _seat_started(data: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_seat_start(data: Mapping[str, Any]) -> tuple[str, str]:
     return f"takes its seat: {data.get('approach') or 'no particular approach'}", ""
 
 
-def _model_called(data: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_model_call(data: Mapping[str, Any]) -> tuple[str, str]:
     usage = data["usage"]
     cached = f" ({usage['cached_tokens']} cached)" if usage["cached_tokens"] else ""
     seconds = data.get("duration_ms", 0) / 1000
     tokens = f"{usage['prompt_tokens']}{cached} + {usage['completion_tokens']} tokens"
-    return f"model, {data.get('phase', '')}: {tokens}, {seconds:.1f} s", _QUIET
+    return f"model, {data.get('phase', '')}: {tokens}, {seconds:.1f} s", _DIM_STYLE
 
 
-def _turn(data: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_turn(data: Mapping[str, Any]) -> tuple[str, str]:
     tools = (
         ", ".join(f"{item['tool']} {item['status']}" for item in data["operations"]) or "no tool"
     )
     checks = ", ".join(f"{name} {verdict}" for name, verdict in (data.get("checks") or {}).items())
-    said = f"turn {data['turn']}: {tools}" + (f" · checks: {checks}" if checks else "")
+    text = f"turn {data['turn']}: {tools}" + (f" · checks: {checks}" if checks else "")
     if refused := data.get("refused"):
         return f"turn {data['turn']}: submit refused: {refused}", "yellow"
     if stuck := data.get("stuck"):
         attempt, attempts = data.get("attempt", 1), data.get("attempts", 1)
-        return f"{said} · " + (
+        return f"{text} · " + (
             f"starts anew ({attempt + 1} of {attempts}): {stuck}"
             if attempt < attempts
             else f"stops: {stuck}"
         ), ""
-    return said, ""
+    return text, ""
 
 
-def _tell_proposal(data: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_proposal(data: Mapping[str, Any]) -> tuple[str, str]:
     diff = data["proposal"]["diff"]
     added, removed = count_changes(diff)
-    what = (
+    size = (
         f"{added} lines added, {removed} removed"
         if diff
         else f"{len(data['proposal']['content'])} characters"
     )
-    return f"proposes: {what}", "bold"
+    return f"proposes: {size}", "bold"
 
 
-def _tell_check(data: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_check(data: Mapping[str, Any]) -> tuple[str, str]:
     evidence = data["evidence"]
-    before = evidence.get("before", 0)
-    told = (
+    red_before = evidence.get("before", 0)
+    counted = (
         (evidence["passed"], "passed"),
-        (evidence["failed"] - before, "failed"),
-        (before, "red before"),
+        (evidence["failed"] - red_before, "failed"),
+        (red_before, "red before"),
         (evidence["skipped"], "skipped"),
     )
-    counts = ", ".join(f"{count} {word}" for count, word in told if count)
+    counts = ", ".join(f"{count} {word}" for count, word in counted if count)
     name = f"tests of {data['cross_author']}" if data.get("cross_author") else evidence["check"]
-    good = evidence["verdict"] == Verdict.PASSED
-    why = f": {plain(evidence['why'], 200)}" if evidence.get("why") and not good else ""
+    has_passed = evidence["verdict"] == Verdict.PASSED
+    reason = f": {plain(evidence['reason'], 200)}" if evidence.get("why") and not has_passed else ""
     return f"clean re-check, {name}: {evidence['verdict']}" + (
         f" ({counts})" if counts else ""
-    ) + why, _GOOD if good else _BAD
+    ) + reason, _GOOD_STYLE if has_passed else _BAD_STYLE
 
 
-def _tell_review(data: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_review(data: Mapping[str, Any]) -> tuple[str, str]:
     review = data["review"]
     return f"reviews {data['candidate']}: {review['score']:.2f} {review['comment']}", ""
 
 
-def _tell_report(data: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_report(data: Mapping[str, Any]) -> tuple[str, str]:
     report = data["report"]
     usage = report.get("usage") or {}
     spent = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
@@ -190,52 +196,52 @@ def _tell_report(data: Mapping[str, Any]) -> tuple[str, str]:
     return text, "yellow" if report.get("missing") else "bold"
 
 
-def _tell_failure(data: Mapping[str, Any]) -> tuple[str, str]:
-    return f"failed: {data['error']['message']} [{data['error']['code']}]", _BAD
+def _describe_failure(data: Mapping[str, Any]) -> tuple[str, str]:
+    return f"failed: {data['error']['message']} [{data['error']['code']}]", _BAD_STYLE
 
 
-def _tell_end(data: Mapping[str, Any]) -> tuple[str, str] | None:
+def _describe_seat_end(data: Mapping[str, Any]) -> tuple[str, str] | None:
     outcome = data["outcome"]
     if outcome["status"] in {"proposed", "failed"}:
         return None
     return ": ".join(filter(None, (outcome["status"], outcome["error_message"]))), "yellow"
 
 
-def _tell_cancellation(data: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_cancellation(data: Mapping[str, Any]) -> tuple[str, str]:
     return f"cancelled: {data['reason']}", "yellow"
 
 
-def _tell_words(data: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_steering(data: Mapping[str, Any]) -> tuple[str, str]:
     return f"{data['by']} says: {data['message']}", "bold"
 
 
-def _tell_damage(data: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_damage(data: Mapping[str, Any]) -> tuple[str, str]:
     return (
         (
             f"the log lost {data['count']} records that may be of this deliberation (seq "
             f"{data['missing'][0]} …)"
         ),
-        _BAD,
+        _BAD_STYLE,
     )
 
 
-_LINES = {
-    EventType.DELIBERATION_REQUESTED: _tell_request,
-    EventType.AGENT_PROGRESS: _progress,
-    EventType.DELIBERATION_STARTED: _started,
-    EventType.SEAT_STARTED: _seat_started,
-    EventType.MODEL_CALLED: _model_called,
-    EventType.SEAT_TURN: _turn,
-    EventType.SEAT_PROPOSED: _tell_proposal,
-    EventType.SEAT_REVISED: _tell_proposal,
-    EventType.CHECK_FINISHED: _tell_check,
-    EventType.SEAT_REVIEWED: _tell_review,
-    EventType.EVIDENCE_REPORTED: _tell_report,
-    EventType.SEAT_FAILED: _tell_failure,
-    EventType.SEAT_FINISHED: _tell_end,
-    EventType.DELIBERATION_CANCELLED: _tell_cancellation,
-    EventType.DELIBERATION_STEERED: _tell_words,
-    EventType.DELIBERATION_DAMAGED: _tell_damage,
+_DESCRIBERS = {
+    EventType.DELIBERATION_REQUESTED: _describe_request,
+    EventType.AGENT_PROGRESS: _describe_progress,
+    EventType.DELIBERATION_STARTED: _describe_start,
+    EventType.SEAT_STARTED: _describe_seat_start,
+    EventType.MODEL_CALLED: _describe_model_call,
+    EventType.SEAT_TURN: _describe_turn,
+    EventType.SEAT_PROPOSED: _describe_proposal,
+    EventType.SEAT_REVISED: _describe_proposal,
+    EventType.CHECK_FINISHED: _describe_check,
+    EventType.SEAT_REVIEWED: _describe_review,
+    EventType.EVIDENCE_REPORTED: _describe_report,
+    EventType.SEAT_FAILED: _describe_failure,
+    EventType.SEAT_FINISHED: _describe_seat_end,
+    EventType.DELIBERATION_CANCELLED: _describe_cancellation,
+    EventType.DELIBERATION_STEERED: _describe_steering,
+    EventType.DELIBERATION_DAMAGED: _describe_damage,
 }
 
 
@@ -246,7 +252,7 @@ def count_changes(diff: str) -> tuple[int, int]:
 
 
 def first_added(diff: str) -> tuple[str, int] | None:
-    """Return the path and number of the first line with words that a diff adds."""
+    """Return the path and number of the first non-blank line that a diff adds."""
     lines = read_diff(diff, len(diff))
     return next(
         (
@@ -284,7 +290,7 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
             f"{outcome.duration_ms / 1000:.1f} s, {usage.calls} model calls, {usage.prompt_tokens} "
             f"prompt tokens ({usage.cached_tokens} cached), {usage.completion_tokens} completion "
             "tokens",
-            style=_QUIET,
+            style=_DIM_STYLE,
         )
     )
 
@@ -296,12 +302,12 @@ def _show_ranking(console: Console, outcome: Outcome) -> None:
     for result in outcome.results:
         added, removed = count_changes(result.diff)
         lines = f"+{added} -{removed}" if result.diff else ""
-        level = Text(result.level.words, style=_GOOD if result.level.independent else "")
+        level = Text(result.level.words, style=_GOOD_STYLE if result.level.independent else "")
         table.add_row(
             str(result.rank),
             result.answer,
             f"{result.score:.2f}",
-            _yes(result.passed_gates),
+            _yes_or_no(result.passed_gates),
             level,
             lines,
         )
@@ -323,16 +329,16 @@ def _group_reasons(results: Sequence[Result]) -> list[tuple[tuple[Result, ...], 
     groups: dict[tuple[int, ...], list[str]] = {}
     for reason in dict.fromkeys(reason for result in results for reason in result.reasons):
         groups.setdefault(
-            tuple(at for at, result in enumerate(results) if reason in result.reasons), []
+            tuple(index for index, result in enumerate(results) if reason in result.reasons), []
         ).append(reason)
-    for at in range(len(results)):
-        groups.setdefault((at,), [])
-    order = sorted(groups, key=lambda at: (len(at) == 1, -len(at), at))
-    return [(tuple(results[one] for one in at), groups[at]) for at in order]
+    for index in range(len(results)):
+        groups.setdefault((index,), [])
+    order = sorted(groups, key=lambda index: (len(index) == 1, -len(index), index))
+    return [(tuple(results[position] for position in index), groups[index]) for index in order]
 
 
-def _yes(value: bool) -> Text:  # noqa: FBT001 - it is what is shown
-    return Text("yes", style=_GOOD) if value else Text("no", style=_BAD)
+def _yes_or_no(value: bool) -> Text:  # noqa: FBT001 - it is what is shown
+    return Text("yes", style=_GOOD_STYLE) if value else Text("no", style=_BAD_STYLE)
 
 
 def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:

@@ -1,6 +1,4 @@
-"""`moothall story`: stories on the board. The server that serves works on them; people move
-them.
-"""
+"""`moothall story`: stories on the board. The server works on them; people move them."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ if TYPE_CHECKING:  # imported by the command that needs it
 _BOARD = "reading the board"
 _COMMENT = click.option("--comment", default="", help="Why, or what is to be different.")
 _STORY = click.argument("story_id", metavar="STORY")
-_DIGITS = 9
-_IDLE = "nothing works on stories now; `moothall serve` does"
+_MAX_DIGITS = 9
+_IDLE_NOTE = "nothing works on stories now; `moothall serve` does"
 
 
 @click.group()
@@ -97,13 +95,18 @@ async def new(
     from moothall.stories.coach import StoryDraft, check, score
 
     draft = check(StoryDraft(title, brief, ac))
-    given = Budget(
+    story_budget = Budget(
         tokens=int(budget["tokens"]), calls=int(budget["calls"]), cost_usd=budget["cost_usd"]
     )
-    named = await register_named(settings, repository) if repository else ""
+    repository_id = await register_named(settings, repository) if repository else ""
     async with open_stories(settings, say) as stories:
         card = await stories.board.create(
-            draft, LOCAL, key=new_task_id(), repository=named, rigor=rigor, budget=given
+            draft,
+            LOCAL,
+            key=new_task_id(),
+            repository=repository_id,
+            rigor=rigor,
+            budget=story_budget,
         )
     click.echo(card.story.id)
     say(f"in {card.stand.state}, {card.stand.points} points of the coach")
@@ -165,11 +168,13 @@ async def show(settings: Settings, *, story_id: str, as_json: bool) -> None:
     async with open_stories(settings, say) as stories:
         card = await stories.board.card(story_id, LOCAL)
         history = await stories.board.history(story_id, LOCAL)
-        book = await stories.accounts.of(card.story.id, LOCAL.tenant, card.story.budget)
-        made = rounds(history, await stories.tasks.views(task_ids(history)), card.stand.state)
+        account = await stories.accounts.of(card.story.id, LOCAL.tenant, card.story.budget)
+        task_rounds = rounds(
+            history, await stories.tasks.views(task_ids(history)), card.stand.state
+        )
     if as_json:
         budget = {
-            name: asdict(getattr(book, name)) for name in ("limit", "spent", "reserved", "left")
+            name: asdict(getattr(account, name)) for name in ("limit", "spent", "reserved", "left")
         }
         print_json(_row(card) | {"budget": budget})
         return
@@ -180,50 +185,50 @@ async def show(settings: Settings, *, story_id: str, as_json: bool) -> None:
     for event in history:
         if line := _line(event):
             click.echo(f"{event.time[:19]}  {line}")
-    for line in book.lines():
+    for line in account.lines():
         click.echo(line)
-    for step in made[-1].steps if made else ():
+    for step in task_rounds[-1].steps if task_rounds else ():
         click.echo(_step(step))
-    click.echo(f"\nin {card.stand.state}" + ("" if stories.served else f"; {_IDLE}"))
+    click.echo(f"\nin {card.stand.state}" + ("" if stories.served else f"; {_IDLE_NOTE}"))
 
 
 def _step(step: RoundTask) -> str:
-    """How a task of the last round stands, in a line, and what to do about it in the next."""
+    """Return a line for a task of the last round, and a line for the next step."""
     after = f", builds on {', '.join(map(str, step.after))}" if step.after else ""
-    words = plain(f"{step.stand}: {step.why}" if step.why else step.stand, 1000)
-    line = f"{step.number}. {step.task_id} ({plain(step.role, 40)}{after}): {words}"
+    state_text = plain(f"{step.stand}: {step.why}" if step.why else step.stand, 1000)
+    line = f"{step.number}. {step.task_id} ({plain(step.role, 40)}{after}): {state_text}"
     return f"{line}\n   next: {step.next}" if step.next else line
 
 
 def _line(event: Event) -> str:
-    """What an event says, in a line; '' for one that needs none."""
+    """Return a line for an event; '' if it needs none."""
     data = event.data
-    words = {
+    texts = {
         name: plain(str(data.get(name, "")), 1000)
         for name in ("actor", "event", "to_state", "comment", "status", "branch", "why")
     }
-    tail = f": {words['comment']}" if words["comment"] else ""
+    comment_text = f": {texts['comment']}" if texts["comment"] else ""
     tasks = data.get("tasks")
     return {
-        EventType.STORY_CREATED: f"{words['actor']} put it on the board",
+        EventType.STORY_CREATED: f"{texts['actor']} put it on the board",
         EventType.STORY_TRANSITIONED: (
-            f"{words['actor']}: {words['event']} → {words['to_state']}{tail}"
+            f"{texts['actor']}: {texts['event']} → {texts['to_state']}{comment_text}"
         ),
-        EventType.STORY_COMMENTED: f"{words['actor']} says{_of_line(event)}{tail}",
-        EventType.STORY_DELIVERED: f"{words['status']}: {words['branch']} {words['why']}".rstrip(),
+        EventType.STORY_COMMENTED: f"{texts['actor']} says{_of_line(event)}{comment_text}",
+        EventType.STORY_DELIVERED: f"{texts['status']}: {texts['branch']} {texts['why']}".rstrip(),
         EventType.STORY_CHECKED: (
-            f"checked as a whole: {words['status']} {words['branch']} {words['why']}"
+            f"checked as a whole: {texts['status']} {texts['branch']} {texts['why']}"
         ).rstrip(),
         EventType.PLAN_DERIVED: f"tasks: {_tasks(tasks)}",
-        EventType.PLAN_FINISHED: f"tasks {words['status']}",
+        EventType.PLAN_FINISHED: f"tasks {texts['status']}",
     }.get(event.type, "")
 
 
 def _of_line(event: Event) -> str:
     from moothall.stories.story_state import remark
 
-    said = remark(event)
-    return f" of {plain(said.path, 200)}, line {said.line}" if said else ""
+    line_comment = remark(event)
+    return f" of {plain(line_comment.path, 200)}, line {line_comment.line}" if line_comment else ""
 
 
 def _tasks(tasks: object) -> str:
@@ -261,17 +266,17 @@ async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) 
 
     async with open_stories(settings, say) as stories:
         card = await stories.board.card(story_id, LOCAL)
-        line = lifecycle().next_transition(card.stand.state, back=back)
-        if line is None:
+        transition = lifecycle().next_transition(card.stand.state, back=back)
+        if transition is None:
             say(
                 f"{story_id} is in {card.stand.state}: nobody can "
                 f"{'send it back' if back else 'move it on'} there{_waits(card, stories)}"
             )
             return 2
-        card = await stories.board.move(story_id, line.event, LOCAL, comment=comment)
+        card = await stories.board.move(story_id, transition.event, LOCAL, comment=comment)
     click.echo(card.stand.state)
     if not stories.served and card.stand.state in {"design", "build", "test"}:
-        say(_IDLE)
+        say(_IDLE_NOTE)
     return 0
 
 
@@ -282,7 +287,7 @@ def _waits(card: StoryState, stories: Stories) -> str:
         return ""
     if card.ended is not None and card.ended.data.get("status") != COMPLETED:
         return "; its tasks have ended: `moothall story show` says how, and what is next"
-    return "; councils are at work" if stories.served else f"; {_IDLE}"
+    return "; councils are at work" if stories.served else f"; {_IDLE_NOTE}"
 
 
 @story.command(
@@ -314,7 +319,9 @@ async def comment(
     from moothall.stories.comments import Spot, remark
 
     path, _, number = line.rpartition(":")
-    if line and not (path and number.isascii() and number.isdecimal() and len(number) < _DIGITS):
+    if line and not (
+        path and number.isascii() and number.isdecimal() and len(number) < _MAX_DIGITS
+    ):
         raise click.BadParameter(
             f"{line[:200]!r} is no FILE:N, such as src/greet.py:4", param_hint="--line"
         )
@@ -368,7 +375,9 @@ async def plan(settings: Settings, *, story_id: str, change: TextIO | None) -> i
     if card.plan is None:
         say(f"no tasks are derived for {story_id} yet: it is in {card.stand.state}")
         return 2
-    known = plan_of(card.plan)
-    tasks = [outline.model_dump() for outline in outlines_of(known.tasks, card.story)]
-    print_json({"version": 1, "story_id": story_id, "plan_id": known.plan_id, "tasks": tasks})
+    current_plan = plan_of(card.plan)
+    tasks = [outline.model_dump() for outline in outlines_of(current_plan.tasks, card.story)]
+    print_json(
+        {"version": 1, "story_id": story_id, "plan_id": current_plan.plan_id, "tasks": tasks}
+    )
     return 0

@@ -18,7 +18,7 @@ from moothall.config import Settings
 from moothall.domain.secrets import is_masked
 from moothall.domain.status import TaskView
 
-_WIDE = 100
+_WIDE_COLUMNS = 100
 _LOG = "reading the log of tasks"
 _SEAT = click.argument("seat", default="")
 
@@ -61,10 +61,10 @@ async def list_(settings: Settings, *, state: str | None, limit: int, as_json: b
 
 
 def _row(view: TaskView, width: int) -> str:
-    """A task in one line of the terminal: what does not fit is cut."""
+    """Return a task in one terminal line, cut to its width."""
     columns = _columns()
     task_id = view.task_id if len(view.task_id) <= width else view.task_id[: width - 1] + "…"
-    end = f"{view.winner_id.removeprefix('agent-')} {view.level}" if view.winner_id else ""
+    winner = f"{view.winner_id.removeprefix('agent-')} {view.level}" if view.winner_id else ""
     status = (
         view.status.value.lower()
         if view.status.ended
@@ -72,15 +72,14 @@ def _row(view: TaskView, width: int) -> str:
         if view.paused
         else f"at {view.progress} %"
     )
-    role = f"{view.role:<9}  " if columns >= _WIDE else ""
-    row = (
-        f"{task_id:<{width}}  {status:<9}  {_age(view.ended or view.requested):>6}  {role}{end:<18}"
-    )
-    words = " ".join(plain(view.description, 200).split())
-    left = max(0, columns - len(row) - 2)
-    if len(words) > left:
-        words = f"{words[: left - 1]}…" if left else ""
-    return f"{row}  {words}".rstrip()
+    role = f"{view.role:<9}  " if columns >= _WIDE_COLUMNS else ""
+    age = _age(view.ended or view.requested)
+    row = f"{task_id:<{width}}  {status:<9}  {age:>6}  {role}{winner:<18}"
+    description = " ".join(plain(view.description, 200).split())
+    remaining = max(0, columns - len(row) - 2)
+    if len(description) > remaining:
+        description = f"{description[: remaining - 1]}…" if remaining else ""
+    return f"{row}  {description}".rstrip()
 
 
 def _columns() -> int:
@@ -173,7 +172,7 @@ async def diff(settings: Settings, *, task: str | None, seat: str) -> int:
         Console(highlight=False).print(
             Syntax(plain(text, len(text) + 1), "diff", background_color="default", word_wrap=True)
         )
-    else:  # another program reads it: not a byte may differ
+    else:  # for another program, so no byte may differ
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
         sys.stdout.buffer.flush()
     return 0
@@ -195,21 +194,26 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
 
     async with open_tasks(settings, say) as tasks:
         task_id, result = await tasks.choose(task, seat)
-        about = await tasks.repository(task_id)
-        this = next(reversed(await tasks.thread(task_id)), None)
-        before = await tasks.changes(this.follows) if this and this.follows else ()
+        repository = await tasks.repository(task_id)
+        last_task = next(reversed(await tasks.thread(task_id)), None)
+        earlier_changes = (
+            await tasks.changes(last_task.follows) if last_task and last_task.follows else ()
+        )
     if not result.diff:
         raise InvalidRequest(
             f"{result.seat} of {task_id} changed nothing: there is no diff to apply"
         )
-    files = await files_for(settings, about)
+    files = await files_for(settings, repository)
     if files is None:
         raise InvalidRequest(
             "the repository's files are not on this machine; go to a clone of it, or use `moothall "
             "diff`"
         )
     paths = await take_over(
-        settings, files, *before, Diff(result.diff, this.base_sha if this else "")
+        settings,
+        files,
+        *earlier_changes,
+        Diff(result.diff, last_task.base_sha if last_task else ""),
     )
     click.echo(f"{task_id}, {result.seat} ({result.level.words}): applied to {files}")
     for path in paths:
@@ -262,9 +266,10 @@ async def rm(settings: Settings, *, task: str, force: bool) -> None:
     """
     from moothall.app.tasks import remove
 
-    gone = await remove(settings, task, force=force, report_progress=say)
+    removed = await remove(settings, task, force=force, report_progress=say)
     click.echo(
-        f"{gone.task_id} is removed" + (f", with its branch {gone.branch}" if gone.branch else "")
+        f"{removed.task_id} is removed"
+        + (f", with its branch {removed.branch}" if removed.branch else "")
     )
-    if gone.left:
-        say(f"left: {gone.left}")
+    if removed.left:
+        say(f"left: {removed.left}")

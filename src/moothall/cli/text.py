@@ -1,4 +1,4 @@
-"""Text of others, made fit for a terminal."""
+"""Foreign text, made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def plain(text: str, limit: int = 400) -> str:
-    """Return hostile text fit for a terminal: no control or direction characters, one length."""
-    shown = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    """Return foreign text without control and direction characters, cut to `limit`."""
+    cleaned = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
 
 
-def teller(*, quiet: bool) -> Callable[[str], None]:
-    """Return what says a line on stderr before there is a progress printer, whose imports take
-    longer than
-    to refuse a wrong address.
+def stderr_reporter(*, quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints a line on stderr. It is used before a progress printer exists,
+    whose imports take longer than refusing an invalid address.
     """
     return lambda line: None if quiet else click.echo(f"{'':<16}{plain(line)}", err=True)

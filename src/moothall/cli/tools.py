@@ -1,7 +1,4 @@
-"""`moothall tools`: the catalogue, and which of it a tenant has.
-
-`moothall tools run`: a workflow in a workspace of its own.
-"""
+"""`moothall tools`: the catalogue of tools, a tenant's tools, and workflows in a workspace."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from moothall.domain.text import one_line
 if TYPE_CHECKING:
     from moothall.app.tool_sessions import WorkflowRequest
 
-_WIDTH = 300
+_ERROR_CHARS = 300
 
 
 @click.command("run", epilog=example("moothall tools run steps.yaml --repo ."))
@@ -69,73 +66,76 @@ async def run_(
     from moothall.app.tool_sessions import WorkflowRequest
 
     document = _read(file, workflow_id)
-    asked = WorkflowRequest(
+    workflow_request = WorkflowRequest(
         document,
         await register(settings, repo, ref),
         role,
         seconds or int(settings.guard.token_seconds),
     )
-    told = await _tell(settings, asked, as_json=as_json)
+    result = await _show_workflow(settings, workflow_request, as_json=as_json)
     if as_json:
-        print_json(told)
-    return 0 if told["state"] == "succeeded" else EXIT_NONE
+        print_json(result)
+    return 0 if result["state"] == "succeeded" else EXIT_NONE
 
 
 def _read(file: Path, workflow_id: str) -> dict[str, Any]:
-    """Return the plan of a file under the id that was said, its own, or a new one."""
+    """Return the workflow of a file, with the given id, its own or a new one."""
     from moothall.workflows.plan import read_yaml
 
     document = read_yaml(file.read_text(encoding="utf-8"))
     return {**document, "id": workflow_id or document.get("id") or f"wf-{secrets.token_hex(8)}"}
 
 
-async def _tell(settings: Settings, asked: WorkflowRequest, *, as_json: bool) -> dict[str, Any]:
-    """Show what happens, and return how it ended."""
+async def _show_workflow(
+    settings: Settings, workflow_request: WorkflowRequest, *, as_json: bool
+) -> dict[str, Any]:
+    """Run a workflow, print its events, and return its result."""
     from moothall.app.tool_sessions import run_workflow
 
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "version": 1,
-        "workflow_id": asked.document["id"],
+        "workflow_id": workflow_request.document["id"],
         "state": "",
         "steps": {},
     }
 
-    def show(words: str) -> None:
+    def show(line: str) -> None:
         if not as_json:
-            click.echo(plain(words))
+            click.echo(plain(line))
 
-    async with aclosing(run_workflow(settings, asked, say)) as facts:
-        async for recorded in facts:
+    async with aclosing(run_workflow(settings, workflow_request, say)) as events:
+        async for recorded in events:
             data = recorded.event.data
             counts = f"[{data.get('done', 0)}/{data['steps']}]"
             if "step" not in data:
-                told |= {
+                result |= {
                     "state": data.get("state", "started"),
                     "error": data.get("error", ""),
                     "workspace": data["workspace"],
                 }
                 show(
-                    f"{counts} workflow {data['workflow_id']}: {told['state']}{_why(told['error'])}"
+                    f"{counts} workflow {data['workflow_id']}: "
+                    f"{result['state']}{_error_text(result['error'])}"
                 )
                 continue
             name = f"{data['step']}{' (undo)' if data['compensation'] else ''}"
-            told["steps"][name] = {key: data[key] for key in ("state", "attempt", "error")} | {
+            result["steps"][name] = {key: data[key] for key in ("state", "attempt", "error")} | {
                 "result": data["result"]
             }
-            again = f" (attempt {data['attempt']})" if data["attempt"] > 1 else ""
+            attempt = f" (attempt {data['attempt']})" if data["attempt"] > 1 else ""
             show(
                 f"{counts} {name}: "
-                f"{data['state']}{again}{_why(data['error'])}{_took(data['result'])}"
+                f"{data['state']}{attempt}{_error_text(data['error'])}{_duration_text(data['result'])}"
             )
-    return told
+    return result
 
 
-def _why(error: str) -> str:
-    words = " ".join(error.split())
-    return f": {words[:_WIDTH]}{'…' if len(words) > _WIDTH else ''}" if words else ""
+def _error_text(error: str) -> str:
+    text = " ".join(error.split())
+    return f": {text[:_ERROR_CHARS]}{'…' if len(text) > _ERROR_CHARS else ''}" if text else ""
 
 
-def _took(result: dict[str, Any]) -> str:
+def _duration_text(result: dict[str, Any]) -> str:
     return f", {result['duration_ms']} ms" if result else ""
 
 
@@ -195,8 +195,8 @@ async def list_(
     from moothall.tools.catalogue import list_tools
     from moothall.tools.discovery import Filters, discover, entry
 
-    async with open_switches(settings) as known:
-        off = known.off(tenant)
+    async with open_switches(settings) as switches:
+        off = switches.off(tenant)
     known_tools = catalogue_of(settings)
     unset = unset_tools(settings, tenant)
     without = {*off, *unset}
@@ -207,22 +207,23 @@ async def list_(
         if role
         else tuple(known_tools.values())
     )
-    found = discover(specs, Filters(query, categories, tags, profiles, exclude_dangerous=safe))
+    matching = discover(specs, Filters(query, categories, tags, profiles, exclude_dangerous=safe))
     if as_json:
-        told = [
+        entries = [
             entry(spec, enabled=spec.name not in off) | {"unset": unset.get(spec.name, "")}
-            for spec in found
+            for spec in matching
         ]
-        print_json(told)
+        print_json(entries)
         return
-    for spec in found:
+    for spec in matching:
         mark = "off" if spec.name in off else "unset" if spec.name in unset else ""
         click.echo(f"{spec.name:<16} {spec.danger.value:<8} {mark:<5} {spec.summary}")
-    if not found:
-        there = dict.fromkeys(spec.category for spec in specs)
-        sets = dict.fromkeys(profile for spec in specs for profile in spec.profiles)
+    if not matching:
+        categories_found = dict.fromkeys(spec.category for spec in specs)
+        profiles_found = dict.fromkeys(profile for spec in specs for profile in spec.profiles)
         say(
-            f"no tool fits; there are the categories {', '.join(there)}; profiles {', '.join(sets)}"
+            f"no tool fits; there are the categories {', '.join(categories_found)}; profiles "
+            f"{', '.join(profiles_found)}"
         )
 
 
@@ -241,15 +242,15 @@ async def show(settings: Settings, *, name: str, tenant: str, as_json: bool) -> 
     spec = catalogue_of(settings).get(name)
     if spec is None:
         raise NotFound(f"there is no tool {name[:60]!r}; `moothall tools list` shows them")
-    async with open_switches(settings) as known:
-        told = entry(spec, enabled=name not in known.off(tenant)) | {
+    async with open_switches(settings) as switches:
+        details = entry(spec, enabled=name not in switches.off(tenant)) | {
             "unset": unset_tools(settings, tenant).get(name, "")
         }
     if as_json:
-        print_json(told)
+        print_json(details)
         return
     click.echo(f"{spec.signature}\n{spec.summary}\n")
-    for key, value in told.items():
+    for key, value in details.items():
         if key not in {"id", "summary"} and value != "":
             click.echo(f"{key:<14} {value if isinstance(value, str) else json.dumps(value)}")
 
@@ -281,8 +282,8 @@ async def _switch(
     from moothall.app.rules import open_switches
     from moothall.toolkits.families import unset_tools
 
-    async with open_switches(settings) as known:
-        await known.switch(tenant, name, enabled=enabled, who=LOCAL.name, reason=reason)
+    async with open_switches(settings) as switches:
+        await switches.switch(tenant, name, enabled=enabled, who=LOCAL.name, reason=reason)
     click.echo(f"{name} is {'enabled' if enabled else 'disabled'} for tenant {tenant}")
     if enabled and (missing := unset_tools(settings, tenant).get(name)):
         say(f"it is offered to nobody yet: {missing}")
@@ -321,25 +322,34 @@ async def take(settings: Settings, *, server: str, look: bool) -> None:
     from moothall.toolkits.mcp.spec import keep, read_offers, taken_tools
 
     family = McpFamily()
-    own = family.own(settings)
+    mcp_settings = family.own(settings)
     offers = await family.tools(settings).offers(server)
-    found = read_offers(server, own, offers)
-    before = {
-        one.spec.name: one.offer.digest
-        for one in taken_tools(settings, own)
-        if one.server == server
+    offered = read_offers(server, mcp_settings, offers)
+    earlier_digests = {
+        tool.spec.name: tool.offer.digest
+        for tool in taken_tools(settings, mcp_settings)
+        if tool.server == server
     }
-    for one in found.tools:
-        was = before.pop(one.spec.name, "")
-        mark = "new" if not was else "changed" if was != one.offer.digest else ""
-        click.echo(
-            f"{one.spec.name:<32} {one.spec.danger.value:<8} {mark:<8} "
-            f"{one_line(one.offer.description)}"
+    for tool in offered.tools:
+        earlier_digest = earlier_digests.pop(tool.spec.name, "")
+        mark = (
+            "new"
+            if not earlier_digest
+            else "changed"
+            if earlier_digest != tool.offer.digest
+            else ""
         )
-    for name in before:
+        click.echo(
+            f"{tool.spec.name:<32} {tool.spec.danger.value:<8} {mark:<8} "
+            f"{one_line(tool.offer.description)}"
+        )
+    for name in earlier_digests:
         click.echo(f"{name:<32} {'':<8} gone")
-    for why in found.refused:
-        say(f"refused: {why}")
+    for reason in offered.refused:
+        say(f"refused: {reason}")
     if not look:
-        say(f"{len(found.tools)} tools taken: {keep(settings, own, server, found.tools)}")
+        say(
+            f"{len(offered.tools)} tools taken: "
+            f"{keep(settings, mcp_settings, server, offered.tools)}"
+        )
         say("a role has those that the table of roles grants it (docs/tools.md, MCP servers)")

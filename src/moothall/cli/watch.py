@@ -1,4 +1,4 @@
-"""`moothall watch`: issues of a forge in, pull requests out."""
+"""`moothall watch`: answer issues of a forge with pull requests."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ async def watch(settings: Settings, *, once: bool) -> int:
     requests changes a further commit. Works in the process that serves this data directory, where
     one does, else in this one. Stopped, it goes on where it was.
     """
-    async with open_watch(settings, lambda line: say(plain(line, 1000))) as watching:
-        return 0 if await watching.run(once=once) else EXIT_WRONG
+    async with open_watch(settings, lambda line: say(plain(line, 1000))) as forge_watch:
+        return 0 if await forge_watch.watch_issues(once=once) else EXIT_WRONG
 
 
 @asynccontextmanager
 async def open_watch(
     settings: Settings, report_progress: Callable[[str], None]
 ) -> AsyncIterator[Watch]:
-    """Open what watches the forge of the settings. Raises `ConfigurationError` for settings that
-    name none, and what registering raises.
+    """Open the watch of the configured forge. Raises `ConfigurationError` if the settings name no
+    forge, and what registering raises.
     """
     from moothall.app.repositories import trusted_repositories
     from moothall.app.server import open_app
     from moothall.forge.client import forge_client
     from moothall.forge.watch import Watch
-    from moothall.forge.webhooks import hearing
+    from moothall.forge.webhooks import serve_webhooks
 
     forge = settings.forge
     if not forge.repositories:
@@ -63,33 +63,33 @@ async def open_watch(
             "forge.label and forge.mention are both empty: no issue would ever be worked on"
         )
     async with forge_client(forge) as client:
-        clones, named = trusted_repositories(settings), {}
+        registry, repository_ids = trusted_repositories(settings), {}
         for name in forge.repositories:
             url = f"{forge.url.rstrip('/')}/{name}.git"
-            known = clones.registry.of_origin(url, LOCAL.tenant)
-            credential = known.credential if known else ""
-            named[name] = (
-                await clones.register(url, credential=credential or _credential(forge))
+            registered = registry.registry.of_origin(url, LOCAL.tenant)
+            credential = registered.credential if registered else ""
+            repository_ids[name] = (
+                await registry.register(url, credential=credential or _credential(forge))
             ).id
         async with open_app(settings, report_progress) as app:
             watch = Watch(
                 forge,
                 client,
                 app.deliberations,
-                clones.offer,
-                named,
+                registry.offer,
+                repository_ids,
                 task_chars=settings.limits.task_chars,
                 report_progress=report_progress,
             )
-            async with hearing(forge, watch.wake) as port:
+            async with serve_webhooks(forge, watch.wake) as port:
                 if port:
                     report_progress(f"webhooks are heard on {forge.webhook_host}:{port}")
-                report_progress(f"watching {', '.join(named)}")
+                report_progress(f"watching {', '.join(repository_ids)}")
                 yield watch
 
 
 def _credential(forge: ForgeSettings) -> str:
-    """Return how a repository's record names the token: it holds no secret itself. Raises
+    """Return the name of the token for a repository's record, which holds no secrets. Raises
     `ConfigurationError`.
     """
     if forge.token_file is not None:

@@ -47,7 +47,7 @@ def decision_deadline(state: DeliberationState, grace: timedelta) -> datetime | 
     return (
         None
         if state.requested is None
-        else state.pauses.later(state.requested.value.deadline) + grace
+        else state.pauses.extend(state.requested.value.deadline) + grace
     )
 
 
@@ -364,7 +364,7 @@ def _duration_ms(state: DeliberationState, deliberation: Deliberation) -> int:
     elif state.all_finished:
         end = max(state.finished[seat].time for seat in deliberation.seats)
     else:
-        end = state.pauses.later(deliberation.deadline)
+        end = state.pauses.extend(deliberation.deadline)
     return _ms_since_request(state, end)
 
 

@@ -201,7 +201,7 @@ def live_view(state: DeliberationState) -> TaskView:
         status_of(state),
         seats=seats,
         progress=percent_of(state),
-        paused=state.pauses.held,
+        paused=state.pauses.is_paused,
     )
     return _with_request(view, request.value, _format_time(request.time))
 

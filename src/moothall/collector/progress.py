@@ -16,7 +16,7 @@ from moothall.collector.seat_progress import ENDED, SeatProgressByName, advance_
 from moothall.domain.codec import mapping_of
 from moothall.domain.event import Data, EventType, Recorded
 from moothall.domain.outcome import DeliberationStatus
-from moothall.domain.proposal import way
+from moothall.domain.proposal import seat_progress
 from moothall.domain.text import as_sentence
 from moothall.errors import InvalidRequest
 
@@ -56,7 +56,7 @@ class Progress:
         phases = {
             "decided": self.status.ended,
             "stopping": state.cancelled is not None,
-            "paused": state.pauses.held,
+            "paused": state.pauses.is_paused,
             "preparing": state.started is None and self.last_step.startswith(_PREPARING),
             "asked for": state.started is None,
             "ranking": bool(seats) and all(seat.activity == ENDED for seat in seats),
@@ -114,7 +114,7 @@ def percent_of(state: DeliberationState) -> int:
 def _seat_share(state: DeliberationState, seat: str) -> float:
     """Return the progress of a seat, 0..1."""
     proposal_keys = {key for key, fact in state.proposals.items() if fact.value.seat == seat}
-    return way(
+    return seat_progress(
         sum(caller == seat for caller, _ in (fact.value for fact in state.calls.values())),
         state.requested.value.max_turns if state.requested else 1,
         proposed=bool(proposal_keys),

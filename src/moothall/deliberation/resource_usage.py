@@ -9,7 +9,7 @@ from typing import Any
 from moothall.domain.codec import dump, load
 from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun
-from moothall.domain.proposal import way
+from moothall.domain.proposal import seat_progress
 from moothall.domain.task import Deliberation
 from moothall.domain.tool import Bounds, ToolResult, ToolStatus, ToolUsage
 from moothall.errors import LimitExceeded
@@ -72,7 +72,7 @@ class ProgressEstimate:
             return None
         if kind is EventType.SEAT_TURN:
             self._add_turn(seat, data)
-        done = way(
+        done = seat_progress(
             self._turns.get(seat, 0),
             self.deliberation.max_turns,
             proposed=kind in _PROPOSED,

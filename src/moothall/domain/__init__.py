@@ -1,1 +1,1 @@
-"""What the words mean. Frozen data and pure functions; nothing here reads or writes anything."""
+"""The domain: frozen data and pure functions. Nothing here reads or writes anything."""

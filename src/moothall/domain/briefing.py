@@ -1,4 +1,4 @@
-"""What somebody is told of a task before they begin."""
+"""The briefing that an agent gets about a task."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BriefingRequest:
-    """What is asked for, of that which the table of scopes allows to the role in the phase. No part
-    at all means all but the timeline; any of them means the story and these. `scopes` narrow what
-    was asked for.
+    """A request for the parts of a briefing, limited to the scopes of the role in the phase. If no
+    part is requested, all but the timeline are; otherwise the story and the requested parts.
+    `scopes` restrict the request further.
 
-    `story_id` or `task_id` is needed. `events` bounds the timeline, 0: the default; `budget` the
-    whole in tokens, 0: the default. `description`, of a task that is not asked for yet, and its
-    `repository`: past work is compared with it.
+    `story_id` or `task_id` is required. `events` limits the timeline, `budget` the whole in tokens;
+    0 means the default. `description` and `repository` of a task that does not exist yet are
+    compared with past work.
     """
 
     task_id: str = ""
@@ -32,8 +32,8 @@ class BriefingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Briefing:
-    """The parts and the whole. `told` is what the graph said, without its fence; `tokens` those of
-    `text`; `version` changes with the text; `scopes` are those that were looked up.
+    """The parts and the whole. `told` is the graph's text without its fence. `tokens` are those of
+    `text`. `version` changes with the text. `scopes` are those that were read.
     """
 
     system: str

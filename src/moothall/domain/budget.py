@@ -1,4 +1,6 @@
-"""What a story and a deliberation may use, and what they have used. Reserved before it is spent."""
+"""Budgets of stories and deliberations, and their usage. Budgets are reserved before they are
+spent.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from moothall.errors import BudgetExceeded, InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits; zero means the configured default, and where that is zero too, no limit."""
+    """Limits. Zero means the configured default; if that is zero too, there is no limit."""
 
     tokens: int = 0
     seconds: int = 0
@@ -20,7 +22,7 @@ class Budget:
     cost_usd: float = 0.0
 
     def or_default(self, default: Budget) -> Budget:
-        """Fill the zeros from `default`."""
+        """Replace zeros by the values of `default`."""
         return Budget(
             tokens=self.tokens or default.tokens,
             seconds=self.seconds or default.seconds,
@@ -30,13 +32,11 @@ class Budget:
 
 
 NO_BUDGET = Budget()
-"""One of which nothing is said."""
+"""A budget without own limits."""
 
 
 def check_budget(budget: Budget) -> Budget:
-    """Return a budget that came from outside. Raises `InvalidRequest` where it isn't made of
-    numbers from 0 up.
-    """
+    """Return a budget from outside. Raises `InvalidRequest` for negative or infinite numbers."""
     if not (
         min(budget.tokens, budget.seconds, budget.calls) >= 0 and 0 <= budget.cost_usd < math.inf
     ):
@@ -48,8 +48,8 @@ def check_budget(budget: Budget) -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was used: tokens of model calls, the calls themselves, money in US dollars. Cached
-    tokens are among those of the prompt, reasoning tokens among those of the completion.
+    """Tokens of model calls, the number of calls, and US dollars. Cached tokens are part of the
+    prompt tokens, reasoning tokens of the completion tokens.
     """
 
     prompt_tokens: int = 0
@@ -77,18 +77,18 @@ class Usage:
 
 @dataclass(slots=True)
 class Ledger:
-    """The one book of a budget. `reserve` before the act, `settle` or `release` after it.
+    """The ledger of a budget. Call `reserve` before an action, and `settle` or `release` after it.
 
-    Not locked: a ledger belongs to one event loop, and no method awaits.
+    It is not locked: a ledger belongs to one event loop, and no method awaits.
     """
 
     budget: Budget
     spent: Usage = field(default_factory=Usage)
-    _held: dict[str, Usage] = field(default_factory=dict)
+    _reservations: dict[str, Usage] = field(default_factory=dict)
 
     def reserve(self, key: str, estimate: Usage) -> None:
-        """Hold `estimate` under `key`; a repeated key counts once."""
-        if key in self._held:
+        """Reserve `estimate` under `key`; a repeated key counts once. Raises `BudgetExceeded`."""
+        if key in self._reservations:
             return
         total = self.committed + estimate
         limits = self.budget
@@ -101,49 +101,49 @@ class Ledger:
                 raise BudgetExceeded(
                     f"budget of {limit} {name} would be overspent: {used} with this call"
                 )
-        self._held[key] = estimate
+        self._reservations[key] = estimate
 
     @property
     def committed(self) -> Usage:
-        """What is spent, and what is held."""
+        """Spent and reserved usage."""
         total = self.spent
-        for held in self._held.values():
-            total += held
+        for reservation in self._reservations.values():
+            total += reservation
         return total
 
     def settle(self, key: str, actual: Usage) -> None:
-        """Replace what `key` holds by what was really used."""
-        self._held.pop(key, None)
+        """Replace the reservation of `key` by the actual usage."""
+        self._reservations.pop(key, None)
         self.spent += actual
 
     def release(self, key: str) -> None:
-        """Give back what `key` holds: nothing was spent."""
-        self._held.pop(key, None)
+        """Release the reservation of `key`: nothing was spent."""
+        self._reservations.pop(key, None)
 
     @property
     def used_up(self) -> bool:
-        """Whether no further call could be paid."""
-        left = self.remaining
-        return left.tokens < 0 or left.calls < 0
+        """Whether no further call is possible."""
+        remaining = self.remaining
+        return remaining.tokens < 0 or remaining.calls < 0
 
     @property
     def remaining(self) -> Budget:
-        """What is left; zero still means no limit, so an exhausted limit reads as -1."""
+        """The rest of the budget. Zero means no limit, so an exhausted limit is -1."""
 
-        def rest(limit: float, used: float) -> float:
+        def remainder(limit: float, used: float) -> float:
             return 0 if not limit else (limit - used if limit > used else -1)
 
         return replace(
             self.budget,
-            tokens=int(rest(self.budget.tokens, self.spent.tokens)),
-            calls=int(rest(self.budget.calls, self.spent.calls)),
-            cost_usd=rest(self.budget.cost_usd, self.spent.cost_usd),
+            tokens=int(remainder(self.budget.tokens, self.spent.tokens)),
+            calls=int(remainder(self.budget.calls, self.spent.calls)),
+            cost_usd=remainder(self.budget.cost_usd, self.spent.cost_usd),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What is counted of a story: tokens of model calls, the calls, US dollars."""
+    """Counted usage of a story: tokens of model calls, calls, US dollars."""
 
     tokens: int = 0
     calls: int = 0
@@ -151,7 +151,7 @@ class Amount:
 
     @classmethod
     def of(cls, usage: Usage) -> Self:
-        """Return what a usage comes to."""
+        """Return the amount of a usage."""
         return cls(usage.tokens, usage.calls, usage.cost_usd)
 
     def __add__(self, other: Amount) -> Amount:
@@ -165,7 +165,7 @@ class Amount:
         )
 
     def within(self, other: Amount) -> bool:
-        """Whether no part is more than the other's."""
+        """Return whether no part exceeds the other's."""
         return (
             self.tokens <= other.tokens
             and self.calls <= other.calls
@@ -175,22 +175,22 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class BudgetDraw:
-    """A deliberation's part of its story's budget: `granted` in all, of which `spent` is gone."""
+    """A deliberation's share of its story's budget: `granted` in all, of which `spent` is used."""
 
     granted: Amount = Amount()
     spent: Amount = Amount()
 
 
 _SLACK = 8
-"""Of what nobody has, a deliberation takes an eighth at most beyond what it needs: so the last of a
-budget goes call by call.
+"""A deliberation gets at most this fraction (1/8) of the free budget beyond its need, so that the
+rest of a budget is granted call by call.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetAccount:
-    """The book of a story's budget. What is granted is never more than the limit, of which a zero
-    is none. All that is written in it is absolute, so that doing it again changes nothing.
+    """The account of a story's budget. The grants never exceed the limit; a zero means no limit.
+    All entries are absolute, so that writing them again changes nothing.
     """
 
     limit: Amount = Amount()
@@ -198,17 +198,17 @@ class BudgetAccount:
 
     @property
     def spent(self) -> Amount:
-        """What is gone, as far as it was told."""
+        """The usage reported so far."""
         return _sum(draw.spent for draw in self.draws.values())
 
     @property
     def reserved(self) -> Amount:
-        """What deliberations hold beyond what they have spent."""
+        """What deliberations have been granted beyond their usage."""
         return _sum(draw.granted for draw in self.draws.values()) - self.spent
 
     @property
     def left(self) -> Amount:
-        """What nobody has, never less than zero; of what has no limit, zero."""
+        """The free budget, at least zero; zero also for parts without a limit."""
         free = self.limit - _sum(draw.granted for draw in self.draws.values())
         return Amount(
             max(free.tokens, 0) if self.limit.tokens else 0,
@@ -217,7 +217,7 @@ class BudgetAccount:
         )
 
     def lines(self) -> list[str]:
-        """Return how it stands in words, a line for each part that has a limit or was used."""
+        """Return a line of text for each part that has a limit or was used."""
         parts = (
             (
                 "tokens",
@@ -251,34 +251,42 @@ class BudgetAccount:
             if limit or spent or reserved
         ]
 
-    def draw(self, key: str, needed: Amount, spent: Amount, more: Amount) -> BudgetAccount:
-        """Return the book where `key` has what it needs in all, and some `more` where there is
-        plenty. Raises `BudgetExceeded`.
+    def draw(self, key: str, needed: Amount, spent: Amount, extra: Amount) -> BudgetAccount:
+        """Return the account in which `key` has been granted what it needs, and up to `extra` if
+        there is plenty. Raises `BudgetExceeded`.
         """
-        others = _sum(draw.granted for name, draw in self.draws.items() if name != key)
+        other_grants = _sum(draw.granted for name, draw in self.draws.items() if name != key)
 
         def grant_amount(
-            name: str, limit: float, taken: float, wanted: float, beyond: float
+            name: str, limit: float, granted_to_others: float, required: float, desired_extra: float
         ) -> float:
-            if limit and taken + wanted > limit:
+            if limit and granted_to_others + required > limit:
                 raise BudgetExceeded(
-                    f"the story's budget of {limit} {name} would be overspent: {taken} are spent "
-                    f"or reserved by others, {wanted} needed here"
+                    f"the story's budget of {limit} {name} would be overspent: "
+                    f"{granted_to_others} are spent or reserved by others, {required} needed here"
                 )
-            return wanted + (min(beyond, (limit - taken - wanted) / _SLACK) if limit else beyond)
+            return required + (
+                min(desired_extra, (limit - granted_to_others - required) / _SLACK)
+                if limit
+                else desired_extra
+            )
 
         limit = self.limit
         grant = Amount(
-            int(grant_amount("tokens", limit.tokens, others.tokens, needed.tokens, more.tokens)),
-            int(grant_amount("calls", limit.calls, others.calls, needed.calls, more.calls)),
+            int(
+                grant_amount(
+                    "tokens", limit.tokens, other_grants.tokens, needed.tokens, extra.tokens
+                )
+            ),
+            int(grant_amount("calls", limit.calls, other_grants.calls, needed.calls, extra.calls)),
             grant_amount(
-                "cost_usd", limit.cost_usd, others.cost_usd, needed.cost_usd, more.cost_usd
+                "cost_usd", limit.cost_usd, other_grants.cost_usd, needed.cost_usd, extra.cost_usd
             ),
         )
         return replace(self, draws={**self.draws, key: BudgetDraw(grant, spent)})
 
     def close(self, key: str, spent: Amount) -> BudgetAccount:
-        """Return the book where `key` has spent so much, and holds nothing more."""
+        """Return the account in which `key` has spent this amount and reserves nothing more."""
         return replace(self, draws={**self.draws, key: BudgetDraw(spent, spent)})
 
 

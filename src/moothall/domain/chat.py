@@ -1,4 +1,4 @@
-"""What is asked of a model and what it says."""
+"""Requests to models and their replies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ of text.
 
 
 Likely = tuple[tuple[str, float], ...]
-"""Numbers that might have stood in the place of one token, and how likely each was; the one that
-stands there is first.
-"""
+"""Alternatives for a token, with their probabilities; the chosen one is first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +79,13 @@ class ChatRequest:
     tenant: str = ""
     tools: tuple[FunctionTool, ...] = ()
     scored: bool = False
-    """Whether it ends in a number of which the server is asked how likely others were."""
+    """Whether the server is asked for the probabilities of the number at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A model as its server takes it. `window` is 0 if the server does not tell it; `source` says
-    where it comes from.
+    """A model at its server. `window` is 0 if the server does not tell it; `source` tells where the
+    window comes from.
     """
 
     model: str = ""
@@ -96,13 +94,13 @@ class ModelDescription:
     window: int = 0
     source: str = ""
     most_tokens: int = 0
-    """The longest reply that the server allows, 0 if it never said."""
+    """The maximum length of replies at the server, 0 if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """What a seat is writing just now: the end of it, '' where it has written it; and of its
-    answer, where it has begun one, all so far.
+    """The reply that a seat is writing: its last part, '' when it is complete, and its answer so
+    far, if it has started one.
     """
 
     seat: str
@@ -112,7 +110,7 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """A complete answer, possibly an empty one; `finish_reason` length means that it was cut."""
+    """A complete reply, possibly empty. `finish_reason` length means that it was cut."""
 
     text: str
     finish_reason: str
@@ -123,6 +121,4 @@ class ChatReply:
     reasoning: str = ""
     """The server's reasoning items as JSON; they are stored and sent back, never read."""
     digits: tuple[Likely, ...] = ()
-    """Of the last number in it, token by token, what might have stood there; empty where the server
-    does not tell.
-    """
+    """The alternatives for each token of the last number; empty if the server does not tell."""

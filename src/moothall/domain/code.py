@@ -1,4 +1,4 @@
-"""A block of Python that a model wrote, and what came of it."""
+"""A block of Python written by a model, and its result."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ Tier = Literal["monty", "python"]
 AGENTS_RUN = "agents.run"
 
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
-"""What a block asks for: a tool by its name, with arguments by name. Nothing about either is
-checked yet.
-"""
+"""Runs a tool call of a block: the tool's name and its arguments, neither of them checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock:
-    """What is to run, until `deadline`. `tools` are the names that the code may call, each with the
-    names of its arguments in order; `inputs` are bound as variables. Limits of 0 are the configured
-    ones, and none is ever more than those.
+    """A block to run until `deadline`. `tools` maps the tools that the code may call to the names
+    of their arguments, in order. `inputs` are bound as variables. Limits of 0 are the configured
+    ones; no limit exceeds those.
     """
 
     code: str
@@ -32,18 +30,18 @@ class CodeBlock:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     agents: bool = False
     full: bool = True
-    """Whether it may go to CPython, which reads all files of the workspace."""
+    """Whether it may run under CPython, which can read all files of the workspace."""
     seconds: float = 0.0
     memory_bytes: int = 0
     depth: int = 0
-    """How many agents deep: 0 is a seat's own block, or a caller's."""
+    """The nesting depth of agents; 0 for a block of a seat or caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """How a block ended. `value` is its last expression as JSON-shaped data, `printed` what it
-    printed. `tier` ran it, and `why` says why it was not the first one. `error` is what a model can
-    act on.
+    """The result of a block. `value` is its last expression as JSON-shaped data, `printed` its
+    output. `tier` is the runner used, and `why` tells why it was not the first one. `error` is a
+    message for the model.
     """
 
     status: ToolStatus

@@ -1,4 +1,4 @@
-"""Between frozen dataclasses and JSON-shaped data, by pydantic's type adapters."""
+"""Conversion between frozen dataclasses and JSON-shaped data, by pydantic's type adapters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from moothall.errors import InvalidRequest, wrong_fields
 
 T = TypeVar("T")
-_SHOWN = 5
+_MAX_ERRORS = 5
 
 
 @cache
@@ -27,7 +27,7 @@ def dump(value: object) -> dict[str, Any]:
 
 
 def load(kind: type[T], data: object) -> T:
-    """Return data as a `kind`; raises `InvalidRequest` naming the fields that are wrong."""
+    """Return data as a `kind`. Raises `InvalidRequest`, which names the invalid fields."""
     try:
         return cast("T", _adapter(cast("Hashable", kind)).validate_python(data))
     except ValidationError as error:
@@ -35,32 +35,32 @@ def load(kind: type[T], data: object) -> T:
 
 
 def wrong(error: ValidationError, whole: str = "it") -> str:
-    """Say of the first few wrong fields where each is and what is wrong with it, without its value.
-    `whole` is what has no field.
+    """Describe the first few invalid fields, without their values. `whole` names errors without a
+    field.
     """
     return "; ".join(
-        f"{'.'.join(map(str, one.place)) or whole}: {one.sentence}"
-        for one in wrong_fields(error)[:_SHOWN]
+        f"{'.'.join(map(str, field_error.place)) or whole}: {field_error.sentence}"
+        for field_error in wrong_fields(error)[:_MAX_ERRORS]
     )
 
 
 def mapping_of(value: object) -> Mapping[str, Any]:
-    """Return an object of JSON-shaped data; an empty one where it is none."""
+    """Return an object of JSON-shaped data, {} for other values."""
     return value if isinstance(value, Mapping) else {}
 
 
 def list_of(value: object) -> Sequence[Any]:
-    """Return a list of JSON-shaped data; an empty one where it is none."""
+    """Return a list of JSON-shaped data, () for other values."""
     return value if isinstance(value, list | tuple) else ()
 
 
 def text_of(value: object) -> str:
-    """Return a text of JSON-shaped data; '' where it is none."""
+    """Return a text of JSON-shaped data, '' for other values."""
     return value if isinstance(value, str) else ""
 
 
 def whole_numbers(value: Any) -> Any:
-    """Return JSON data with one kind of number, as on the wire: 1.0 is 1."""
+    """Return JSON data with integral floats as integers: 1.0 becomes 1."""
     if isinstance(value, Mapping):
         return {str(key): whole_numbers(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Who sits for a role: a council, its agents, and what they do unless a caller says otherwise."""
+"""A council, its agents, and its default settings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an agent says of itself: listed. `model_profile` chooses the model of its seat; nothing
-    else is decided by it.
+    """An agent's description of itself. It is only listed, except that `model_profile` selects the
+    model of its seat.
     """
 
     supported_tasks: tuple[str, ...] = ()
@@ -20,8 +20,8 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A member of a council. It takes a seat under its id. `endpoint` is called where the settings
-    allow it, and else kept.
+    """A member of a council. Its id is the id of its seat. `endpoint` is called if the settings
+    allow it, and otherwise only stored.
     """
 
     id: str
@@ -32,7 +32,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class CouncilConfig:
-    """What fills the zeros of a request to this council. `params` are of
+    """Defaults for requests to this council. The keys of `params` are in
     `moothall.orchestrator.council_params.COUNCIL_PARAMS`.
     """
 
@@ -53,9 +53,9 @@ class Council:
 
     @property
     def id(self) -> str:
-        """One a role and tenant."""
+        """The council's id, unique within a tenant."""
         return f"council-{self.role}"
 
     def agent(self, agent_id: str) -> Agent | None:
-        """Return the member of that id, or None."""
+        """Return the member with an id, None if there is none."""
         return next((agent for agent in self.agents if agent.id == agent_id), None)

@@ -1,4 +1,4 @@
-"""An immutable published fact with a deterministic id."""
+"""Immutable events with deterministic ids."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from moothall.domain.ids import digest
 
 Data = Mapping[str, Any]
 
-_POSITIONS, _PLACES = 1 << 52, 1 << 10
-"""The first position (above all seqs, and exact in a double), and the positions of a message."""
+_FIRST_POSITION, _POSITIONS_PER_MESSAGE = 1 << 52, 1 << 10
+"""The first position (above all seqs, and exact in a double), and the positions for a message."""
 
 
 class EventType(StrEnum):
-    """Every type of event. The bus's registry says where each travels."""
+    """All types of events. The bus's registry maps them to subjects."""
 
     STORY_CREATED = "moothall.story.created"
     STORY_CHANGED = "moothall.story.changed"
@@ -64,10 +64,10 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A CloudEvent before it is on the wire. Make one with `new_event`.
+    """A CloudEvent before serialization. Create events with `new_event`.
 
-    `subject` is the thing's id; `correlationid` the story or task; `causationid` the id of the
-    event that led to this one, empty for the first; `time` is RFC 3339 in UTC, or empty.
+    `subject` is the id of the object. `correlationid` is the story or task. `causationid` is the id
+    of the causing event, empty for the first. `time` is RFC 3339 in UTC, or empty.
     """
 
     id: str
@@ -87,11 +87,10 @@ class Event:
 class Recorded:
     """An event with its place in the log.
 
-    `seq` is where to go on after it: `replay(…, after_seq=seq)` leaves out nothing that came later.
-    Events that travelled in one message have the seq before that message, and only the last of them
-    the message's own: whoever stops between them sees the message again. `message` is the message's
-    seq if that is another one, `place` the
-    event's index in it.
+    `seq` is the position to resume after: `replay(…, after_seq=seq)` misses no later event. Events
+    of one message have the seq before that message, and only the last one has the message's own
+    seq, so that a reader that stops in between gets the message again. `message` is the message's
+    seq if it differs, `place` the event's index in it.
     """
 
     seq: int
@@ -102,30 +101,36 @@ class Recorded:
 
     @property
     def position(self) -> int:
-        """Where to resume after exactly this event. Positions increase within a log."""
+        """The position to resume after exactly this event. Positions increase within a log."""
         return (
-            _POSITIONS + self.message * _PLACES + min(self.place, _PLACES - 1)
+            _FIRST_POSITION
+            + self.message * _POSITIONS_PER_MESSAGE
+            + min(self.place, _POSITIONS_PER_MESSAGE - 1)
             if self.message
             else self.seq
         )
 
     def comes_after(self, seen: int) -> bool:
-        """Whether it is new to a reader that saw everything up to `seen`, a seq or a position."""
-        return self.position > seen if seen >= _POSITIONS else (self.message or self.seq) > seen
+        """Return whether the event is new to a reader that has seen everything up to `seen`, a seq
+        or a position.
+        """
+        return (
+            self.position > seen if seen >= _FIRST_POSITION else (self.message or self.seq) > seen
+        )
 
 
-@lru_cache(maxsize=4096)  # an event's id is asked for again as the cause of those that it led to
+@lru_cache(maxsize=4096)  # ids are needed again as causes of later events
 def event_id(event_type: str, subject: str, cause: str, ordinal: str | int) -> str:
     """Return the id of the `ordinal`-th event of this type about `subject` that `cause` led to."""
     return digest(event_type, subject, cause, str(ordinal))[:32]
 
 
 class Origin(TypedDict, total=False):
-    """Where an event comes from; what is left out is plain: ordinal 0, source `serve`, tenant
-    `local`, about itself.
+    """The origin of an event. Defaults: ordinal 0, source `serve`, tenant `local`, correlated with
+    its subject.
 
-    `causationid` names the event that led here where the ordinal alone tells this one from its
-    siblings, `time` is RFC 3339.
+    `causationid` is the causing event if the ordinal alone makes the event unique; `time` is RFC
+    3339.
     """
 
     ordinal: str | int
@@ -139,8 +144,8 @@ class Origin(TypedDict, total=False):
 
 
 def new_event(event_type: EventType, subject: str, data: Data, **origin: Unpack[Origin]) -> Event:
-    """Return an event whose id depends on type, subject, cause and ordinal only: a repeat has the
-    same id.
+    """Return an event. Its id depends only on type, subject, cause and ordinal, so that a repeated
+    event has the same id.
     """
     cause = origin.get("cause", "")
     return Event(

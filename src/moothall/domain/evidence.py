@@ -1,4 +1,4 @@
-"""Checks and what they showed."""
+"""Checks and their results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moothall.domain.tool import ToolUsage
 
 
 class Verdict(StrEnum):
-    """What a check said. `missing` (it did not run) never counts as passed."""
+    """The verdict of a check. `missing` means that it did not run, and never counts as passed."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -21,14 +21,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """One run of one check. `cases` maps a test's id, as its runner prints it, to passed | failed |
+    """A run of a check. `cases` maps a test's id, as its runner prints it, to passed | failed |
     errored | skipped.
 
-    `status` is the tool status (success when the command ran to its end, whatever it said).
-    `details` says of red cases what they printed (a traceback), cut to length; `durations` is
-    milliseconds by case, where the runner tells; `findings` are what a linter or type checker
-    found, one line each, without line numbers; `usage` is what it took.
-    `contended`: it had to wait for cores.
+    `status` is the tool status: success if the command ended by itself, whatever the result.
+    `details` maps failed cases to their output (a traceback), cut to length. `durations` are
+    milliseconds by case, if the runner reports them. `findings` are those of a linter or type
+    checker, one line each, without line numbers. `usage` is the run's resource usage. `contended`:
+    it had to wait for cores.
     """
 
     check: str
@@ -54,15 +54,13 @@ candidate, three times each.
 
 
 CONTRADICTION = "contradiction"
-"""The name of the evidence that a seat's own tests contradict the task, as a reader of the task's
-text finds: always failed.
+"""The name of the evidence that a seat's own tests contradict the task, as found by a reader of the
+task's text: always failed.
 """
 
 
 TEST_WRITER, TIE_BREAKER = "test-writer", "tie-breaker"
-"""The names of the agents that write tests and propose nothing, as authors of these and in call
-ids.
-"""
+"""The names of the agents that only write tests, as authors of tests and in call ids."""
 SUPERSEDED = "superseded tests"
 """The name of the evidence that an answer breaks tests which expect what the task asks to change:
 `shown` names them.
@@ -70,36 +68,34 @@ SUPERSEDED = "superseded tests"
 ALREADY_DONE = "already done"
 """The name of the evidence that the task is already done: passed if the claim holds."""
 UNBELIEVED = "unbelieved"
-"""The status of a run whose report is not believed; the first line of its output says why."""
+"""The status of a run whose report is not trusted; the first line of its output tells why."""
 CANARY = "canary"
 """The name of the evidence that a runner reports a test that must fail: missing if no such test
 could be placed.
 """
 HIDDEN, HIDDEN_CASE = "hidden", "hidden:"
-"""What checks of hidden tests, and the names of their cases, begin with."""
+"""The prefixes of checks of hidden tests, and of the names of their cases."""
 
 
 class EvidenceLevel(StrEnum):
-    """How well a candidate is supported; docs/evidence.md has an example of each. The first is the
-    best.
-    """
+    """How well a candidate is supported, best level first; docs/evidence.md has examples."""
 
     PROVEN = "proven"
     """A test of the repository, or of the caller, failed on the base and passes."""
     REPRODUCED = "reproduced"
-    """A test that somebody else in the deliberation wrote failed on the base and passes."""
+    """A test by another author in the deliberation failed on the base and passes."""
     SELF_TESTED = "self_tested"
-    """Only a test by its own author does."""
+    """Only a test by the candidate's author failed on the base and passes."""
     UNPROVEN = "unproven"
 
     @property
     def words(self) -> str:
-        """The level for people: `self-tested`."""
+        """The level as text: `self-tested`."""
         return self.value.replace("_", "-")
 
     @property
     def independent(self) -> bool:
-        """Whether a test shows it that its author did not write."""
+        """Whether a test by another author supports the candidate."""
         return self in {EvidenceLevel.PROVEN, EvidenceLevel.REPRODUCED}
 
 
@@ -107,12 +103,11 @@ class EvidenceLevel(StrEnum):
 class Evidence:
     """The recorded result of a check for a proposal; `proven` as in docs/evidence.md.
 
-    `failed` counts all red cases, `before` those of them that were red on the base; `red` names
-    what stands against the proposal (new red cases, new findings), `red_before` what was red on the
-    base and still is, `flaky` what differs from run to run: of each the first few. `why` says what
-    stopped a check that did not run to its end. `look` are lines of the proposal that a person
-    should look at; they decide nothing. `shown` are cases of seats' tests that fail on the base and
-    pass.
+    `failed` counts all failed cases, `before` those of them that failed on the base. `red` names
+    what counts against the proposal (new failures, new findings), `red_before` what failed on the
+    base and still does, `flaky` what differs between runs; each has the first few. `why` tells what
+    stopped a check that did not finish. `look` are lines of the proposal that a person should look
+    at; they decide nothing. `shown` are cases of seats' tests that fail on the base and pass.
     """
 
     check: str
@@ -134,7 +129,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class JudgedCase:
-    """What became of a case of an agent's tests: `counts`, or why it does not."""
+    """The judgement on a case of an agent's tests: `counts`, or why it does not."""
 
     case: str
     state: str
@@ -142,10 +137,9 @@ class JudgedCase:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an agent beside the seats found, or that it found nothing. `agent`: who; `candidate`:
-    the only answer that it concerns;
-    `message`: one line for people; `cases`: of its tests, what became of each; `diff`: these tests.
-    `missing`: it is a review that there is not.
+    """The result of an agent that is not a seat, possibly empty. `agent`: its name. `candidate`:
+    the only answer concerned. `message`: one line for people. `cases`: the judgement on each of its
+    tests. `diff`: these tests. `missing`: a review that was not given.
     """
 
     agent: str

@@ -1,4 +1,4 @@
-"""Hosts, as they tell of themselves."""
+"""Hosts and their state, as they report it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from moothall.domain.topic import Channel
 
 FLEET = Channel.HOSTS.of("fleet")
-"""Where each host answers how it is."""
+"""The topic on which hosts report their state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """A host: its name, the machine it runs on, its process there, since when (seconds since 1970),
-    and what it holds.
+    """A host: its name, the machine it runs on, its process there, its start (seconds since 1970),
+    and the deliberations that it works on.
     """
 
     name: str

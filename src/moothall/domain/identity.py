@@ -1,4 +1,4 @@
-"""Who asks. Comes from credentials, never from message fields."""
+"""The authenticated caller. It comes from credentials, never from message fields."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller and the tenant whose data it may see. An `operator` may say what is
-    allowed; `roles` are those in which it may move stories: po, qa, architect.
+    """An authenticated caller and the tenant whose data it may see. An `operator` may approve
+    requests; `roles` are those in which it may move stories: po, qa, architect.
     """
 
     name: str

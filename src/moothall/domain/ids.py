@@ -17,12 +17,12 @@ ROLES = ("dev", "qa", "architect", "devops", "data", "po")
 
 
 def seed_of(*parts: object) -> int:
-    """Return a sampling seed that follows from these: the same on a second run."""
+    """Return a sampling seed derived from the parts, the same in each run."""
     return int(digest(*map(str, parts))[:7], 16)
 
 
 def check_id(value: str, what: str) -> str:
-    """Return `value` if it is an id; `what` names it in the error."""
+    """Return `value` if it is an id. Raises `InvalidRequest`, which calls the value `what`."""
     if not is_id(value):
         raise InvalidRequest(
             f"{what} {value[:80]!r} is not an id: lower-case letters, digits and '-', 1 to 63 "
@@ -32,31 +32,32 @@ def check_id(value: str, what: str) -> str:
 
 
 def is_id(value: str) -> bool:
-    """Whether it is an id, and not the key of another tenant's."""
+    """Return whether a value is an id, not a key of another tenant."""
     return _ID.fullmatch(value) is not None
 
 
 def key_of(value: str, tenant: str) -> str:
-    """Return what a tenant's id is called in the server, where all tenants' things lie side by
-    side:
-    in subjects, documents, branches and workspaces. No two ids of two tenants have one key; those
-    of the tenant `local` are their own.
+    """Return the key of a tenant's id. Keys are used where the data of all tenants are together: in
+    subjects, documents, branches and workspaces. Two ids of different tenants never have the same
+    key; ids of the tenant `local` are their own keys.
     """
     return value if tenant == LOCAL_TENANT else f"{tenant}_{value}"
 
 
 def tenant_of(key: str) -> str:
-    """Return the tenant that a key names; '' for a key of the tenant `local` or any other text."""
+    """Return the tenant of a key; '' for a key of the tenant `local` or any other text."""
     return key.partition("_")[0] if "_" in key and _KEY.fullmatch(key) else ""
 
 
 def own_id(key: str, tenant: str) -> str:
-    """Return what a tenant calls what the server calls `key`, or what begins with a key."""
+    """Return a tenant's own id for a key, or for a text that begins with a key."""
     return key if tenant == LOCAL_TENANT else key.removeprefix(f"{tenant}_")
 
 
 def check_key(value: str, what: str) -> str:
-    """Return `value` if it is the key of an id; `what` names it in the error."""
+    """Return `value` if it is the key of an id. Raises `InvalidRequest`, which calls the value
+    `what`.
+    """
     if not _KEY.fullmatch(value):
         raise InvalidRequest(
             f"{what} {value[:160]!r} is neither an id nor TENANT_ID: lower-case letters, digits "
@@ -66,7 +67,7 @@ def check_key(value: str, what: str) -> str:
 
 
 def read_role(value: str) -> str:
-    """Return the lower-case role; roles are read in any case."""
+    """Return a role in lower case. Raises `InvalidRequest`."""
     role = value.strip().lower()
     if role not in ROLES:
         raise InvalidRequest(f"unknown role {value[:40]!r}; the roles are {', '.join(ROLES)}")
@@ -74,24 +75,26 @@ def read_role(value: str) -> str:
 
 
 def new_task_id() -> str:
-    """Return a fresh id for a deliberation."""
+    """Return a new id for a deliberation."""
     return f"task-{secrets.token_hex(6)}"
 
 
 def seat_named(named: str, seats: Iterable[str]) -> str | None:
-    """Return which of the seats is named: whole, by its end or by its number."""
+    """Return the seat with a name, given in full, by its end or by its number; None if there is
+    none.
+    """
     ends = (f"-{named}", f"-{int(named):03d}" if named.isdecimal() else f"-{named}")
     return next((seat for seat in seats if seat == named or seat.endswith(ends)), None)
 
 
 def digest(*parts: str | bytes) -> str:
-    """Return the sha256 hex digest of the parts, each length-prefixed so that no two lists
-    collide.
+    """Return the sha256 hex digest of the parts. Each part is length-prefixed, so that different
+    lists never have the same digest.
     """
     pieces: list[bytes] = []
     for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
-        pieces += (len(raw).to_bytes(8, "big"), raw)
+        encoded = part.encode() if isinstance(part, str) else part
+        pieces += (len(encoded).to_bytes(8, "big"), encoded)
     return hashlib.sha256(b"".join(pieces)).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What a deliberation came to: the document that callers poll and the data of
+"""The outcome of a deliberation: the document that callers poll, and the data of
 `deliberation.decided`.
 """
 
@@ -14,7 +14,7 @@ from moothall.domain.proposal import Operation, Review, SeatOutcome
 
 
 class DeliberationStatus(StrEnum):
-    """Where a deliberation stands; the wire's words."""
+    """The state of a deliberation, as on the wire."""
 
     PENDING = "PENDING"
     IN_PROGRESS = "IN_PROGRESS"
@@ -25,16 +25,16 @@ class DeliberationStatus(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the deliberation has ended."""
         return self not in {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One candidate's place, with everything that put it there.
+    """A candidate's place in the ranking, with all reasons for it.
 
-    `checks` maps a check to its verdict. `undecided`: no test or review decides between it and
-    the other answers on the first place.
+    `checks` maps a check to its verdict. `undecided`: no test or review decides between it and the
+    other answers in first place.
     """
 
     rank: int
@@ -59,23 +59,22 @@ class Result:
 
     @property
     def level(self) -> EvidenceLevel:
-        """The level of evidence; records of earlier versions say `proven` alone."""
+        """The level of evidence; records of earlier versions have only `proven`."""
         return EvidenceLevel.PROVEN if self.proven else self.evidence_level
 
     @property
     def answer(self) -> str:
-        """Which answer it is, in words: its seat's, and which revision."""
+        """The answer's name: its seat, and the revision."""
         return self.seat if not self.revision else f"{self.seat} (revision {self.revision})"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a deliberation stands, or ended. `final_state` is committed, no_winner, failed, timeout,
-    cancelled,
-    answered (about text, or a question), already_done (the winner's tests show that the base does
-    it; nothing is delivered), or empty while it runs. `branch` and `commit_sha` name the delivered
-    winner; `origin` is the deliberation's. `evidence_level` is the winner's; `undecided`: no
-    test or review put it before another answer.
+    """The state or result of a deliberation. `final_state` is committed, no_winner, failed,
+    timeout, cancelled, answered (about text, or a question), already_done (the winner's tests show
+    that the base already does it; nothing is delivered), or empty while it runs. `branch` and
+    `commit_sha` name the delivered winner; `origin` is the deliberation's. `evidence_level` is the
+    winner's. `undecided`: no test or review ranks it above another answer.
     """
 
     task_id: str
@@ -100,10 +99,10 @@ class Outcome:
 
     @property
     def level(self) -> EvidenceLevel:
-        """The level of evidence; records of earlier versions say `proven` alone."""
+        """The level of evidence; records of earlier versions have only `proven`."""
         return EvidenceLevel.PROVEN if self.proven else self.evidence_level
 
     @property
     def diff(self) -> str:
-        """The winner's diff; '' where nobody won, or by words."""
+        """The winner's diff; '' if there is no winner or its answer is text."""
         return self.results[0].diff if self.winner_id and self.results else ""

@@ -1,6 +1,4 @@
-"""When a deliberation was paused, and when it went on: the time between is not counted against its
-deadline.
-"""
+"""The pauses of a deliberation, which do not count against its deadline."""
 
 from __future__ import annotations
 
@@ -13,40 +11,46 @@ from typing import Self
 from moothall.domain.event import Event, EventType
 
 NEVER = datetime(9999, 12, 30, tzinfo=UTC)
-"""No deadline: what is paused has none. The end of time would leave no room for a grace."""
-_TURNS = {EventType.DELIBERATION_PAUSED: 0, EventType.DELIBERATION_RESUMED: 1}
+"""The deadline of a paused deliberation. It leaves room for adding a grace period."""
+_PARITIES = {EventType.DELIBERATION_PAUSED: 0, EventType.DELIBERATION_RESUMED: 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """The instants at which it was paused and went on, by number: the even ones paused it. Deaf to
-    order and to repetition.
+    """The times of pauses and resumptions, by number; even numbers are pauses. Order and repetition
+    of events do not matter.
     """
 
     moments: Mapping[int, datetime] = field(default_factory=dict)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Self:
-        """Read them out of events; others, and those that are malformed, are passed over."""
-        found = cls()
+        """Read pauses from events; other and malformed events are ignored."""
+        pauses = cls()
         for event in events:
-            if event.type in _TURNS:
-                found = found.with_event(event)
-        return found
+            if event.type in _PARITIES:
+                pauses = pauses.with_event(event)
+        return pauses
 
     def with_event(self, event: Event) -> Self:
-        """Return them with one event more."""
+        """Return the pauses with one more event."""
         number = event.data.get("number")
         try:
             time = datetime.fromisoformat(event.time)
         except ValueError:
             return self
-        if not isinstance(number, int) or number % 2 != _TURNS[event.type] or time.tzinfo is None:
+        if (
+            not isinstance(number, int)
+            or number % 2 != _PARITIES[event.type]
+            or time.tzinfo is None
+        ):
             return self
         return self.with_all(type(self)({number: time}))
 
     def with_all(self, other: Self) -> Self:
-        """Return what both know: what was read before something came may be heard of after it."""
+        """Return the union of two sets of pauses; of two times for one number, the earlier
+        counts.
+        """
         joined = {**self.moments}
         for number, time in other.moments.items():
             joined[number] = min(time, joined.get(number, time))
@@ -54,21 +58,24 @@ class Pauses:
 
     @property
     def turns(self) -> list[datetime]:
-        """The instants in order, as far as none is missing."""
+        """The times in order, up to the first missing one."""
         return [self.moments[number] for number in takewhile(self.moments.__contains__, count())]
 
     @property
-    def held(self) -> bool:
-        """Whether it is paused now."""
+    def is_paused(self) -> bool:
+        """Whether the deliberation is paused."""
         return len(self.turns) % 2 == 1
 
-    def later(self, deadline: datetime) -> datetime:
-        """Return a deadline moved by as long as it was paused; `NEVER` while it is."""
+    def extend(self, deadline: datetime) -> datetime:
+        """Return a deadline extended by all pauses; `NEVER` while paused."""
         turns = self.turns
         if len(turns) % 2:
             return NEVER
-        lost = sum(
-            (max(on - off, timedelta()) for off, on in zip(turns[::2], turns[1::2], strict=True)),
+        paused_time = sum(
+            (
+                max(resumed_at - paused_at, timedelta())
+                for paused_at, resumed_at in zip(turns[::2], turns[1::2], strict=True)
+            ),
             timedelta(),
         )
-        return deadline + min(lost, max(NEVER - deadline, timedelta()))
+        return deadline + min(paused_time, max(NEVER - deadline, timedelta()))

@@ -1,4 +1,4 @@
-"""The tasks of a story and the order in which they are done."""
+"""The tasks of a story and their order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from moothall.domain.task import Constraints, RepositoryRef
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What the product owner asks for, as far as it is known. `budget`: for all its deliberations
-    together; zeros are the server's default.
+    """A product owner's request, as far as it is known. `budget` is for all its deliberations
+    together; zeros mean the server's default.
     """
 
     id: str
@@ -24,16 +24,15 @@ class Story:
 
     @property
     def told(self) -> bool:
-        """Whether there is anything to derive a task from."""
+        """Whether there is anything to derive tasks from."""
         return bool(self.title or self.brief)
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How tasks are derived. `order` are roles, first things first; roles that it leaves out come
-    after.
+    """How tasks are derived. `order` are roles, first ones first; missing roles come last.
 
-    `parallel`: tasks of one role are done side by side. `per_role` 0: one.
+    `parallel`: tasks of one role run in parallel. `per_role` 0: one.
     """
 
     parallel: bool = False
@@ -43,9 +42,8 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class LineComment:
-    """What somebody says of a line of a candidate's diff: its file, its number there (as it was,
-    where the line is removed), and the line as the diff has it, with its sign. `task_id` is the
-    deliberation's.
+    """A comment on a line of a candidate's diff: the file, the line number (for a removed line, the
+    old one), and the line as in the diff, with its sign. `task_id` is the deliberation's.
     """
 
     task_id: str
@@ -58,8 +56,8 @@ class LineComment:
 
 @dataclass(frozen=True, slots=True)
 class AtomicTask:
-    """The smallest unit that one council handles. `priority` from 1, which goes first. `context` is
-    what its council is shown besides: text of others.
+    """The smallest unit of work for one council. `priority` counts from 1, which comes first.
+    `context` is additional text of others for the council.
     """
 
     task_id: str
@@ -76,11 +74,11 @@ class AtomicTask:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The data of `plan.derived`. With `publish`, councils get the tasks, each once what it depends
-    on is completed. `by` whom they are: architects, roles (by rule), repair (of a story that was
-    sent back) or people (who changed them, with `actor`, before the story was built); `why` not by
-    architects, where those were asked. `design` is the deliberation of the architects whose tasks
-    people changed.
+    """The data of `plan.derived`. With `publish`, councils get the tasks, each after its
+    dependencies are completed. `by` tells who made the plan: architects, roles (by rule), repair
+    (of a story that was sent back) or people (who changed it, with `actor`, before the story was
+    built). `why` tells why architects did not, if they were asked. `design` is the deliberation of
+    the architects whose tasks people changed.
     """
 
     story_id: str
@@ -95,9 +93,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanningEvent:
-    """What happened to a story, told from outside. `timestamp_ms` since the epoch, 0 where it isn't
-    known.
-    """
+    """An external event about a story. `timestamp_ms` since the epoch, 0 if it is unknown."""
 
     event_type: str
     case_id: str
@@ -118,7 +114,7 @@ class Derivation:
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """What became of a planning event; where nothing was derived, `message` says why."""
+    """The result of a planning event; if nothing was derived, `message` tells why."""
 
     processed: bool
     message: str

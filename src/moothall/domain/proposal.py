@@ -1,4 +1,4 @@
-"""Answers, what was thought of them, and what became of each seat."""
+"""Proposals, their reviews, and the results of seats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from moothall.domain.tool import ToolUsage
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One tool call that went into a proposal. The digest is the sha256 of its canonical
+    """A tool call that contributed to a proposal. The digest is the sha256 of its canonical
     arguments.
     """
 
@@ -35,9 +35,8 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One seat's answer. `revision` 0 is the original. `diff` is a git diff against the base
-    commit,
-    empty in a deliberation about text, where `content` is the answer itself. `own_tests` are the
+    """A seat's answer. `revision` 0 is the original. `diff` is a git diff against the base commit,
+    empty in a deliberation about text, in which `content` is the answer itself. `own_tests` are the
     paths of test files that the author added or changed. `message`: the messages of the author's
     own commits.
     """
@@ -55,18 +54,20 @@ class Proposal:
 
     @property
     def candidate(self) -> str:
-        """Unique within the deliberation."""
+        """The candidate's name, unique within the deliberation."""
         return self.seat if self.revision == 0 else f"{self.seat}.r{self.revision}"
 
     @property
     def fingerprint(self) -> str:
-        """Equal for proposals that say the same; what is found of one belongs to no other."""
+        """A digest of the content, equal for equal proposals. Evidence for one content never counts
+        for another.
+        """
         return digest(self.diff or self.content)[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A seat's judgement of another's candidate. `score` is 0..1; met and unmet quote
+    """A seat's review of another seat's candidate. `score` is 0..1; `met` and `unmet` quote
     requirements.
     """
 
@@ -89,15 +90,15 @@ class SeatStatus(StrEnum):
 
 
 OUT_OF_PATIENCE = "OUT_OF_PATIENCE"
-"""The code of a seat that was stopped because a proven answer stands: nobody misses it."""
+"""The code of a seat that was stopped because there is a proven answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeatOutcome:
-    """A seat's end. A failed seat is a value, with a stable error code, never an exception.
+    """The result of a seat. A failed seat is a value with a stable error code, never an exception.
 
-    `duration_ms` from the request to its end; 0 while that isn't known. `tools`: what its tools and
-    checks used.
+    `duration_ms` is from the request to the end, 0 if it is unknown. `tools`: the usage of its
+    tools and checks.
     """
 
     seat: str
@@ -114,26 +115,26 @@ _WORK, _PROPOSED, _CHECKED, _REVIEWED = (
     0.7,
     0.8,
     0.9,
-)  # of a seat's way, where its turns, then these are behind it
+)  # the progress of a seat after its turns, its proposal, the checks and the reviews
 
-_USUAL_TURNS = 12  # few seats take more, whatever they may take
+_USUAL_TURNS = 12  # few seats need more, whatever the limit
 
 
-def way(
+def seat_progress(
     turns: int,
-    most: int,
+    max_turns: int,
     *,
     proposed: bool = False,
     checked: bool = False,
     reviewed: bool = False,
     ended: bool = False,
 ) -> float:
-    """Return how far a seat is, 0..1, after so many turns of at most `most`."""
+    """Return the progress of a seat, 0..1, after so many turns of at most `max_turns`."""
     if ended:
         return 1.0
     if proposed:
         return _REVIEWED if reviewed else _CHECKED if checked else _PROPOSED
-    return min(1.0, turns / max(1, min(most, _USUAL_TURNS))) * _WORK
+    return min(1.0, turns / max(1, min(max_turns, _USUAL_TURNS))) * _WORK
 
 
 _AGENTS = frozenset({TEST_WRITER, TIE_BREAKER})  # authors of tests that propose nothing
@@ -141,8 +142,8 @@ _AGENTS = frozenset({TEST_WRITER, TIE_BREAKER})  # authors of tests that propose
 
 @dataclass(frozen=True, slots=True)
 class CrossRun:
-    """Another author's tests run on a candidate: `passed` is True if all of them passed, `cases`
-    names some that did, `failed` some that did not.
+    """A run of another author's tests on a candidate. `passed` is True if all of them passed;
+    `cases` names some that passed, `failed` some that did not.
     """
 
     author: str
@@ -153,17 +154,17 @@ class CrossRun:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What the clean re-check found of a proposal.
+    """The result of the clean re-check of a proposal.
 
-    `applies` is False where the patch was empty or did not apply on a clean checkout. `behaviour`
-    is equal for candidates that no test could tell apart. `regressions` are tests that were green
-    on the base and are not any more, `fixed` those that were red there, not by the author, and are
-    green now; `still_red` were red there and are; `unsolved`: those of them, of an unproven
-    candidate, that concern the change or the task, `missed`: the task asks for one of them to pass;
-    `unrelated` pass now and have nothing to do with the change. `evidence` has one entry for every
-    check, also for one that did not run. `look` are lines that a person should look at before it
-    counts as proven. `change` is equal for candidates that make the same of the code but for words;
-    `idle`: it changes words alone, and the task asks for more.
+    `applies` is False if the patch was empty or did not apply to a clean checkout. `behaviour` is
+    equal for candidates that no test could tell apart. `regressions` are tests that passed on the
+    base and no longer do. `fixed` are tests not by the author that failed on the base and pass now.
+    `still_red` failed on the base and still do. `unsolved`: those of them, for an unproven
+    candidate, that concern the change or the task. `missed`: the task asks for one of them to pass.
+    `unrelated` pass now but have nothing to do with the change. `evidence` has one entry for every
+    check, also for those that did not run. `look` are lines that a person should look at before the
+    candidate counts as proven. `change` is equal for candidates whose code differs only in comments
+    and strings. `idle`: only such text changes, but the task asks for more.
     """
 
     applies: bool
@@ -184,10 +185,10 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A proposal with all that is known of it; what ranking looks at. `cross` holds accepted tests
-    of other authors only.
+    """A proposal with everything known about it, as used by ranking. `cross` has only accepted
+    tests of other authors.
 
-    `missing`: reviewers that were asked and gave no review.
+    `missing`: reviewers that were asked but gave no review.
     """
 
     proposal: Proposal
@@ -204,7 +205,7 @@ class Candidate:
 
     @property
     def superseded(self) -> frozenset[str]:
-        """The tests that it breaks and that expect what the task asks to change."""
+        """The tests that it breaks because they expect what the task asks to change."""
         return frozenset(
             case
             for item in self.assessment.evidence
@@ -214,12 +215,12 @@ class Candidate:
 
     @property
     def own_failing(self) -> int:
-        """How many of its author's new tests fail with it."""
+        """The number of its author's new tests that fail with it."""
         return sum(item.failed for item in self.assessment.evidence if item.check == OWN_TESTS)
 
     @property
     def already_done(self) -> bool:
-        """Whether it shows that the base does what the task asks for."""
+        """Whether it shows that the base already does what the task asks for."""
         return any(
             item.check == ALREADY_DONE and item.verdict is Verdict.PASSED
             for item in self.assessment.evidence
@@ -227,10 +228,10 @@ class Candidate:
 
     @property
     def reproducing(self) -> tuple[CrossRun, ...]:
-        """The passed runs of others' tests that fail on the base.
+        """The passed runs of other authors' tests that fail on the base.
 
-        Tests of agents that propose nothing may pass on the base and choose between answers: then
-        their runs name no cases.
+        Tests of agents that only write tests may pass on the base and only choose between answers;
+        such runs have no cases.
         """
         return tuple(
             run
@@ -242,7 +243,7 @@ class Candidate:
 
     @property
     def level(self) -> EvidenceLevel:
-        """The best evidence that there is for it."""
+        """The candidate's level of evidence."""
         if self.about_text:
             return EvidenceLevel.UNPROVEN
         if self.proven:
@@ -250,14 +251,14 @@ class Candidate:
         refuted = any(not run.passed and run.author in _AGENTS for run in self.cross)
         if self.reproducing and not refuted:
             return EvidenceLevel.REPRODUCED
-        own = {
+        own_verdicts = {
             item.check: item.verdict
             for item in self.assessment.evidence
             if item.check in {OWN_TESTS, CONTRADICTION}
         }
         return (
             EvidenceLevel.SELF_TESTED
-            if own == {OWN_TESTS: Verdict.PASSED}
+            if own_verdicts == {OWN_TESTS: Verdict.PASSED}
             else EvidenceLevel.UNPROVEN
         )
 
@@ -274,9 +275,9 @@ class RankedCandidate:
     passed_gates: bool
     level: EvidenceLevel
     undecided: bool = False
-    """Whether no test or review decides between it and the other answers on the first place."""
+    """Whether no test or review decides between it and the other answers in first place."""
 
     @property
     def proven(self) -> bool:
-        """Whether a test of the repository or of the caller shows it."""
+        """Whether a test of the repository or of the caller supports it."""
         return self.level is EvidenceLevel.PROVEN

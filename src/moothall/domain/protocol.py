@@ -1,9 +1,9 @@
-"""In which order a council works: the table of protocols. `council.protocols` runs what a row says.
+"""The table of protocols: the order of a council's steps, which `council.protocols` runs.
 
-Every protocol begins with proposals and ends with reviews from all where they were asked for, or
-where the task is about text, which has no other evidence. Between them come revisions in rounds,
-runs of each candidate's tests on the others, a second wave of proposals, and reviews or a
-comparison of what the evidence ranks alike.
+Every protocol begins with proposals. It ends with reviews by all seats if they were requested, or
+if the task is about text, which has no other evidence. In between are rounds of revisions, runs of
+each candidate's tests on the others, a second wave of proposals, and reviews or a comparison of
+tied candidates.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ ProtocolName = Literal["single", "vote", "debate", "tests_then_verify", "ask", "
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """One of them.
+    """A protocol.
 
-    `rounds`: of revision, where the request names none. `revises_on`: what its authors get to see;
-    `reviews`: each candidate is reviewed by another seat and revised by its author; `evidence`:
-    while no candidate is through the gates, those that failed are revised. `reviews_ties`: what the
-    evidence ranks alike is reviewed once each.
-    `compares`: they are compared in small groups by summaries instead. `second_wave`: seats propose
-    once more, on notes about the first proposals, while no candidate is reproduced. `stops_early`:
-    it may end before every seat has proposed. `answers`: a proposal that changes nothing is an
-    answer in text.
+    `rounds`: of revision, if the request names none. `revises_on`: what authors see before a
+    revision; `reviews`: another seat reviews each candidate, and its author revises it; `evidence`:
+    while no candidate passes the acceptance checks, failed ones are revised. `reviews_ties`: tied
+    candidates are reviewed once each. `compares`: they are compared in small groups by summaries
+    instead. `second_wave`: seats propose again, with notes on the first proposals, while no
+    candidate is reproduced. `stops_early`: it may end before every seat has proposed. `answers`: a
+    proposal without a change is an answer in text.
     """
 
     rounds: int = 0

@@ -1,4 +1,4 @@
-"""Repositories: how one is checked, and a commit of it that work starts from."""
+"""Repositories: their profile, and a commit to work on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from moothall.errors import InvalidRequest
 class SetupStep:
     """A command of a detected set-up, run in `folder` (the root by default).
 
-    Where it fails, `instead` is done; where there is nothing to do instead, the set-up fails,
-    unless the step is `optional`.
+    If it fails, `instead` is run. If there is no alternative, the set-up fails, unless the step is
+    `optional`.
     """
 
     argv: tuple[str, ...]
@@ -27,7 +27,7 @@ class SetupStep:
 
 @dataclass(frozen=True, slots=True)
 class BuildStep:
-    """A command that builds what checks run, in `folder`, before each check that judges.
+    """A command that builds what checks need, in `folder`, before each check that judges.
 
     `sources` are patterns of the files it compiles, from `folder`: it is skipped unless one of them
     changed. Empty: always run.
@@ -40,23 +40,22 @@ class BuildStep:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How to set up and check a repository; detected, or said by `.moothall.toml` or the registry.
+    """How a repository is set up and checked: detected, or from `.moothall.toml` or the registry.
 
-    `setup` are argv lists run once per lock file; `checks` maps a check's name (tests, lint, build)
-    to its argv, run in the folder that `folders` names (the root by default). Every check is
-    required but those in `advisory`, whose result is shown and decides nothing. `protected` are
-    path patterns (gitignore style,
-    from the root) of tests and test configuration: a candidate is judged with them as they were on
-    the base. `known_failures` are test ids that may stay red. `reports` maps a check's name to
-    patterns of the JUnit files that it writes, in the folder where it runs.
+    `setup` are argv lists that run once for each lock file. `checks` maps a check's name (tests,
+    lint, build) to its argv, which runs in the folder of `folders` (the root by default). All
+    checks are required except those in `advisory`, whose results are only shown. `protected` are
+    path patterns (gitignore style, from the root) of tests and test configuration: a candidate is
+    judged with the base's versions. `known_failures` are test ids that may fail. `reports` maps a
+    check's name to patterns of the JUnit files that it writes, in its folder.
 
-    `steps` is a detected `setup` with its folders and ways out. `needs` says which toolchains it
-    wants: language → versions, in the words of the project (python: a version specifier; node: a
-    semver range; go: the least version; rust: a channel). `depends` maps a project's folder to the
-    folders of those that it is built on; `notes` are said when the base is prepared. With `history`
-    set-up sees a `.git` of the commit and its nearest tag. `builds` are run before a
-    check, in order. `declared` are the normalised names of the Python packages that any file
-    declares as a dependency. `hidden` are patterns of tests that no seat sees.
+    `steps` is a detected `setup` with its folders and alternatives. `needs` maps languages to
+    required versions, in the project's notation (python: a version specifier; node: a semver range;
+    go: the minimum version; rust: a channel). `depends` maps a project's folder to the folders of
+    its dependencies. `notes` are reported when the base is prepared. With `history`, set-up sees a
+    `.git` with the commit and its nearest tag. `builds` run before a check, in order. `declared`
+    are the normalised names of the Python packages that any file declares as a dependency. `hidden`
+    are patterns of tests that no seat sees.
     """
 
     setup: tuple[tuple[str, ...], ...] = ()
@@ -78,13 +77,13 @@ class Profile:
 
 
 def with_checks(base: Base, checks: Mapping[str, tuple[str, ...]]) -> Base:
-    """Return a base that is judged by these checks, too. Raises `InvalidRequest` for a name that a
-    check of its own has.
+    """Return a base with additional checks. Raises `InvalidRequest` if the repository has a check
+    with the same name.
     """
-    if taken := checks.keys() & base.profile.checks.keys():
+    if duplicates := checks.keys() & base.profile.checks.keys():
         raise InvalidRequest(
-            f"the repository has a check called {min(taken)}; a task that brings checks of its own "
-            "needs that name"
+            f"the repository has a check called {min(duplicates)}; a task that brings checks of "
+            "its own needs that name"
         )
     return (
         replace(base, profile=replace(base.profile, checks={**base.profile.checks, **checks}))
@@ -94,36 +93,36 @@ def with_checks(base: Base, checks: Mapping[str, tuple[str, ...]]) -> Base:
 
 
 def checks_near(profile: Profile, paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the checks of the projects that hold one of `paths`, and of those built on them, in
-    the profile's order.
+    """Return the checks of the projects that contain one of `paths`, and of projects that depend on
+    them, in the profile's order.
 
-    A path that lies in no project's folder concerns all. No paths: no checks.
+    A path outside of all projects concerns all checks. Without paths, there are no checks.
     """
     folders = {name: profile.folders.get(name, "") for name in profile.checks}
-    near: set[str] = set()
+    affected: set[str] = set()
     for path in paths:
-        holding = [
+        containing = [
             folder
             for folder in set(folders.values())
             if not folder or path.startswith(f"{folder}/")
         ]
-        if not holding:
+        if not containing:
             return tuple(profile.checks)
-        near.add(max(holding, key=len))
-    while more := {
+        affected.add(max(containing, key=len))
+    while dependents := {
         folder
-        for folder, below in profile.depends.items()
-        if folder not in near and not near.isdisjoint(below)
+        for folder, dependencies in profile.depends.items()
+        if folder not in affected and not affected.isdisjoint(dependencies)
     }:
-        near |= more
-    return tuple(name for name, folder in folders.items() if folder in near)
+        affected |= dependents
+    return tuple(name for name, folder in folders.items() if folder in affected)
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A pinned commit of a known repository. `repository` is the registry's id of it. `image`: what
-    its workspaces run in where they are pods, as the host that prepares it is told by its operator;
-    empty: as all.
+    """A pinned commit of a known repository. `repository` is its registry id. `image`: the image of
+    its workspaces if they are pods, as set by the operator of the preparing host; empty for the
+    default.
     """
 
     repository: str
@@ -135,13 +134,12 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A base that is ready to work on: set up, checked once as it is.
+    """A base that is ready for work: set up, and checked once.
 
-    `files` are the paths of the base in order, `runs` what each check says of the untouched base.
-    `key` names the shared read-only checkout and environment. `flaky` are the cases that differed
-    between two runs of it; `bounds` hold in workspaces on it. `notes` say where the sandbox has
-    another version of a language than the project asks for. `hidden` are tests that no seat sees:
-    path → text.
+    `files` are the paths of the base in order, `runs` the checks of the unchanged base. `key` names
+    the shared read-only checkout and environment. `flaky` are the cases that differed between two
+    runs. `bounds` apply in its workspaces. `notes` tell where the sandbox has another version of a
+    language than the project asks for. `hidden` are tests that no seat sees: path → text.
     """
 
     base: Base
@@ -156,9 +154,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What came out of a workspace: a commit in the trusted clone and its diff against the base.
+    """The changes of a workspace: a commit in the trusted clone and its diff against the base.
 
-    `tests` are those changed paths that are test files; an empty `diff` means nothing changed.
+    `tests` are the changed paths that are test files. An empty `diff` means that nothing changed.
     `message` joins the messages of commits made in the workspace, oldest first. `ignored` are new
     files that are left out because of .gitignore: path → rule. A path that ends with a slash is a
     folder whose files are not listed.
@@ -173,7 +171,7 @@ class Patch:
     ignored: Mapping[str, str] = field(default_factory=dict)
 
     def rule_for(self, path: str) -> str:
-        """Return the rule that leaves a path out, '' if none does."""
+        """Return the ignore rule that excludes a path, '' if none does."""
         names = path.split("/")
         folders = ("".join(f"{name}/" for name in names[:end]) for end in range(1, len(names)))
         return self.ignored.get(path) or next(
@@ -183,11 +181,11 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """What became of an approved commit.
+    """The result of delivering an approved commit.
 
     `status`: `left` on its branch, `pushed` as that branch, `merged` into `branch` as `commit_sha`,
-    or `moved`: `branch` is at `tip` now, which the commit was not checked with; `diff` is then what
-    the commit changes. `why` it was left, where more was wanted.
+    or `moved`: `branch` is now at `tip`, with which the commit was not checked; `diff` is then the
+    commit's change. `why` it was left, if more was requested.
     """
 
     status: Literal["left", "pushed", "merged", "moved"]

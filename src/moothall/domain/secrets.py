@@ -1,7 +1,7 @@
-"""Taking secrets out of text before it is recorded, logged or shown.
+"""Removal of secrets from text before it is recorded, logged or shown.
 
-Finds tokens whose shape is known (and so precise enough not to eat code), and the operator's own
-values. Entropy is not guessed at: commit ids and hashes would be the first to go.
+It finds tokens of known shapes, which are precise enough not to match code, and the operator's own
+secrets. Entropy is not used, because it would match commit ids and hashes first.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from ahocorasick_rs import AhoCorasick
 
 HOLE = "redacted"
-"""Stands in every text from which something was taken."""
+"""The word in every text from which a secret was removed."""
 REDACTED = f"[{HOLE}]"
-SHORTEST_KNOWN = 6
-"""Own values shorter than this are left alone: replacing them would mangle ordinary text."""
+MIN_KNOWN_CHARS = 6
+"""Own secrets shorter than this are not replaced, because that would damage ordinary text."""
 
 _EDGE = r"(?<![A-Za-z0-9])"
-# A literal that each shape begins with, looked for first: finding all of them at once is far
-# cheaper than one pattern.
+# Each shape's first literal is searched first: finding all literals at once is much cheaper than
+# one pattern.
 _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("PRIVATE KEY",),
@@ -59,20 +59,19 @@ _URL_PASSWORD = re.compile(
 )
 
 _URL_MARK = HOLE
-"""Inside a URL without brackets, so that the URL stays one."""
+"""The mask in a URL, without brackets, so that the URL stays valid."""
 
 
 @cache
 def _longest_first(known: tuple[str, ...]) -> tuple[str, ...]:
-    usable = {value for value in known if len(value) >= SHORTEST_KNOWN and value not in REDACTED}
+    usable = {value for value in known if len(value) >= MIN_KNOWN_CHARS and value not in REDACTED}
     return tuple(sorted(usable, key=len, reverse=True))
 
 
 def scrub(text: str, known: Sequence[str] = ()) -> str:
-    """Return `text` with every secret replaced by `[redacted]`. Scrubbing twice changes nothing
-    more.
+    """Return `text` with every secret replaced by `[redacted]`. The function is idempotent.
 
-    `known` are the operator's own secret values, replaced wherever they stand.
+    `known` are the operator's own secrets, which are replaced everywhere.
     """
     if not may_hold_secrets(text, known):
         return text
@@ -93,8 +92,8 @@ _KEY = "sk-"
 
 @cache
 def _signs(known: tuple[str, ...]) -> AhoCorasick:
-    """What stands in every text that holds a secret; an own value as it is and as JSON writes
-    it.
+    """Return a matcher of literals, at least one of which is in every text with a secret. Own
+    secrets are matched as they are and as JSON.
     """
     shapes = [
         _KEY,
@@ -103,54 +102,57 @@ def _signs(known: tuple[str, ...]) -> AhoCorasick:
         "uthorization",
         "AUTHORIZATION",
     ]
-    own = [
+    known_forms = [
         form
         for value in _longest_first(known)
         for form in (value, json.dumps(value, ensure_ascii=False)[1:-1])
     ]
-    return AhoCorasick(list(dict.fromkeys((*shapes, *own))))
+    return AhoCorasick(list(dict.fromkeys((*shapes, *known_forms))))
 
 
 def may_hold_secrets(text: str, known: Sequence[str]) -> bool:
-    """Whether a text, or JSON, may hold what `scrub_all` would take out: a quick look that may be
-    wrong in this way only.
+    """Return whether a text, or JSON, may contain a secret for `scrub_all`. This quick check may
+    have false positives only.
     """
     try:
-        found = _signs(tuple(known)).find_matches_as_indexes(text, overlapping=True)
+        matches = _signs(tuple(known)).find_matches_as_indexes(text, overlapping=True)
     except UnicodeEncodeError:  # half a surrogate pair
         return True
-    # "task-1" holds what an OpenAI key begins with, and stands in every event; no key follows a
+    # "task-1" contains the beginning of an OpenAI key and is in every event; no key follows a
     # letter.
-    return any(number or text[max(start - 2, 0) : start] != "ta" for number, start, _ in found)
+    return any(number or text[max(start - 2, 0) : start] != "ta" for number, start, _ in matches)
 
 
 def brings_secret(diff: str, clean: Callable[[str], str]) -> bool:
-    """Whether a git diff adds a secret that its removed and unchanged lines did not hold. `clean`
-    takes secrets out of a text.
+    """Return whether a git diff adds a secret that its removed and unchanged lines did not contain.
+    `clean` removes secrets from a text.
 
-    Every added line is looked at, those that look like headers too, and all together, since a key
-    has many. A password
-    in a URL does not count, nor does an `authorization`: in code they are examples more often than
-    not.
+    Every added line is checked, also lines that look like headers, and all together, because a key
+    may have many lines. Passwords in URLs and `authorization` headers do not count, because in code
+    they are mostly examples.
     """
     if clean(diff) == diff:
         return False
     lines = diff.splitlines()
-    there = {line[1:].strip() for line in lines if line[:1] in {"-", " "}}
-    added = [line[1:] for line in lines if line.startswith("+") and line[1:].strip() not in there]
+    existing_lines = {line[1:].strip() for line in lines if line[:1] in {"-", " "}}
+    added = [
+        line[1:]
+        for line in lines
+        if line.startswith("+") and line[1:].strip() not in existing_lines
+    ]
     return holds_secret("\n".join(added), clean)
 
 
 def holds_secret(text: str, clean: Callable[[str], str]) -> bool:
-    """Whether a text of code holds a secret: a password in a URL, or an `authorization`, is an
-    example there more often than not.
+    """Return whether code contains a secret. Passwords in URLs and `authorization` headers do not
+    count, because in code they are mostly examples.
     """
-    together = _BEARER.sub("", _URL_PASSWORD.sub(rf"\g<1>{_URL_MARK}", text))
-    return clean(together) != together
+    remaining = _BEARER.sub("", _URL_PASSWORD.sub(rf"\g<1>{_URL_MARK}", text))
+    return clean(remaining) != remaining
 
 
 def scrub_all(value: Any, known: Sequence[str] = ()) -> Any:
-    """Return JSON-shaped data with every text in it scrubbed, the names of its fields too."""
+    """Return JSON-shaped data with all texts scrubbed, including the names of fields."""
     if isinstance(value, str):
         return scrub(value, known)
     if isinstance(value, Mapping):
@@ -161,8 +163,8 @@ def scrub_all(value: Any, known: Sequence[str] = ()) -> Any:
 
 
 def is_masked(diff: str) -> bool:
-    """Whether an added line of a diff from the event log has a mask in place of a possible secret,
-    so that it is not the change that was tested.
+    """Return whether an added line of a diff from the event log has a masked secret, so that it is
+    not the change that was tested.
     """
     masks = (REDACTED, f":{_URL_MARK}@")
     return any(

@@ -1,4 +1,4 @@
-"""How the server and what is under way in it stand, for people and monitors."""
+"""The health of the server and the state of its tasks, for people and monitors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moothall.domain.outcome import DeliberationStatus
 
 
 class Condition(StrEnum):
-    """How a part stands, or all of them together."""
+    """The condition of a part, or of all parts together."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"
@@ -18,7 +18,7 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part; `needed`: nothing works without it. `detail` is for operators."""
+    """A part of the server. `needed`: nothing works without it. `detail` is for operators."""
 
     name: str
     status: Condition
@@ -28,8 +28,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """All parts. `status` is down where a needed part is, degraded where any other is less than
-    healthy.
+    """The health of all parts. `status` is down if a needed part is, degraded if another part is
+    not healthy.
     """
 
     status: Condition
@@ -40,7 +40,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class TaskSeat:
-    """A seat: waiting, working, or how it ended in the words of `SeatStatus`."""
+    """A seat: waiting, working, or its `SeatStatus`."""
 
     seat: str
     status: str
@@ -50,10 +50,9 @@ class TaskSeat:
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """A deliberation at a glance. `progress` in percent; `error` says why it came to nothing. Times
-    are RFC 3339 in UTC, empty where they are not known. `follows` is the task before it in a
-    conversation, `forked` the one that it is another run of.
-    `agent`: of a file, of which it is a run.
+    """A summary of a deliberation. `progress` in percent; `error` is the reason for a failure.
+    Times are RFC 3339 in UTC, empty if unknown. `follows` is the previous task of a conversation,
+    `forked` the task of which it is another run. `agent`: the agent file of which it is a run.
     """
 
     task_id: str
@@ -82,13 +81,13 @@ class TaskView:
 
     @property
     def level(self) -> str:
-        """The winner's level of evidence, for people."""
+        """The winner's level of evidence, as text."""
         return self.evidence_level.replace("_", "-") or ("proven" if self.proven else "unproven")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One part: whether it works, what was seen, and what would mend it."""
+    """The result of examining a part: whether it works, details, and how to fix it."""
 
     part: str
     ok: bool

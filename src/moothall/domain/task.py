@@ -1,4 +1,4 @@
-"""What a council is asked to do."""
+"""Requests for deliberations, and deliberations."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from moothall.errors import InvalidRequest
 
 DEFAULT_SEATS = 3
 DocumentKind = Literal["", "plan", "coach"]
-"""The answer about text as a JSON document: the tasks of a story, or a story. '': plain text."""
+"""The answer's document: the tasks of a story, or a story, as JSON. '': plain text."""
 FORGE = "forge"
 """The origin of tasks that `moothall watch` submits."""
 VALIDATION = "validation"
-"""What a deliberation's own checks are called: validation-1, validation-2, …"""
+"""The name of a deliberation's own checks: validation-1, validation-2, …"""
 _COMMAND_CHARS = 4000
 
 
 def argv_of(line: str) -> tuple[str, ...]:
-    """Return a command's words, split as a shell would. Raises `ValueError` for what is none."""
+    """Return a command's words, split as by a shell. Raises `ValueError`."""
     try:
         words = tuple(shlex.split(line))
     except ValueError as error:
@@ -50,7 +50,7 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryRef:
-    """Which repository and which commit of it; `id` names a registered one, `url` a path or URL."""
+    """A repository and a commit of it. `id` names a registered repository, `url` a path or URL."""
 
     id: str = ""
     url: str = ""
@@ -58,16 +58,16 @@ class RepositoryRef:
 
     @classmethod
     def from_name(cls, name: str, ref: str = "") -> Self:
-        """Return the repository of a name that may be an id, a path or a URL: what could be an id
-        is one.
+        """Return the repository of a name that may be an id, a path or a URL. A name that could be
+        an id is one.
         """
         return cls(id=name, ref=ref) if is_id(name) else cls(url=name, ref=ref)
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """From where another run of a task is asked for: after turn `turn` of a seat (empty: the
-    winner's, or the first), which `words` are said to then.
+    """The start of another run of a task: after turn `turn` of a seat (empty: the winner's, or the
+    first), with the message `words`.
     """
 
     task_id: str
@@ -78,10 +78,10 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The recorded turns with which the one seat of a fork begins: those of the seat of task
-    `task_id` (its key) up to `step`, as <phase>/<round>.<turn>, the seat's turn number `turn`.
-    `number`, `approach` and `temperature` are as that seat had them; `words` are said to the fork
-    before it begins.
+    """The recorded turns with which the seat of a fork begins: those of the seat of task `task_id`
+    (its key) up to `step`, as <phase>/<round>.<turn>, the seat's turn number `turn`. `number`,
+    `approach` and `temperature` are that seat's. `words` are a message to the fork before it
+    begins.
     """
 
     task_id: str
@@ -96,7 +96,7 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class AgentRef:
-    """Of which agent of a file a deliberation is a run, and what that one may use at most."""
+    """The agent file of which a deliberation is a run, and its resource limits."""
 
     name: str
     workstream: str = ""
@@ -105,17 +105,17 @@ class AgentRef:
 
 @dataclass(frozen=True, slots=True)
 class DeliberationRequest:
-    """What a caller asks for, before defaults and checks. Zero and empty mean the default; `rounds`
-    None does.
+    """A caller's request, before defaults and checks. Zero and empty mean the default; for
+    `rounds`, None does.
 
-    `about_text`: not even on the default repository. `model`: of the settings, by name or tier.
-    `merge`: commits that are to be brought together; no model is asked.
-    `checks`: commands beside the repository's own checks; `tools`: of the role's, the seats may use
-    these alone. `follows`: the task whose conversation goes on, on the files as it left them where
-    no repository is named. `fork`: another run of a task from one of its turns; all but `task_id`
-    and `seed` is as it was there. `agent`: it is a run of this one.
-    `document`: the kind of the answer. `records_calls`: turns record the arguments and results of
-    their tool calls. `hidden_tests`: texts by path, which no seat sees.
+    `about_text`: not even about the default repository. `model`: a name or tier from the settings.
+    `merge`: commits to merge; no model is called. `checks`: commands in addition to the
+    repository's own checks. `tools`: seats may use only these of the role's tools. `follows`: the
+    task whose conversation continues, on the files as it left them if no repository is named.
+    `fork`: another run of a task from one of its turns; everything but `task_id` and `seed` is as
+    in that task. `agent`: the agent file of which it is a run. `document`: the kind of the answer.
+    `records_calls`: turns record the arguments and results of their tool calls. `hidden_tests`:
+    texts by path, which no seat sees.
     """
 
     description: str
@@ -150,23 +150,20 @@ class DeliberationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Deliberation:
-    """One run of a council on a task, fully decided: no field is a default any more.
+    """A run of a council on a task, with all defaults filled in.
 
-    `task_id` is the key of what its tenant calls it (`ids.key_of`).
-    `repository` and `base_sha` are None for a deliberation about text. `seats` are in order.
-    `deadline` is a UTC instant. `origin` is orchestrate, plan, or empty for what was asked
-    directly; `context` an
-    excerpt of the graph; `reviewer` the role as which seats review, empty for their own. `merge`
-    are commits: the one seat proposes what they come to together on the base, and asks no model.
-    `model` names the council's model in the settings ('': the default), `seat_models` those of
-    seats that have another. `checks` are judged beside the repository's own (name → argv), `tools`
-    what the role's grant is narrowed to, where there are any. `follows` is the key of the task
-    before it in a conversation, whose questions and answers are in `context`; `fork` the recorded
-    turns with which its one seat begins.
-    `agent`: of a file, of which it is a run. `elsewhere`: the endpoints of seats whose agents are
-    asked elsewhere. `document`: the kind of the answer. `records_calls`: turns record the arguments
-    and results of their tool calls. `hidden`: the key under which the caller's hidden tests are
-    stored.
+    `task_id` is the key of the tenant's id (`ids.key_of`). `repository` and `base_sha` are None for
+    a deliberation about text. `seats` are in order. `deadline` is a UTC instant. `origin` is
+    orchestrate, plan, or empty for direct requests. `context` is an excerpt of the graph.
+    `reviewer` is the role in which seats review, empty for their own. `merge` are commits that the
+    one seat merges on the base, without a model. `model` names the council's model in the settings
+    ('': the default), `seat_models` those of seats with another model. `checks` are judged in
+    addition to the repository's own (name → argv). `tools` restrict the role's grant, if there are
+    any. `follows` is the key of the previous task of a conversation, whose questions and answers
+    are in `context`. `fork` are the recorded turns with which its one seat begins. `agent`: the
+    agent file of which it is a run. `elsewhere`: the endpoints of seats with remote agents.
+    `document`: the kind of the answer. `records_calls`: turns record the arguments and results of
+    their tool calls. `hidden`: the key of the caller's stored hidden tests.
     """
 
     task_id: str
@@ -205,48 +202,57 @@ class Deliberation:
     hidden: str = ""
 
     def model_of(self, seat: str) -> str:
-        """Return the name of a seat's model in the settings; '' is the default one."""
+        """Return the name of a seat's model in the settings; '' for the default one."""
         return self.seat_models.get(seat, self.model)
 
     def is_answer(self, diff: str) -> bool:
-        """Whether a proposal with this diff is text to be judged as text: of a question, or where
-        there is no repository. Everywhere else an empty diff is no success.
+        """Return whether a proposal with this diff is judged as text: an answer to a question, or a
+        deliberation without a repository. Otherwise an empty diff is no success.
         """
         return self.base_sha is None or (PROTOCOLS[self.protocol].answers and not diff.strip())
 
 
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _STEP = re.compile(r"[a-z]+/\d+\.\d+", re.ASCII)
-_MOST_SEATS, _MOST_ROUNDS, _MOST_TURNS = 1000, 1000, 100_000
+_MAX_SEATS, _MAX_ROUNDS, _MAX_TURNS = 1000, 1000, 100_000
 
 
-def check_deliberation(d: Deliberation) -> Deliberation:
-    """Return a deliberation that came from outside, if a council can sit for it. Raises
-    `InvalidRequest`.
-    """
-    check_key(d.task_id, "task_id")
-    for seat in d.seats:
+def check_deliberation(deliberation: Deliberation) -> Deliberation:
+    """Return a deliberation from outside if it is valid. Raises `InvalidRequest`."""
+    check_key(deliberation.task_id, "task_id")
+    for seat in deliberation.seats:
         check_id(seat, "seat")
-    for other in filter(None, (d.follows, d.fork.task_id if d.fork else "")):
-        check_key(other, "the task before it")
-    wrong = {
-        "seats": not 1 <= len(d.seats) <= _MOST_SEATS or len(set(d.seats)) != len(d.seats),
-        "role": d.role not in ROLES or d.reviewer not in {"", *ROLES},
-        "rounds": not 0 <= d.rounds <= _MOST_ROUNDS,
-        "max_turns": not 1 <= d.max_turns <= _MOST_TURNS,
-        "deadline": d.deadline.tzinfo is None,
-        "base_sha": d.base_sha is not None and not _SHA.fullmatch(d.base_sha),
-        "merge": any(not _SHA.fullmatch(sha) for sha in d.merge)
-        or bool(d.merge and d.base_sha is None),
-        "budget": min(d.budget.tokens, d.budget.seconds, d.budget.calls) < 0
-        or not 0 <= d.budget.cost_usd < math.inf,
-        "seed": not -(2**63) <= d.seed < 2**63,
-        "fork": d.fork is not None
-        and (d.seats != (d.fork.seat,) or d.fork.number < 0 or not _STEP.fullmatch(d.fork.step)),
-    }
-    found = [name for name, is_wrong in wrong.items() if is_wrong]
-    if found:
-        raise InvalidRequest(
-            f"no council can sit for {d.task_id}: {', '.join(found)} cannot be right"
+    for earlier_key in filter(
+        None, (deliberation.follows, deliberation.fork.task_id if deliberation.fork else "")
+    ):
+        check_key(earlier_key, "the task before it")
+    problems = {
+        "seats": not 1 <= len(deliberation.seats) <= _MAX_SEATS
+        or len(set(deliberation.seats)) != len(deliberation.seats),
+        "role": deliberation.role not in ROLES or deliberation.reviewer not in {"", *ROLES},
+        "rounds": not 0 <= deliberation.rounds <= _MAX_ROUNDS,
+        "max_turns": not 1 <= deliberation.max_turns <= _MAX_TURNS,
+        "deadline": deliberation.deadline.tzinfo is None,
+        "base_sha": deliberation.base_sha is not None and not _SHA.fullmatch(deliberation.base_sha),
+        "merge": any(not _SHA.fullmatch(sha) for sha in deliberation.merge)
+        or bool(deliberation.merge and deliberation.base_sha is None),
+        "budget": min(
+            deliberation.budget.tokens, deliberation.budget.seconds, deliberation.budget.calls
         )
-    return d
+        < 0
+        or not 0 <= deliberation.budget.cost_usd < math.inf,
+        "seed": not -(2**63) <= deliberation.seed < 2**63,
+        "fork": deliberation.fork is not None
+        and (
+            deliberation.seats != (deliberation.fork.seat,)
+            or deliberation.fork.number < 0
+            or not _STEP.fullmatch(deliberation.fork.step)
+        ),
+    }
+    invalid_fields = [name for name, is_invalid in problems.items() if is_invalid]
+    if invalid_fields:
+        raise InvalidRequest(
+            f"no council can sit for {deliberation.task_id}: {', '.join(invalid_fields)} cannot "
+            "be right"
+        )
+    return deliberation

@@ -1,22 +1,22 @@
-"""Text of others: as any encoding takes it, and in one line as anybody may read it."""
+"""Foreign text: encodable, and safe to show in one line."""
 
 from __future__ import annotations
 
 
 def encodable(text: str) -> str:
-    """Return a text with halves of characters, which no encoding takes, as question marks."""
+    """Return a text with lone surrogates, which cannot be encoded, as question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def as_sentence(text: str) -> str:
-    """Return a message with a full stop at its end, where it ends without a mark."""
+    """Return a message with a full stop if it has no end mark."""
     return text if text.rstrip().endswith((".", "!", "?", ":")) else f"{text.rstrip()}."
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """Return a text in one line of at most `most` characters, without what is not seen: control,
-    direction and zero-width characters. None of its escape sequences reaches a terminal.
+    """Return a text in one line of at most `most` characters, without control, direction and
+    zero-width characters, so that no escape sequence reaches a terminal.
     """
     return " ".join(
-        "".join(sign if sign.isprintable() else " " for sign in text[: 4 * most]).split()
+        "".join(char if char.isprintable() else " " for char in text[: 4 * most]).split()
     )[:most]

@@ -1,4 +1,4 @@
-"""A typed action that an agent may ask for, and what came of it."""
+"""Tool calls and their results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class ToolStatus(StrEnum):
-    """How a tool call ended; the wire's words."""
+    """How a tool call ended, as on the wire."""
 
     SUCCESS = "success"
     ERROR = "error"
@@ -32,20 +32,20 @@ class ToolStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolUsage:
-    """Measured by the kernel, children included."""
+    """Resource usage measured by the kernel, children included."""
 
     cpu_ms: int = 0
     max_rss_bytes: int = 0
 
     def __add__(self, other: ToolUsage) -> ToolUsage:
-        """What two things used, one after the other."""
+        """Return the usage of two runs, one after the other."""
         return ToolUsage(self.cpu_ms + other.cpu_ms, max(self.max_rss_bytes, other.max_rss_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What tools may use at most, where that is less than the settings say; zero: as they say.
-    `cpu_share`: processors, over the time that a command may take.
+    """Limits for tools that are lower than the settings; zero: as in the settings. `cpu_share`:
+    processors, averaged over a command's time limit.
     """
 
     memory_bytes: int = 0
@@ -54,9 +54,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A tool and its arguments, as a model, a caller or a plan has them. Nothing about them is
-    checked yet.
-    """
+    """A tool and its arguments, from a model, a caller or a plan, unchecked."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -64,7 +62,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What a seat asks for; `request_id` is unique within a tenant."""
+    """A tool call of a seat or caller; `request_id` is unique within a tenant."""
 
     request_id: str
     tool: str
@@ -74,7 +72,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """Exactly one for each call. `cached`: it stood from an earlier one, and nothing ran."""
+    """The result of a call. `cached`: it is from an earlier call, and nothing ran."""
 
     request_id: str
     tool: str
@@ -90,9 +88,7 @@ class ToolResult:
 @dataclass(frozen=True, slots=True)
 class Grant:
     """The tools (fnmatch patterns) that a seat may use, and path patterns (gitignore style) that it
-    may not
-    write. Writing what `judged` covers is allowed but gains nothing: judges use it as it was on the
-    base.
+    may not write. Paths in `judged` may be written, but judges use the base's version.
     """
 
     tools: tuple[str, ...]

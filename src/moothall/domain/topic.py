@@ -1,6 +1,4 @@
-"""What messages are about, in words of ours. Which subject of a bus carries a topic is said in that
-bus's registry alone.
-"""
+"""The topics of messages. Only the bus's registry maps them to subjects."""
 
 from __future__ import annotations
 
@@ -9,49 +7,48 @@ from enum import StrEnum
 
 
 class Channel(StrEnum):
-    """A kind of messages; each is about one thing, by whose id it is found again."""
+    """A kind of messages; each message is about one thing, named by an id."""
 
     STORIES = "stories"
-    """What happens to a story."""
+    """Events of stories."""
     RESULTS = "results"
-    """What happens in a deliberation, but for its end; by task."""
+    """Events of deliberations except their end; by task."""
     RESPONSES = "responses"
-    """How a deliberation ended, or that it is to end; by task."""
+    """The end of a deliberation, or its cancellation; by task."""
     WORDS = "words"
-    """What somebody says to a deliberation that is under way, or that it is to wait; by task."""
+    """Steering messages to a running deliberation, and pauses; by task."""
     PROGRESS = "progress"
-    """What an agent is at."""
+    """The progress of agents."""
     TOOLS = "tools"
     """Tool calls and workflows, by workspace."""
     AUDIT = "audit"
     """Records of tool calls, and alerts; by tenant."""
     COUNCILS = "councils"
-    """Who sits for a tenant."""
+    """The councils of a tenant."""
     WORK = "work"
-    """Deliberations to be taken, by role."""
+    """Queued deliberations, by role."""
     CALLS = "calls"
-    """Tool calls to be taken, by workspace."""
+    """Queued tool calls, by workspace."""
     CANCEL = "cancel"
     """Signal: stop a deliberation; by task."""
     STEER = "steer"
-    """Signal: something was said to a deliberation, or it is to wait or to go on; by task."""
+    """Signal: a steering message, pause or resumption of a deliberation; by task."""
     GROWING = "growing"
     """Signal: what a seat is writing; by task."""
     TAKEN = "taken"
-    """Signal: a host took up work that was delivered before; by task."""
+    """Signal: a host has taken over work that was delivered before; by task."""
     LINK = "link"
-    """Signal: bytes between a host and the link of a workspace's pod, by the pod and which of them
-    hears.
+    """Signal: bytes between a host and the link of a workspace's pod, by the pod and the
+    receiver.
     """
     FIGURES = "figures"
-    """Signal: the figures of a process."""
+    """Signal: the metrics of a process."""
     HOSTS = "hosts"
-    """Asked and answered: how each host is; by the fleet."""
+    """Requests: the state of each host; by the fleet."""
     GRAPH = "graph"
-    """Asked and answered: questions about the graph, by whoever writes it."""
+    """Requests: queries of the graph, by its writer."""
     REPOSITORIES = "repositories"
-    """Asked and answered: what hosts that share no disk need of repositories; by whoever is asked.
-    """
+    """Requests: repository data for hosts without a shared disk; by the host that is asked."""
 
     def of(self, about: str) -> Topic:
         """Return the topic of one thing."""
@@ -59,28 +56,28 @@ class Channel(StrEnum):
 
     @property
     def all(self) -> Topic:
-        """The topic of every thing."""
+        """The topic of everything in this channel."""
         return Topic(self, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One thing of a channel by its id, or, for None, all of them."""
+    """A thing of a channel by its id; None for all of them."""
 
     channel: Channel
     about: str | None
 
     def covers(self, other: Topic) -> bool:
-        """Whether every message of `other` is one of this too."""
+        """Return whether every message of `other` is also one of this topic."""
         return self.channel is other.channel and self.about in {None, other.about}
 
 
-HOUSE = Channel.REPOSITORIES.of("house")
-"""Whoever holds the repositories is asked here."""
+REPOSITORY_SERVICE = Channel.REPOSITORIES.of("house")
+"""The topic of requests to the process that has the repositories."""
 
 
 def deliberation_topics(task_id: str) -> tuple[Topic, ...]:
-    """Return the topics that tell the story of one deliberation."""
+    """Return the topics with the events of one deliberation."""
     return (
         Channel.RESULTS.of(task_id),
         Channel.RESPONSES.of(task_id),

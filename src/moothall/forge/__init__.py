@@ -1,3 +1,3 @@
-"""Issues of a forge, answered with pull requests: what it says and is told, what that means, and
-who looks after it.
+"""Answers issues of a forge with pull requests: the forge's API client, its webhooks, and the
+watch.
 """

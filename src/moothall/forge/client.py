@@ -1,8 +1,7 @@
-"""A forge over its REST API: GitHub's, or Gitea's and Forgejo's. What both call the same is said
-once.
+"""A REST client for a forge: GitHub, or Gitea and Forgejo.
 
-Each call is bounded in time and bytes and follows no redirect, so that the token goes to the forge
-alone.
+Each call is limited in time and bytes and follows no redirect, so that only the forge receives the
+token.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from moothall.config import ForgeSettings as Settings
 from moothall.domain.codec import wrong
 from moothall.errors import CallFailed, ConfigurationError, NotFound, Refused, Temporary
 
-_BYTES, _SAID, _PAGE, _PAGES = 8_000_000, 300, 50, 200
-_MAY_WRITE = frozenset({"owner", "admin", "maintain", "write"})
-_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-_BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
-_CHANGES = frozenset({"CHANGES_REQUESTED", "REQUEST_CHANGES"})
+_MAX_RESPONSE_BYTES, _MESSAGE_CHARS, _PAGE_SIZE, _MAX_PAGES = 8_000_000, 300, 50, 200
+_WRITE_PERMISSIONS = frozenset({"owner", "admin", "maintain", "write"})
+_REFUSED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_BUSY_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
+_CHANGE_REQUEST_STATES = frozenset({"CHANGES_REQUESTED", "REQUEST_CHANGES"})
 M = TypeVar("M", bound="ForgeData")
 Text = Annotated[str, BeforeValidator(lambda value: value or "")]
-"""Where a forge says null for no text."""
+"""A text for which a forge may send null."""
 
 
 class ForgeData(BaseModel):
-    """What a forge says; all else that it says is left."""
+    """Data of a forge; unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class ForgeComment(ForgeData):
-    """Somebody's words: a comment, or a review."""
+    """A comment or a review."""
 
     id: int
     body: Text = ""
@@ -59,12 +58,12 @@ class ForgeComment(ForgeData):
 
     @property
     def requests_changes(self) -> bool:
-        """Whether it is a review that stands and wants something else."""
-        return self.state.upper() in _CHANGES and not self.dismissed
+        """Whether it is an active review that requests changes."""
+        return self.state.upper() in _CHANGE_REQUEST_STATES and not self.dismissed
 
 
 class ReviewComment(ForgeData):
-    """What a review says of a line."""
+    """A review's comment on a line."""
 
     path: str
     body: Text = ""
@@ -72,13 +71,13 @@ class ReviewComment(ForgeData):
 
 
 class IssueLabel(ForgeData):
-    """What an issue carries."""
+    """A label of an issue."""
 
     name: str
 
 
 class Issue(ForgeData):
-    """An issue; on GitHub also a pull request, which then says so."""
+    """An issue. GitHub's list of issues includes pull requests, which have `pull_request`."""
 
     number: int
     title: Text = ""
@@ -89,9 +88,7 @@ class Issue(ForgeData):
 
 
 class PullRequest(ForgeData):
-    """A pull request; `source` is the repository in which its branch lies, empty where that is
-    gone.
-    """
+    """A pull request. `source` is the repository of its branch, empty if that was deleted."""
 
     number: int
     state: str
@@ -114,17 +111,17 @@ class _Account(ForgeData):
     login: str
 
 
-class _More(NamedTuple):
-    """Whether a forge names a next page, and how many there are in all, where it says so."""
+class _Pagination(NamedTuple):
+    """Whether there is a next page, and the total number of items, 0 if the forge does not tell."""
 
     next: bool
     total: int
 
 
 class ForgeClient:
-    """The forge of the settings, as the account of its token. Methods raise `Temporary` where it
-    cannot be reached or has too much to do, `Refused` where the token may not, `NotFound`, and
-    `CallFailed` for an answer that is none.
+    """A client of the configured forge. Methods raise `Temporary` if the forge is unreachable or
+    overloaded, `Refused` if the token lacks a permission, `NotFound`, and `CallFailed` for an
+    invalid response.
     """
 
     def __init__(self, settings: Settings, session: aiohttp.ClientSession, token: str) -> None:
@@ -133,157 +130,169 @@ class ForgeClient:
         self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
 
     async def account(self) -> str:
-        """Return whose token it is."""
-        return (await self._one(_Account, "/user")).login
+        """Return the login of the token's account."""
+        return (await self._get_one(_Account, "/user")).login
 
     async def default_branch(self, repository: str) -> str:
-        """Return the branch that pull requests are for."""
-        return (await self._one(_Repository, f"/repos/{repository}")).default_branch
+        """Return the repository's default branch."""
+        return (await self._get_one(_Repository, f"/repos/{repository}")).default_branch
 
     async def issues(self, repository: str, label: str = "") -> list[Issue]:
-        """Return the open issues, those with a label alone where one is named."""
-        asked = {"state": "open", "type": "issues", **({"labels": label} if label else {})}
+        """Return the open issues, with `label` only those that have it."""
+        filters = {"state": "open", "type": "issues", **({"labels": label} if label else {})}
         return [
             issue
-            for issue in await self._all(Issue, f"/repos/{repository}/issues", asked)
+            for issue in await self._get_all(Issue, f"/repos/{repository}/issues", filters)
             if issue.pull_request is None
         ]
 
     async def comments(self, repository: str, number: int) -> list[ForgeComment]:
-        """Return what was said to an issue or pull request, the oldest first."""
+        """Return the comments of an issue or pull request, oldest first."""
         return sorted(
-            await self._all(ForgeComment, f"/repos/{repository}/issues/{number}/comments"),
-            key=lambda post: post.id,
+            await self._get_all(ForgeComment, f"/repos/{repository}/issues/{number}/comments"),
+            key=lambda comment: comment.id,
         )
 
     async def comment(self, repository: str, number: int, body: str) -> None:
-        """Say something to an issue or pull request."""
-        await self._ask(
+        """Comment on an issue or pull request."""
+        await self._send_request(
             "POST", f"/repos/{repository}/issues/{number}/comments", body={"body": body}
         )
 
     async def may_write(self, repository: str, login: str) -> bool:
-        """Whether somebody may push to a repository."""
+        """Return whether an account may push to a repository."""
         try:
-            said = await self._one(
+            access = await self._get_one(
                 _Access, f"/repos/{repository}/collaborators/{quote(login, safe='')}/permission"
             )
         except NotFound:
             return False
-        return said.permission in _MAY_WRITE
+        return access.permission in _WRITE_PERMISSIONS
 
-    async def pull_of(self, repository: str, branch: str, author: str) -> PullRequest | None:
+    async def find_pull(self, repository: str, branch: str, author: str) -> PullRequest | None:
         """Return the newest pull request that `author` opened for a branch of the repository
-        itself; nobody else's, and none of a fork.
+        itself, ignoring forks.
         """
-        asked = {
+        filters = {
             "state": "all",
             "head": f"{repository.partition('/')[0]}:{branch}",
             "poster": author,
         }
-        found = [
+        pulls = [
             pull
-            for pull in await self._all(PullRequest, f"/repos/{repository}/pulls", asked)
+            for pull in await self._get_all(PullRequest, f"/repos/{repository}/pulls", filters)
             if pull.branch == branch
             and pull.author == author
             and pull.source.lower() == repository.lower()
         ]
-        return max(found, key=lambda pull: pull.number, default=None)
+        return max(pulls, key=lambda pull: pull.number, default=None)
 
-    async def open_pull(
+    async def create_pull(
         self, repository: str, title: str, body: str, *, branch: str, onto: str
     ) -> int:
         """Open a pull request and return its number."""
-        said = {"title": title, "body": body, "head": branch, "base": onto}
-        told, _ = await self._ask("POST", f"/repos/{repository}/pulls", body=said)
-        pull: PullRequest = _read(PullRequest, told)
+        body_fields = {"title": title, "body": body, "head": branch, "base": onto}
+        document, _ = await self._send_request(
+            "POST", f"/repos/{repository}/pulls", body=body_fields
+        )
+        pull: PullRequest = _parse(PullRequest, document)
         return pull.number
 
     async def reviews(self, repository: str, number: int) -> list[ForgeComment]:
-        """Return the reviews of a pull request, the oldest first."""
+        """Return the reviews of a pull request, oldest first."""
         return sorted(
-            await self._all(ForgeComment, f"/repos/{repository}/pulls/{number}/reviews"),
-            key=lambda post: post.id,
+            await self._get_all(ForgeComment, f"/repos/{repository}/pulls/{number}/reviews"),
+            key=lambda review: review.id,
         )
 
-    async def remarks(self, repository: str, number: int, review: int) -> list[ReviewComment]:
-        """Return what a review says of lines."""
-        return await self._all(
+    async def review_comments(
+        self, repository: str, number: int, review: int
+    ) -> list[ReviewComment]:
+        """Return the comments of a review on lines."""
+        return await self._get_all(
             ReviewComment, f"/repos/{repository}/pulls/{number}/reviews/{review}/comments"
         )
 
-    async def _one(self, kind: type[M], path: str) -> M:
-        one: M = _read(kind, (await self._ask("GET", path))[0])
-        return one
+    async def _get_one(self, type_: type[M], path: str) -> M:
+        document: M = _parse(type_, (await self._send_request("GET", path))[0])
+        return document
 
-    async def _all(
-        self, kind: type[M], path: str, asked: Mapping[str, str] | None = None
+    async def _get_all(
+        self, type_: type[M], path: str, filters: Mapping[str, str] | None = None
     ) -> list[M]:
-        """Return every page. A forge that gives all at once names no next one."""
-        found: list[M] = []
-        for page in range(1, _PAGES + 1):
-            paged = {
-                **(asked or {}),
+        """Return the items of all pages. A forge that returns everything at once names no next
+        page.
+        """
+        all_items: list[M] = []
+        for page in range(1, _MAX_PAGES + 1):
+            parameters = {
+                **(filters or {}),
                 "page": str(page),
-                "per_page": str(_PAGE),
-                "limit": str(_PAGE),
+                "per_page": str(_PAGE_SIZE),
+                "limit": str(_PAGE_SIZE),
             }
-            told, more = await self._ask("GET", path, paged)
-            items = _read(TypeAdapter(list[kind]), told)  # type: ignore[valid-type] # known when it runs
-            found += items
-            if not items or not (more.next or more.total > len(found)):
-                return found
-        raise CallFailed(f"the forge has more than {_PAGE * _PAGES} of {path}")
+            document, pagination = await self._send_request("GET", path, parameters)
+            items = _parse(TypeAdapter(list[type_]), document)  # type: ignore[valid-type] # known when it runs
+            all_items += items
+            if not items or not (pagination.next or pagination.total > len(all_items)):
+                return all_items
+        raise CallFailed(f"the forge has more than {_PAGE_SIZE * _MAX_PAGES} of {path}")
 
-    async def _ask(
+    async def _send_request(
         self,
         method: str,
         path: str,
-        asked: Mapping[str, str] | None = None,
+        parameters: Mapping[str, str] | None = None,
         body: Mapping[str, str] | None = None,
-    ) -> tuple[Any, _More]:
-        """Return what the forge says, and what it says of further pages."""
-        where = f"{method} {path}"
+    ) -> tuple[Any, _Pagination]:
+        """Return the response's document and pagination."""
+        call = f"{method} {path}"
         try:
             async with self._session.request(
                 method,
                 self._root + path,
-                params=asked,
+                params=parameters,
                 json=body,
                 headers=self._headers,
                 allow_redirects=False,
-            ) as answer:
-                raw = await whole_body(answer.content.readexactly, _BYTES)
-                if raw is None:
-                    raise CallFailed(f"the forge answers {where} with more than {_BYTES} bytes")
-                status, waiting = answer.status, _retry_after(answer.headers)
-                total = answer.headers.get("X-Total-Count", "")
-                more = _More("next" in answer.links, int(total) if total.isdecimal() else 0)
+            ) as response:
+                content = await whole_body(response.content.readexactly, _MAX_RESPONSE_BYTES)
+                if content is None:
+                    raise CallFailed(
+                        f"the forge answers {call} with more than {_MAX_RESPONSE_BYTES} bytes"
+                    )
+                status, retry_after = response.status, _retry_after(response.headers)
+                total = response.headers.get("X-Total-Count", "")
+                pagination = _Pagination(
+                    "next" in response.links, int(total) if total.isdecimal() else 0
+                )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Temporary(
-                f"the forge cannot be reached: {str(error) or type(error).__name__}"[:_SAID]
+                f"the forge cannot be reached: {str(error) or type(error).__name__}"[
+                    :_MESSAGE_CHARS
+                ]
             ) from error
-        told = _document(raw)
+        document = _parse_json(content)
         if status in {HTTPStatus.OK, HTTPStatus.CREATED}:
-            return told, more
-        reason = str(told.get("message", "")) if isinstance(told, dict) else ""
-        said = f"the forge answers {where} with {status}: {reason}"[:_SAID]
+            return document, pagination
+        reason = str(document.get("message", "")) if isinstance(document, dict) else ""
+        message = f"the forge answers {call} with {status}: {reason}"[:_MESSAGE_CHARS]
         if (
             status >= HTTPStatus.INTERNAL_SERVER_ERROR
-            or status in _BUSY
-            or (status == HTTPStatus.FORBIDDEN and waiting)
+            or status in _BUSY_STATUSES
+            or (status == HTTPStatus.FORBIDDEN and retry_after)
         ):
-            raise Temporary(said, float(waiting) if waiting.isdecimal() else None)
+            raise Temporary(message, float(retry_after) if retry_after.isdecimal() else None)
         raise (
-            Refused(said)
-            if status in _REFUSED
-            else NotFound(said)
+            Refused(message)
+            if status in _REFUSED_STATUSES
+            else NotFound(message)
             if status == HTTPStatus.NOT_FOUND
-            else CallFailed(said)
+            else CallFailed(message)
         )
 
 
-def _document(raw: bytes) -> Any:
+def _parse_json(raw: bytes) -> Any:
     try:
         return json.loads(raw) if raw else None
     except (ValueError, RecursionError):
@@ -291,31 +300,29 @@ def _document(raw: bytes) -> Any:
 
 
 def _retry_after(headers: Mapping[str, str]) -> str:
-    """Return for how many seconds the forge wants not to be asked, '' where it says nothing of
-    that.
-    """
+    """Return the seconds to wait that the forge asks for, '' if it asks for none."""
     reset = headers.get("X-RateLimit-Reset", "")
     if headers.get("X-RateLimit-Remaining") == "0" and reset.isdecimal():
         return str(max(int(reset) - int(time.time()), 1))
     return headers.get("Retry-After", "")
 
 
-def _read(kind: type[M] | TypeAdapter[Any], told: Any) -> Any:
+def _parse(type_: type[M] | TypeAdapter[Any], document: Any) -> Any:
     try:
         return (
-            kind.validate_python(told)
-            if isinstance(kind, TypeAdapter)
-            else kind.model_validate(told)
+            type_.validate_python(document)
+            if isinstance(type_, TypeAdapter)
+            else type_.model_validate(document)
         )
     except ValidationError as error:
         raise CallFailed(
-            f"what the forge says is not what its API says: {wrong(error)}"[:_SAID]
+            f"what the forge says is not what its API says: {wrong(error)}"[:_MESSAGE_CHARS]
         ) from None
 
 
 def api_of(settings: Settings) -> str:
-    """Return the root of the forge's API. Raises `ConfigurationError` for an address over which
-    others could read along.
+    """Return the root URL of the forge's API. Raises `ConfigurationError` for a URL without
+    encryption.
     """
     url = settings.url.rstrip("/")
     check_address("forge.url", url)
@@ -326,7 +333,7 @@ def api_of(settings: Settings) -> str:
 
 @asynccontextmanager
 async def forge_client(settings: Settings) -> AsyncIterator[ForgeClient]:
-    """Connect to the forge of the settings. Raises `ConfigurationError`."""
+    """Connect to the configured forge. Raises `ConfigurationError`."""
     if settings.token is None:
         raise ConfigurationError(
             "forge.token is missing: set forge.token_file, or MOOTHALL_FORGE__TOKEN"

@@ -1,5 +1,5 @@
-"""A forge's webhooks. What they say is not believed, nor even read: one that the forge signed lets
-us look at the forge at once.
+"""A forge's webhooks. Their content is not read: a webhook signed by the forge makes the watch
+check the forge at once.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from aiohttp import web
 from moothall.config import ForgeSettings as Settings
 from moothall.errors import ConfigurationError
 
-_BYTES = 26_000_000  # GitHub sends up to 25 MB
+_MAX_BODY_BYTES = 26_000_000  # GitHub sends up to 25 MB
 
 
 def is_signed(secret: str, body: bytes, signature: str) -> bool:
-    """Whether the signature, `sha256=HEX` or HEX, is that of the body by the secret."""
-    made = hmac.new(secret.encode(), body, sha256).hexdigest()
+    """Return whether a signature, `sha256=HEX` or HEX, is that of the body with the secret."""
+    expected = hmac.new(secret.encode(), body, sha256).hexdigest()
     return hmac.compare_digest(
-        made.encode(), signature.removeprefix("sha256=").encode("utf-8", "surrogateescape")
+        expected.encode(), signature.removeprefix("sha256=").encode("utf-8", "surrogateescape")
     )
 
 
 @asynccontextmanager
-async def hearing(settings: Settings, wake: Callable[[], None]) -> AsyncIterator[int]:
-    """Hear webhooks of the forge until the block ends; yield the port, 0 where none are heard.
+async def serve_webhooks(settings: Settings, wake: Callable[[], None]) -> AsyncIterator[int]:
+    """Accept the forge's webhooks until the block ends. Yield the port, 0 if webhooks are disabled.
     Raises `ConfigurationError`.
     """
     if settings.webhook_port is None or settings.webhook_secret is None:
@@ -35,16 +35,16 @@ async def hearing(settings: Settings, wake: Callable[[], None]) -> AsyncIterator
         return
     secret = settings.webhook_secret.get_secret_value()
 
-    async def hear(request: web.Request) -> web.Response:
-        said = request.headers
-        signature = said.get("X-Hub-Signature-256") or said.get("X-Gitea-Signature") or ""
+    async def handle_webhook(request: web.Request) -> web.Response:
+        headers = request.headers
+        signature = headers.get("X-Hub-Signature-256") or headers.get("X-Gitea-Signature") or ""
         if not is_signed(secret, await request.read(), signature):
             return web.Response(status=401, text="not signed with forge.webhook_secret\n")
         wake()
         return web.Response(status=204)
 
-    app = web.Application(client_max_size=_BYTES)
-    app.router.add_post("/", hear)
+    app = web.Application(client_max_size=_MAX_BODY_BYTES)
+    app.router.add_post("/", handle_webhook)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

@@ -448,7 +448,7 @@ class DeliberationService:
         pauses = Pauses.of(
             [recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task_key),))]
         )
-        if pauses.held is paused:
+        if pauses.is_paused is paused:
             return False
         number = len(pauses.turns)
         event = write(

@@ -16,7 +16,7 @@ from moothall.domain import codec
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
 from moothall.domain.task import RepositoryRef
-from moothall.domain.topic import HOUSE, Channel
+from moothall.domain.topic import REPOSITORY_SERVICE, Channel
 from moothall.errors import InvalidRequest, NotFound, Temporary
 from moothall.repositories.bundle_transfer import Ask, BundleOffer, BundleServer, Said, ask
 from moothall.repositories.bundles import newest
@@ -52,7 +52,7 @@ class RemoteRepositories(RepositoryService):
             "tenant": tenant,
             "haves": haves,
         }
-        said = await ask(self._bus, HOUSE, wanted)
+        said = await ask(self._bus, REPOSITORY_SERVICE, wanted)
         base, entry, offer = (
             codec.load(Base, said.get("base")),
             _record(said.get("entry")),
@@ -102,7 +102,7 @@ class RemoteRepositories(RepositoryService):
             "tenant": entry.tenant,
             "haves": await newest(clone),
         }
-        said = await ask(self._bus, HOUSE, wanted)
+        said = await ask(self._bus, REPOSITORY_SERVICE, wanted)
         await self._take(clone, codec.load(BundleOffer, said.get("offer")))
         sha = str(said.get("sha"))
         await clone.entries(sha)
@@ -119,7 +119,9 @@ class RemoteRepositories(RepositoryService):
             "offer": codec.dump(offer),
         }
         said = await ask(
-            self._bus, HOUSE, {**wanted, "base_sha": base_sha, "sha": sha, "branch": branch}
+            self._bus,
+            REPOSITORY_SERVICE,
+            {**wanted, "base_sha": base_sha, "sha": sha, "branch": branch},
         )
         return str(said.get("branch")), str(said.get("origin"))
 

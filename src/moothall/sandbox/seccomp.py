@@ -142,7 +142,7 @@ def _spare_the_executor(rules: Any, refuse: int) -> None:
     kernel sends for a file, by limits.
 
     The last way, `kill(-1)`, it needs itself: see
-    `moothall.sandbox_runtime.confinement.spare_the_others`.
+    `moothall.sandbox_runtime.confinement.block_signals_to_all`.
     """
     import pyseccomp
 

@@ -1,10 +1,10 @@
-"""The first process of a browser's sandbox, run as a script: opens the port of the proxy, hands it
-out, becomes Chromium.
+"""The first process of a browser's sandbox, run as a script: opens the proxy's port, passes it out,
+and becomes Chromium.
 
-The sandbox has a loopback of its own and no other network. What listens there was opened inside and
-is served outside: argv[1] is the descriptor of a socket to the side that asked, over which the
-listening socket is sent, and which then is Chromium's debugging pipe. argv[2:] is the command;
-`{proxy}` in it is where the proxy listens.
+The sandbox has its own loopback and no other network. Its listening socket is opened inside and
+served outside: argv[1] is the descriptor of a socket to the caller, over which the listening socket
+is sent, and which then is Chromium's debugging pipe. argv[2:] is the command; `{proxy}` in it is
+replaced by the proxy's address.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import sys
 
 
 def open_port(pipe: int) -> int:
-    """Open a port of this network's loopback, hand it out over the descriptor of a socket, and
-    return its number.
+    """Listen on a port of this network's loopback, send the listening socket over the descriptor of
+    a socket, and return the port.
     """
     with (
         socket.socket(fileno=os.dup(pipe)) as outside,
-        socket.create_server(("127.0.0.1", 0), backlog=128) as listening,
+        socket.create_server(("127.0.0.1", 0), backlog=128) as server,
     ):
-        socket.send_fds(outside, [b"\n"], [listening.fileno()])
-        return int(listening.getsockname()[1])
+        socket.send_fds(outside, [b"\n"], [server.fileno()])
+        return int(server.getsockname()[1])
 
 
 def main() -> None:
-    """Never returns."""
+    """Start Chromium; never returns."""
     pipe = int(sys.argv[1])
     port = open_port(pipe)
     for descriptor in (3, 4):  # where Chromium looks for it

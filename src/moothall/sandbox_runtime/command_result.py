@@ -1,4 +1,4 @@
-"""How a command inside the sandbox ended. Standard library only: part of the executor."""
+"""The result of a command in the sandbox. Standard library only: part of the executor."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ if TYPE_CHECKING:
 
 
 class CommandResult:
-    """`status` is a tool status; `output` is head and tail of what was printed; `total` all its
-    bytes; `contended` the seconds spent waiting for a core. `left` names the processes that were
-    ended with it.
+    """`status` is a tool status. `output` is the head and tail of the output, `total` its size in
+    bytes. `contended`: the seconds spent waiting for a core. `left`: the processes that had to be
+    killed with the command.
     """
 
     __slots__ = (
@@ -43,11 +43,11 @@ class CommandResult:
         self.contended, self.left = contended, left
 
     def usage(self) -> dict[str, int]:
-        """Return what the kernel measured, children included."""
+        """Return the kernel's measurements, children included."""
         return {"cpu_ms": self.cpu_ms, "max_rss_bytes": self.max_rss_bytes}
 
     def document(self) -> dict[str, Any]:
-        """Return it as a message."""
+        """Return the result as a message."""
         return {
             "status": self.status,
             "exit_code": self.exit_code,

@@ -1,7 +1,7 @@
-"""Running one command inside the sandbox, watched. Standard library only: part of the executor.
+"""Runs and supervises one command inside the sandbox. Standard library only: part of the executor.
 
-Only one command runs at a time, and nothing else lives in this pid namespace: so `kill(-1)` ends
-exactly the command and all that it started, daemons included.
+Only one command runs at a time, and nothing else is in this pid namespace. `kill(-1)` therefore
+ends exactly the command and everything that it started, daemons included.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import time
 
 from moothall.sandbox_runtime.command_result import CommandResult
-from moothall.sandbox_runtime.confinement import spare_the_others
+from moothall.sandbox_runtime.confinement import block_signals_to_all
 from moothall.sandbox_runtime.pressure import Contention
 from moothall.sandbox_runtime.processes import (
     PeakUsage,
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 
 _SAMPLE_SECONDS = 0.05
-_OUTPUT_FACTOR = 100  # a command that prints this many times what is kept is stopped
+_OUTPUT_FACTOR = 100  # a command is stopped at this multiple of the kept output
 _HINT_BYTES = 4000
 _NICE = 5
 _INTERRUPT_SECONDS = 2.0
 _LINGER_SECONDS, _LINGER_STEP_MS = 0.5, 20
-_NAMED = 5
-_STILL_SECONDS = 2.0  # that the watch wakes late
+_MAX_NAMED_PROCESSES = 5
+_STALL_SECONDS = 2.0  # of delay that count as a stall
 _NEVER = float("inf")
-_BY_SHELL = 128  # a shell's exit code is this plus the signal that ended its command
+_SHELL_SIGNAL_BASE = 128  # a shell's exit code is this plus the signal that ended its command
 
-# Texts: compiling them costs start time, and only a command that fails needs them.
+# Not compiled: that costs start time, and only failed commands need the patterns.
 _HINTS = (
     ("memory", r"(?im)^(?:\w+\.)?MemoryError|Cannot allocate memory|out of memory"),
     (
@@ -61,12 +61,11 @@ _HINTS = (
 )
 
 
-# No dataclasses here: what makes them costs the executor more time at its start than all of its own
-# code.
+# No dataclasses here: importing their module would double the executor's start time.
 class CommandLimits:
-    """Limits of one command; `in_cgroup`: the kernel sees to its memory; `any_output`: output is
-    unlimited, and only the kept part is bounded. Time spent waiting for a core does not count in
-    `wall_seconds`; `most_seconds` is the hard limit.
+    """The limits of a command. `in_cgroup`: the kernel enforces the memory limit. `any_output`:
+    output is unlimited, only the kept part is bounded. Time spent waiting for a core does not count
+    as `wall_seconds`; `most_seconds` is the hard limit.
     """
 
     __slots__ = (
@@ -100,8 +99,8 @@ class CommandLimits:
         self.processes, self.file_bytes, self.in_cgroup = processes, file_bytes, in_cgroup
 
 
-class _Kept:
-    """The head and the tail of what is printed."""
+class _OutputBuffer:
+    """The head and the tail of the output."""
 
     def __init__(self, limit: int) -> None:
         self._half = max(1, limit // 2)
@@ -110,9 +109,9 @@ class _Kept:
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
-        room = self._half - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:] if room > 0 else data
+        remaining = self._half - len(self._head)
+        self._head += data[:remaining]
+        self._tail += data[remaining:] if remaining > 0 else data
         if len(self._tail) > 2 * self._half:
             del self._tail[: -self._half]
 
@@ -127,51 +126,49 @@ class _Kept:
         )
 
 
-def _become(
-    argv: Sequence[str], cwd: str, env: Mapping[str, str], walls: CommandLimits
+def _exec_command(
+    argv: Sequence[str], cwd: str, env: Mapping[str, str], limits: CommandLimits
 ) -> NoReturn:
-    """In the child: set limits, run."""
+    """Set the limits and execute the command, in the child."""
     try:
         os.chdir(cwd)
-        cpu = max(1, round(walls.cpu_seconds))
+        cpu = max(1, round(limits.cpu_seconds))
         resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (walls.file_bytes, walls.file_bytes))
-        if not walls.in_cgroup:
-            resource.setrlimit(resource.RLIMIT_DATA, (walls.memory_bytes, walls.memory_bytes))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
+        if not limits.in_cgroup:
+            resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
         os.nice(_NICE)
         # Python ignores the first two, and the executor the third; other programs expect the
-        # default.
+        # defaults.
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        spare_the_others()
+        block_signals_to_all()
         os.execvpe(argv[0], list(argv), dict(env))  # noqa: S606 - no shell is what we want
     except OSError as error:
         os.write(2, f"cannot run {argv[0]!r}: {error.strerror}\n".encode())
     os._exit(127)
 
 
-def run(
+def run_command(
     argv: Sequence[str],
     *,
     cwd: str,
     env: Mapping[str, str],
-    walls: CommandLimits,
+    limits: CommandLimits,
     wakeup: int,
     stopped: Callable[[], str],
     side: RpcChannel | None = None,
     reader: RunningCheck | None = None,
     shell: Output | None = None,
 ) -> CommandResult:
-    """Run a command to its end, or to the first wall. `wakeup` is a descriptor to listen to
-    meanwhile:
-    when it is readable `stopped` is called, and what it returns, unless empty, ends the command
-    with that status.
-    `shell` keeps the output of a command of the shell, which is interrupted before it is ended, so
-    that it can say where it was.
+    """Run a command until it ends or exceeds a limit. When the descriptor `wakeup` is readable,
+    `stopped` is called; a non-empty result ends the command with that status. `shell` keeps the
+    output of a shell command, which is interrupted before it is killed, so that it can print its
+    position.
     """
-    return _watch(
-        lambda: _become(argv, cwd, env, walls),
-        walls,
+    return _supervise(
+        lambda: _exec_command(argv, cwd, env, limits),
+        limits,
         wakeup,
         stopped,
         side,
@@ -180,20 +177,20 @@ def run(
     )
 
 
-def call(
-    function: Callable[[], bytes], *, walls: CommandLimits, wakeup: int, stopped: Callable[[], str]
+def run_in_child(
+    function: Callable[[], bytes], *, limits: CommandLimits, wakeup: int, stopped: Callable[[], str]
 ) -> CommandResult:
-    """Run a function of ours in a child, so that it can be stopped. Its bytes come back as the
-    output.
+    """Run one of our functions in a child, so that it can be stopped. The bytes that it returns are
+    the output.
     """
 
     def child() -> NoReturn:
         code = 1
         try:
-            cpu = max(1, round(walls.cpu_seconds))
+            cpu = max(1, round(limits.cpu_seconds))
             resource.setrlimit(
                 resource.RLIMIT_CPU, (cpu, cpu + 1)
-            )  # the first is a signal that says why
+            )  # the soft limit sends a signal that tells the reason
             data = memoryview(function())
             while data:
                 data = data[os.write(1, data) :]
@@ -201,12 +198,12 @@ def call(
         finally:
             os._exit(code)
 
-    return _watch(child, walls, wakeup, stopped)
+    return _supervise(child, limits, wakeup, stopped)
 
 
-def _watch(
+def _supervise(
     child: Callable[[], NoReturn],
-    walls: CommandLimits,
+    limits: CommandLimits,
     wakeup: int,
     stopped: Callable[[], str],
     side: RpcChannel | None = None,
@@ -214,250 +211,260 @@ def _watch(
     reader: RunningCheck | None = None,
     shell: Output | None = None,
 ) -> CommandResult:
-    begun = time.monotonic()
-    reading, writing = os.pipe2(os.O_CLOEXEC)
+    start_time = time.monotonic()
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         os.setsid()
-        silence = os.open("/dev/null", os.O_RDONLY)
-        for source, target in ((silence, 0), (writing, 1), (writing, 2)):
+        null_fd = os.open("/dev/null", os.O_RDONLY)
+        for source, target in ((null_fd, 0), (write_fd, 1), (write_fd, 2)):
             os.dup2(source, target)
         child()
-    os.close(writing)
+    os.close(write_fd)
     if side:
-        side.close_theirs()
-    watch = _Watch(
-        reading, os.pidfd_open(pid), wakeup, walls=walls, begun=begun, side=side, reader=reader
+        side.close_child_end()
+    supervisor = _Supervisor(
+        read_fd,
+        os.pidfd_open(pid),
+        wakeup,
+        limits=limits,
+        start_time=start_time,
+        side=side,
+        reader=reader,
     )
-    left: list[str] = []
+    left_running: list[str] = []
     if shell:
-        watch.kept = shell
+        supervisor.kept = shell
     try:
-        status = watch.until_end(stopped)
-        seconds = time.monotonic() - begun
+        status = supervisor.wait_for_end(stopped)
+        seconds = time.monotonic() - start_time
         if shell and status == "timeout":
-            watch.interrupt()
+            supervisor.interrupt()
         if status:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _, waited, used = os.wait4(pid, 0)
-        if waited:  # what it left tells why, if it was quicker than the samples
-            sample(watch.seen)
+        _, waited, usage = os.wait4(pid, 0)
+        if waited:  # its remaining processes may show the reason, if no sample did
+            sample(supervisor.peak)
         if shell and not status:
-            left = watch.linger()
+            left_running = supervisor.linger()
         kill_all()
-        watch.drain()
+        supervisor.drain()
         if reader:
-            watch.kept.add(reader.end())
+            supervisor.kept.add(reader.end())
     finally:
-        watch.close()
-    output = watch.kept.bytes()
+        supervisor.close()
+    output = supervisor.kept.bytes()
     code = os.waitstatus_to_exitcode(waited)
-    cpu = max(used.ru_utime + used.ru_stime, watch.seen.cpu_seconds)
+    cpu = max(usage.ru_utime + usage.ru_stime, supervisor.peak.cpu_seconds)
     return CommandResult(
-        status=status or explain_end(code, output, watch.seen, walls, cpu),
+        status=status or explain_end(code, output, supervisor.peak, limits, cpu),
         exit_code=code,
         output=output,
-        total=watch.kept.total,
+        total=supervisor.kept.total,
         seconds=seconds,
         cpu_ms=round(cpu * 1000),
-        max_rss_bytes=max(used.ru_maxrss * 1024, watch.seen.memory),
-        contended=watch.contended,
-        left=tuple(left[:_NAMED]),
+        max_rss_bytes=max(usage.ru_maxrss * 1024, supervisor.peak.memory),
+        contended=supervisor.contended,
+        left=tuple(left_running[:_MAX_NAMED_PROCESSES]),
     )
 
 
-class _Watch:
-    """Follows a child: its output, its end, its walls."""
+class _Supervisor:
+    """Follows a child: its output, its end, its limits."""
 
     def __init__(
         self,
-        reading: int,
-        leader: int,
+        read_fd: int,
+        child_pidfd: int,
         wakeup: int,
         *,
-        walls: CommandLimits,
-        begun: float,
+        limits: CommandLimits,
+        start_time: float,
         side: RpcChannel | None,
         reader: RunningCheck | None,
     ) -> None:
-        self.kept: _Kept | Output = _Kept(walls.output_bytes)
-        self.seen = PeakUsage()
-        self._reading, self._leader, self._wakeup = reading, leader, wakeup
-        self._walls, self._deadline, self._last = (
-            walls,
-            begun + walls.wall_seconds,
-            begun + walls.most_seconds,
+        self.kept: _OutputBuffer | Output = _OutputBuffer(limits.output_bytes)
+        self.peak = PeakUsage()
+        self._read_fd, self._child_pidfd, self._wakeup = read_fd, child_pidfd, wakeup
+        self._limits, self._deadline, self._hard_deadline = (
+            limits,
+            start_time + limits.wall_seconds,
+            start_time + limits.most_seconds,
         )
-        self._contention, self._looked = Contention(), 0.0
-        self.contended = self._forgiven = 0.0
-        self._side, self._hears = side, False
+        self._contention, self._contention_read = Contention(), 0.0
+        self.contended = self._granted = 0.0
+        self._side, self._is_registered = side, False
         self._reader = reader
         self._next_sample = time.monotonic() + _SAMPLE_SECONDS
         self._poll = select.poll()
-        for descriptor in (reading, leader, wakeup):
+        for descriptor in (read_fd, child_pidfd, wakeup):
             self._poll.register(descriptor, select.POLLIN)
 
-    def until_end(self, stopped: Callable[[], str]) -> str:
-        """Return '' when the child ended by itself, or the status for which it has to be
-        stopped.
-        """
+    def wait_for_end(self, stopped: Callable[[], str]) -> str:
+        """Return '' if the child ended by itself, or the status with which it must be stopped."""
         due = time.monotonic()
         while True:
             now = time.monotonic()
-            self._forgive(now - due)
-            if now >= self._until() and not self._has_more_time():
+            self._extend_for_stall(now - due)
+            if now >= self._effective_deadline() and not self._has_more_time():
                 return "timeout"
-            self._listen()
-            due = max(now, min(self._until(), self._next_sample))
-            ready = {at for at, _ in self._poll.poll((due - now) * 1000)}
-            if self._reading in ready:
+            self._update_registration()
+            due = max(now, min(self._effective_deadline(), self._next_sample))
+            ready = {descriptor for descriptor, _ in self._poll.poll((due - now) * 1000)}
+            if self._read_fd in ready:
                 self._read()
-            if self._side and self._side.ours in ready:
-                self._side.hear()
+            if self._side and self._side.own_fd in ready:
+                self._side.receive()
             if self._wakeup in ready and (reason := stopped()):
                 return reason
-            if self._leader in ready:
+            if self._child_pidfd in ready:
                 return ""
-            if broken := self._broken_wall():
-                return broken
+            if exceeded := self._check_limits():
+                return exceeded
 
-    def _forgive(self, late: float) -> None:
-        """Give back the time in which all stood still, as on a machine that was paused."""
-        if late > _STILL_SECONDS:
-            self._deadline += late
-            self._last += late
+    def _extend_for_stall(self, delay: float) -> None:
+        """Extend the deadlines by the time in which everything stood still, as on a paused
+        machine.
+        """
+        if delay > _STALL_SECONDS:
+            self._deadline += delay
+            self._hard_deadline += delay
             if self._reader:
-                self._reader.forgive(late)
+                self._reader.extend_for_stall(delay)
 
     def _has_more_time(self) -> bool:
-        """Give back the time in which it waited for a core."""
+        """Extend the deadline by the time that the command waited for a core."""
         self._note_contention()
-        owed = self.contended - self._forgiven
-        more = min(owed, self._last - self._deadline)
-        if self._side or more < _SAMPLE_SECONDS:
+        owed = self.contended - self._granted
+        extension = min(owed, self._hard_deadline - self._deadline)
+        if self._side or extension < _SAMPLE_SECONDS:
             if owed < _SAMPLE_SECONDS:
-                self.contended = 0.0  # all waiting was given back, so it had its full time
+                self.contended = (
+                    0.0  # the deadline covered all waiting, so the command had its full time
+                )
             return False
-        self._forgiven = self.contended
-        self._deadline += more
+        self._granted = self.contended
+        self._deadline += extension
         return True
 
     def _note_contention(self) -> None:
         seconds = self._contention.seconds()
-        if self.seen.runnable:
-            self.contended += seconds - self._looked
-        self._looked = seconds
+        if self.peak.runnable:
+            self.contended += seconds - self._contention_read
+        self._contention_read = seconds
 
-    def _until(self) -> float:
-        """Return when its time is over; while it waits for an answer, never."""
+    def _effective_deadline(self) -> float:
+        """Return the deadline; never while the command waits for an answer."""
         if self._side is None:
             return self._deadline
         return _NEVER if self._side.waiting else self._deadline + self._side.waited
 
-    def _listen(self) -> None:
-        if self._side and self._hears != self._side.listening:
-            self._hears = not self._hears
-            if self._hears:
-                self._poll.register(self._side.ours, select.POLLIN)
+    def _update_registration(self) -> None:
+        if self._side and self._is_registered != self._side.listening:
+            self._is_registered = not self._is_registered
+            if self._is_registered:
+                self._poll.register(self._side.own_fd, select.POLLIN)
             else:
-                self._poll.unregister(self._side.ours)
+                self._poll.unregister(self._side.own_fd)
 
     def interrupt(self) -> None:
-        """Interrupt the command as Ctrl-C does, and take what it prints until it has ended, for a
-        moment at most.
+        """Interrupt the command as Ctrl-C does, and read its output until it ends, for a short time
+        at most.
         """
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGINT)
         poll, end = select.poll(), time.monotonic() + _INTERRUPT_SECONDS
-        poll.register(self._reading, select.POLLIN)
-        poll.register(self._leader, select.POLLIN)
-        while (rest := end - time.monotonic()) > 0:
-            ready = {at for at, _ in poll.poll(rest * 1000)}
-            if self._reading in ready and not self._take():
-                poll.unregister(self._reading)
-            if self._leader in ready:
+        poll.register(self._read_fd, select.POLLIN)
+        poll.register(self._child_pidfd, select.POLLIN)
+        while (remaining := end - time.monotonic()) > 0:
+            ready = {descriptor for descriptor, _ in poll.poll(remaining * 1000)}
+            if self._read_fd in ready and not self._read_available():
+                poll.unregister(self._read_fd)
+            if self._child_pidfd in ready:
                 return
 
     def linger(self) -> list[str]:
-        """Give what the command left running, such as a `tee`, a moment to end by itself; return
-        what did not.
+        """Let processes that the command left running, such as a `tee`, end by themselves for a
+        moment. Return those that did not.
         """
         poll, end = select.poll(), time.monotonic() + _LINGER_SECONDS
-        poll.register(self._reading, select.POLLIN)
-        while (left := running_commands()) and time.monotonic() < end:
-            if poll.poll(_LINGER_STEP_MS) and not self._take():
-                poll.unregister(self._reading)
-        return left
+        poll.register(self._read_fd, select.POLLIN)
+        while (running := running_commands()) and time.monotonic() < end:
+            if poll.poll(_LINGER_STEP_MS) and not self._read_available():
+                poll.unregister(self._read_fd)
+        return running
 
     def drain(self) -> None:
-        """Take what is still in the pipe, now that nobody writes to it any more."""
-        os.set_blocking(self._reading, False)
+        """Read the rest of the pipe, now that nobody writes to it."""
+        os.set_blocking(self._read_fd, False)
         with contextlib.suppress(OSError):
-            while data := os.read(self._reading, 1 << 16):
-                self._keep(data)
+            while data := os.read(self._read_fd, 1 << 16):
+                self._add_output(data)
 
     def close(self) -> None:
-        """Close what the watch opened."""
-        os.close(self._reading)
-        os.close(self._leader)
+        """Close the supervisor's descriptors."""
+        os.close(self._read_fd)
+        os.close(self._child_pidfd)
 
     def _read(self) -> None:
-        if not self._take():
-            self._poll.unregister(self._reading)
+        if not self._read_available():
+            self._poll.unregister(self._read_fd)
 
-    def _take(self) -> bool:
-        """Keep what is in the pipe; False where nobody can write to it any more."""
-        data = os.read(self._reading, 1 << 16)
+    def _read_available(self) -> bool:
+        """Keep the pipe's data; return False if nobody can write to it any more."""
+        data = os.read(self._read_fd, 1 << 16)
         if data:
-            self._keep(data)
+            self._add_output(data)
         return bool(data)
 
-    def _keep(self, data: bytes) -> None:
+    def _add_output(self, data: bytes) -> None:
         self.kept.add(self._reader.feed(data) if self._reader else data)
 
-    def _broken_wall(self) -> str:
+    def _check_limits(self) -> str:
         if (
-            self.kept.total > self._walls.output_bytes * _OUTPUT_FACTOR
-            and not self._walls.any_output
+            self.kept.total > self._limits.output_bytes * _OUTPUT_FACTOR
+            and not self._limits.any_output
         ):
             return "output"
-        begun = time.monotonic()
-        if begun < self._next_sample:
+        sample_start = time.monotonic()
+        if sample_start < self._next_sample:
             return ""
-        sample(self.seen)
+        sample(self.peak)
         self._note_contention()
         now = time.monotonic()
-        self._next_sample = now + max(_SAMPLE_SECONDS, 10 * (now - begun))
-        return _broken_limit(self.seen, self._walls) or (
+        self._next_sample = now + max(_SAMPLE_SECONDS, 10 * (now - sample_start))
+        return _exceeded_limit(self.peak, self._limits) or (
             self._reader.check_stuck(self.contended) if self._reader else ""
         )
 
 
-def _broken_limit(seen: PeakUsage, walls: CommandLimits) -> str:
-    if seen.processes >= walls.processes:
+def _exceeded_limit(peak: PeakUsage, limits: CommandLimits) -> str:
+    if peak.processes >= limits.processes:
         return "processes"
-    if seen.memory > walls.memory_bytes and not walls.in_cgroup:
-        # Pages that forked processes share were counted for each: look closer before judging.
-        seen.memory = read_pss()
-        if seen.memory > walls.memory_bytes:
+    if peak.memory > limits.memory_bytes and not limits.in_cgroup:
+        # Shared pages of forked processes were counted several times: measure exactly.
+        peak.memory = read_pss()
+        if peak.memory > limits.memory_bytes:
             return "memory"
-    return "cpu" if seen.cpu_seconds > walls.cpu_seconds else ""
+    return "cpu" if peak.cpu_seconds > limits.cpu_seconds else ""
 
 
-def explain_end(code: int, output: bytes, seen: PeakUsage, walls: CommandLimits, cpu: float) -> str:
+def explain_end(
+    code: int, output: bytes, peak: PeakUsage, limits: CommandLimits, cpu: float
+) -> str:
     """Return the status of a command that ended by itself: the limit that it hit, or 'success'
-    whatever its exit code.
+    whatever the exit code.
     """
-    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu >= walls.cpu_seconds):
+    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu >= limits.cpu_seconds):
         return "cpu"
-    if code in {-signal.SIGXFSZ, _BY_SHELL + signal.SIGXFSZ}:
+    if code in {-signal.SIGXFSZ, _SHELL_SIGNAL_BASE + signal.SIGXFSZ}:
         return "disk"
     if code != 0:
         tail = output[-_HINT_BYTES:].decode("utf-8", "replace")
-        for status, words in _HINTS:
-            if re.search(words, tail) and (
-                status != "processes" or seen.processes * 2 >= walls.processes
+        for status, pattern in _HINTS:
+            if re.search(pattern, tail) and (
+                status != "processes" or peak.processes * 2 >= limits.processes
             ):
                 return status
     return "success"

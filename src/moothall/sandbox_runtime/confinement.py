@@ -47,7 +47,7 @@ def _syscall(number: int, *arguments: object) -> int:
 
 
 def abi() -> int:
-    """Return the kernel's Landlock version; raises `OSError` where there is none."""
+    """Return the kernel's Landlock version. Raises `OSError` if it has no Landlock."""
     return _syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ABI_VERSION))
 
 
@@ -61,9 +61,9 @@ def _rights_handled(version: int) -> int:
 
 
 def allow_writes_only(paths: Iterable[str]) -> int:
-    """Refuse every write that is not beneath `paths` (those that exist) and return the ABI version.
+    """Refuse all writes that are not beneath `paths` (those that exist) and return the ABI version.
 
-    Raises `OSError` where the kernel has no Landlock: the caller decides that this is the end.
+    Raises `OSError` if the kernel has no Landlock.
     """
     version = abi()
     handled = _rights_handled(version)
@@ -80,12 +80,12 @@ def allow_writes_only(paths: Iterable[str]) -> int:
                 continue
             target = os.open(path, os.O_PATH | os.O_CLOEXEC)
             try:
-                wanted = (
+                access = (
                     handled
                     if stat.S_ISDIR(os.fstat(target).st_mode)
                     else handled & (_WRITE_FILE | _TRUNCATE)
                 )
-                rule = _PathBeneath(wanted, target)
+                rule = _PathBeneath(access, target)
                 _syscall(
                     _ADD_RULE,
                     ctypes.c_int(ruleset),
@@ -121,24 +121,22 @@ _WRITABLE = (
     ),
 )
 EXECUTOR_PID = 2
-"""In its pid namespace, whose init is bubblewrap."""
+"""The executor's pid in its namespace, whose init is bubblewrap."""
 _PR_SET_DUMPABLE = 4
-_PR_SET_SECCOMP, _FILTER = 22, 2
-_KILL = {"x86_64": 62, "aarch64": 129}
-_LOAD, _IS, _RETURN = 0x20, 0x15, 0x06  # of a word; jump where equal
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_KILL_SYSCALL = {"x86_64": 62, "aarch64": 129}
+_LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF instructions
+_RETURN_ALLOW, _RETURN_EPERM = 0x7FFF0000, 0x00050000 | errno.EPERM
 
 
-def shut_in(options: Mapping[str, Any]) -> int:
-    """Apply what holds for this process and all that it starts; return Landlock's ABI, 0 where
-    there is none.
+def confine(options: Mapping[str, Any]) -> int:
+    """Restrict this process and its children. Return Landlock's ABI version, 0 if there is none.
 
-    `options`: writable (paths beside the usual ones), landlock (whether it must be there),
-    open_files, processes, own_users (whether the user namespace is the sandbox's own: where it is a
-    node's, the kernel would count the processes of others). Raises `OSError` where a wall cannot be
-    raised.
+    `options`: writable (additional paths), landlock (whether it is required), open_files,
+    processes, own_users (whether the sandbox has its own user namespace; in the node's namespace,
+    the kernel would count the processes of others). Raises `OSError` if a restriction fails.
     """
-    # No one in here may look into this process's memory: they share its uid.
+    # Processes with the same uid must not read this process's memory.
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     try:
         version = allow_writes_only((*_WRITABLE, *options["writable"]))
@@ -156,30 +154,32 @@ def shut_in(options: Mapping[str, Any]) -> int:
     return version
 
 
-def spare_the_others() -> None:
-    """From here on this process and its children cannot signal everybody at once, which would end
+def block_signals_to_all() -> None:
+    """Prevent this process and its children from signalling all processes at once, which would kill
     the executor too.
 
-    Raises `OSError`. All other ways to signal it are closed to the whole sandbox.
+    Raises `OSError`. The sandbox already blocks all other ways to signal the executor.
     """
-    number = _KILL.get(os.uname().machine)
+    number = _KILL_SYSCALL.get(os.uname().machine)
     if number is None:
-        return  # its calls are not known; an executor that is ended is replaced
-    lines = (
-        (_LOAD, 0, 0, 0),  # the call's number
-        (_IS, 0, 3, number),
-        (_LOAD, 0, 0, 16),  # the lower half of its first argument
-        (_IS, 0, 1, 0xFFFFFFFF),
-        (_RETURN, 0, 0, _REFUSE),
-        (_RETURN, 0, 0, _ALLOW),
+        return  # unknown system calls; a killed executor is replaced
+    instructions = (
+        (_LOAD_WORD, 0, 0, 0),  # the system call's number
+        (_JUMP_IF_EQUAL, 0, 3, number),
+        (_LOAD_WORD, 0, 0, 16),  # the lower half of its first argument
+        (_JUMP_IF_EQUAL, 0, 1, 0xFFFFFFFF),
+        (_RETURN, 0, 0, _RETURN_EPERM),
+        (_RETURN, 0, 0, _RETURN_ALLOW),
     )
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
-    program = struct.pack("=HxxxxxxQ", len(lines), ctypes.addressof(code))
+    filter_code = ctypes.create_string_buffer(
+        b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
+    )
+    program = struct.pack("=HxxxxxxQ", len(instructions), ctypes.addressof(filter_code))
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.c_char_p(program), 0, 0):
-        why = ctypes.get_errno()
-        if why not in {
+    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(program), 0, 0):
+        code = ctypes.get_errno()
+        if code not in {
             errno.EINVAL,
             errno.ENOSYS,
-        }:  # a kernel without such filters: the probe has told, and was overruled
-            raise OSError(why, f"seccomp: {os.strerror(why)}")
+        }:  # no seccomp filters: the probe reported it, and the operator accepted it
+            raise OSError(code, f"seccomp: {os.strerror(code)}")

@@ -1,7 +1,7 @@
-"""A block of Python under CPython, beside the workspace's files, with tools asked over one socket.
-Runs inside; standard library only.
+"""Runs a block of Python under CPython, next to the workspace's files, with tool calls over one
+socket. Runs inside the sandbox; standard library only.
 
-Started as `python -c … FD`, where FD is the socket; the block lies in `BLOCK`. What it prints is
+Started as `python -c … FD`, where FD is the socket; the block is in the file `BLOCK`. Its output is
 the command's output.
 """
 
@@ -32,79 +32,79 @@ COMMAND = (
 
 
 class Socket:
-    """The child's end."""
+    """The child's end of the socket."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._frames = FrameReader()
 
-    def say(self, message: Message) -> None:
-        """Send."""
+    def send(self, message: Message) -> None:
+        """Send a message."""
         data = memoryview(pack(message))
         while data:
             data = data[os.write(self._descriptor, data) :]
 
-    def ask(self, name: str, arguments: Message) -> Message:
-        """Ask, and wait for the answer."""
-        self.say({"op": "call", "name": name, "args": arguments})
+    def call(self, name: str, arguments: Message) -> Message:
+        """Send a tool call, and wait for the response."""
+        self.send({"op": "call", "name": name, "args": arguments})
         while data := os.read(self._descriptor, 1 << 20):
             if messages := self._frames.feed(data):
                 return messages[0]
         sys.exit(1)
 
 
-def _group(face: ToolProxy, group: str) -> types.SimpleNamespace:
+def _group(proxy: ToolProxy, group: str) -> types.SimpleNamespace:
     def method(name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: face.call(group, name, args, kwargs)
+        return lambda *args, **kwargs: proxy.call(group, name, args, kwargs)
 
-    return types.SimpleNamespace(**{name: method(name) for name in face.names(group)})
+    return types.SimpleNamespace(**{name: method(name) for name in proxy.names(group)})
 
 
-def _run(code: str, space: Message) -> Any:
+def _run(code: str, namespace: Message) -> Any:
     tree = ast.parse(code, "<block>")
-    last = tree.body[-1] if tree.body else None
-    value = ast.Expression(last.value) if isinstance(last, ast.Expr) else None
+    last_statement = tree.body[-1] if tree.body else None
+    value = ast.Expression(last_statement.value) if isinstance(last_statement, ast.Expr) else None
     if value is not None:
         del tree.body[-1]
-    exec(compile(tree, "<block>", "exec"), space)  # noqa: S102 - what this is for, inside a sandbox
-    return eval(compile(value, "<block>", "eval"), space) if value is not None else None  # noqa: S307 - as above
+    exec(compile(tree, "<block>", "exec"), namespace)  # noqa: S102 - what this is for, inside a sandbox
+    return eval(compile(value, "<block>", "eval"), namespace) if value is not None else None  # noqa: S307 - as above
 
 
 def main() -> None:
-    """Run the block and say how it ended."""
+    """Run the block and report its result."""
     sys.path.remove("/opt/moothall")
     socket = Socket(int(sys.argv[1]))
     sys.argv = [""]
     with open(BLOCK, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start time
         order = json.load(file)
     os.unlink(BLOCK)  # noqa: PTH108 - as above
-    face = ToolProxy(order["tools"], socket.ask, agents=order["agents"])
+    proxy = ToolProxy(order["tools"], socket.call, agents=order["agents"])
     module = sys.modules["__main__"] = types.ModuleType("__main__")
-    space = module.__dict__
-    space.update(order["inputs"])
-    space.update({group: _group(face, group) for group in face.groups}, ToolError=ToolError)
+    namespace = module.__dict__
+    namespace.update(order["inputs"])
+    namespace.update({group: _group(proxy, group) for group in proxy.groups}, ToolError=ToolError)
     try:
-        end: Message = {"status": "success", "value": plain(_run(order["code"], space))}
+        end: Message = {"status": "success", "value": plain(_run(order["code"], namespace))}
     except MemoryError:
         end = {"status": "memory", "error": "MemoryError"}
-    except SystemExit as ended:
+    except SystemExit as exit_error:
         end = {
-            "status": "error" if ended.code else "success",
-            "error": f"it ended with sys.exit({ended.code!r})",
+            "status": "error" if exit_error.code else "success",
+            "error": f"it ended with sys.exit({exit_error.code!r})",
         }
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is how the block ended
-        shown = None if isinstance(error, SyntaxError) else _inner(error)
+        own_traceback = None if isinstance(error, SyntaxError) else _inner(error)
         end = {
             "status": "error",
-            "error": "".join(traceback.format_exception(type(error), error, shown)),
+            "error": "".join(traceback.format_exception(type(error), error, own_traceback)),
         }
     sys.stdout.flush()
-    socket.say({"op": "end", **end})
+    socket.send({"op": "end", **end})
     os._exit(0)
 
 
 def _inner(error: BaseException) -> Any:
-    """Return where the block's own part of a traceback begins."""
+    """Return the block's own part of a traceback."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != "<block>":
         frame = frame.tb_next

@@ -1,8 +1,7 @@
-"""`files.define`: a whole function, method or class by its name, replaced or added. Runs in a child
-of the executor.
+"""`files.define`: replace or add a function, method or class by its name. Runs in a child of the
+executor.
 
-Only the named span changes: every byte before and after it stays, with the file's own line ends and
-byte order mark.
+Only the named span changes. All other bytes stay, with the file's line ends and byte order mark.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MARK = "\ufeff"
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A text after the change, whether the name was there, and the lines that hold it now."""
+    """The changed text, whether the name was there, and the lines of the definition."""
 
     text: str
     replaced: bool
@@ -38,67 +37,67 @@ class Definition:
 
 
 def define(text: str, language: str, name: str, content: str) -> Definition:
-    """Return `text` with the definition of `name` being `content`. Raises `ToolFailure` where that
-    is not clear or breaks it.
+    """Return `text` with `content` as the definition of `name`. Raises `ToolFailure` if the target
+    is ambiguous or the result would not parse.
     """
     mark = _MARK if text.startswith(_MARK) else ""
     data = text.removeprefix(_MARK).encode("utf-8", "surrogateescape")
-    own = (
+    new_definition = (
         content.removeprefix(_MARK)
         .replace("\r\n", "\n")
         .strip("\n")
         .rstrip()
         .encode("utf-8", "replace")
     )
-    if not own.strip():
+    if not new_definition.strip():
         raise ToolFailure("content is empty; send the whole definition", "invalid")
     root = parse(language, data)
-    found = list(definitions(root, language, deep=True))
-    wanted = DefinitionTarget(language, name, own, found)
-    old = wanted.place()
+    existing = list(definitions(root, language, deep=True))
+    target = DefinitionTarget(language, name, new_definition, existing)
+    old = target.find_existing()
     start, until, before, after, indent = (
-        spot_of(data, old, wanted) if old else free_spot(data, root, wanted)
+        spot_of(data, old, target) if old else free_spot(data, root, target)
     )
     end = b"\r\n" if 2 * data.count(b"\r\n") > data.count(b"\n") else b"\n"
     refusal = ""
     for shift in (with_indent, first_shifted):
-        body = shift(with_tabs(wanted.content, data, indent), indent, language)
-        new = (before + body.lstrip(b" \t") + after).replace(b"\n", end)
-        made = data[:start] + new + data[until:]
-        refusal = _what_is_wrong(root, data, made, data[:start].count(b"\n"), wanted)
+        body = shift(with_tabs(target.content, data, indent), indent, language)
+        inserted = (before + body.lstrip(b" \t") + after).replace(b"\n", end)
+        changed = data[:start] + inserted + data[until:]
+        refusal = _find_problem(root, data, changed, data[:start].count(b"\n"), target)
         if not refusal:
-            first = made[: start + len(before)].count(b"\n") + 1
+            first_line = changed[: start + len(before)].count(b"\n") + 1
             return Definition(
-                mark + made.decode("utf-8", "surrogateescape"),
+                mark + changed.decode("utf-8", "surrogateescape"),
                 old is not None,
-                first,
-                first + body.count(b"\n"),
+                first_line,
+                first_line + body.count(b"\n"),
             )
     raise ToolFailure(refusal)
 
 
-def _what_is_wrong(
-    root: Node, data: bytes, made: bytes, first_row: int, wanted: DefinitionTarget
+def _find_problem(
+    root: Node, data: bytes, changed: bytes, first_row: int, target: DefinitionTarget
 ) -> str:
-    """Say what is wrong with the file after the change, or nothing."""
-    language = wanted.language
-    after = parse(language, made)
+    """Return the problem of the changed file, '' for none."""
+    language = target.language
+    after = parse(language, changed)
     error = first_error(after)
     if error is not None and not root.has_error:
-        return _where(made, error.start_point[0] + 1, first_row, wanted, "")
+        return _parse_error(changed, error.start_point[0] + 1, first_row, target, "")
     if (
         language == "python"
         and not root.has_error
         and _python_error(data) is None
-        and (wrong := _python_error(made))
+        and (syntax_error := _python_error(changed))
     ):
-        return _where(made, wrong[0], first_row, wanted, f": {wrong[1]}")
-    named = {item.parts for item in definitions(after, language, deep=True)}
-    if wanted.parts not in named and not any(
-        parts[-len(wanted.parts) :] == wanted.parts for parts in named
+        return _parse_error(changed, syntax_error[0], first_row, target, f": {syntax_error[1]}")
+    names = {item.parts for item in definitions(after, language, deep=True)}
+    if target.parts not in names and not any(
+        parts[-len(target.parts) :] == target.parts for parts in names
     ):
         return (
-            f"with this content the file would not define {'.'.join(wanted.parts)!r}; send the "
+            f"with this content the file would not define {'.'.join(target.parts)!r}; send the "
             "whole definition"
         )
     return ""
@@ -114,14 +113,16 @@ def _python_error(data: bytes) -> tuple[int, str] | None:
     return None
 
 
-def _where(made: bytes, line: int, first_row: int, wanted: DefinitionTarget, why: str) -> str:
-    rows = made.split(b"\n")
-    shown = rows[min(line, len(rows)) - 1].decode("utf-8", "replace").strip()[:200]
-    within = line - first_row
-    place = f"near line {within} of the content{why}: {shown!r}"
-    if not 0 < within <= wanted.content.count(b"\n") + 1:
-        place = (
-            f"near its line {line}, {shown!r}{why}; is a bracket or a quote of the content left "
-            "open?"
+def _parse_error(
+    changed: bytes, line: int, first_row: int, target: DefinitionTarget, reason: str
+) -> str:
+    rows = changed.split(b"\n")
+    row_text = rows[min(line, len(rows)) - 1].decode("utf-8", "replace").strip()[:200]
+    content_line = line - first_row
+    position = f"near line {content_line} of the content{reason}: {row_text!r}"
+    if not 0 < content_line <= target.content.count(b"\n") + 1:
+        position = (
+            f"near its line {line}, {row_text!r}{reason}; is a bracket or a quote of the content "
+            "left open?"
         )
-    return f"nothing was changed: the file would not parse any more, {place}"
+    return f"nothing was changed: the file would not parse any more, {position}"

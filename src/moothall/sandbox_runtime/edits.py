@@ -1,8 +1,8 @@
-"""`files.edit`: search and replace. The text as it is written first, then with other spaces at the
+"""`files.edit`: search and replace. An exact match is tried first, then one with other spaces at
 line ends and one other indentation.
 
-Never a guess between two places; what is not found is answered with the nearest text of the file.
-Runs in a child of the executor.
+It never guesses between two matches. If there is no match, the error shows the most similar text of
+the file. Runs in a child of the executor.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _NEAREST_ROWS = 30
 _NEAREST_CHARS = 3000
 _COMPARED_ROWS = 3000
 _COMPARED_CHARS = 200
-_ALIKE = 0.6
+_MIN_SIMILARITY = 0.6
 
 
 def edit(root: int, args: Mapping[str, Any], limits: TextLimits) -> dict[str, Any]:
-    """Replace `old`, which must occur exactly `count` times; 0: all of it, wherever it occurs."""
+    """Replace `old`, which must occur exactly `count` times; 0 means every occurrence."""
     path = clean_for_writing(args["path"])
     text, encoding = read_encoded(root, path, limits)
-    made, replaced = replace(path, text, args["old"], args["new"], args.get("count", 1))
-    write_text(root, path, made, limits, encoding=encoding)
+    edited, replaced = replace(path, text, args["old"], args["new"], args.get("count", 1))
+    write_text(root, path, edited, limits, encoding=encoding)
     return {"path": path, "replaced": replaced}
 
 
 def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[str, int]:
-    """Return the text with `old` replaced by `new`, and the number of places. The file's line ends
-    are kept.
+    """Return the text with `old` replaced by `new`, and the number of replacements. The file's line
+    ends are kept.
 
     Raises `ToolFailure`.
     """
@@ -46,54 +46,56 @@ def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[s
             "old is empty; send the text that new replaces, or the whole file with files.write",
             "invalid",
         )
-    for spelled in dict.fromkeys(
+    for variant in dict.fromkeys(
         (old, with_ends(old, line_end(text)), with_ends(old, "\n"), with_ends(old, "\r\n"))
     ):
-        if found := text.count(spelled):
-            if count and found != count:
-                lines = [text.count("\n", 0, place) + 1 for place in _places(text, spelled)]
-                raise ToolFailure(_wrong_count(path, lines, found, count))
-            return _replace_exactly(text, spelled, new), found
-    rows, wanted = rows_of(text), _trim(old)
-    if not any(row.strip() for row in wanted):
+        if occurrences := text.count(variant):
+            if count and occurrences != count:
+                lines = [text.count("\n", 0, offset) + 1 for offset in _find_offsets(text, variant)]
+                raise ToolFailure(_wrong_count(path, lines, occurrences, count))
+            return _replace_exactly(text, variant, new), occurrences
+    rows, old_rows = rows_of(text), _trim(old)
+    if not any(row.strip() for row in old_rows):
         raise ToolFailure(f"old is only spaces, and not found in {path!r}")
-    spots = _same_but_for_spaces(rows, wanted)
-    if not spots:
-        raise ToolFailure(_nearest(path, rows, wanted))
-    if count and len(spots) != count:
-        raise ToolFailure(_wrong_count(path, [at + 1 for at in spots], len(spots), count))
-    for at in reversed(spots):
-        rows[at : at + len(wanted)] = _fit(rows[at : at + len(wanted)], wanted, new, line_end(text))
-    return "".join(rows), len(spots)
+    matches = _match_ignoring_indentation(rows, old_rows)
+    if not matches:
+        raise ToolFailure(_nearest(path, rows, old_rows))
+    if count and len(matches) != count:
+        raise ToolFailure(_wrong_count(path, [first + 1 for first in matches], len(matches), count))
+    for first in reversed(matches):
+        rows[first : first + len(old_rows)] = _reindent(
+            rows[first : first + len(old_rows)], old_rows, new, line_end(text)
+        )
+    return "".join(rows), len(matches)
 
 
 def _replace_exactly(text: str, old: str, new: str) -> str:
     """Replace every `old`; the lines of `new` get the line end of the line that they replace."""
-    usual = line_end(text)
+    default_end = line_end(text)
     parts = text.split(old)
-    made = [parts[0]]
-    at = len(parts[0])
+    pieces = [parts[0]]
+    offset = len(parts[0])
     for part in parts[1:]:
-        made += [with_ends(new, _end_at(text, at) or usual), part]
-        at += len(old) + len(part)
-    return "".join(made)
+        pieces += [with_ends(new, _line_end_at(text, offset) or default_end), part]
+        offset += len(old) + len(part)
+    return "".join(pieces)
 
 
-def _end_at(text: str, at: int) -> str:
-    """Return how the line at a position ends, '' for a last line without an end."""
-    newline = text.find("\n", at)
+def _line_end_at(text: str, offset: int) -> str:
+    """Return the end of the line at an offset, '' for a last line without an end."""
+    newline = text.find("\n", offset)
     return "" if newline < 0 else "\r\n" if text[newline - 1 : newline] == "\r" else "\n"
 
 
-def _places(text: str, old: str) -> list[int]:
-    found = [text.find(old)]
-    while len(found) < _PLACES_SHOWN and (place := text.find(old, found[-1] + len(old))) >= 0:
-        found.append(place)
-    return found
+def _find_offsets(text: str, old: str) -> list[int]:
+    offsets = [text.find(old)]
+    while len(offsets) < _PLACES_SHOWN and (offset := text.find(old, offsets[-1] + len(old))) >= 0:
+        offsets.append(offset)
+    return offsets
 
 
-def _wrong_count(path: str, at: Sequence[int], found: int, count: int) -> str:
-    lines = ", ".join(map(str, at[:_PLACES_SHOWN]))
+def _wrong_count(path: str, line_numbers: Sequence[int], found: int, count: int) -> str:
+    lines = ", ".join(map(str, line_numbers[:_PLACES_SHOWN]))
     return (
         f"old text occurs {found} times in {path!r} (lines {lines}), not {_times(count)}: send "
         f"more of the lines around it so that it occurs {_times(count)}, or count={found} to "
@@ -115,122 +117,135 @@ def _trim(old: str) -> list[str]:
     return rows
 
 
-def _same_but_for_spaces(rows: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Return where, from 0, whole lines stand that are `wanted` but for the spaces at their ends
-    and one shift of all.
+def _match_ignoring_indentation(rows: Sequence[str], old_rows: Sequence[str]) -> list[int]:
+    """Return the indices of the first rows of all matches. A match equals `old_rows` except for
+    spaces at line ends and one common change of indentation.
     """
     stripped = [row.strip() for row in rows]
-    bare = [row.strip() for row in wanted]
-    found: list[int] = []
-    at = 0
-    while at + len(bare) <= len(rows):
+    stripped_old = [row.strip() for row in old_rows]
+    matches: list[int] = []
+    start = 0
+    while start + len(stripped_old) <= len(rows):
         if (
-            stripped[at : at + len(bare)] == bare
-            and _shift(rows[at : at + len(bare)], wanted) is not None
+            stripped[start : start + len(stripped_old)] == stripped_old
+            and _indentation_change(rows[start : start + len(stripped_old)], old_rows) is not None
         ):
-            found.append(at)
-            at += len(bare)
+            matches.append(start)
+            start += len(stripped_old)
         else:
-            at += 1
-    return found
+            start += 1
+    return matches
 
 
-def _lead(row: str) -> str:
+def _indentation(row: str) -> str:
     return row[: len(row) - len(row.lstrip())]
 
 
-def _shift(rows: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
-    """Return (what all wanted lines begin with, what stands in the file instead), or None where
-    they differ in more than that.
+def _indentation_change(rows: Sequence[str], old_rows: Sequence[str]) -> tuple[str, str] | None:
+    """Return the common start of the old rows' indentation, and its replacement in the file; None
+    if the rows differ in more than that.
     """
     pairs = [
-        (_lead(row.rstrip()), _lead(want))
-        for row, want in zip(rows, wanted, strict=True)
-        if want.strip()
+        (_indentation(row.rstrip()), _indentation(old_indentation))
+        for row, old_indentation in zip(rows, old_rows, strict=True)
+        if old_indentation.strip()
     ]
-    there, here = pairs[0]
-    same = 0
-    while same < min(len(there), len(here)) and there[-1 - same] == here[-1 - same]:
-        same += 1
-    there, here = there[: len(there) - same], here[: len(here) - same]
+    in_file, in_old = pairs[0]
+    common = 0
+    while common < min(len(in_file), len(in_old)) and in_file[-1 - common] == in_old[-1 - common]:
+        common += 1
+    in_file, in_old = in_file[: len(in_file) - common], in_old[: len(in_old) - common]
     if all(
-        lead.startswith(there) and want.startswith(here) and lead[len(there) :] == want[len(here) :]
-        for lead, want in pairs
+        indentation.startswith(in_file)
+        and old_indentation.startswith(in_old)
+        and indentation[len(in_file) :] == old_indentation[len(in_old) :]
+        for indentation, old_indentation in pairs
     ):
-        return here, there
+        return in_old, in_file
     return None
 
 
-def _fit(rows: Sequence[str], wanted: Sequence[str], new: str, usual: str) -> list[str]:
-    """Return the new lines with the indentation and the line ends of those that they replace.
+def _reindent(
+    rows: Sequence[str], old_rows: Sequence[str], new: str, default_end: str
+) -> list[str]:
+    """Return the new lines with the indentation and line ends of the lines that they replace.
 
-    usual: the file's line end.
+    default_end: the file's line end.
     """
-    shift = _shift(rows, wanted)
-    assert shift is not None  # noqa: S101 - only such spots were found
-    here, there = shift
-    end = line_end(rows[0]) or usual or "\n"
-    fresh = new.replace("\r\n", "\n").strip("\n").split("\n") if new.strip() else []
-    made = [
-        (there + row[len(here) :] if row.startswith(here) else row) if row.strip() else ""
-        for row in fresh
+    change = _indentation_change(rows, old_rows)
+    assert change is not None  # noqa: S101 - true for every match
+    in_old, in_file = change
+    end = line_end(rows[0]) or default_end or "\n"
+    new_rows = new.replace("\r\n", "\n").strip("\n").split("\n") if new.strip() else []
+    indented = [
+        (in_file + row[len(in_old) :] if row.startswith(in_old) else row) if row.strip() else ""
+        for row in new_rows
     ]
-    last = rows[-1][len(rows[-1].rstrip("\r\n")) :]
-    return [row + (end if at < len(made) - 1 else last) for at, row in enumerate(made)]
+    last_end = rows[-1][len(rows[-1].rstrip("\r\n")) :]
+    return [
+        row + (end if index < len(indented) - 1 else last_end) for index, row in enumerate(indented)
+    ]
 
 
-def _nearest(path: str, rows: Sequence[str], wanted: Sequence[str]) -> str:
-    """Say what of the file is most like what was looked for, to be copied."""
+def _nearest(path: str, rows: Sequence[str], old_rows: Sequence[str]) -> str:
+    """Return an error that shows the most similar text of the file, for copying."""
     message = f"old text not found in {path!r}; the file has {len(rows)} lines"
-    at = _most_shared(rows, wanted)
-    at = _most_alike(rows, wanted) if at is None else at
-    if at is None:
+    row = _find_most_shared_lines(rows, old_rows)
+    row = _find_most_similar_line(rows, old_rows) if row is None else row
+    if row is None:
         return f"{message}, and none is like it; read it with files.read and copy the text exactly"
-    first = max(at, 0)
-    last = min(first + min(max(len(wanted), 3), _NEAREST_ROWS), len(rows))
-    shown = "".join(rows[first:last])[:_NEAREST_CHARS].rstrip()
-    return f"{message}. Copy old from the nearest text, lines {first + 1} to {last}:\n{shown}"
+    first_row = max(row, 0)
+    last_row = min(first_row + min(max(len(old_rows), 3), _NEAREST_ROWS), len(rows))
+    excerpt = "".join(rows[first_row:last_row])[:_NEAREST_CHARS].rstrip()
+    lines = f"lines {first_row + 1} to {last_row}"
+    return f"{message}. Copy old from the nearest text, {lines}:\n{excerpt}"
 
 
-def _most_shared(rows: Sequence[str], wanted: Sequence[str]) -> int | None:
-    """Return where that begins, as long as `wanted`, that has the most lines in common with it."""
-    bare = Counter(row.strip() for row in wanted if len(row.strip()) > 1)
+def _find_most_shared_lines(rows: Sequence[str], old_rows: Sequence[str]) -> int | None:
+    """Return the first row of the window, as long as `old_rows`, that has the most lines in common
+    with it; None if there is none.
+    """
+    old_counts = Counter(row.strip() for row in old_rows if len(row.strip()) > 1)
     stripped = [row.strip() for row in rows]
-    size, best = len(wanted), 0
-    best_at: int | None = None
-    seen: Counter[str] = Counter()
+    size, best = len(old_rows), 0
+    best_start: int | None = None
+    window_counts: Counter[str] = Counter()
     shared = 0
-    for at, row in enumerate(stripped):
-        if row in bare:
-            seen[row] += 1
-            shared += seen[row] <= bare[row]
-        if at >= size and (gone := stripped[at - size]) in bare:
-            shared -= seen[gone] <= bare[gone]
-            seen[gone] -= 1
+    for index, row in enumerate(stripped):
+        if row in old_counts:
+            window_counts[row] += 1
+            shared += window_counts[row] <= old_counts[row]
+        if index >= size and (removed := stripped[index - size]) in old_counts:
+            shared -= window_counts[removed] <= old_counts[removed]
+            window_counts[removed] -= 1
         if shared > best:
-            best, best_at = shared, at - size + 1
-    if best_at is None:
+            best, best_start = shared, index - size + 1
+    if best_start is None:
         return None
-    first = next(at for at in range(max(best_at, 0), len(rows)) if stripped[at] in bare)
-    return first - next(at for at, row in enumerate(wanted) if row.strip() == stripped[first])
+    first_shared = next(
+        index for index in range(max(best_start, 0), len(rows)) if stripped[index] in old_counts
+    )
+    return first_shared - next(
+        index for index, row in enumerate(old_rows) if row.strip() == stripped[first_shared]
+    )
 
 
-def _most_alike(rows: Sequence[str], wanted: Sequence[str]) -> int | None:
-    """Return the line that is most like the longest of those looked for; the window begins as far
-    before it as they do.
+def _find_most_similar_line(rows: Sequence[str], old_rows: Sequence[str]) -> int | None:
+    """Return the start of the window around the line most similar to the longest old row; None if
+    no line is similar enough.
     """
     from difflib import SequenceMatcher  # costs start time
 
-    number, longest = max(enumerate(wanted), key=lambda item: len(item[1].strip()))
+    longest_index, longest = max(enumerate(old_rows), key=lambda item: len(item[1].strip()))
     matcher = SequenceMatcher(None, b=longest.strip()[:_COMPARED_CHARS])
-    best = _ALIKE
-    best_at: int | None = None
-    for at, row in enumerate(rows[:_COMPARED_ROWS]):
+    best = _MIN_SIMILARITY
+    best_start: int | None = None
+    for index, row in enumerate(rows[:_COMPARED_ROWS]):
         matcher.set_seq1(row.strip()[:_COMPARED_CHARS])
         if (
             matcher.real_quick_ratio() > best
             and matcher.quick_ratio() > best
             and (ratio := matcher.ratio()) > best
         ):
-            best, best_at = ratio, at - number
-    return best_at
+            best, best_start = ratio, index - longest_index
+    return best_start

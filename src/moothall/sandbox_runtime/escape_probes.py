@@ -1,7 +1,7 @@
-"""Forbidden acts, tried inside a sandbox. Standard library only; started as `python -c BOOT FD
-OPTIONS`.
+"""Attempts of forbidden actions inside a sandbox. Standard library only; started as `python -c BOOT
+FD OPTIONS`.
 
-Writes one JSON line to the socket FD: name → [whether the wall held, what happened].
+Writes one JSON line to the socket FD: name → [whether the restriction held, what happened].
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from moothall.sandbox_runtime.commands import CommandLimits, run
-from moothall.sandbox_runtime.confinement import EXECUTOR_PID, ROOT, shut_in, spare_the_others
-from moothall.sandbox_runtime.processes import kill_all, others
+from moothall.sandbox_runtime.commands import CommandLimits, run_command
+from moothall.sandbox_runtime.confinement import EXECUTOR_PID, ROOT, block_signals_to_all, confine
+from moothall.sandbox_runtime.processes import kill_all, other_pids
 
-Said = tuple[bool, str]
+ProbeResult = tuple[bool, str]
 _IO_URING_SETUP = 425  # the same on every architecture
 _PTRACE_TRACEME = 0
-_NONE = 99  # an exit code: no call was let through
+_ALL_BLOCKED = 99  # the exit code if all calls were blocked
 
 
-def _try_act(act: Callable[[], object], what: str) -> Said:
+def _try_act(action: Callable[[], object], description: str) -> ProbeResult:
     try:
-        act()
+        action()
     except OSError as error:
-        return True, f"{what}: {errno.errorcode.get(error.errno or 0, '?')}"
-    return False, f"{what} was possible"
+        return True, f"{description}: {errno.errorcode.get(error.errno or 0, '?')}"
+    return False, f"{description} was possible"
 
 
-def _first_failure(*tried: Said) -> Said:
+def _first_failure(*results: ProbeResult) -> ProbeResult:
     return next(
-        (said for said in tried if not said[0]), (True, "; ".join(text for _, text in tried))
+        (result for result in results if not result[0]),
+        (True, "; ".join(text for _, text in results)),
     )
 
 
@@ -47,21 +48,21 @@ def _write(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
-def _processes_hidden() -> Said:
-    seen = others()
-    return (not seen), f"processes visible beside its own: {len(seen)}"
+def _processes_hidden() -> ProbeResult:
+    visible_pids = other_pids()
+    return (not visible_pids), f"processes visible beside its own: {len(visible_pids)}"
 
 
-def _identity() -> Said:
+def _identity() -> ProbeResult:
     with Path("/proc/thread-self/status").open(encoding="ascii") as file:
         capabilities = next(line.split()[1] for line in file if line.startswith("CapEff"))
-    held = int(capabilities, 16) == 0
+    has_none = int(capabilities, 16) == 0
     return _first_failure(
-        (held, f"capabilities {capabilities}"), _try_act(lambda: os.setuid(0), "setuid(0)")
+        (has_none, f"capabilities {capabilities}"), _try_act(lambda: os.setuid(0), "setuid(0)")
     )
 
 
-def _files(options: Mapping[str, Any]) -> Said:
+def _files(options: Mapping[str, Any]) -> ProbeResult:
     return _first_failure(
         _try_act(Path(options["host_file"]).stat, "looking at a file of the host"),
         _try_act(lambda: _write("/usr/moothall-probe"), "writing to /usr"),
@@ -69,7 +70,7 @@ def _files(options: Mapping[str, Any]) -> Said:
     )
 
 
-def _network(options: Mapping[str, Any]) -> Said:
+def _network(options: Mapping[str, Any]) -> ProbeResult:
     def connect() -> None:
         with socket.create_connection(("127.0.0.1", options["port"]), timeout=1):
             pass
@@ -77,8 +78,8 @@ def _network(options: Mapping[str, Any]) -> Said:
     return _try_act(connect, "connecting to a listener of the host")
 
 
-def _seccomp() -> Said:
-    """In a child: one that asks to be traced, and may, is stopped by its next signal."""
+def _seccomp() -> ProbeResult:
+    """Try system calls in a child, because a traced process is stopped by its next signal."""
     libc = ctypes.CDLL(None, use_errno=True)
     calls: tuple[tuple[str, Callable[[], int]], ...] = (
         ("io_uring_setup", lambda: int(libc.syscall(ctypes.c_long(_IO_URING_SETUP), 1, None))),
@@ -94,40 +95,44 @@ def _seccomp() -> Said:
                     let_through = number
                     break
             else:
-                let_through = _NONE
+                let_through = _ALL_BLOCKED
         finally:
             os._exit(let_through)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code == _NONE:
+    if code == _ALL_BLOCKED:
         return True, "; ".join(f"{name}: EPERM" for name, _ in calls)
     return False, f"{calls[code][0] if 0 <= code < len(calls) else 'a system call'} was let through"
 
 
-def _executor() -> Said:
-    """As code that it runs: signal number 0 ends nobody, and is refused like any other."""
+def _executor() -> ProbeResult:
+    """Try to signal the executor, like code that it runs. Signal number 0 kills nobody, and is
+    refused like any other.
+    """
     if os.getpid() != EXECUTOR_PID:
         return False, f"it is process {os.getpid()}, not {EXECUTOR_PID}"
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            spare_the_others()
-            tries: tuple[Callable[[], object], ...] = (
+            block_signals_to_all()
+            attempts: tuple[Callable[[], object], ...] = (
                 lambda: os.kill(EXECUTOR_PID, 0),
                 lambda: os.kill(-1, 0),
                 lambda: resource.prlimit(EXECUTOR_PID, resource.RLIMIT_NOFILE),
             )
-            code = 0 if all(_try_act(act, "")[0] for act in tries) else 1
+            code = 0 if all(_try_act(action, "")[0] for action in attempts) else 1
         finally:
             os._exit(code)
-    held = os.waitpid(child, 0)[1] == 0
+    is_blocked = os.waitpid(child, 0)[1] == 0
     return (
-        held,
-        "its children cannot signal or limit it" if held else "its children can signal or limit it",
+        is_blocked,
+        "its children cannot signal or limit it"
+        if is_blocked
+        else "its children can signal or limit it",
     )
 
 
-def _landlock(version: int) -> Said:
+def _landlock(version: int) -> ProbeResult:
     if not version:
         return False, "the kernel has no Landlock"
     if Path("/dev").stat().st_uid != os.getuid():
@@ -137,24 +142,24 @@ def _landlock(version: int) -> Said:
     )
 
 
-def _processes(limit: int) -> Said:
-    """Fork until the kernel says no."""
-    made = 0
+def _processes(limit: int) -> ProbeResult:
+    """Fork until the kernel refuses."""
+    forked = 0
     try:
         for _ in range(limit * 2):
             if os.fork() == 0:
                 time.sleep(30)
                 os._exit(0)
-            made += 1
+            forked += 1
     except OSError as error:
-        return True, f"no more than {made}: {errno.errorcode.get(error.errno or 0, '?')}"
+        return True, f"no more than {forked}: {errno.errorcode.get(error.errno or 0, '?')}"
     finally:
         kill_all()
-    return False, f"{made} processes were made where {limit} are allowed"
+    return False, f"{forked} processes were made where {limit} are allowed"
 
 
-def _command(code: str, options: Mapping[str, Any], wakeup: int) -> Said:
-    walls = CommandLimits(
+def _command(code: str, options: Mapping[str, Any], wakeup: int) -> ProbeResult:
+    limits = CommandLimits(
         wall_seconds=5,
         cpu_seconds=5,
         output_bytes=2000,
@@ -163,24 +168,26 @@ def _command(code: str, options: Mapping[str, Any], wakeup: int) -> Said:
         file_bytes=options["file"],
         in_cgroup=options["cgroup"],
     )
-    ended = run(
+    result = run_command(
         (sys.executable, "-I", "-S", "-c", code),
         cwd=ROOT,
         env={},
-        walls=walls,
+        limits=limits,
         wakeup=wakeup,
         stopped=lambda: "",
     )
-    how = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
-    return ended.exit_code != 0, f"ended by {how}"
+    exit_text = (
+        f"signal {-result.exit_code}" if result.exit_code < 0 else f"exit code {result.exit_code}"
+    )
+    return result.exit_code != 0, f"ended by {exit_text}"
 
 
 def main() -> None:
-    """Try everything, and tell."""
+    """Run all probes, and report."""
     link, options = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
     link.set_inheritable(False)
-    version = shut_in(options)
-    found: dict[str, Said] = {
+    version = confine(options)
+    results: dict[str, ProbeResult] = {
         "processes-hidden": _processes_hidden(),
         "identity": _identity(),
         "files": _files(options),
@@ -192,14 +199,14 @@ def main() -> None:
     }
     with Path(ROOT, "base").open("a", encoding="ascii") as file:
         file.write(", changed")
-    found["memory"] = _command(
+    results["memory"] = _command(
         f"b = bytearray({3 * options['memory']}); b[::4096] = b'x' * len(b[::4096])",
         options,
         link.fileno(),
     )
-    found["disk"] = _command(
+    results["disk"] = _command(
         f"open('big', 'wb').write(bytes({2 * options['file']}))", options, link.fileno()
     )
     with contextlib.suppress(OSError):
         Path(ROOT, "big").unlink()
-    link.sendall(json.dumps(found).encode() + b"\n")
+    link.sendall(json.dumps(results).encode() + b"\n")

@@ -1,11 +1,9 @@
-"""The process inside a workspace that runs tools. Trusted by nobody; standard library only.
+"""The process inside a workspace that runs tools. Nobody trusts it; standard library only.
 
-Started as `python -I -S -c BOOT FD OPTIONS`. It has one inherited socket and nothing else: no
-network
-(set-up has the port of a proxy outside),
-no credentials, an empty environment. First it shuts itself in (Landlock, rlimits), then it says
-that it
-is ready, then it answers one request at a time until the socket closes.
+Started as `python -I -S -c BOOT FD OPTIONS`. It has one inherited socket, no network (set-up has
+the port of an external proxy), no credentials and an empty environment. It first confines itself
+(Landlock, rlimits), then reports that it is ready, and then answers one request at a time until the
+socket closes.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ import time
 
 from moothall.sandbox_runtime import files, texts
 from moothall.sandbox_runtime.command_result import CommandResult
-from moothall.sandbox_runtime.commands import CommandLimits, call, run
-from moothall.sandbox_runtime.confinement import ROOT, shut_in
+from moothall.sandbox_runtime.commands import CommandLimits, run_command, run_in_child
+from moothall.sandbox_runtime.confinement import ROOT, confine
 from moothall.sandbox_runtime.paths import DISK_FULL, ToolFailure, clean_for_writing, open_parent
-from moothall.sandbox_runtime.processes import kill_all, others
+from moothall.sandbox_runtime.processes import kill_all, other_pids
 from moothall.sandbox_runtime.protocol import FrameReader, ProtocolError, pack, unpack_path
 from moothall.sandbox_runtime.rpc_channel import BLOCK, RpcChannel
 
@@ -44,7 +42,7 @@ _EXECUTABLE = "100755"
 
 
 class Executor:
-    """Answers requests from one socket, a bare descriptor: the module for sockets costs start
+    """Answers requests from one socket, given as a descriptor because the socket module costs start
     time.
     """
 
@@ -52,43 +50,45 @@ class Executor:
         self._link = link
         self._options = options
         self._frames = FrameReader()
-        self._waiting: list[Message] = []
+        self._pending: list[Message] = []
         self._current = -1
-        self._talk: RpcChannel | None = None
+        self._channel: RpcChannel | None = None
         self._shell: Shell | None = None
         self._root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def serve(self) -> None:
-        """Answer until the other side closes."""
+        """Answer requests until the peer closes."""
         while True:
-            while not self._waiting:
+            while not self._pending:
                 if not self._receive():
                     return
-            request = self._waiting.pop(0)
-            if request.get("op") not in {"stop", "answer"}:  # for what has ended meanwhile
+            request = self._pending.pop(0)
+            if request.get("op") not in {"stop", "answer"}:  # for a request that has ended
                 self._answer(request)
 
     def _receive(self) -> bool:
         data = os.read(self._link, 1 << 20)
-        self._waiting += self._frames.feed(data)
+        self._pending += self._frames.feed(data)
         return bool(data)
 
     def _find_stop(self) -> str:
-        """Look for a stop of the current request among what has come."""
+        """Return the reason if the current request was stopped, else ''. Pass on answers to the
+        channel.
+        """
         if not self._receive():
             kill_all()
             sys.exit(0)
-        mine = [message for message in self._waiting if message.get("id") == self._current]
-        self._waiting = [message for message in self._waiting if message not in mine]
-        for message in mine:
+        own_messages = [message for message in self._pending if message.get("id") == self._current]
+        self._pending = [message for message in self._pending if message not in own_messages]
+        for message in own_messages:
             if message.get("op") == "stop":
                 return str(message.get("reason") or "cancelled")
-            if message.get("op") == "answer" and self._talk and self._talk.waiting:
-                self._talk.answer(message)
+            if message.get("op") == "answer" and self._channel and self._channel.waiting:
+                self._channel.answer(message)
         return ""
 
     def _answer(self, request: Message) -> None:
-        begun, used = time.monotonic(), _cpu_seconds()
+        start_time, start_cpu = time.monotonic(), _cpu_seconds()
         self._current = int(request["id"])
         try:
             answer = {
@@ -97,21 +97,21 @@ class Executor:
                 "apply": self._apply,
                 "processes": self._processes,
             }[str(request["op"])](request)
-        except ToolFailure as failed:
-            answer = failed.answer()
+        except ToolFailure as failure:
+            answer = failure.answer()
         except OSError as error:
             status = "disk" if error.errno in DISK_FULL else "error"
             answer = {
                 "status": status,
                 "error": f"{error.filename or 'workspace'}: {error.strerror}",
             }
-        answer.setdefault("duration_ms", round((time.monotonic() - begun) * 1000))
-        answer.setdefault("usage", _own_usage(used))
+        answer.setdefault("duration_ms", round((time.monotonic() - start_time) * 1000))
+        answer.setdefault("usage", _own_usage(start_cpu))
         answer["id"] = self._current
         self._current = -1
         _send(self._link, answer)
 
-    def _walls(self, request: Message) -> CommandLimits:
+    def _command_limits(self, request: Message) -> CommandLimits:
         limits = request["limits"]
         return CommandLimits(
             wall_seconds=float(limits["wall_seconds"]),
@@ -134,52 +134,54 @@ class Executor:
             raise ToolFailure(f"no tool {tool!r} in the workspace", "invalid")
         if tool not in files.SLOW:
             return {"status": "success", "output": files.TOOLS[tool](self._root, args, limits)}
-        walls = self._walls(request)
-        seconds = min(_SEARCH_SECONDS, walls.wall_seconds)
-        # The result is counted by the tool itself, so the pipe's cut must never fall into it.
-        bounded = CommandLimits(
+        command_limits = self._command_limits(request)
+        seconds = min(_SEARCH_SECONDS, command_limits.wall_seconds)
+        # The tool limits its own result, so the pipe's limit must never cut it.
+        child_limits = CommandLimits(
             wall_seconds=seconds,
-            cpu_seconds=walls.cpu_seconds,
-            output_bytes=8 * walls.output_bytes + 4096,
-            memory_bytes=walls.memory_bytes,
-            processes=walls.processes,
-            file_bytes=walls.file_bytes,
-            in_cgroup=walls.in_cgroup,
+            cpu_seconds=command_limits.cpu_seconds,
+            output_bytes=8 * command_limits.output_bytes + 4096,
+            memory_bytes=command_limits.memory_bytes,
+            processes=command_limits.processes,
+            file_bytes=command_limits.file_bytes,
+            in_cgroup=command_limits.in_cgroup,
         )
 
-        def inside() -> bytes:
+        def run_tool() -> bytes:
             try:
                 answer: Message = {
                     "status": "success",
                     "output": files.TOOLS[tool](self._root, args, limits),
                 }
-            except ToolFailure as failed:
-                answer = failed.answer()
+            except ToolFailure as failure:
+                answer = failure.answer()
             return json.dumps(answer).encode()
 
-        ended = call(inside, walls=bounded, wakeup=self._link, stopped=self._find_stop)
-        if ended.status == "timeout":
+        result = run_in_child(
+            run_tool, limits=child_limits, wakeup=self._link, stopped=self._find_stop
+        )
+        if result.status == "timeout":
             return {
                 "status": "timeout",
                 "error": (
                     f"{tool} took more than {seconds:g} s; use a simpler pattern or a smaller path"
                 ),
             }
-        if ended.status != "success":
+        if result.status != "success":
             return {
-                "status": ended.status,
-                "error": f"{tool} was stopped: {ended.status}",
-                "usage": ended.usage(),
+                "status": result.status,
+                "error": f"{tool} was stopped: {result.status}",
+                "usage": result.usage(),
             }
         try:
-            answer = json.loads(ended.output)
+            answer = json.loads(result.output)
         except ValueError:
             return {
                 "status": "error",
-                "error": f"{tool} failed (exit {ended.exit_code})",
-                "usage": ended.usage(),
+                "error": f"{tool} failed (exit {result.exit_code})",
+                "usage": result.usage(),
             }
-        return {**answer, "usage": ended.usage()}
+        return {**answer, "usage": result.usage()}
 
     def _run(self, request: Message) -> Message:
         argv = tuple(str(part) for part in request["argv"])
@@ -190,48 +192,50 @@ class Executor:
         if request.get("shell_state"):
             return self._run_shell(argv, request)
         cwd = os.path.join(ROOT, str(request.get("folder") or ""))  # noqa: PTH118 - pathlib costs start time
-        ended = run(
+        result = run_command(
             argv,
             cwd=cwd,
             env=request["env"],
-            walls=self._walls(request),
+            limits=self._command_limits(request),
             wakeup=self._link,
             stopped=self._find_stop,
         )
-        return ended.document()
+        return result.document()
 
     def _run_check(self, argv: tuple[str, ...], request: Message) -> Message:
-        # They cost start time, and most workspaces run no check at first.
+        # Imported late: they cost start time, and most workspaces run no check at first.
         from moothall.sandbox_runtime.checking import RunningCheck
         from moothall.sandbox_runtime.checks import with_reporters_path
 
-        checking = RunningCheck(argv, request["check"])
-        _put_aside(checking.folder)
-        os.mkdir(checking.folder)  # noqa: PTH102 - pathlib costs start time
-        begun = time.monotonic()
+        running_check = RunningCheck(argv, request["check"])
+        _move_aside(running_check.folder)
+        os.mkdir(running_check.folder)  # noqa: PTH102 - pathlib costs start time
+        start_time = time.monotonic()
 
-        def once(
-            more: Mapping[str, str], seconds: float, other: tuple[str, ...] = ()
+        def run_once(
+            extra_env: Mapping[str, str], seconds: float, other_argv: tuple[str, ...] = ()
         ) -> CommandResult:
-            walls = self._walls(request)
-            walls.wall_seconds = seconds
-            walls.most_seconds = max(seconds, walls.most_seconds - (time.monotonic() - begun))
+            limits = self._command_limits(request)
+            limits.wall_seconds = seconds
+            limits.most_seconds = max(
+                seconds, limits.most_seconds - (time.monotonic() - start_time)
+            )
             env = {
                 **request["env"],
                 "PATH": with_reporters_path(request["env"].get("PATH", "")),
-                **more,
+                **extra_env,
             }
-            return run(
-                other or argv,
-                cwd=checking.cwd,
+            return run_command(
+                other_argv or argv,
+                cwd=running_check.cwd,
                 env=env,
-                walls=walls,
+                limits=limits,
                 wakeup=self._link,
                 stopped=self._find_stop,
-                reader=checking,
+                reader=running_check,
             )
 
-        return checking.run(once, float(request["limits"]["wall_seconds"]))
+        return running_check.run_to_end(run_once, float(request["limits"]["wall_seconds"]))
 
     def _run_shell(self, argv: tuple[str, ...], request: Message) -> Message:
         from moothall.sandbox_runtime.shell import (
@@ -239,64 +243,66 @@ class Executor:
         )  # costs start time, and many workspaces run no command
 
         shell = self._shell = self._shell or Shell(int(self._options["memory_bytes"]))
-        order = request["shell_state"]
+        shell_state = request["shell_state"]
         note, output = shell.begin(), shell.output()
-        folder = ROOT if order["session"] else shell.folder
+        folder = ROOT if shell_state["session"] else shell.folder
         try:
-            with shell.git(str(order["history"])):
-                ended = run(
+            with shell.git(str(shell_state["history"])):
+                result = run_command(
                     argv,
                     cwd=folder,
                     env=request["env"],
-                    walls=self._walls(request),
+                    limits=self._command_limits(request),
                     wakeup=self._link,
                     stopped=self._find_stop,
                     shell=output,
                 )
         finally:
             output.close()
-            shell.tidy()
-        if not order["session"]:
+            shell.remove_old_output()
+        if not shell_state["session"]:
             shell.end()
-        return {**ended.document(), "folder": shell.folder, "left": ended.left, "note": note}
+        return {**result.document(), "folder": shell.folder, "left": result.left, "note": note}
 
     def _run_block(self, argv: tuple[str, ...], request: Message) -> Message:
-        """Run a command that asks something meanwhile, over a socket whose number is its last
+        """Run a command that makes calls while it runs, over a socket whose number is its last
         argument.
         """
         number = self._current
-        talk = self._talk = RpcChannel(lambda message: _send(self._link, {**message, "id": number}))
-        _put_aside(BLOCK)  # a pipe in its place would never be read
+        channel = self._channel = RpcChannel(
+            lambda message: _send(self._link, {**message, "id": number})
+        )
+        _move_aside(BLOCK)  # a pipe in its place would block
         with open(BLOCK, "x", encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start time
             json.dump(request["block"], file)
         try:
-            ended = run(
-                (*argv, str(talk.theirs)),
+            result = run_command(
+                (*argv, str(channel.child_fd)),
                 cwd=ROOT,
                 env=request["env"],
-                walls=self._walls(request),
+                limits=self._command_limits(request),
                 wakeup=self._link,
                 stopped=self._find_stop,
-                side=talk,
+                side=channel,
             )
         finally:
-            self._talk = None
-            talk.close()
-        return {**ended.document(), "end": talk.end}
+            self._channel = None
+            channel.close()
+        return {**result.document(), "end": channel.end}
 
     def _processes(self, _request: Message) -> Message:
-        found = []
-        for pid in sorted(map(int, (*others(), str(os.getpid())))):
+        processes = []
+        for pid in sorted(map(int, (*other_pids(), str(os.getpid())))):
             with (
                 contextlib.suppress(OSError),
                 open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file,  # noqa: PTH123
             ):
-                found.append({"pid": pid, "name": file.read().strip()})
-        return {"status": "success", "output": {"processes": found}}
+                processes.append({"pid": pid, "name": file.read().strip()})
+        return {"status": "success", "output": {"processes": processes}}
 
     def _apply(self, request: Message) -> Message:
-        """Write the files of a patch: deletions first, so that a folder can take a file's place and
-        back.
+        """Write the files of a patch. Deletions come first, so that a folder can replace a file and
+        the other way round.
         """
         changes = sorted(
             request["changes"], key=lambda change: (change["content"] is not None, change["path"])
@@ -306,7 +312,7 @@ class Executor:
             if change["content"] is None:
                 self._remove(path)
             else:
-                self._put(path, change["mode"], binascii.a2b_base64(change["content"]))
+                self._write_file(path, change["mode"], binascii.a2b_base64(change["content"]))
         return {"status": "success", "output": {"changes": len(changes)}}
 
     def _remove(self, path: str) -> None:
@@ -320,36 +326,38 @@ class Executor:
                     name, dir_fd=parent
                 )
             except OSError:
-                return  # a folder that still holds something, or gone already
+                return  # a folder that is not empty, or already removed
             finally:
                 os.close(parent)
             path = path.rpartition("/")[0]
 
-    def _put(self, path: str, mode: str, content: bytes) -> None:
+    def _write_file(self, path: str, mode: str, content: bytes) -> None:
         parts = path.split("/")
-        holder = os.dup(self._root)
+        parent_fd = os.dup(self._root)
         try:
             for part in parts[:-1]:
-                if not _is_folder(part, holder):
-                    _clear(part, holder)
-                    os.mkdir(part, 0o755, dir_fd=holder)
-                inner = os.open(
-                    part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=holder
+                if not _is_folder(part, parent_fd):
+                    _clear(part, parent_fd)
+                    os.mkdir(part, 0o755, dir_fd=parent_fd)
+                folder_fd = os.open(
+                    part,
+                    os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+                    dir_fd=parent_fd,
                 )
-                os.close(holder)
-                holder = inner
-            _clear(parts[-1], holder)
+                os.close(parent_fd)
+                parent_fd = folder_fd
+            _clear(parts[-1], parent_fd)
             if mode == _SYMLINK:
-                os.symlink(content, parts[-1], dir_fd=holder)
+                os.symlink(content, parts[-1], dir_fd=parent_fd)
                 return
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(
-                parts[-1], flags, 0o755 if mode == _EXECUTABLE else 0o644, dir_fd=holder
+                parts[-1], flags, 0o755 if mode == _EXECUTABLE else 0o644, dir_fd=parent_fd
             )
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
         finally:
-            os.close(holder)
+            os.close(parent_fd)
 
 
 def _send(link: int, message: Message) -> None:
@@ -359,44 +367,44 @@ def _send(link: int, message: Message) -> None:
 
 
 def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _own_usage(before: float) -> dict[str, int]:
-    """Return what the executor used itself; a part of a millisecond is one."""
+    """Return the executor's own usage, in milliseconds rounded up."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"cpu_ms": max(1, round((_cpu_seconds() - before) * 1000)), "max_rss_bytes": peak}
 
 
-def _put_aside(path: str) -> None:
-    """Make place for a file of ours, whatever code put there: a tree may be too deep to be removed
-    in one go.
+def _move_aside(path: str) -> None:
+    """Rename whatever code has put at the path of an own file. A tree may be too deep to remove in
+    one go.
     """
     if os.path.lexists(path):
         os.rename(path, f"{path}.{os.urandom(8).hex()}")  # noqa: PTH104 - pathlib costs start time
 
 
-def _is_folder(name: str, holder: int) -> bool:
+def _is_folder(name: str, parent_fd: int) -> bool:
     try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=holder, follow_symlinks=False).st_mode)
+        return stat.S_ISDIR(os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return False
 
 
-def _clear(name: str, holder: int) -> None:
-    if _is_folder(name, holder):
+def _clear(name: str, parent_fd: int) -> None:
+    if _is_folder(name, parent_fd):
         import shutil  # costs start time, and patches seldom put a file where a folder was
 
         try:
-            shutil.rmtree(name, dir_fd=holder)
+            shutil.rmtree(name, dir_fd=parent_fd)
         except RecursionError as error:
             raise ToolFailure(
                 f"{name!r} is a folder too deep to be removed; remove it with code of your own"
             ) from error
     else:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=holder)
+            os.unlink(name, dir_fd=parent_fd)
 
 
 def main() -> None:
@@ -411,7 +419,7 @@ def main() -> None:
         )  # costs start time, and only set-up has a way out
 
         open_port(link)
-    version = shut_in(options)
+    version = confine(options)
     _send(link, {"id": 0, "status": "ready", "landlock": version})
     try:
         Executor(link, options).serve()

@@ -1,7 +1,7 @@
 """The tools `files.*`, on one folder. Standard library only: they run in the executor.
 
-Each takes a descriptor of the workspace's root and checked arguments, and returns a JSON object;
-what goes wrong is a `ToolFailure` whose message helps the model on.
+Each tool takes a descriptor of the workspace's root and checked arguments, and returns a JSON
+object. Errors are `ToolFailure`s with a message that helps the model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 2000
 SHOWN_ENTRIES = 400
-"""Names of a folder that `files.read` was asked for."""
+"""The number of names that `files.read` lists for a folder."""
 _COUNTED_ENTRIES = 20_000
 MAX_MATCHES = 200
 MAX_LINE = 300
@@ -57,35 +57,35 @@ _HIDDEN = frozenset(
 
 
 def read(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """`content` is lines `start` to `start + lines - 1`, unchanged. `encoding` is set if it is not
-    plain UTF-8. The failure for a folder has the names in it.
+    """Read lines. `content` is lines `start` to `start + lines - 1`, unchanged. `encoding` is set
+    if it is not plain UTF-8. For a folder, the failure lists its names.
     """
     path = clean(args["path"])
     try:
         text, encoding = read_encoded(root, path, limits)
-    except IsFolder as failed:
-        raise IsFolder(path, _list_folder(root, path, limits)) from failed
+    except IsFolder as failure_error:
+        raise IsFolder(path, _list_folder(root, path, limits)) from failure_error
     rows = rows_of(text)
-    start, wanted = args.get("start", 1), args.get("lines", 2000)
+    start, line_count = args.get("start", 1), args.get("lines", 2000)
     if start > max(1, len(rows)):
         raise ToolFailure(
             f"{path!r} has {len(rows)} lines; start {start} is behind its end", "invalid"
         )
-    part = rows[start - 1 : start - 1 + wanted]
-    content, cut = cut_text("".join(part), limits.output_bytes)
+    part = rows[start - 1 : start - 1 + line_count]
+    content, is_cut = cut_text("".join(part), limits.output_bytes)
     return {
         "path": path,
         "content": content,
         "start": start,
         "total_lines": len(rows),
-        "truncated": cut or start - 1 + len(part) < len(rows),
+        "truncated": is_cut or start - 1 + len(part) < len(rows),
         **({} if encoding.name == UTF_8.name else {"encoding": encoding.name}),
     }
 
 
 def _list_folder(root: int, path: str, limits: TextLimits) -> Result:
-    """Return the names in a folder (`entries`, folders with a '/' at the end), within limits, and
-    how many there are (`total`).
+    """Return a folder's names (`entries`, folders with a '/' at the end), within limits, and their
+    number (`total`).
     """
     names: list[str] = []
     descriptor = open_beneath(root, path, os.O_RDONLY | os.O_DIRECTORY)
@@ -100,23 +100,23 @@ def _list_folder(root: int, path: str, limits: TextLimits) -> Result:
         raise failure(error.errno or 0, path) from error
     finally:
         os.close(descriptor)
-    shown: list[str] = []
+    listed: list[str] = []
     size = 0
     for name in names[:SHOWN_ENTRIES]:
         size += len(name) + 4
         if size > limits.output_bytes:
             break
-        shown.append(name)
+        listed.append(name)
     return {
         "path": path or ".",
-        "entries": shown,
+        "entries": listed,
         "total": len(names),
-        "truncated": len(shown) < len(names),
+        "truncated": len(listed) < len(names),
     }
 
 
 def write(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """Replace or create a file, with its folders. An existing text keeps its encoding and its line
+    """Replace or create a file, with its folders. An existing text file keeps its encoding and line
     ends.
     """
     path = clean_for_writing(args["path"])
@@ -130,8 +130,8 @@ def write(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
 
 
 def append(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """Append, with the file's line ends. If the last line has no end, a newline comes first: a new
-    line was meant.
+    """Append to a file, with its line ends. If its last line has no end, a newline is added first,
+    because a new line was meant.
     """
     path = clean_for_writing(args["path"])
     content = args["content"]
@@ -165,41 +165,41 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def glob_matches(path: str, glob: str) -> bool:
-    """Whether a relative path matches: `**` any folders, `*` within a name; without '/' a name
-    anywhere.
+    """Return whether a relative path matches a glob: `**` for any folders, `*` within a name. A
+    glob without '/' matches a name in any folder.
     """
     pattern = tuple(part for part in glob.split("/") if part)
     if len(pattern) == 1 and pattern[0] != "**":
         pattern = ("**", *pattern)
     if pattern and pattern[-1] == "**":
         pattern = (*pattern, "*")
-    squeezed = tuple(
+    collapsed = tuple(
         part
-        for at, part in enumerate(pattern)
-        if part != "**" or at == 0 or pattern[at - 1] != "**"
+        for index, part in enumerate(pattern)
+        if part != "**" or index == 0 or pattern[index - 1] != "**"
     )
-    return _matches(tuple(path.split("/")), squeezed)
+    return _matches(tuple(path.split("/")), collapsed)
 
 
 def _walk(root: int, path: str, *, hidden: bool = False) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (path, lstat) of everything beneath, folders before what is in them, sorted; no symlink
-    is followed.
+    """Yield (path, lstat) for everything beneath `path`, sorted, folders before their content.
+    Symlinks are not followed.
     """
     descriptor = open_beneath(root, path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        names = sorted(os.listdir(descriptor))  # noqa: PTH208 - of a descriptor, so that no one can change the way there
+        names = sorted(os.listdir(descriptor))  # noqa: PTH208 - by descriptor, so that nobody can replace a parent
         for name in names:
             if not hidden and name in _HIDDEN:
                 continue
             try:
-                found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                file_stat = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             except OSError:
                 continue
-            below = f"{path}/{name}" if path else name
-            yield below, found
-            if stat.S_ISDIR(found.st_mode) and below.count("/") < MAX_DEPTH:
+            inner_path = f"{path}/{name}" if path else name
+            yield inner_path, file_stat
+            if stat.S_ISDIR(file_stat.st_mode) and inner_path.count("/") < MAX_DEPTH:
                 try:
-                    yield from _walk(root, below, hidden=hidden)
+                    yield from _walk(root, inner_path, hidden=hidden)
                 except ToolFailure:
                     continue  # unreadable or gone meanwhile
     finally:
@@ -219,48 +219,52 @@ def define(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
             "files.edit or files.write"
         )
     before, encoding = _text_before(root, path, limits)
-    made = definer.define(before, language, args["name"], args["content"])
-    write_text(root, path, made.text, limits, encoding=encoding)
+    definition = definer.define(before, language, args["name"], args["content"])
+    write_text(root, path, definition.text, limits, encoding=encoding)
     return {
         "path": path,
         "name": args["name"],
-        "replaced": made.replaced,
-        "start": made.start,
-        "end": made.end,
+        "replaced": definition.replaced,
+        "start": definition.start,
+        "end": definition.end,
     }
 
 
 def survey(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """Say what of the files bears on a task. Not in the catalogue: only the trusted side asks, for
-    a council's first prompt.
+    """Return the parts of the repository that are relevant to a task. Not in the catalogue: the
+    trusted side uses it for a council's first prompt.
     """
     from moothall.sandbox_runtime import repo_map as surveyor  # costs start time
 
     files = [
-        (path, found.st_size) for path, found in _walk(root, "") if stat.S_ISREG(found.st_mode)
+        (path, file_stat.st_size)
+        for path, file_stat in _walk(root, "")
+        if stat.S_ISREG(file_stat.st_mode)
     ]
     return surveyor.survey(root, files, args, limits)
 
 
 def list_(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """`entries` are paths, folders with a '/' at the end; caches and dependencies are not shown."""
+    """List paths, folders with a '/' at the end. Caches and dependencies are not listed."""
     path, glob = clean(args.get("path", ".")), args.get("glob", "**")
     entries: list[str] = []
     size = 0
-    for below, found in _walk(root, path):
-        inner = below[len(path) + 1 :] if path else below
-        if not glob_matches(inner, glob):
+    for entry_path, file_stat in _walk(root, path):
+        relative_path = entry_path[len(path) + 1 :] if path else entry_path
+        if not glob_matches(relative_path, glob):
             continue
-        shown = f"{below}/" if stat.S_ISDIR(found.st_mode) else below
-        size += len(shown) + 4
+        entry = f"{entry_path}/" if stat.S_ISDIR(file_stat.st_mode) else entry_path
+        size += len(entry) + 4
         if len(entries) == MAX_ENTRIES or size > limits.output_bytes:
             return {"path": path or ".", "entries": entries, "truncated": True}
-        entries.append(shown)
+        entries.append(entry)
     return {"path": path or ".", "entries": entries, "truncated": False}
 
 
 def search(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """`matches` are {path, line, text}. The caller bounds the time: a pattern may take for ever."""
+    """Search by a regular expression. `matches` are {path, line, text}. The caller limits the time,
+    because a pattern may take forever.
+    """
     try:
         pattern = re.compile(args["pattern"])
     except (re.error, RecursionError, OverflowError) as error:
@@ -268,35 +272,35 @@ def search(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     path, glob = clean(args.get("path", ".")), args.get("glob", "**")
     matches: list[Result] = []
     size = 0
-    for below in _files(root, path, glob):
+    for file_path in _files(root, path, glob):
         try:
-            text = read_text(root, below, limits)
+            text = read_text(root, file_path, limits)
         except ToolFailure:
             continue  # binary, too large or gone
         for number, line in enumerate(rows_of(text), 1):
             row = line.rstrip("\r\n")
             if pattern.search(row):
-                size += len(below) + min(len(row), MAX_LINE) + 32
+                size += len(file_path) + min(len(row), MAX_LINE) + 32
                 if len(matches) == MAX_MATCHES or size > limits.output_bytes:
                     return {"matches": matches, "truncated": True}
-                matches.append({"path": below, "line": number, "text": row[:MAX_LINE]})
+                matches.append({"path": file_path, "line": number, "text": row[:MAX_LINE]})
     return {"matches": matches, "truncated": False}
 
 
 def _files(root: int, path: str, glob: str) -> Iterator[str]:
     descriptor = open_beneath(root, path, os.O_PATH)
     try:
-        folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
     finally:
         os.close(descriptor)
-    if not folder:
+    if not is_folder:
         yield path
         return
-    for below, found in _walk(root, path):
-        if stat.S_ISREG(found.st_mode) and glob_matches(
-            below[len(path) + 1 :] if path else below, glob
+    for file_path, file_stat in _walk(root, path):
+        if stat.S_ISREG(file_stat.st_mode) and glob_matches(
+            file_path[len(path) + 1 :] if path else file_path, glob
         ):
-            yield below
+            yield file_path
 
 
 def delete(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
@@ -305,8 +309,8 @@ def delete(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     path = clean_for_writing(args["path"])
     parent, name = open_parent(root, path)
     try:
-        folder = stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-        if folder:
+        is_folder = stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+        if is_folder:
             os.rmdir(name, dir_fd=parent)
         else:
             os.unlink(name, dir_fd=parent)
@@ -329,28 +333,28 @@ _KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISREG, "file"), (stat.S_ISLNK, "syml
 
 
 def info(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """What a path is: type, bytes, lines of a text file, target of a symlink."""
+    """Return a path's type, size, number of lines for text, and target of a symlink."""
     path = clean(args["path"])
     if not path:
         return {"path": ".", "type": "folder"}
     parent, name = open_parent(root, path)
     try:
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        target = os.readlink(name, dir_fd=parent) if stat.S_ISLNK(found.st_mode) else ""
+        file_stat = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        target = os.readlink(name, dir_fd=parent) if stat.S_ISLNK(file_stat.st_mode) else ""
     except OSError as error:
         raise failure(error.errno or 0, path) from error
     finally:
         os.close(parent)
-    kind = next((word for is_kind, word in _KINDS if is_kind(found.st_mode)), "other")
+    type_name = next((word for is_kind, word in _KINDS if is_kind(file_stat.st_mode)), "other")
     result: Result = {
         "path": path,
-        "type": kind,
-        "bytes": found.st_size,
-        "executable": bool(found.st_mode & 0o100),
+        "type": type_name,
+        "bytes": file_stat.st_size,
+        "executable": bool(file_stat.st_mode & 0o100),
     }
-    if kind == "symlink":
+    if type_name == "symlink":
         result["target"] = target
-    if kind == "file":
+    if type_name == "file":
         try:
             result["lines"] = len(rows_of(read_text(root, path, limits)))
         except ToolFailure:
@@ -359,7 +363,7 @@ def info(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
 
 
 def diff(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """A unified diff from `path` to `other`."""
+    """Return a unified diff from `path` to `other`."""
     import difflib  # costs start time
 
     path, other = clean(args["path"]), clean(args["other"])
@@ -369,25 +373,25 @@ def diff(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
         path,
         other,
     )
-    text, cut = cut_text(
+    text, is_cut = cut_text(
         "".join(
             row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows
         ),
         limits.output_bytes,
     )
-    return {"diff": text, "truncated": cut}
+    return {"diff": text, "truncated": is_cut}
 
 
 def store(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """Make a file of bytes in base64. Not in the catalogue: only tools of the trusted side ask for
-    it, and for `load`.
+    """Create a file from bytes in base64. Not in the catalogue: only tools of the trusted side use
+    it, and `load`.
     """
     path = clean_for_writing(args["path"])
     try:
-        raw = base64.b64decode(args["content"], validate=True)
+        content = base64.b64decode(args["content"], validate=True)
     except ValueError as error:
         raise ToolFailure("content is not base64", "invalid") from error
-    return {"path": path, "bytes": write_bytes(root, path, raw, limits)}
+    return {"path": path, "bytes": write_bytes(root, path, content, limits)}
 
 
 def load(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
@@ -413,7 +417,7 @@ TOOLS: Mapping[str, Callable[[int, Mapping[str, Any], TextLimits], Result]] = {
     "files.load": load,
 }
 
-# Their time depends on what they are given: the executor runs them in a child with a deadline.
+# Their run time depends on their arguments, so the executor runs them in a child with a deadline.
 SLOW = frozenset(
     {"files.define", "files.edit", "files.list", "files.search", "files.survey", "files.diff"}
 )

@@ -1,6 +1,6 @@
-"""What linters and type checkers find, one line each, without line numbers: `path: message`.
+"""Findings of linters and type checkers, one line each, without line numbers: `path: message`.
 
-Standard library only, and read inside the sandbox; output is hostile, and never makes reading fail.
+Standard library only; read inside the sandbox. Output is hostile, and never makes reading fail.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MAX_FINDINGS = 5000
-_LONGEST = 1000
+_MAX_FINDING_CHARS = 1000
 _PROGRAMS = frozenset(
     {
         "ruff",
@@ -69,24 +69,24 @@ _RUNNERS = frozenset(
         "-m",
     }
 )
-_AT = re.compile(
+_LOCATED = re.compile(
     r"(?P<path>[^\s:()][^:()\n]{0,300}?)(?::\d+(?::\d+)?(?:-\d+(?::\d+)?)?:?|\(\d+(?:,\d+)?\):) "
     r"*(?:-\s*)?(?P<said>\S.*)$"
 )
 _ARROW = re.compile(r"\s*--> (?P<path>[^:\n]{1,300}):\d+")
-_SAID = re.compile(r"(?:error|warning|[A-Z]{1,4}\d{2,5})\b.*$")
-_UNDER = re.compile(r"\s+\d+:\d+\s+(?P<said>(?:error|warning|info)\b.*|\S.*)$")
-_FILE = re.compile(r"\s*(?P<path>[\w@./\\-]{1,300}\.\w{1,6})$")
-_FORMAT = re.compile(
+_MESSAGE = re.compile(r"(?:error|warning|[A-Z]{1,4}\d{2,5})\b.*$")
+_INDENTED_MESSAGE = re.compile(r"\s+\d+:\d+\s+(?P<said>(?:error|warning|info)\b.*|\S.*)$")
+_FILE_HEADING = re.compile(r"\s*(?P<path>[\w@./\\-]{1,300}\.\w{1,6})$")
+_UNFORMATTED = re.compile(
     r"(?:[Ww]ould reformat:?|ERROR:|\[warn\]|Diff in) (?P<path>[\w@./\\-]+\.\w{1,6})(?::\d+:?| "
     r".*)?$"
 )
-_NUMBER = re.compile(r"\b(line|column|col) \d+\b")
+_LINE_NUMBER = re.compile(r"\b(line|column|col) \d+\b")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def is_linter(argv: Sequence[str]) -> bool:
-    """Whether a command is a linter, formatter or type checker that we know."""
+    """Return whether a command is a known linter, formatter or type checker."""
     words = [word.rpartition("/")[2] for word in argv[:8]]
     if words[:2] in (["go", "vet"], ["cargo", "clippy"], ["cargo", "fmt"], ["go", "fmt"]):
         return True
@@ -97,34 +97,40 @@ def is_linter(argv: Sequence[str]) -> bool:
 
 
 def findings(output: str) -> list[str]:
-    """Return what was found, in the order of the output."""
-    found: list[str] = []
-    for path, said in _find(output):
-        if len(found) >= MAX_FINDINGS:
+    """Return the findings, in the order of the output."""
+    lines: list[str] = []
+    for path, message in _read_findings(output):
+        if len(lines) >= MAX_FINDINGS:
             break
-        place = path.strip().replace("\\", "/").removeprefix("/workspace/").removeprefix("./")
-        found.append(f"{place}: {_NUMBER.sub('line', ' '.join(said.split()))}"[:_LONGEST])
-    return found
+        relative_path = (
+            path.strip().replace("\\", "/").removeprefix("/workspace/").removeprefix("./")
+        )
+        lines.append(
+            f"{relative_path}: {_LINE_NUMBER.sub('line', ' '.join(message.split()))}"[
+                :_MAX_FINDING_CHARS
+            ]
+        )
+    return lines
 
 
-def _find(output: str) -> Iterator[tuple[str, str]]:  # noqa: C901 - one branch for each form of a line
-    said = file = ""
-    for raw in output.split("\n"):
-        line = _COLOUR.sub("", raw[: 2 * _LONGEST]).rstrip()
+def _read_findings(output: str) -> Iterator[tuple[str, str]]:  # noqa: C901 - one branch for each form of a line
+    message = heading_path = ""
+    for raw_line in output.split("\n"):
+        line = _COLOUR.sub("", raw_line[: 2 * _MAX_FINDING_CHARS]).rstrip()
         if match := _ARROW.match(line):
-            if said:
-                yield match["path"], said
-            said = ""
-        elif match := _FORMAT.match(line):
+            if message:
+                yield match["path"], message
+            message = ""
+        elif match := _UNFORMATTED.match(line):
             yield match["path"], "is not formatted"
-        elif file and (match := _UNDER.match(line)):
-            yield file, match["said"]
-        elif match := _AT.match(line):
+        elif heading_path and (match := _INDENTED_MESSAGE.match(line)):
+            yield heading_path, match["said"]
+        elif match := _LOCATED.match(line):
             if not match["said"].startswith("note:"):
                 yield match["path"], match["said"]
-        elif match := _FILE.match(line):
-            file = match["path"]
-        elif _SAID.match(line):
-            said = line
+        elif match := _FILE_HEADING.match(line):
+            heading_path = match["path"]
+        elif _MESSAGE.match(line):
+            message = line
         elif not line:
-            file = ""
+            heading_path = ""

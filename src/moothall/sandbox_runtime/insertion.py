@@ -1,5 +1,5 @@
-"""Where in a file a definition goes, and how its lines are indented there. Runs in a child of the
-executor.
+"""The position of a definition in a file, and the indentation of its lines there. Runs in a child
+of the executor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STRINGS = frozenset(
     }
 )
 _COMMENTS = frozenset({"comment", "line_comment", "block_comment"})
-_NOTES = frozenset({"attribute_item", "decorator"})
+_ATTRIBUTES = frozenset({"attribute_item", "decorator"})
 _CLASSES = {
     "python": "class",
     "javascript": "class",
@@ -37,25 +37,25 @@ _CLASSES = {
 }
 
 Spot = tuple[int, int, bytes, bytes, bytes]
-"""Where the content goes: from, to, what is put before and after it, and the indentation of its
-lines.
+"""The target of the content: start and end offsets, the text before and after it, and the
+indentation of its lines.
 """
 
 
-def spot_of(data: bytes, old: Definition, wanted: DefinitionTarget) -> Spot:
-    """Return where the old definition stands: what takes its place leaves decorators, `export` and
-    attributes that it has none of.
+def spot_of(data: bytes, old: Definition, target: DefinitionTarget) -> Spot:
+    """Return the span of an existing definition. Its decorators, `export` and attributes are kept
+    if the content has none.
     """
-    own, content = wanted.own, wanted.content
+    new, content = target.new_definition, target.content
     start, end = old.start, old.end
-    if own.start == own.inner and old.start != old.inner and wanted.language != "go":
+    if new.start == new.inner and old.start != old.inner and target.language != "go":
         start, end = (
             old.inner,
             old.inner_end,
-        )  # decorators and `export` stay where the content has none
-    lead = content[: max(own.start - wanted.shift, 0)].strip()
+        )  # keep decorators and `export` if the content has none
+    lead = content[: max(new.start - target.offset_shift, 0)].strip()
     if lead and start == old.start:
-        start, wanted.content = _with_lead(data, old, content, lead, wanted)
+        start, target.content = _with_lead(data, old, content, lead, target)
     line = line_start(data, start)
     return (
         start,
@@ -67,53 +67,55 @@ def spot_of(data: bytes, old: Definition, wanted: DefinitionTarget) -> Spot:
 
 
 def _with_lead(
-    data: bytes, old: Definition, content: bytes, lead: bytes, wanted: DefinitionTarget
+    data: bytes, old: Definition, content: bytes, lead: bytes, target: DefinitionTarget
 ) -> tuple[int, bytes]:
-    """Let the comments and attributes that the content begins with take the place of those that
-    stand before the old one.
+    """Extend the replaced span to the comments and attributes before the definition if the content
+    begins with its own.
 
-    Attributes that the content has none of are kept.
+    Attributes are kept if the content has none.
     """
     start = old.start
-    notes: list[bytes] = []
-    said: list[bytes] = []
+    attributes: list[bytes] = []
+    comments: list[bytes] = []
     before = old.outer.prev_named_sibling
     row = old.outer.start_point[0]
     while (
         before is not None
-        and before.type in _COMMENTS | _NOTES
+        and before.type in _COMMENTS | _ATTRIBUTES
         and row - 1 <= before.end_point[0] - (before.end_point[1] == 0) <= row
     ):
         text = data[before.start_byte : before.end_byte].strip()
         if data[line_start(data, before.start_byte) : before.start_byte].strip():
-            break  # it belongs to what stands before it on its line
-        is_note = before.type in _NOTES or text.startswith(b"//go:")
-        documents = text.startswith((b"///", b"/**")) or wanted.language == "go"
-        if not is_note and not documents and text not in lead:
+            break  # it belongs to the code before it on its line
+        is_attribute = before.type in _ATTRIBUTES or text.startswith(b"//go:")
+        is_doc_comment = text.startswith((b"///", b"/**")) or target.language == "go"
+        if not is_attribute and not is_doc_comment and text not in lead:
             break
-        (notes if is_note else said).insert(0, text)
+        (attributes if is_attribute else comments).insert(0, text)
         start, row = before.start_byte, before.start_point[0]
         before = before.prev_named_sibling
-    has_notes = b"#[" in lead or b"\n@" in b"\n" + lead or b"//go:" in lead
-    if not notes or has_notes:
+    has_attributes = b"#[" in lead or b"\n@" in b"\n" + lead or b"//go:" in lead
+    if not attributes or has_attributes:
         return start, content
-    at = content.find(lead) + len(lead)
-    return start, content[:at] + b"\n" + b"\n".join(notes) + b"\n" + content[at:].lstrip(b"\r\n")
+    offset = content.find(lead) + len(lead)
+    return start, content[:offset] + b"\n" + b"\n".join(attributes) + b"\n" + content[
+        offset:
+    ].lstrip(b"\r\n")
 
 
-def free_spot(data: bytes, root: Node, wanted: DefinitionTarget) -> Spot:
-    """Return where something new goes: at the end of its class, or of the file."""
-    language, parts = wanted.language, wanted.parts
+def free_spot(data: bytes, root: Node, target: DefinitionTarget) -> Spot:
+    """Return the position of a new definition: at the end of its class, or of the file."""
+    language, parts = target.language, target.parts
     if len(parts) > 1 and language != "go":
-        return _end_of_body(data, _holder(wanted), language)
+        return _end_of_body(data, _find_container(target), language)
     if len(parts) > 1 and (
-        siblings := [item for item in wanted.found if item.parts[:-1] == parts[:-1]]
+        siblings := [item for item in target.existing if item.parts[:-1] == parts[:-1]]
     ):
         return siblings[-1].end, siblings[-1].end, b"\n\n", b"", b""
     gap = b"\n\n\n" if language == "python" else b"\n\n"
-    last = _closing_start(root, data, language)
-    if last is not None:
-        return last, last, b"", gap, b""
+    closing_start = _closing_start(root, data, language)
+    if closing_start is not None:
+        return closing_start, closing_start, b"", gap, b""
     before = b"" if not data.strip() else gap[data.endswith(b"\n") :]
     end = len(data.rstrip()) if data.strip() else 0
     tail = data[end:]
@@ -123,7 +125,9 @@ def free_spot(data: bytes, root: Node, wanted: DefinitionTarget) -> Spot:
 
 
 def _closing_start(root: Node, data: bytes, language: str) -> int | None:
-    """Return where the part begins that stays last: Python's main block, Rust's module of tests."""
+    """Return the start of the part that must stay last: Python's main block, or Rust's module of
+    tests.
+    """
     children = root.named_children
     last = children[-1] if children else None
     if last is None:
@@ -142,57 +146,62 @@ def _closing_start(root: Node, data: bytes, language: str) -> int | None:
     return None
 
 
-def _holder(wanted: DefinitionTarget) -> Definition:
-    language, parts = wanted.language, wanted.parts
-    above = parts[:-1]
+def _find_container(target: DefinitionTarget) -> Definition:
+    language, parts = target.language, target.parts
+    container_parts = parts[:-1]
     kind = {"impl_item", "trait_item", "mod_item"} if language == "rust" else None
-    fits = [
+    matches = [
         item
-        for item in wanted.found
-        if item.parts == above
+        for item in target.existing
+        if item.parts == container_parts
         and item.body is not None
         and item.is_type
         and (kind is None or item.node.type in kind)
     ]
     if language == "rust":
-        fits = [item for item in fits if item.trait == wanted.trait] or (
-            [] if wanted.trait else fits
+        matches = [item for item in matches if item.trait == target.trait] or (
+            [] if target.trait else matches
         )
-        fits = fits[-1:]
-    if len(fits) == 1:
-        return fits[0]
+        matches = matches[-1:]
+    if len(matches) == 1:
+        return matches[0]
     word = _CLASSES[language]
-    known = [item for item in wanted.found if item.is_type and item.body is not None]
-    have = f"there are {wanted.list_definitions(known)}" if known else "the file has none"
-    many = "more than one" if fits else "no"
-    raise ToolFailure(f"there is {many} {word} {'.'.join(above)!r} to add {parts[-1]!r} to; {have}")
-
-
-def _end_of_body(data: bytes, holder: Definition, language: str) -> Spot:
-    body = holder.body
-    assert body is not None  # noqa: S101 - _holder chose one with a body
-    members = [child for child in body.named_children if child.type not in _COMMENTS]
-    first = members[0] if members else None
-    own_line = (
-        first is not None
-        and not data[line_start(data, first.start_byte) : first.start_byte].strip()
+    containers = [item for item in target.existing if item.is_type and item.body is not None]
+    existing = (
+        f"there are {target.list_definitions(containers)}" if containers else "the file has none"
     )
-    outer = _indent(data, holder.start)
-    if own_line and first is not None:
-        indent = data[line_start(data, first.start_byte) : first.start_byte]
+    quantity = "more than one" if matches else "no"
+    raise ToolFailure(
+        f"there is {quantity} {word} {'.'.join(container_parts)!r} to add {parts[-1]!r} to; "
+        f"{existing}"
+    )
+
+
+def _end_of_body(data: bytes, container: Definition, language: str) -> Spot:
+    body = container.body
+    assert body is not None  # noqa: S101 - _find_container requires a body
+    members = [child for child in body.named_children if child.type not in _COMMENTS]
+    first_member = members[0] if members else None
+    members_on_own_lines = (
+        first_member is not None
+        and not data[line_start(data, first_member.start_byte) : first_member.start_byte].strip()
+    )
+    outer = _indent(data, container.start)
+    if members_on_own_lines and first_member is not None:
+        indent = data[line_start(data, first_member.start_byte) : first_member.start_byte]
     else:
-        indent = outer + _unit(data, language)
+        indent = outer + _indentation_step(data, language)
     if language == "python":
-        if not own_line:
+        if not members_on_own_lines:
             raise ToolFailure(
-                f"the body of {'.'.join(holder.parts)!r} stands on the line of its name; define "
+                f"the body of {'.'.join(container.parts)!r} stands on the line of its name; define "
                 "that as a whole"
             )
         end = body.end_byte
         line_end = data.find(b"\n", end)
-        stop = len(data) if line_end < 0 else line_end
-        stop -= data[:stop].endswith(b"\r")
-        return stop, stop, b"\n\n" + indent, b"", indent
+        insert_at = len(data) if line_end < 0 else line_end
+        insert_at -= data[:insert_at].endswith(b"\r")
+        return insert_at, insert_at, b"\n\n" + indent, b"", indent
     close = body.end_byte - 1
     line = line_start(data, close)
     gap = b"\n" if members else b""
@@ -201,12 +210,12 @@ def _end_of_body(data: bytes, holder: Definition, language: str) -> Spot:
     return line, line, gap + indent, b"\n", indent
 
 
-def _indent(data: bytes, at: int) -> bytes:
-    line = data[line_start(data, at) : at]
+def _indent(data: bytes, offset: int) -> bytes:
+    line = data[line_start(data, offset) : offset]
     return line[: len(line) - len(line.lstrip(b" \t"))]
 
 
-def _unit(data: bytes, language: str) -> bytes:
+def _indentation_step(data: bytes, language: str) -> bytes:
     """Return one step of the file's indentation."""
     rows = re.findall(rb"^([ \t]+)\S", data, re.MULTILINE)
     if language == "go" or sum(row.startswith(b"\t") for row in rows) * 2 > len(rows):
@@ -215,9 +224,7 @@ def _unit(data: bytes, language: str) -> bytes:
 
 
 def with_tabs(content: bytes, data: bytes, indent: bytes) -> bytes:
-    """Spell the content's indentation in tabs where the file has them and the content has
-    spaces.
-    """
+    """Convert the content's indentation to tabs if the file uses tabs and the content spaces."""
     tabs = (
         len(re.findall(rb"^\t", data, re.MULTILINE)) > len(re.findall(rb"^ ", data, re.MULTILINE))
         or indent[:1] == b"\t"
@@ -228,46 +235,52 @@ def with_tabs(content: bytes, data: bytes, indent: bytes) -> bytes:
     step = min(map(len, rows))
     return re.sub(
         rb"^(?: {%d})+" % step,
-        lambda found: b"\t" * (len(found[0]) // step),
+        lambda match: b"\t" * (len(match[0]) // step),
         content,
         flags=re.MULTILINE,
     )
 
 
 def _kept_rows(content: bytes, language: str) -> set[int]:
-    """Return the lines, from 0, that begin within a string that is no docstring: their indentation
-    is part of its value.
+    """Return the indices of the lines that begin inside a string, because their indentation is part
+    of the value. Docstrings do not count.
     """
     rows: set[int] = set()
-    waiting = [parse(language, content)]
-    while waiting:
-        node = waiting.pop()
+    pending = [parse(language, content)]
+    while pending:
+        node = pending.pop()
         if node.type in _STRINGS:
             statement = node.parent is not None and node.parent.type == "expression_statement"
             if not (statement and language == "python"):
                 rows.update(range(node.start_point[0] + 1, node.end_point[0] + 1))
             continue
-        waiting += node.named_children
+        pending += node.named_children
     return rows
 
 
 def with_indent(text: bytes, indent: bytes, language: str) -> bytes:
     """Return the text with `indent` in place of the indentation that all its lines share."""
-    kept = _kept_rows(text, language)
+    kept_rows = _kept_rows(text, language)
     rows = text.split(b"\n")
     leads = [
         row[: len(row) - len(row.lstrip(b" \t"))]
-        for at, row in enumerate(rows)
-        if row.strip() and at not in kept
+        for row_index, row in enumerate(rows)
+        if row.strip() and row_index not in kept_rows
     ]
-    share = len(os.path.commonprefix(leads))  # noqa: RUF071 - of spaces, not of paths
+    shared_length = len(os.path.commonprefix(leads))  # noqa: RUF071 - of spaces, not of paths
     return b"\n".join(
-        row if at in kept else indent + row[share:] if row.strip() else row.strip()
-        for at, row in enumerate(rows)
+        row
+        if row_index in kept_rows
+        else indent + row[shared_length:]
+        if row.strip()
+        else row.strip()
+        for row_index, row in enumerate(rows)
     )
 
 
 def first_shifted(text: bytes, indent: bytes, language: str) -> bytes:
-    """Return the text where only its first line lacks the indentation."""
+    """Return the text with `indent` before its first line, for content in which only that line
+    lacks it.
+    """
     del language
     return indent + text.lstrip(b" \t")

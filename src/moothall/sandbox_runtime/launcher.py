@@ -1,16 +1,14 @@
-"""The first process of a sandbox: mounts what bubblewrap cannot, drops root, becomes bubblewrap.
+"""The first process of a sandbox: mounts what bubblewrap cannot, drops root, and becomes
+bubblewrap.
 
-Run as a script with the bare interpreter; its order comes marshalled through the descriptor in
-argv[1]:
-`parent` pid, `uid` to drop to (or null), `cgroups` files to enter, `stage` [[host path, name], …],
-`overlay` {lower: [...], upper, work} or null, `program` to become and its `argv`, `descriptors` to
-leave open:
-all others above stderr are closed, whatever the process that started this one had open.
+It runs as a script with the bare interpreter and reads its order, marshalled, from the descriptor
+in argv[1]: the `parent` pid, the `uid` to drop to (or null), `cgroups` files to enter, `stage`
+[[host path, name], …], `overlay` {lower: [...], upper, work} or null, the `program` to become and
+its `argv`, and `descriptors` to leave open. All other descriptors above stderr are closed.
 
-Everything happens in a private mount namespace, so that no mount is ever seen by the host and all
-are
-gone with the last process. A tmpfs over /tmp holds the staged paths: the dropped uid reaches them
-there though their parents (a home directory, say) are closed to it.
+Everything happens in a private mount namespace, so the host never sees the mounts, and they vanish
+with the last process. A tmpfs over /tmp holds the staged paths. The dropped uid can reach them
+there although their parents, such as a home directory, are closed to it.
 """
 
 from __future__ import annotations
@@ -36,19 +34,21 @@ FAILED = 70
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _require_success(result: int, what: str) -> None:
+def _require_success(result: int, action: str) -> None:
     if result:
-        sys.exit(f"sandbox launcher: {what}: {os.strerror(ctypes.get_errno())}")
+        sys.exit(f"sandbox launcher: {action}: {os.strerror(ctypes.get_errno())}")
 
 
-def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+def _mount(source: str, target: str, filesystem_type: str, flags: int, data: str = "") -> None:
     _require_success(
-        _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()),
-        f"mount {kind or 'bind'} {target}",
+        _libc.mount(
+            source.encode(), target.encode(), filesystem_type.encode(), flags, data.encode()
+        ),
+        f"mount {filesystem_type or 'bind'} {target}",
     )
 
 
-def _own_namespaces() -> None:
+def _enter_namespaces() -> None:
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
         _require_success(_libc.unshare(_CLONE_NEWNS), "unshare mount namespace")
@@ -66,17 +66,17 @@ def _own_namespaces() -> None:
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
 
 
-def _stage(order: dict[str, Any]) -> None:
+def _mount_stage(order: dict[str, Any]) -> None:
     overlay = order["overlay"]
     layers = [*overlay["lower"], overlay["upper"], overlay["work"]] if overlay else []
-    # By descriptor: paths may hold ':' and ',', and the tmpfs is about to hide some of them.
-    held = [os.open(path, os.O_PATH) for path in layers]
+    # By descriptor, because paths may contain ':' and ',', and the tmpfs will hide some of them.
+    layer_fds = [os.open(path, os.O_PATH) for path in layers]
     staged = [(os.open(path, os.O_PATH), name) for path, name in order["stage"]]
     _mount("tmpfs", STAGE, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     if overlay:
-        lower = ":".join(f"/proc/self/fd/{fd}" for fd in held[:-2])
+        lower = ":".join(f"/proc/self/fd/{fd}" for fd in layer_fds[:-2])
         os.mkdir(f"{STAGE}/overlay")  # noqa: PTH102 - pathlib costs start time
-        upper, work = (f"/proc/self/fd/{fd}" for fd in held[-2:])
+        upper, work = (f"/proc/self/fd/{fd}" for fd in layer_fds[-2:])
         options = f"userxattr,lowerdir={lower},upperdir={upper},workdir={work}"
         _mount("overlay", f"{STAGE}/overlay", "overlay", _MS_NOSUID | _MS_NODEV, options)
     for descriptor, name in staged:
@@ -86,7 +86,7 @@ def _stage(order: dict[str, Any]) -> None:
         else:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
         _mount(f"/proc/self/fd/{descriptor}", target, "", _MS_BIND | _MS_REC)
-    for descriptor in (*held, *(descriptor for descriptor, _ in staged)):
+    for descriptor in (*layer_fds, *(descriptor for descriptor, _ in staged)):
         os.close(descriptor)
 
 
@@ -96,24 +96,24 @@ def _close_all_but(descriptors: tuple[int, ...]) -> None:
             try:  # noqa: SIM105 - contextlib costs start time
                 os.close(int(name))
             except OSError:
-                pass  # the listing's own
+                pass  # the descriptor of the listing
 
 
 def main() -> None:
-    """Carry out the order; never returns."""
+    """Execute the order; never returns."""
     with open(int(sys.argv[1]), "rb") as file:  # noqa: PTH123 - a descriptor, no path
         order = marshal.load(file)  # noqa: S302 - from the process that started this one, the same Python
     _close_all_but(order["descriptors"])
     for path in order["cgroups"]:
         with open(path, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs start time
             file.write(str(os.getpid()))
-    _own_namespaces()
-    _stage(order)
+    _enter_namespaces()
+    _mount_stage(order)
     if order["uid"] is not None:
         os.setgroups([])
         os.setresgid(order["uid"], order["uid"], order["uid"])
         os.setresuid(order["uid"], order["uid"], order["uid"])
-    # A change of identity clears the death signal, so it is set after it; bubblewrap then sets its
+    # Changing the uid clears the death signal, so it is set afterwards; bubblewrap then sets its
     # own.
     _require_success(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "death signal")
     _require_success(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")

@@ -1,8 +1,7 @@
-"""Opening paths inside a workspace, and nowhere else. Standard library only: runs in the executor.
+"""Opening of paths inside a workspace only. Standard library only: runs in the executor.
 
-The kernel resolves (openat2 with RESOLVE_BENEATH): symlinks are followed while they stay inside,
-and
-what is checked is what is opened, whatever else happens to the tree meanwhile.
+The kernel resolves paths (openat2 with RESOLVE_BENEATH). It follows symlinks that stay inside, and
+the path that is checked is the one that is opened, even if the tree changes meanwhile.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 _OPENAT2 = 437  # the same on every architecture
-_NO_MAGIC_LINKS, _BENEATH = 0x02, 0x08
-_TRIES = 8
+_RESOLVE_NO_MAGIC_LINKS, _RESOLVE_BENEATH = 0x02, 0x08
+_MAX_TRIES = 8
 MAX_PATH = 1000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ToolFailure(Exception):
-    """What the model is told: a failed tool is a result, no error of ours. `status` is a tool
+    """A failed tool call: a result for the model, not an error of the executor. `status` is a tool
     status; `output` is returned with it.
     """
 
@@ -37,7 +36,7 @@ class ToolFailure(Exception):
         self.output = output
 
     def answer(self) -> dict[str, Any]:
-        """Return the failure as an answer of the executor."""
+        """Return the failure as a response of the executor."""
         return {
             "status": self.status,
             "error": str(self),
@@ -52,7 +51,7 @@ class IsFolder(ToolFailure):
         super().__init__(f"{path or '.'!r} is a folder, not a file", output=output)
 
 
-class _How(ctypes.Structure):
+class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
@@ -71,41 +70,41 @@ def clean(path: str) -> str:
 
 
 def clean_for_writing(path: str) -> str:
-    """As `clean`, and refuse what no tool may change."""
-    wanted = clean(path)
-    parts = wanted.split("/")
-    if not wanted or parts[-1] == "..":
+    """Return a clean path like `clean`; refuse paths that no tool may change."""
+    cleaned = clean(path)
+    parts = cleaned.split("/")
+    if not cleaned or parts[-1] == "..":
         raise ToolFailure(f"{path!r} names a folder; name a file in it", "invalid")
     if any(part.lower() == ".git" for part in parts):
         raise ToolFailure(
             f"{path!r}: git's own files are not part of the workspace; use the git tools", "invalid"
         )
-    return wanted
+    return cleaned
 
 
 def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
-    """Open `path` (already clean) beneath the directory `root`; raises `ToolFailure` where it leads
-    out.
+    """Open `path`, which must be clean, beneath the directory `root`. Raises `ToolFailure` if the
+    path leads out of it.
     """
-    how = _How(flags | os.O_CLOEXEC, mode, _BENEATH | _NO_MAGIC_LINKS)
-    raw = os.fsencode(path or ".")
-    for _ in range(_TRIES):
-        found = int(
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, _RESOLVE_BENEATH | _RESOLVE_NO_MAGIC_LINKS)
+    encoded_path = os.fsencode(path or ".")
+    for _ in range(_MAX_TRIES):
+        descriptor = int(
             _libc.syscall(
                 ctypes.c_long(_OPENAT2),
                 ctypes.c_int(root),
-                raw,
+                encoded_path,
                 ctypes.byref(how),
                 ctypes.c_size_t(ctypes.sizeof(how)),
             )
         )
-        if found >= 0:
-            return found
+        if descriptor >= 0:
+            return descriptor
         code = ctypes.get_errno()
         if code not in {
             errno.EAGAIN,
             errno.EINTR,
-        }:  # EAGAIN: something moved while '..' was resolved
+        }:  # EAGAIN: a rename while '..' was resolved
             break
     raise failure(code, path)
 
@@ -115,43 +114,43 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 
 
 def failure(code: int, path: str) -> ToolFailure:
-    """Return what to tell the model of an errno on `path`."""
-    shown = path or "."
-    known = {
-        errno.EXDEV: (f"{shown!r} leads out of the workspace", "invalid"),
-        errno.ENOENT: (f"{shown!r} does not exist", "error"),
-        errno.ENOTDIR: (f"{shown!r}: a part of the path is a file, not a folder", "error"),
-        errno.EISDIR: (f"{shown!r} is a folder", "error"),
-        errno.ELOOP: (f"{shown!r}: symlinks in a circle", "error"),
-        errno.ENAMETOOLONG: (f"{shown!r}: a name is too long", "invalid"),
-        errno.ENOSPC: (f"{shown!r}: the disk is full", "disk"),
-        errno.EFBIG: (f"{shown!r} would be larger than a file may be", "disk"),
-        errno.EDQUOT: (f"{shown!r}: the disk quota is used up", "disk"),
+    """Return the failure of a system call on `path`."""
+    shown_path = path or "."
+    messages = {
+        errno.EXDEV: (f"{shown_path!r} leads out of the workspace", "invalid"),
+        errno.ENOENT: (f"{shown_path!r} does not exist", "error"),
+        errno.ENOTDIR: (f"{shown_path!r}: a part of the path is a file, not a folder", "error"),
+        errno.EISDIR: (f"{shown_path!r} is a folder", "error"),
+        errno.ELOOP: (f"{shown_path!r}: symlinks in a circle", "error"),
+        errno.ENAMETOOLONG: (f"{shown_path!r}: a name is too long", "invalid"),
+        errno.ENOSPC: (f"{shown_path!r}: the disk is full", "disk"),
+        errno.EFBIG: (f"{shown_path!r} would be larger than a file may be", "disk"),
+        errno.EDQUOT: (f"{shown_path!r}: the disk quota is used up", "disk"),
     }
-    message, status = known.get(code, (f"{shown!r}: {os.strerror(code)}", "error"))
+    message, status = messages.get(code, (f"{shown_path!r}: {os.strerror(code)}", "error"))
     return ToolFailure(message, status)
 
 
 def open_parent(root: int, path: str) -> tuple[int, str]:
-    """Return (descriptor of the folder that `path` lies in, its last name)."""
+    """Return a descriptor of the parent folder of `path`, and the last name of the path."""
     parent, _, name = path.rpartition("/")
     return open_beneath(root, parent, os.O_PATH | os.O_DIRECTORY), name
 
 
 def make_folders(root: int, path: str) -> None:
-    """Make `path` and its parents, beneath `root`."""
-    done = ""
+    """Create `path` and its parents, beneath `root`."""
+    created = ""
     for part in path.split("/"):
-        above, done = done, f"{done}/{part}" if done else part
+        parent, created = created, f"{created}/{part}" if created else part
         if part == "..":
             continue
-        holder = open_beneath(root, above, os.O_PATH | os.O_DIRECTORY)
+        parent_fd = open_beneath(root, parent, os.O_PATH | os.O_DIRECTORY)
         try:
-            os.mkdir(part, 0o755, dir_fd=holder)
+            os.mkdir(part, 0o755, dir_fd=parent_fd)
         except FileExistsError:
             pass
         except OSError as error:
-            raise failure(error.errno or 0, done) from error
+            raise failure(error.errno or 0, created) from error
         finally:
-            os.close(holder)
+            os.close(parent_fd)
     os.close(open_beneath(root, path, os.O_PATH | os.O_DIRECTORY))

@@ -1,4 +1,4 @@
-"""How long processes of this machine waited for a core. Standard library only: part of the
+"""The time that processes of this machine waited for a core. Standard library only: part of the
 executor.
 """
 
@@ -8,7 +8,7 @@ import os
 import time
 
 GENEROUS = 3
-"""How many times its limit a check may take on a busy machine."""
+"""The factor by which a check may exceed its limit on a busy machine."""
 BUSY = " while the machine was busy"
 """Marks a time limit that was hit because the machine was busy. `plugins/moothall_clock.py` has the
 same words."""
@@ -16,20 +16,20 @@ _FILE = "/proc/pressure/cpu"
 
 
 class Contention:
-    """The time since it was made in which some process waited for a core."""
+    """The time since its creation in which some process waited for a core."""
 
     def __init__(self, file: str = _FILE) -> None:
         self._file = file
-        self._begun, self._before = time.monotonic(), _read_total(file)
+        self._started_at, self._initial_total = time.monotonic(), _read_total(file)
 
     def seconds(self) -> float:
         """Return the seconds. If the kernel does not count them, a load above the number of cores
         counts as all of the time.
         """
-        passed, total = time.monotonic() - self._begun, _read_total(self._file)
-        if total is None or self._before is None:
+        passed, total = time.monotonic() - self._started_at, _read_total(self._file)
+        if total is None or self._initial_total is None:
             return passed if os.getloadavg()[0] > len(os.sched_getaffinity(0)) else 0.0
-        return max(0.0, min(passed, total - self._before))
+        return max(0.0, min(passed, total - self._initial_total))
 
 
 def _read_total(file: str) -> float | None:

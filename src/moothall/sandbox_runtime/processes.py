@@ -1,4 +1,4 @@
-"""The processes of a sandbox's pid namespace: seeing, counting and ending them. Standard library
+"""The processes of a sandbox's pid namespace: listing, measuring and killing them. Standard library
 only: part of the executor.
 """
 
@@ -9,24 +9,24 @@ import os
 import signal
 import time
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-_SHOWN = 100
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_COMMAND_BYTES = 100
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class PeakUsage:
-    """What the sampler saw at most."""
+    """The maximum usage that the sampler has seen."""
 
     __slots__ = ("cpu_seconds", "memory", "processes", "runnable")
 
     def __init__(self) -> None:
         self.processes = self.memory = 0
         self.cpu_seconds = 0.0
-        self.runnable = True  # whether one of them wanted a core in the last sample
+        self.runnable = True  # whether a process was runnable in the last sample
 
 
 def kill_all() -> None:
-    """End every process here but the executor and the namespace's init, and wait until they are
+    """Kill every process of this namespace except the executor and init, and wait until they are
     gone.
     """
     for _ in range(200):
@@ -35,45 +35,45 @@ def kill_all() -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not others():
+        if not other_pids():
             return
         time.sleep(0.005)
 
 
-def others() -> list[str]:
-    """Return the pids of this namespace besides init and this process."""
-    own = {"1", str(os.getpid())}
-    return [name for name in os.listdir("/proc") if name.isdigit() and name not in own]  # noqa: PTH208 - often; names are enough
+def other_pids() -> list[str]:
+    """Return the pids of this namespace except init and this process."""
+    excluded = {"1", str(os.getpid())}
+    return [name for name in os.listdir("/proc") if name.isdigit() and name not in excluded]  # noqa: PTH208 - often; names are enough
 
 
 def running_commands() -> list[str]:
-    """Return the beginnings of the command lines of the processes here that have not ended, each
-    once.
+    """Return the beginnings of the command lines of all running processes here, without
+    duplicates.
     """
-    found: dict[str, None] = {}
-    for pid in others():
+    commands: dict[str, None] = {}
+    for pid in other_pids():
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as below
-                ended = file.read().rpartition(b")")[2].split()[0] in b"ZX"
+                has_ended = file.read().rpartition(b")")[2].split()[0] in b"ZX"
             with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 - as below
-                words = file.read(_SHOWN).decode("utf-8", "replace").split("\0")
+                arguments = file.read(_COMMAND_BYTES).decode("utf-8", "replace").split("\0")
         except OSError:
             continue
-        if not ended:
-            # A part of the shell has the command line of the whole, which names nothing.
-            of_shell = any(word.startswith("moothall_session=") for word in words)
-            found[
+        if not has_ended:
+            # A subshell has the shell's own command line, which names no program.
+            is_shell_part = any(word.startswith("moothall_session=") for word in arguments)
+            commands[
                 "bash, a part of the command"
-                if of_shell
-                else " ".join(words).strip() or f"process {pid}"
+                if is_shell_part
+                else " ".join(arguments).strip() or f"process {pid}"
             ] = None
-    return list(found)
+    return list(commands)
 
 
-def sample(seen: PeakUsage) -> None:
-    """Look at all processes here, and keep the most that was seen."""
+def sample(peak: PeakUsage) -> None:
+    """Sample all processes here and update the maximum usage."""
     tasks, pages, ticks, runnable = 0, 0, 0, False
-    for pid in others():
+    for pid in other_pids():
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - hundreds of times a second
                 fields = file.read().rpartition(b")")[2].split()
@@ -82,17 +82,19 @@ def sample(seen: PeakUsage) -> None:
         except OSError:
             continue
         tasks += int(fields[17])
-        runnable = runnable or fields[0] in b"RD" or (int(fields[17]) > 1 and _a_thread_runs(pid))
+        runnable = (
+            runnable or fields[0] in b"RD" or (int(fields[17]) > 1 and _has_runnable_thread(pid))
+        )
         ticks += int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14])
         pages += int(sizes[1]) - int(sizes[2])
-    seen.processes = max(seen.processes, tasks)
-    seen.memory = max(seen.memory, pages * _PAGE)
-    seen.cpu_seconds = max(seen.cpu_seconds, ticks / _TICKS)
-    seen.runnable = runnable
+    peak.processes = max(peak.processes, tasks)
+    peak.memory = max(peak.memory, pages * _PAGE_BYTES)
+    peak.cpu_seconds = max(peak.cpu_seconds, ticks / _TICKS_PER_SECOND)
+    peak.runnable = runnable
 
 
-def _a_thread_runs(pid: str) -> bool:
-    """Whether a thread of a process is runnable."""
+def _has_runnable_thread(pid: str) -> bool:
+    """Return whether a thread of a process is runnable."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - as above
             with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:  # noqa: PTH123 - as above
@@ -102,9 +104,9 @@ def _a_thread_runs(pid: str) -> bool:
 
 
 def read_pss() -> int:
-    """Return the bytes of all processes here, a page that several share divided among them."""
+    """Return the bytes of all processes here, with shared pages divided among their users."""
     total = 0
-    for pid in others():
+    for pid in other_pids():
         try:
             with open(f"/proc/{pid}/smaps_rollup", "rb") as file:  # noqa: PTH123 - as above
                 total += sum(

@@ -1,11 +1,9 @@
-"""The words between a workspace's trusted side and its executor: length-prefixed JSON over one
+"""The protocol between a workspace's trusted side and its executor: length-prefixed JSON over one
 socket.
 
-Request `{"id", "op", …}`, response `{"id", "status", …}`; the executor's first message has id 0.
-Both
-sides read with a bound: a frame that is too long, has too many parts, or is no JSON object, is a
-`ProtocolError`.
-Standard library only: the executor imports it.
+A request is `{"id", "op", …}`, a response `{"id", "status", …}`; the executor's first message has
+id 0. Both sides limit what they read: a frame that is too long, has too many parts or is not a JSON
+object is a `ProtocolError`. Standard library only: the executor imports it.
 """
 
 from __future__ import annotations
@@ -20,27 +18,27 @@ if TYPE_CHECKING:
 HEADER_BYTES = 4
 MAX_FRAME = 64_000_000
 MAX_PARTS = 4_000_000
-"""Lists and objects of a message: what they take when they are read is a dozen times what they take
-here.
+"""The maximum number of lists and objects of a message. Parsed, they take a dozen times their size
+in the message.
 """
 
 
 class ProtocolError(Exception):
-    """The other side did not keep to the protocol."""
+    """The peer violated the protocol."""
 
 
 def pack_path(path: str) -> str:
-    """Return a path as a message can hold it, whatever its bytes."""
+    """Return a path in a form that JSON can hold, whatever its bytes."""
     return os.fsencode(path).decode("latin-1")
 
 
 def unpack_path(packed: str) -> str:
-    """Return the path that `pack_path` was given. Raises `ValueError`."""
+    """Return the path of `pack_path`. Raises `ValueError`."""
     return os.fsdecode(packed.encode("latin-1"))
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """Return a message as bytes; raises `ProtocolError` where it is too long to be read."""
+    """Return a message as bytes. Raises `ProtocolError` if it is too long."""
     body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode(
         "utf-8", "surrogatepass"
     )
@@ -50,23 +48,23 @@ def pack(message: dict[str, Any]) -> bytes:
 
 
 class FrameReader:
-    """Turns bytes as they come into messages."""
+    """Parses a stream of bytes into messages."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Return the messages that `data` completes."""
-        self._held += data
+        """Return the messages that `data` completes. Raises `ProtocolError`."""
+        self._buffer += data
         messages: list[dict[str, Any]] = []
-        while len(self._held) >= HEADER_BYTES:
-            length = int.from_bytes(self._held[:HEADER_BYTES], "big")
+        while len(self._buffer) >= HEADER_BYTES:
+            length = int.from_bytes(self._buffer[:HEADER_BYTES], "big")
             if length > MAX_FRAME:
                 raise ProtocolError(f"a message of {length} bytes; at most {MAX_FRAME} are read")
-            if len(self._held) < HEADER_BYTES + length:
+            if len(self._buffer) < HEADER_BYTES + length:
                 break
-            body = bytes(self._held[HEADER_BYTES : HEADER_BYTES + length])
-            del self._held[: HEADER_BYTES + length]
+            body = bytes(self._buffer[HEADER_BYTES : HEADER_BYTES + length])
+            del self._buffer[: HEADER_BYTES + length]
             if length > MAX_PARTS and body.count(b"[") + body.count(b"{") > MAX_PARTS:
                 raise ProtocolError(f"a message of more than {MAX_PARTS} parts")
             try:

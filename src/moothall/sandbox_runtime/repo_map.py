@@ -1,10 +1,10 @@
-"""What of a repository bears on a task: the code round some lines, a short function to show, and a
-map of the rest.
+"""The parts of a repository that are relevant to a task: the code around given lines, a short
+example function, and a map of the rest.
 
-The map is made as aider's is: definitions and references by tree-sitter's grammars, files ranked by
-a PageRank that leans towards what the task, its failing tests and their tracebacks name. The same
-files and arguments give the same bytes. Runs in a child of the executor; not in the catalogue: only
-the trusted side asks for it.
+The map is built like aider's: definitions and references from tree-sitter grammars, and files
+ranked by a PageRank with a preference for names in the task, its failing tests and their
+tracebacks. The same files and arguments give the same bytes. Runs in a child of the executor. Not
+in the catalogue: only the trusted side uses it.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ _SKIPPED = frozenset({"vendor", "third_party", "dist", "site-packages", "testdat
 _TEST = re.compile(
     r"(?:^|/)(?:tests?|__tests__|specs?|testing)(?:/|$)|(?:^|/)test_|_test\.|\.(?:test|spec)\.|(?:^|/)conftest\.py$"
 )
-_LONG_LINES = 300  # bytes a line on average: what nobody wrote by hand
-_DAMPING, _ROUNDS = 0.85, 30
-_SPAN_ROWS, _ROUND_ROWS, _SPAN_CHARS = 80, 12, 8000
+_LONG_LINES = 300  # average bytes of a line in generated files
+_DAMPING, _PAGE_RANK_ROUNDS = 0.85, 30
+_SPAN_ROWS, _CONTEXT_ROWS, _SPAN_CHARS = 80, 12, 8000
 _EXAMPLE_ROWS, _EXAMPLE_CHARS = 9, 320
 _SIGNATURE_CHARS = 120
 
 
 @dataclass(slots=True)
 class _Source:
-    """A file that was parsed: what it defines, and how often it refers to which names."""
+    """A parsed file: its definitions, and how often it refers to each name."""
 
     path: str
     language: str
@@ -76,8 +76,8 @@ class _Source:
 
 @lru_cache(maxsize=8)
 def _query(language: str) -> Query:
-    found: Query = library().Query(parser(language).language, _CALLS[language])
-    return found
+    query: Query = library().Query(parser(language).language, _CALLS[language])
+    return query
 
 
 def survey(
@@ -86,10 +86,10 @@ def survey(
     """Return `spans` ({path, name, line, text}), `homes` (paths), `example` (a span or nothing) and
     `map`.
 
-    `files` are the paths and sizes of all there are. Arguments: `frames` (lists of path and line),
-    `tests` (lists of path and name), `paths` and `words` that count more than others, `names` whose
-    `homes` (files that define them) are looked for, `known` (the only paths that are read, where
-    there are any), and the limits `files`, `bytes`, `map_chars`.
+    `files` are the paths and sizes of all files. Arguments: `frames` (lists of path and line),
+    `tests` (lists of path and name), `paths` and `words` with a higher weight, `names` whose
+    `homes` (defining files) are wanted, `known` (if not empty, only these paths are read), and the
+    limits `files`, `bytes`, `map_chars`.
     """
     seeds = list(
         dict.fromkeys(
@@ -99,10 +99,10 @@ def survey(
         )
     )
     sources = {source.path: source for source in _read(root, files, seeds, args, limits)}
-    spans, seen = [], set()
+    spans, seen_keys = [], set()
     for path, line in args["frames"]:
         source = sources.get(path)
-        if source is not None and (span := _round(source, int(line))) is not None:
+        if source is not None and (span := _span_around(source, int(line))) is not None:
             spans.append(span)
     for path, name in args["tests"]:
         source = sources.get(path)
@@ -118,14 +118,14 @@ def survey(
     spans = [
         span
         for span in spans
-        if (key := (span["path"], span["line"])) not in seen and not seen.add(key)  # type: ignore[func-returns-value]
+        if (key := (span["path"], span["line"])) not in seen_keys and not seen_keys.add(key)  # type: ignore[func-returns-value]
     ]
     ranked = _rank(list(sources.values()), set(seeds), set(args["words"]))
     return {
         "spans": spans,
-        "homes": _homes(sources.values(), args["names"]),
+        "homes": _find_homes(sources.values(), args["names"]),
         "example": _example(sources, seeds, [source for source, _ in ranked], spans),
-        "map": _draw(ranked, int(args["map_chars"])),
+        "map": _draw_map(ranked, int(args["map_chars"])),
         "parsed": len(sources),
     }
 
@@ -137,32 +137,32 @@ def _read(
     args: Mapping[str, Any],
     limits: TextLimits,
 ) -> Iterator[_Source]:
-    """Parse the files nearest to the seeds first, until the limits."""
+    """Parse the files nearest to the seeds first, within the limits."""
     folders = {path.rpartition("/")[0] for path in seeds}
 
-    def far(path: str) -> tuple[bool, bool, int, str]:
+    def distance(path: str) -> tuple[bool, bool, int, str]:
         folder = path.rpartition("/")[0]
         return (
             path not in seeds,
             _TEST.search(path) is not None,
-            min((_steps(folder, other) for other in folders), default=0),
+            min((_folder_distance(folder, seed_folder) for seed_folder in folders), default=0),
             path,
         )
 
-    known = [
+    candidates = [
         (path, size)
         for path, size in files
         if language_of(path) and not _SKIPPED.intersection(path.split("/")[:-1])
     ]
     if tracked := frozenset(args.get("known") or ()):
-        known = [(path, size) for path, size in known if path in tracked]
-    modules = {path for path, _ in known}
-    known = [
-        (path, size) for path, size in known if not _is_stub_of(path, modules) or path in seeds
+        candidates = [(path, size) for path, size in candidates if path in tracked]
+    modules = {path for path, _ in candidates}
+    candidates = [
+        (path, size) for path, size in candidates if not _is_stub_of(path, modules) or path in seeds
     ]
-    left = int(args["bytes"])
-    for path, size in sorted(known, key=lambda item: far(item[0]))[: int(args["files"])]:
-        if size > left or not size:
+    remaining_bytes = int(args["bytes"])
+    for path, size in sorted(candidates, key=lambda item: distance(item[0]))[: int(args["files"])]:
+        if size > remaining_bytes or not size:
             continue
         try:
             data = read_text(root, path, limits).encode("utf-8", "surrogateescape")
@@ -170,7 +170,7 @@ def _read(
             continue
         if len(data) > _LONG_LINES * (data.count(b"\n") + 1):
             continue
-        left -= size
+        remaining_bytes -= size
         language = language_of(path)
         tree = parse(language, data)
         captured = library().QueryCursor(_query(language)).captures(tree).get("r", [])
@@ -181,33 +181,39 @@ def _read(
 
 
 def _is_stub_of(path: str, modules: set[str]) -> bool:
-    """Whether a path is the stub of a module that is there too."""
+    """Return whether a path is the stub of an existing module."""
     return path.endswith(".pyi") and path[:-1] in modules
 
 
-def _steps(one: str, other: str) -> int:
-    """Return how many folders lie between two."""
-    ones, others = one.split("/") if one else [], other.split("/") if other else []
-    same = 0
-    while same < min(len(ones), len(others)) and ones[same] == others[same]:
-        same += 1
-    return len(ones) + len(others) - 2 * same
+def _folder_distance(first: str, second: str) -> int:
+    """Return the number of steps between two folders."""
+    first_parts, second_parts = (
+        first.split("/") if first else [],
+        second.split("/") if second else [],
+    )
+    common = 0
+    while (
+        common < min(len(first_parts), len(second_parts))
+        and first_parts[common] == second_parts[common]
+    ):
+        common += 1
+    return len(first_parts) + len(second_parts) - 2 * common
 
 
-def _round(source: _Source, line: int) -> dict[str, Any] | None:
-    """Return the function round a line; outside of any, the statement or some lines."""
+def _span_around(source: _Source, line: int) -> dict[str, Any] | None:
+    """Return the function around a line; outside of functions, the statement or some lines."""
     row = line - 1
     rows = source.data.count(b"\n") + 1
     if not 0 <= row < rows:
         return None
-    held = [
+    enclosing = [
         item
         for item in definitions(source.root, source.language, deep=True)
         if item.line <= line <= item.last_line and not item.is_type
     ]
-    fits = [item for item in held if item.last_line - item.line < _SPAN_ROWS]
-    if fits:
-        return _span(source, fits[0])
+    short_enough = [item for item in enclosing if item.last_line - item.line < _SPAN_ROWS]
+    if short_enough:
+        return _span(source, short_enough[0])
     node: Node | None = source.root
     best = None
     while node is not None and best is None:
@@ -221,22 +227,22 @@ def _round(source: _Source, line: int) -> dict[str, Any] | None:
         )
         if node is not None and node.end_point[0] - node.start_point[0] < _SPAN_ROWS:
             best = node
-    first, last = (
+    first_row, last_row = (
         (best.start_point[0], best.end_point[0])
         if best is not None
-        else (max(row - _ROUND_ROWS, 0), row + _ROUND_ROWS)
+        else (max(row - _CONTEXT_ROWS, 0), row + _CONTEXT_ROWS)
     )
-    text = b"\n".join(source.data.split(b"\n")[first : last + 1]).decode("utf-8", "replace")
+    text = b"\n".join(source.data.split(b"\n")[first_row : last_row + 1]).decode("utf-8", "replace")
     return {
         "path": source.path,
-        "name": held[-1].label(source.language) if held else "",
-        "line": first + 1,
+        "name": enclosing[-1].label(source.language) if enclosing else "",
+        "line": first_row + 1,
         "text": text[:_SPAN_CHARS],
     }
 
 
-def _homes(sources: Iterable[_Source], names: Sequence[str]) -> list[str]:
-    """Return the files that define the names, each where just one does."""
+def _find_homes(sources: Iterable[_Source], names: Sequence[str]) -> list[str]:
+    """Return the defining files of the names that only one file defines."""
     places: dict[str, list[str]] = defaultdict(list)
     for source in sources:
         for item in source.found:
@@ -265,7 +271,7 @@ def _span(source: _Source, item: Definition) -> dict[str, Any]:
 def _rank(
     sources: Sequence[_Source], seeds: set[str], words: set[str]
 ) -> list[tuple[_Source, dict[str, float]]]:
-    """Return the sources, the most relevant first, each with the weight of the names that it
+    """Return the sources, most relevant first, each with the weights of the names that it
     defines.
     """
     defines: dict[str, list[int]] = defaultdict(list)
@@ -274,14 +280,20 @@ def _rank(
             defines[name].append(number)
     edges: list[list[tuple[int, str, float]]] = []
     for source in sources:
-        lean = 10.0 if source.path in seeds else 1.0
+        source_weight = 10.0 if source.path in seeds else 1.0
         edges.append(
             [
-                (to, name, lean * _worth(name, len(defines[name]), words) * sqrt(count))
+                (
+                    target,
+                    name,
+                    source_weight
+                    * _reference_weight(name, len(defines[name]), words)
+                    * sqrt(count),
+                )
                 for name, count in sorted(source.calls.items())
                 if name in defines
-                for to in defines[name]
-                if sources[to] is not source
+                for target in defines[name]
+                if sources[target] is not source
             ]
         )
     start = [
@@ -294,53 +306,53 @@ def _rank(
     names: list[dict[str, float]] = [
         dict.fromkeys((item.parts[-1] for item in source.found), 0.0) for source in sources
     ]
-    for number, out in enumerate(edges):
-        total = sum(weight for _, _, weight in out)
-        for to, name, weight in out:
-            names[to][name] += rank[number] * weight / total
-    for number, held in enumerate(names):
+    for number, outgoing in enumerate(edges):
+        total = sum(weight for _, _, weight in outgoing)
+        for target, name, weight in outgoing:
+            names[target][name] += rank[number] * weight / total
+    for number, weights in enumerate(names):
         if _TEST.search(sources[number].path):
-            held.clear()  # those that matter are shown whole
-        for name in held:
-            held[name] += rank[number] * (0.1 if name in words else 0.001)
+            weights.clear()  # relevant tests are shown in full
+        for name in weights:
+            weights[name] += rank[number] * (0.1 if name in words else 0.001)
     order = sorted(range(len(sources)), key=lambda number: (-rank[number], sources[number].path))
     return [(sources[number], names[number]) for number in order]
 
 
-def _worth(name: str, places: int, words: set[str]) -> float:
-    """Return how much a reference to a name says: much where the task says it, little where many
-    files define it.
+def _reference_weight(name: str, definition_count: int, words: set[str]) -> float:
+    """Return the weight of a reference to a name: high if the task mentions it, low if many files
+    define it.
     """
-    worth = 10.0 if name in words else 1.0
-    return worth * (0.1 if name.startswith("_") or places > 5 else 1.0)  # noqa: PLR2004 - as aider's
+    weight = 10.0 if name in words else 1.0
+    return weight * (0.1 if name.startswith("_") or definition_count > 5 else 1.0)  # noqa: PLR2004 - as aider's
 
 
 def _page_rank(
     edges: Sequence[Sequence[tuple[int, str, float]]], start: Sequence[float]
 ) -> list[float]:
     share = sum(start) or 1.0
-    lean = [weight / share for weight in start]
-    totals = [sum(weight for _, _, weight in out) for out in edges]
-    rank = lean
-    for _ in range(_ROUNDS):
-        lost = sum(value for value, total in zip(rank, totals, strict=True) if not total)
-        new = [(1 - _DAMPING + _DAMPING * lost) * weight for weight in lean]
-        for number, out in enumerate(edges):
-            for to, _name, weight in out:
-                new[to] += _DAMPING * rank[number] * weight / totals[number]
-        rank = new
+    preference = [weight / share for weight in start]
+    totals = [sum(weight for _, _, weight in outgoing) for outgoing in edges]
+    rank = preference
+    for _ in range(_PAGE_RANK_ROUNDS):
+        dangling = sum(value for value, total in zip(rank, totals, strict=True) if not total)
+        new_rank = [(1 - _DAMPING + _DAMPING * dangling) * weight for weight in preference]
+        for number, outgoing in enumerate(edges):
+            for target, _name, weight in outgoing:
+                new_rank[target] += _DAMPING * rank[number] * weight / totals[number]
+        rank = new_rank
     return rank
 
 
-def _draw(ranked: Sequence[tuple[_Source, dict[str, float]]], room: int) -> str:
-    """Return files and signatures, the best that fit, files in the order of their rank and
-    definitions in that of their lines.
+def _draw_map(ranked: Sequence[tuple[_Source, dict[str, float]]], remaining: int) -> str:
+    """Return the files and signatures that fit, the best ones first; files are in the order of
+    their rank, definitions in the order of their lines.
     """
     best = sorted(
         (
-            (weight, number, at)
+            (weight, number, index)
             for number, (source, names) in enumerate(ranked)
-            for at, item in enumerate(source.found)
+            for index, item in enumerate(source.found)
             if item.node.type != "impl_item"
             and not item.is_stub
             and (weight := names.get(item.parts[-1], 0.0)) > 0
@@ -348,34 +360,38 @@ def _draw(ranked: Sequence[tuple[_Source, dict[str, float]]], room: int) -> str:
         key=lambda item: (-item[0], item[1], item[2]),
     )
     chosen: dict[int, set[int]] = defaultdict(set)
-    for _weight, number, at in best:
+    for _weight, number, index in best:
         source = ranked[number][0]
         cost = (
-            len(_row(source, source.found[at]))
+            len(_row(source, source.found[index]))
             + 1
             + (0 if number in chosen else len(source.path) + 2)
         )
-        if cost > room:
+        if cost > remaining:
             break
-        room -= cost
-        chosen[number].add(at)
+        remaining -= cost
+        chosen[number].add(index)
     lines = []
     for number in sorted(chosen):
         source = ranked[number][0]
         lines += [
             f"{source.path}:",
-            *(_row(source, source.found[at]) for at in sorted(chosen[number])),
+            *(_row(source, source.found[index]) for index in sorted(chosen[number])),
         ]
     return "\n".join(lines)
 
 
 def _row(source: _Source, item: Definition) -> str:
-    said = item.signature(source.data)[:_SIGNATURE_CHARS]
-    inside = len(item.parts) > 1
-    if not inside:
-        return f"  {said}"
-    above = item.label(source.language)[: -len(item.parts[-1])]
-    return f"  {above[:-1].rstrip(':.')}: {said}" if source.language != "go" else f"  {said}"
+    signature = item.signature(source.data)[:_SIGNATURE_CHARS]
+    is_member = len(item.parts) > 1
+    if not is_member:
+        return f"  {signature}"
+    container = item.label(source.language)[: -len(item.parts[-1])]
+    return (
+        f"  {container[:-1].rstrip(':.')}: {signature}"
+        if source.language != "go"
+        else f"  {signature}"
+    )
 
 
 def _example(
@@ -384,17 +400,17 @@ def _example(
     ranked: Sequence[_Source],
     spans: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any] | None:
-    """Return a short function of the code at hand, rather one that is not to be mended, without a
-    string that JSON would escape.
+    """Return a short function of the code at hand, preferably one that need not be changed, without
+    strings that JSON would escape.
     """
-    meant = {(span["path"], span["name"]) for span in spans}
-    near = [sources[path] for path in seeds if path in sources]
+    target_keys = {(span["path"], span["name"]) for span in spans}
+    seed_sources = [sources[path] for path in seeds if path in sources]
     order = [
         path
-        for path in dict.fromkeys(source.path for source in (*near, *ranked))
+        for path in dict.fromkeys(source.path for source in (*seed_sources, *ranked))
         if not _TEST.search(path)
     ]
-    last: dict[str, Any] | None = None
+    fallback: dict[str, Any] | None = None
     for path in order:
         source = sources[path]
         for item in source.found:
@@ -414,14 +430,14 @@ def _example(
                 )
             ):
                 continue
-            shown = {**_span(source, item), "text": _bare(text)}
-            if (path, shown["name"]) not in meant:
-                return shown
-            last = last or shown
-    return last
+            example = {**_span(source, item), "text": _dedent(text)}
+            if (path, example["name"]) not in target_keys:
+                return example
+            fallback = fallback or example
+    return fallback
 
 
-def _bare(text: str) -> str:
+def _dedent(text: str) -> str:
     rows = text.split("\n")
     lead = rows[0][: len(rows[0]) - len(rows[0].lstrip())]
     return "\n".join(row.removeprefix(lead) for row in rows)

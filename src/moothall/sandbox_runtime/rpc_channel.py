@@ -1,5 +1,5 @@
-"""What a command asks while it runs: carried from a socket of its own over ours, one question at a
-time. Standard library only.
+"""The calls of a running command: carried from its own socket over the executor's, one at a time.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 BLOCK = "/tmp/moothall-block.json"  # noqa: S108 - inside the sandbox
-_PART = 1 << 16
+_READ_BYTES = 1 << 16
 
 
 class RpcChannel:
-    """One command's questions. `waited` are the seconds in which it had to wait for answers."""
+    """The calls of one command. `waited`: the seconds that it waited for answers."""
 
-    def __init__(self, say: Callable[[Message], None]) -> None:
+    def __init__(self, send: Callable[[Message], None]) -> None:
         import socket  # costs start time, and few commands ask anything
 
-        ours, theirs = socket.socketpair()
-        self.ours, self.theirs = ours.detach(), theirs.detach()
-        os.set_inheritable(self.theirs, True)
+        own_socket, child_socket = socket.socketpair()
+        self.own_fd, self.child_fd = own_socket.detach(), child_socket.detach()
+        os.set_inheritable(self.child_fd, True)
         self.end: Message | None = None
         self.waited = 0.0
-        self._say = say
+        self._send = send
         self._frames = FrameReader()
         self._since = 0.0
         self._closed = False
@@ -43,43 +43,43 @@ class RpcChannel:
 
     @property
     def listening(self) -> bool:
-        """Whether the command may say something now."""
+        """Whether the command may send a message now."""
         return not (self._closed or self.waiting)
 
-    def hear(self) -> None:
-        """Read what it said, and pass its question on."""
+    def receive(self) -> None:
+        """Read the command's messages, and pass on its call."""
         try:
-            data = os.read(self.ours, _PART)
+            data = os.read(self.own_fd, _READ_BYTES)
             messages = self._frames.feed(data)
         except (OSError, ProtocolError):
             data, messages = b"", []
         if not data:
             self._closed = True
-        for message in messages[:1]:  # it may not go on before it was answered
+        for message in messages[:1]:  # the command must wait for the answer
             if message.get("op") == "call":
                 self._since = time.monotonic()
-                self._say({"op": "call", "name": message.get("name"), "args": message.get("args")})
+                self._send({"op": "call", "name": message.get("name"), "args": message.get("args")})
             else:
                 self.end = message
 
     def answer(self, message: Message) -> None:
-        """Give it the answer to its question."""
+        """Send the answer of a call to the command."""
         self.waited += time.monotonic() - self._since
         self._since = 0.0
         data = memoryview(pack(message))
         try:
             while data:
-                data = data[os.write(self.ours, data) :]
+                data = data[os.write(self.own_fd, data) :]
         except OSError:
             self._closed = True
 
-    def close_theirs(self) -> None:
-        """Leave its end to the command, which has begun."""
-        os.close(self.theirs)
+    def close_child_end(self) -> None:
+        """Close the command's end in this process, after the command has started."""
+        os.close(self.child_fd)
 
     def close(self) -> None:
-        """Hear what it said last, and close our end."""
-        os.set_blocking(self.ours, False)
+        """Read the last message, and close the own end."""
+        os.set_blocking(self.own_fd, False)
         while self.listening:
-            self.hear()
-        os.close(self.ours)
+            self.receive()
+        os.close(self.own_fd)

@@ -1,9 +1,8 @@
-"""What the shell of a workspace has beside a plain command: a folder that stays, a file for long
-output, and git.
+"""The state of a workspace's shell: a current folder, files for long output, and git.
 
-Git reads a directory of the host's that nobody can write to. What it writes itself (index, refs,
-new objects) lies in the sandbox's /tmp, and `/workspace/.git` leads there while a command of the
-shell runs: checks never see it. Standard library only: part of the executor.
+Git reads a host directory that nobody can write to. What git itself writes (index, refs, new
+objects) is in the sandbox's /tmp, and `/workspace/.git` points there while a shell command runs, so
+checks never see it. Standard library only: part of the executor.
 """
 
 # pathlib costs the executor start time
@@ -23,17 +22,17 @@ if TYPE_CHECKING:
 
 FOLDER = "/tmp/moothall"  # noqa: S108 - inside the sandbox
 HEAD_BYTES, TAIL_BYTES = 5_000, 11_000
-_FILES = 10
+_MAX_OUTPUT_FILES = 10
 _FILE_BYTES = 10_000_000
-_FILE_SHARE = 64  # of the memory that commands may use, which is where /tmp lies
+_FILE_SHARE = 64  # the divisor of the commands' memory, which /tmp uses
 _PATH_BYTES = 4096
-_COPIED = 1 << 20
-_TRUSTED = b"[safe]\n\tdirectory = *\n"
+_COPY_BYTES = 1 << 20
+_GIT_CONFIG = b"[safe]\n\tdirectory = *\n"
 _LINK = f"gitdir: {FOLDER}/git\n".encode()
 
 
 class Shell:
-    """What stays from one command to the next. One an executor."""
+    """The state between commands; one for each executor."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.folder = ROOT
@@ -41,104 +40,107 @@ class Shell:
         self._number = 0
 
     def begin(self) -> str:
-        """Return a note where the folder that stayed is gone, and go back to the top; '' where it
-        is there.
+        """Prepare for a command. If the current folder is gone, go back to the top and return a
+        note, else ''.
         """
         with contextlib.suppress(OSError):
             os.makedirs(FOLDER, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             try:
                 os.unlink(f"{FOLDER}/folder")
-            except IsADirectoryError:  # code put one there
+            except IsADirectoryError:  # created by code
                 os.rename(f"{FOLDER}/folder", f"{FOLDER}/folder.{os.urandom(8).hex()}")
-        gone, self.folder = self.folder, self.folder if os.path.isdir(self.folder) else ROOT
-        return f"{gone} is gone; the command ran in {ROOT}" if gone != self.folder else ""
+        previous_folder, self.folder = (
+            self.folder,
+            self.folder if os.path.isdir(self.folder) else ROOT,
+        )
+        return (
+            f"{previous_folder} is gone; the command ran in {ROOT}"
+            if previous_folder != self.folder
+            else ""
+        )
 
     def end(self) -> None:
-        """Take over the folder in which a command ended. One that was killed leaves it as it
-        was.
+        """Make the folder in which a command ended current. If the command was killed, the folder
+        stays.
         """
-        found = os.fsdecode(_read(f"{FOLDER}/folder", _PATH_BYTES).removesuffix(b"\n"))
-        if os.path.isabs(found) and "\0" not in found and os.path.isdir(found):
-            self.folder = found
+        folder = os.fsdecode(_read(f"{FOLDER}/folder", _PATH_BYTES).removesuffix(b"\n"))
+        if os.path.isabs(folder) and "\0" not in folder and os.path.isdir(folder):
+            self.folder = folder
 
     def output(self) -> Output:
-        """Return what keeps the next command's output."""
+        """Create the output of the next command."""
         self._number += 1
         return Output(f"{FOLDER}/output-{self._number}.txt", self._file_bytes)
 
-    def tidy(self) -> None:
-        """Remove all but the newest outputs."""
+    def remove_old_output(self) -> None:
+        """Remove the oldest output file beyond the limit."""
         with contextlib.suppress(OSError):
-            os.unlink(f"{FOLDER}/output-{self._number - _FILES}.txt")
+            os.unlink(f"{FOLDER}/output-{self._number - _MAX_OUTPUT_FILES}.txt")
 
     @contextlib.contextmanager
     def git(self, history: str) -> Iterator[None]:
-        """Let git find the history while a command runs, unless the workspace has a `.git` of its
-        own.
+        """Let git find the history while a command runs, unless the workspace has its own
+        `.git`.
         """
         link = os.path.join(ROOT, ".git")
-        shown = False
+        is_linked = False
         if history and not os.path.lexists(link):
-            with contextlib.suppress(OSError), _same_times(ROOT):
-                _lay_out(history, f"{FOLDER}/git")
+            with contextlib.suppress(OSError), _keep_times(ROOT):
+                _create_git_folder(history, f"{FOLDER}/git")
                 if os.stat(ROOT).st_uid != os.geteuid() and not os.path.lexists(
                     f"{HOME}/.gitconfig"
                 ):
-                    _write_new(
-                        f"{HOME}/.gitconfig", _TRUSTED
-                    )  # as in pods, whose volumes belong to root
+                    _write_new(f"{HOME}/.gitconfig", _GIT_CONFIG)  # in pods, volumes belong to root
                 _write_new(link, _LINK)
-                shown = True
+                is_linked = True
         try:
             yield
         finally:
-            if shown and _read(link, len(_LINK) + 1) == _LINK:
-                with contextlib.suppress(OSError), _same_times(ROOT):
+            if is_linked and _read(link, len(_LINK) + 1) == _LINK:
+                with contextlib.suppress(OSError), _keep_times(ROOT):
                     os.unlink(link)
 
 
 class Output:
-    """Head and tail of what is printed; once that is not all of it, the whole goes to a file, as
-    far as that may grow.
-    """
+    """The head and tail of the output. If it is longer, all of it goes to a file, up to a limit."""
 
-    def __init__(self, path: str, most: int) -> None:
-        self._path, self._most = path, most
+    def __init__(self, path: str, max_file_bytes: int) -> None:
+        self._path, self._max_file_bytes = path, max_file_bytes
         self._head, self._tail = bytearray(), bytearray()
         self._file = -1
         self._written = self._lines = self.total = 0
-        self._lost = False
+        self._has_failed = False
 
     def add(self, data: bytes) -> None:
-        """Take what was printed."""
+        """Add printed data."""
         self.total += len(data)
         self._lines += data.count(b"\n")
         if self.total > HEAD_BYTES + TAIL_BYTES:
             self._store(data)
-        room = max(0, HEAD_BYTES - len(self._head))
-        self._head += data[:room]
-        self._tail += data[room:]
+        remaining = max(0, HEAD_BYTES - len(self._head))
+        self._head += data[:remaining]
+        self._tail += data[remaining:]
         if len(self._tail) > 2 * TAIL_BYTES:
             del self._tail[:-TAIL_BYTES]
 
     def _store(self, data: bytes) -> None:
-        if self._lost:
+        if self._has_failed:
             return
         try:
             if self._file < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._file = os.open(self._path, flags, 0o644)
                 data = bytes(self._head + self._tail) + data
-            left = memoryview(data[: max(0, self._most - self._written)])
-            self._written += len(left)
-            while left:
-                left = left[os.write(self._file, left) :]
-        except OSError:  # no room is left in /tmp, or somebody put something in its place
-            self._lost = True
+            unwritten = memoryview(data[: max(0, self._max_file_bytes - self._written)])
+            self._written += len(unwritten)
+            while unwritten:
+                unwritten = unwritten[os.write(self._file, unwritten) :]
+        except OSError:  # /tmp is full, or the path is taken
+            self._has_failed = True
 
     def bytes(self) -> bytes:
-        """Return what is shown, cut at the ends of lines."""
+        """Return the text to show, cut at the ends of lines."""
         if self.total <= HEAD_BYTES + TAIL_BYTES:
             return bytes(self._head + self._tail)
         head, tail = bytes(self._head), bytes(self._tail[-TAIL_BYTES:])
@@ -147,14 +149,14 @@ class Output:
         if b"\n" in tail[: TAIL_BYTES // 2]:
             tail = tail[tail.index(b"\n") + 1 :]
         lines = self._lines - head.count(b"\n") - tail.count(b"\n")
-        where = f"all of it is in {self._path}"
-        if self._lost:
-            where = "there was no room for it in /tmp"
+        location = f"all of it is in {self._path}"
+        if self._has_failed:
+            location = "there was no room for it in /tmp"
         elif self._written < self.total:
-            where = f"the first {self._written} bytes of the output are in {self._path}"
+            location = f"the first {self._written} bytes of the output are in {self._path}"
         note = (
-            f"[… {lines} lines, {self.total - len(head) - len(tail)} bytes are not shown: {where} "
-            "…]"
+            f"[… {lines} lines, {self.total - len(head) - len(tail)} bytes are not shown: "
+            f"{location} …]"
         )
         return head + (b"" if head.endswith(b"\n") else b"\n") + note.encode() + b"\n" + tail
 
@@ -165,10 +167,8 @@ class Output:
             self._file = -1
 
 
-def _lay_out(history: str, target: str) -> None:
-    """Make a git directory whose objects are those of `history` and whose own it adds, unless it is
-    there.
-    """
+def _create_git_folder(history: str, target: str) -> None:
+    """Create a git directory with the history's objects as alternates, unless it exists."""
     if os.path.exists(f"{target}/HEAD"):
         return
     for folder in ("objects/info", "refs/heads", "info"):
@@ -182,10 +182,10 @@ def _lay_out(history: str, target: str) -> None:
         *names,
         *(f"info/{name}" for name in os.listdir(f"{history}/info")),
         "HEAD",
-    ):  # HEAD last: with it, it is whole
+    ):  # HEAD last: it marks the folder as complete
         with open(f"{history}/{name}", "rb") as source, open(f"{target}/{name}", "wb") as copy:
-            while piece := source.read(_COPIED):
-                copy.write(piece)
+            while chunk := source.read(_COPY_BYTES):
+                copy.write(chunk)
 
 
 def _write_new(path: str, content: bytes) -> None:
@@ -196,8 +196,8 @@ def _write_new(path: str, content: bytes) -> None:
         file.write(content)
 
 
-def _read(path: str, most: int) -> bytes:
-    """Return the beginning of a file that code may have written; nothing of what is no regular
+def _read(path: str, max_bytes: int) -> bytes:
+    """Return the beginning of a file that code may have written, b'' if it is not a regular
     file.
     """
     try:
@@ -205,14 +205,14 @@ def _read(path: str, most: int) -> bytes:
     except OSError:
         return b""
     try:
-        return os.read(descriptor, most) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        return os.read(descriptor, max_bytes) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     finally:
         os.close(descriptor)
 
 
 @contextlib.contextmanager
-def _same_times(folder: str) -> Iterator[None]:
-    """Leave a folder with the times that it had: builds look at them."""
-    was = os.stat(folder)
+def _keep_times(folder: str) -> Iterator[None]:
+    """Restore a folder's times, because builds use them."""
+    folder_stat = os.stat(folder)
     yield
-    os.utime(folder, ns=(was.st_atime_ns, was.st_mtime_ns))
+    os.utime(folder, ns=(folder_stat.st_atime_ns, folder_stat.st_mtime_ns))

@@ -1,8 +1,8 @@
-"""A program among the workspace's files that is talked to line by line: its lines are carried over
-one socket. Runs inside; standard library only.
+"""Runs a program next to the workspace's files and carries its lines over one socket. Runs inside
+the sandbox; standard library only.
 
-Started as `python -c … FD`, where FD is the socket; what to run lies in `BLOCK`. What the program
-says on standard error is the command's output.
+Started as `python -c … FD`, where FD is the socket; the order is in the file `BLOCK`. The program's
+standard error is the command's output.
 """
 
 from __future__ import annotations
@@ -24,33 +24,32 @@ COMMAND = (
     "import sys; sys.path.insert(0, '/opt/moothall'); from moothall.sandbox_runtime.stdio_process "
     "import main; main()"
 )
-_PART = 1 << 16
-_LEAVING = 2.0  # seconds that a program has to end by itself when nobody talks to it any more
+_READ_BYTES = 1 << 16
+_EXIT_SECONDS = 2.0  # time for the program to exit after its input was closed
 
 
 class OutputLimitExceeded(Exception):
-    """The program printed more than it may."""
+    """The program printed more than allowed."""
 
 
-def lines_of(descriptor: int, most: int) -> Iterator[list[str]]:
-    """Yield the lines that have come, as soon as there is one, until the end. Raises
-    `OutputLimitExceeded`
-    after `most` bytes.
+def lines_of(descriptor: int, max_bytes: int) -> Iterator[list[str]]:
+    """Yield new lines as soon as there are any, until the end. Raises `OutputLimitExceeded` after
+    `max_bytes` bytes.
     """
-    held: list[bytes] = []
-    while data := os.read(descriptor, _PART):
-        most -= len(data)
-        if most < 0:
+    partial: list[bytes] = []
+    while data := os.read(descriptor, _READ_BYTES):
+        max_bytes -= len(data)
+        if max_bytes < 0:
             raise OutputLimitExceeded
-        whole, end, rest = data.rpartition(b"\n")
+        complete, end, remainder = data.rpartition(b"\n")
         if end:
-            yield b"".join((*held, whole)).decode("utf-8", "replace").split("\n")
-            held = []
-        held.append(rest)
+            yield b"".join((*partial, complete)).decode("utf-8", "replace").split("\n")
+            partial = []
+        partial.append(remainder)
 
 
 def main() -> None:
-    """Carry lines until one side has ended."""
+    """Carry lines until one side ends."""
     socket = Socket(int(sys.argv[1]))
     with open(BLOCK, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start time
         order = json.load(file)
@@ -60,29 +59,29 @@ def main() -> None:
             order["argv"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
     except OSError as error:
-        socket.say({"ended": f"{order['argv'][0]} cannot be run: {error.strerror}"})
+        socket.send({"ended": f"{order['argv'][0]} cannot be run: {error.strerror}"})
         return
-    assert child.stdin  # noqa: S101 - pipes, as was said
+    assert child.stdin  # noqa: S101 - pipes, see above
     assert child.stdout  # noqa: S101 - as above
-    coming = lines_of(child.stdout.fileno(), int(order["most"]))
+    output_lines = lines_of(child.stdout.fileno(), int(order["most"]))
     lines: list[str] = []
     try:
-        while not (told := socket.ask("lines", {"lines": lines})).get("end"):
-            with contextlib.suppress(BrokenPipeError):  # its end is heard where it is read
+        while not (response := socket.call("lines", {"lines": lines})).get("end"):
+            with contextlib.suppress(BrokenPipeError):  # the end is noticed when reading
                 child.stdin.write(
-                    "".join(f"{line}\n" for line in told["lines"]).encode("utf-8", "replace")
+                    "".join(f"{line}\n" for line in response["lines"]).encode("utf-8", "replace")
                 )
-            lines = next(coming, [])
+            lines = next(output_lines, [])
             if not lines:
-                socket.say({"ended": f"it ended with exit code {child.wait()}"})
+                socket.send({"ended": f"it ended with exit code {child.wait()}"})
                 return
     except OutputLimitExceeded:
-        socket.say({"ended": f"it sent more than {order['most']} bytes"})
+        socket.send({"ended": f"it sent more than {order['most']} bytes"})
         return
     child.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_LEAVING)
-    socket.say({"ended": ""})
+        child.wait(_EXIT_SECONDS)
+    socket.send({"ended": ""})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What is defined where in a source text, by tree-sitter's grammars: Python, JavaScript,
+"""The definitions of a source text, found with tree-sitter grammars: Python, JavaScript,
 TypeScript, Go and Rust.
 
-The grammars are C code that reads what others wrote: this runs in a child of the executor, inside
-the sandbox, which shows them read-only at `GRAMMARS`. Besides them it needs the standard library
-only.
+The grammars are C code that reads foreign text, so this runs in a child of the executor, inside the
+sandbox, which mounts them read-only at `GRAMMARS`. Apart from them it uses only the standard
+library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PACKAGES = (
     "tree_sitter_go",
     "tree_sitter_rust",
 )
-_PLACES = {
+_GRAMMAR_FUNCTIONS = {
     "python": ("tree_sitter_python", "language"),
     "javascript": ("tree_sitter_javascript", "language"),
     "typescript": ("tree_sitter_typescript", "language_typescript"),
@@ -45,9 +45,9 @@ ENDINGS = {
     ".go": "go",
     ".rs": "rust",
 }
-_SCRIPT = frozenset({"javascript", "typescript", "tsx"})
-# Node types that define a name, all in their field `name`; what they hold is within their scope.
-_TYPES = frozenset(
+_SCRIPT_LANGUAGES = frozenset({"javascript", "typescript", "tsx"})
+# Node types that define a name, in their field `name`, and a scope for their content.
+_TYPE_DEFINITIONS = frozenset(
     {
         "class_definition",
         "class_declaration",
@@ -69,7 +69,7 @@ _TYPES = frozenset(
     "mod_item",
     "type_item",
 }
-_FUNCTIONS = frozenset(
+_FUNCTION_DEFINITIONS = frozenset(
     {
         "function_definition",
         "function_declaration",
@@ -82,10 +82,10 @@ _FUNCTIONS = frozenset(
     "function_signature_item",
     "macro_definition",
 }
-_VALUES = frozenset(
+_VALUE_DEFINITIONS = frozenset(
     {"arrow_function", "function_expression", "generator_function", "class", "function"}
 )
-_HOLDERS = frozenset(
+_CONTAINER_TYPES = frozenset(
     {
         "program",
         "block",
@@ -110,14 +110,14 @@ _HOLDERS = frozenset(
 
 
 def language_of(path: str) -> str:
-    """Return the language that a file's name says, or '' for none of these."""
+    """Return the language by a file's name, '' for an unknown one."""
     name = path.rpartition("/")[2].lower()
     return ENDINGS.get(name[name.rfind(".") :], "") if "." in name else ""
 
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """Return the package that all grammars are used through; in a sandbox it lies at `GRAMMARS`."""
+    """Return the package tree_sitter; in a sandbox it is at `GRAMMARS`."""
     try:
         return import_module("tree_sitter")
     except ImportError:
@@ -129,24 +129,22 @@ def library() -> Any:
 def parser(language: str) -> Parser:
     """Return the parser of a language."""
     tree_sitter = library()
-    module, function = _PLACES[language]
-    made: Parser = tree_sitter.Parser(
+    module, function = _GRAMMAR_FUNCTIONS[language]
+    new_parser: Parser = tree_sitter.Parser(
         tree_sitter.Language(getattr(import_module(module), function)())
     )
-    return made
+    return new_parser
 
 
 def parse(language: str, data: bytes) -> Node:
-    """Return the root of the syntax tree of UTF-8 text. What is wrong in it is in the tree as
-    errors.
-    """
+    """Return the root of the syntax tree of UTF-8 text. Syntax errors are nodes of the tree."""
     return parser(language).parse(data).root_node
 
 
 class Definition:
-    """One named thing. Offsets are bytes: `start` to `end` is all of it with decorators and
-    `export`, `inner` to `inner_end` the definition proper. `parts` is its qualified name, `trait`
-    the trait that a Rust method implements.
+    """A named definition. Offsets are bytes: `start` to `end` includes decorators and `export`,
+    `inner` to `inner_end` does not. `parts` is the qualified name, `trait` the trait that a Rust
+    method implements.
     """
 
     __slots__ = ("body", "end", "inner", "inner_end", "node", "outer", "parts", "start", "trait")
@@ -160,18 +158,18 @@ class Definition:
 
     @property
     def line(self) -> int:
-        """The line that it begins on, from 1."""
+        """The first line, from 1."""
         return self.outer.start_point[0] + 1
 
     @property
     def last_line(self) -> int:
-        """The line that it ends on."""
+        """The last line, from 1."""
         return self.outer.end_point[0] + 1
 
     @property
     def is_type(self) -> bool:
-        """Whether it is a class or another thing with members, and no function."""
-        return self.node.type in _TYPES or self.node.type == "impl_item"
+        """Whether it is a class or another definition with members, not a function."""
+        return self.node.type in _TYPE_DEFINITIONS or self.node.type == "impl_item"
 
     @property
     def decorators(self) -> list[str]:
@@ -186,36 +184,36 @@ class Definition:
 
     @property
     def is_stub(self) -> bool:
-        """Whether it only says another signature of what is defined after it."""
+        """Whether it is only an overload of a later definition."""
         return any(note.rpartition(".")[2] == "overload" for note in self.decorators)
 
     def label(self, language: str) -> str:
-        """Its name as one of the language would say it."""
+        """Return the name in the language's notation."""
         if self.trait:
             return f"<{'::'.join(self.parts[:-1])} as {self.trait}>::{self.parts[-1]}"
         return ("::" if language == "rust" else ".").join(self.parts)
 
     def signature(self, data: bytes) -> str:
-        """Return its beginning up to its body, in one line."""
-        until = (
+        """Return the definition without its body, in one line."""
+        signature_end = (
             self.body.start_byte if self.body is not None else min(self.inner_end, self.inner + 200)
         )
-        text = " ".join(data[self.inner : until].decode("utf-8", "replace").split())
+        text = " ".join(data[self.inner : signature_end].decode("utf-8", "replace").split())
         return text.removesuffix("=>").rstrip(" {=")
 
 
 def _body(node: Node) -> Node | None:
-    found = node.child_by_field_name("body")
-    if found is None and node.type in {"type_spec", "type_alias"}:
+    body = node.child_by_field_name("body")
+    if body is None and node.type in {"type_spec", "type_alias"}:
         return None
-    if found is None:
+    if body is None:
         value = _value(node)
         return value.child_by_field_name("body") if value is not None else None
-    return found
+    return body
 
 
 def first_child(node: Node | None) -> Node | None:
-    """Return the first named child, where there is one."""
+    """Return the first named child, None if there is none."""
     return node.named_children[0] if node is not None and node.named_children else None
 
 
@@ -225,8 +223,8 @@ def _text(node: Node | None) -> str:
     )
 
 
-def _plain(node: Node | None) -> str:
-    """Return a type's own name: without what it is generic in and the modules it lies in."""
+def _type_name(node: Node | None) -> str:
+    """Return a type's own name, without type parameters and modules."""
     return (
         re.split(r"[<\[(]", _text(node).lstrip("*&(").strip())[0]
         .rpartition("::")[2]
@@ -236,31 +234,35 @@ def _plain(node: Node | None) -> str:
 
 
 def _value(node: Node) -> Node | None:
-    """Return the function or class that a declaration, assignment or member gives a name to."""
+    """Return the function or class that a declaration, assignment or member names."""
     if node.type in {"lexical_declaration", "variable_declaration"}:
-        named = [child for child in node.named_children if child.type == "variable_declarator"]
-        found = named[0].child_by_field_name("value") if len(named) == 1 else None
+        declarators = [
+            child for child in node.named_children if child.type == "variable_declarator"
+        ]
+        value = declarators[0].child_by_field_name("value") if len(declarators) == 1 else None
     elif node.type == "expression_statement":
-        first = first_child(node)
-        found = (
-            first.child_by_field_name("right")
-            if first is not None and first.type == "assignment_expression"
+        first_expression = first_child(node)
+        value = (
+            first_expression.child_by_field_name("right")
+            if first_expression is not None and first_expression.type == "assignment_expression"
             else None
         )
     elif node.type in {"pair", "field_definition", "public_field_definition"}:
-        found = node.child_by_field_name("value")
+        value = node.child_by_field_name("value")
     else:
         return None
-    return found if found is not None and found.type in _VALUES else None
+    return value if value is not None and value.type in _VALUE_DEFINITIONS else None
 
 
 def _name_assigned(node: Node, value: Node) -> tuple[str, ...]:
-    """Return the name that a value is given: `a.prototype.b = ` is a.b, `module.exports.b = ` and
+    """Return the name assigned to a value: `a.prototype.b = ` is a.b, `module.exports.b = ` and
     `exports.b = ` are b.
     """
     if node.type == "expression_statement":
-        first = first_child(node)
-        left = _text(first.child_by_field_name("left") if first is not None else None)
+        first_expression = first_child(node)
+        left = _text(
+            first_expression.child_by_field_name("left") if first_expression is not None else None
+        )
         parts = [part for part in left.split(".") if part not in {"prototype", "module", "this"}]
         if parts[:1] == ["exports"]:
             parts = parts[1:] or [_text(value.child_by_field_name("name")) or "exports"]
@@ -271,35 +273,35 @@ def _name_assigned(node: Node, value: Node) -> tuple[str, ...]:
         )
         return (_text(declarator.child_by_field_name("name")),)
     for field in ("key", "property", "name"):
-        if (found := node.child_by_field_name(field)) is not None:
-            return (_text(found).strip("'\""),)
+        if (name_node := node.child_by_field_name(field)) is not None:
+            return (_text(name_node).strip("'\""),)
     return ()
 
 
 def _definition_of(node: Node, language: str) -> tuple[tuple[str, ...], Node] | None:
-    """Return (name, the definition proper) where `node` defines something, as it stands or
-    wrapped.
-    """
-    kind = node.type
+    """Return (name, inner definition) if `node` defines something, directly or wrapped."""
+    node_type = node.type
     if (inner := _unwrap(node, language)) is not None:
         return _definition_of(inner, language)
     parts: tuple[str, ...] = ()
-    if kind in _FUNCTIONS or kind in _TYPES:
+    if node_type in _FUNCTION_DEFINITIONS or node_type in _TYPE_DEFINITIONS:
         name = _text(node.child_by_field_name("name")).strip("'\"")
-        held = (_receiver(node),) if kind == "method_declaration" and language == "go" else ()
-        parts = (*held, name) if name else ()
-    elif kind == "impl_item":
-        parts = (_plain(node.child_by_field_name("type")),)
+        receiver = (
+            (_receiver(node),) if node_type == "method_declaration" and language == "go" else ()
+        )
+        parts = (*receiver, name) if name else ()
+    elif node_type == "impl_item":
+        parts = (_type_name(node.child_by_field_name("type")),)
     elif (value := _value(node)) is not None:
         parts = _name_assigned(node, value)
     return (parts, node) if parts else None
 
 
 def _unwrap(node: Node, language: str) -> Node | None:
-    """Return the definition in what stands around it: decorators, `export`, Go's `type`."""
+    """Return the definition inside decorators, `export` or Go's `type`."""
     if node.type == "decorated_definition":
         return node.child_by_field_name("definition")
-    if node.type == "export_statement" and language in _SCRIPT:
+    if node.type == "export_statement" and language in _SCRIPT_LANGUAGES:
         return node.child_by_field_name("declaration")
     if (
         node.type == "type_declaration"
@@ -311,59 +313,63 @@ def _unwrap(node: Node, language: str) -> Node | None:
 
 
 def _receiver(node: Node) -> str:
-    held = node.child_by_field_name("receiver")
-    first = first_child(held)
-    return _plain(first.child_by_field_name("type")) if first is not None else ""
+    receiver = node.child_by_field_name("receiver")
+    first_parameter = first_child(receiver)
+    return (
+        _type_name(first_parameter.child_by_field_name("type"))
+        if first_parameter is not None
+        else ""
+    )
 
 
 def definitions(root: Node, language: str, *, deep: bool = False) -> Iterator[Definition]:
-    """Yield what is defined, in the order of the text; Rust's impl blocks too. `deep`: also within
-    functions and expressions.
+    """Yield the definitions in the order of the text, including Rust's impl blocks. `deep`: also
+    those within functions and expressions.
     """
-    waiting: list[tuple[Node, tuple[str, ...], str]] = [(root, (), "")]
-    while waiting:
-        node, scope, trait = waiting.pop()
-        found = _definition_of(node, language) if node is not root else None
-        inside = node
-        if found is not None:
-            names, inside = found
-            is_impl = inside.type == "impl_item"
-            own = trait if inside.type in _FUNCTIONS else ""
+    pending: list[tuple[Node, tuple[str, ...], str]] = [(root, (), "")]
+    while pending:
+        node, scope, trait = pending.pop()
+        definition = _definition_of(node, language) if node is not root else None
+        inner = node
+        if definition is not None:
+            names, inner = definition
+            is_impl = inner.type == "impl_item"
+            method_trait = trait if inner.type in _FUNCTION_DEFINITIONS else ""
             yield Definition(
                 (*scope, *names),
                 node,
-                inside,
-                _plain(inside.child_by_field_name("trait")) if is_impl else own,
+                inner,
+                _type_name(inner.child_by_field_name("trait")) if is_impl else method_trait,
             )
             scope = (*scope, *names)
-            trait = _plain(inside.child_by_field_name("trait")) if is_impl else ""
-            if inside.type in _FUNCTIONS and not deep:
+            trait = _type_name(inner.child_by_field_name("trait")) if is_impl else ""
+            if inner.type in _FUNCTION_DEFINITIONS and not deep:
                 continue
-            if not deep and (value := _value(inside)) is not None:
+            if not deep and (value := _value(inner)) is not None:
                 if value.type != "class":
                     continue
-                inside = value
-        elif not deep and node is not root and node.type not in _HOLDERS:
+                inner = value
+        elif not deep and node is not root and node.type not in _CONTAINER_TYPES:
             continue
-        waiting += [(child, scope, trait) for child in reversed(inside.named_children)]
+        pending += [(child, scope, trait) for child in reversed(inner.named_children)]
 
 
 def first_error(root: Node) -> Node | None:
-    """Return the first place where the text is not of the language."""
+    """Return the first syntax error."""
     if not root.has_error:
         return None
     node = root
     while True:
         if node.is_error or node.is_missing:
             return node
-        below = next(
+        erroneous_child = next(
             (child for child in node.children if child.has_error or child.is_missing), None
         )
-        if below is None:
+        if erroneous_child is None:
             return node
-        node = below
+        node = erroneous_child
 
 
-def line_start(data: bytes, at: int) -> int:
-    """Return where the line of an offset begins."""
-    return data.rfind(b"\n", 0, at) + 1
+def line_start(data: bytes, offset: int) -> int:
+    """Return the start of the line of an offset."""
+    return data.rfind(b"\n", 0, offset) + 1

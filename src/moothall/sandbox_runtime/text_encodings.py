@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 
-_MARKS = (
+_BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -22,14 +22,14 @@ _TEXT_CODECS = (
     r"|shift_jis(?:x0213|_2004)?|euc_(?:jp|jis_2004|jisx0213|kr)|gb2312|gbk|gb18030|big5(?:hkscs)?|johab|tis-620)"
 )
 # Declarations of the encoding: PEP 263 and editors' lines at the top, XML, HTML and CSS.
-_DECLARED = (
+_DECLARATIONS = (
     rb"\A(?:[^\n]*\n)?[^\n]{0,200}?coding[:=][ \t]*[\"']?([-\w.]+)",
     rb"<\?xml[^>]{0,200}\bencoding=[\"']([-\w.]+)",
     rb"<(?:meta|META)[^>]{0,200}\bcharset=[\"']?([-\w.]+)",
     rb"@charset \"([-\w.]+)\"",
 )
 _DECLARED_BYTES = 1024
-_BINARY = r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]"
+_BINARY_CHARS = r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]"
 _WIDE_SHARE = 0.6
 
 
@@ -67,7 +67,7 @@ class Encoding:
 
 
 UTF_8 = Encoding("utf-8")
-_BROKEN_UTF_8 = Encoding("utf-8", errors="surrogateescape")
+_INVALID_UTF_8 = Encoding("utf-8", errors="surrogateescape")
 
 
 def find_encoding(raw: bytes) -> Encoding | None:
@@ -76,21 +76,29 @@ def find_encoding(raw: bytes) -> Encoding | None:
     Without a mark or a declaration, a file that is not UTF-8 is taken as mostly UTF-8 or as a
     Western single-byte encoding.
     """
-    for mark, codec in _MARKS:
+    for mark, codec in _BYTE_ORDER_MARKS:
         if raw.startswith(mark) and _fits(marked := Encoding(codec, mark), raw):
             return marked
     if b"\0" in raw:
         return _find_wide(raw)
     names = [
-        found[1].decode() for sign in _DECLARED if (found := re.search(sign, raw[:_DECLARED_BYTES]))
+        match[1].decode()
+        for pattern in _DECLARATIONS
+        if (match := re.search(pattern, raw[:_DECLARED_BYTES]))
     ]
     declared = [Encoding(codec) for name in names if (codec := text_codec(name))]
-    broken = [_BROKEN_UTF_8] if _is_mostly_utf_8(raw) else []
+    mostly_utf_8 = [_INVALID_UTF_8] if _is_mostly_utf_8(raw) else []
     return next(
         (
-            one
-            for one in (UTF_8, *declared, *broken, Encoding("cp1252"), Encoding("latin-1"))
-            if _fits(one, raw)
+            encoding
+            for encoding in (
+                UTF_8,
+                *declared,
+                *mostly_utf_8,
+                Encoding("cp1252"),
+                Encoding("latin-1"),
+            )
+            if _fits(encoding, raw)
         ),
         None,
     )
@@ -106,15 +114,15 @@ def text_codec(name: str) -> str:
 
 
 def _fits(encoding: Encoding, raw: bytes) -> bool:
-    """Whether an encoding reads bytes as text and round-trips. UTF-8 may hold any character but
-    NUL.
+    """Return whether an encoding reads bytes as text and round-trips. UTF-8 text may hold any
+    character but NUL.
     """
     try:
         text = encoding.decode(raw)
         return (
             encoding.encode(text) == raw
             and "\0" not in text
-            and (encoding is UTF_8 or not re.search(_BINARY, text))
+            and (encoding is UTF_8 or not re.search(_BINARY_CHARS, text))
         )
     except UnicodeError:
         return False
@@ -122,8 +130,8 @@ def _fits(encoding: Encoding, raw: bytes) -> bool:
 
 def _is_mostly_utf_8(raw: bytes) -> bool:
     text = raw.decode("utf-8", "surrogateescape")
-    others = sum("\udc80" <= char <= "\udcff" for char in text)
-    return 0 < others < sum(char > "\x7f" for char in text) - others
+    invalid = sum("\udc80" <= char <= "\udcff" for char in text)
+    return 0 < invalid < sum(char > "\x7f" for char in text) - invalid
 
 
 def _find_wide(raw: bytes) -> Encoding | None:

@@ -1,7 +1,7 @@
-"""What a block of Python sees of the world: tools as functions, `ws`, `agents`. Standard library
-only: it runs inside.
+"""The tools of a code block as Python functions, with `ws` and `agents`. Standard library only: it
+runs inside the sandbox.
 
-Whatever a name does, it does by asking the trusted side; nothing here is a wall.
+Every function calls the trusted side; nothing here enforces limits.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 _WS = {"read": "files.read", "write": "files.write", "glob": "files.list"}
-_DEPTH = 30
-_LINES = 512
-_LEFT_OUT = " characters left out …\n"  # as in authorization/limits.py
+_MAX_DEPTH = 30
+_READ_LINES = 512
+_CUT_MARK = " characters left out …\n"  # as in authorization/limits.py
 
 
 class ToolError(RuntimeError):
-    """A tool did not succeed. `status` is the wire's word for how it ended."""
+    """A tool call failed. `status` is the result's status on the wire."""
 
     def __init__(self, tool: str, status: str, reason: str) -> None:
         super().__init__(f"{tool}: {status}: {reason}")
@@ -28,8 +28,8 @@ class ToolError(RuntimeError):
 
 
 class ToolProxy:
-    """Turns calls of the code into questions. `tools` are names with their arguments' names in
-    order.
+    """Converts function calls of the code to tool calls. `tools` maps names to the names of their
+    arguments, in order.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ToolProxy:
         self._named: dict[tuple[str, str], str] = {}
         for tool in tools:
             group, _, name = tool.partition(".")
-            self._named.setdefault((group, _attribute(name)), tool)
+            self._named.setdefault((group, _python_name(name)), tool)
         groups = {name.partition(".")[0] for name in tools}
         if any(tool in tools for tool in _WS.values()):
             groups.add("ws")
@@ -54,16 +54,16 @@ class ToolProxy:
         self.groups = tuple(sorted(groups))
 
     def names(self, group: str) -> list[str]:
-        """Return what a group offers."""
+        """Return the functions of a group."""
         if group == "ws":
             return [name for name, tool in _WS.items() if tool in self._tools]
         if group == "agents":
             return ["run"] if self._agents else []
-        return [name for of, name in self._named if of == group]
+        return [name for tool_group, name in self._named if tool_group == group]
 
     def call(self, group: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Answer a call of the code. Raises `ToolError`; `AttributeError` and `TypeError` for what
-        cannot be asked.
+        """Run a call of the code. Raises `ToolError`, and `AttributeError` and `TypeError` for
+        invalid calls.
         """
         if name not in self.names(group):
             raise AttributeError(
@@ -73,20 +73,20 @@ class ToolProxy:
         if group == "ws":
             return getattr(self, f"_{name}")(*args, **kwargs)
         if group == "agents":
-            return self._run(*args, **kwargs)
+            return self._run_agents(*args, **kwargs)
         return self._tool(self._named[group, name], args, kwargs)
 
     def _tool(self, tool: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message:
-        known = self._tools[tool]
-        if len(args) > len(known):
+        parameters = self._tools[tool]
+        if len(args) > len(parameters):
             raise TypeError(
-                f"{tool}({', '.join(known)}) takes at most {len(known)} arguments, and {len(args)} "
-                "were given"
+                f"{tool}({', '.join(parameters)}) takes at most {len(parameters)} arguments, and "
+                f"{len(args)} were given"
             )
-        given = dict(zip(known, args, strict=False))
-        if twice := set(given) & set(kwargs):
-            raise TypeError(f"{tool} got {min(twice)!r} twice")
-        return self._call(tool, {**given, **kwargs})
+        positional = dict(zip(parameters, args, strict=False))
+        if duplicates := set(positional) & set(kwargs):
+            raise TypeError(f"{tool} got {min(duplicates)!r} twice")
+        return self._call(tool, {**positional, **kwargs})
 
     def _call(self, tool: str, arguments: Message) -> Message:
         answer = self._ask(tool, {name: plain(value) for name, value in arguments.items()})
@@ -98,18 +98,18 @@ class ToolProxy:
         return output
 
     def _read(self, path: str) -> str:
-        """Return a whole file, however long: a result is cut where it is too long, and what is cut
-        is asked for again.
-        """
+        """Return a whole file of any length. If a result was cut, the rest is requested again."""
         parts: list[str] = []
-        start, lines, total = 1, _LINES, 1
+        start, lines, total = 1, _READ_LINES, 1
         while start <= total:
             part = self._call("files.read", {"path": path, "start": start, "lines": lines})
             content, total = str(part["content"]), int(part["total_lines"])
-            wanted = min(lines, total - start + 1)
-            last = start + wanted > total
+            expected = min(lines, total - start + 1)
+            is_last = start + expected > total
             if total and not _whole(
-                content, wanted, ended=not part.get("truncated") if last else content.endswith("\n")
+                content,
+                expected,
+                is_complete=not part.get("truncated") if is_last else content.endswith("\n"),
             ):
                 if lines == 1:
                     raise ToolError(
@@ -118,7 +118,7 @@ class ToolProxy:
                 lines //= 2
                 continue
             parts.append(content)
-            start += wanted
+            start += expected
         return "".join(parts)
 
     def _write(self, path: str, content: str) -> None:
@@ -131,33 +131,33 @@ class ToolProxy:
             if not path.endswith("/")
         ]
 
-    def _run(self, prompts: Any, tools: Any = None) -> Any:
-        single = isinstance(prompts, str)
-        narrower = {} if tools is None else {"tools": list(tools)}
+    def _run_agents(self, prompts: Any, tools: Any = None) -> Any:
+        is_single = isinstance(prompts, str)
+        tool_option = {} if tools is None else {"tools": list(tools)}
         answers = self._call(
-            "agents.run", {"prompts": [prompts] if single else list(prompts), **narrower}
+            "agents.run", {"prompts": [prompts] if is_single else list(prompts), **tool_option}
         )["answers"]
-        return answers[0] if single else answers
+        return answers[0] if is_single else answers
 
 
-def _attribute(name: str) -> str:
-    """Return the rest of a tool's name as Python can say it: `mcp.notes.add-line` is
+def _python_name(name: str) -> str:
+    """Return the last part of a tool's name as a Python name: `mcp.notes.add-line` is
     `mcp.notes_add_line`.
     """
-    return "".join(sign if sign.isalnum() else "_" for sign in name)
+    return "".join(char if char.isalnum() else "_" for char in name)
 
 
-def _whole(content: str, rows: int, *, ended: bool) -> bool:
-    """Whether a result holds so many lines, and nothing of them was left out on its way."""
+def _whole(content: str, rows: int, *, is_complete: bool) -> bool:
+    """Return whether a result has so many lines and nothing was left out."""
     return (
-        ended
-        and _LEFT_OUT not in content
+        is_complete
+        and _CUT_MARK not in content
         and content.count("\n") + (not content.endswith("\n")) == rows
     )
 
 
-def plain(value: Any, depth: int = _DEPTH) -> Any:
-    """Return a value as JSON knows it; what JSON does not know is shown as text."""
+def plain(value: Any, depth: int = _MAX_DEPTH) -> Any:
+    """Return a value as JSON data; values that JSON lacks become text."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):

@@ -79,7 +79,7 @@ class _Running:
     def heed(self, pauses: Pauses) -> None:
         """Note whether it is paused."""
         self.pauses = self.pauses.with_all(pauses)
-        on, off = (self.held, self.free) if self.pauses.held else (self.free, self.held)
+        on, off = (self.held, self.free) if self.pauses.is_paused else (self.free, self.held)
         on.set()
         off.clear()
 
@@ -346,7 +346,7 @@ class Host:
                 if reservation is not None:  # whoever had it may have been killed over the end
                     await reservation.close(recording.spent)
                 return
-            if not running.pauses.held and await self._until_paused(
+            if not running.pauses.is_paused and await self._until_paused(
                 deliberation, recording, reservation, running
             ):
                 return
@@ -381,7 +381,7 @@ class Host:
             task.cancel(HOST_STOPS)
 
         running.down = False
-        later = replace(d, deadline=running.pauses.later(d.deadline))
+        later = replace(d, deadline=running.pauses.extend(d.deadline))
         try:
             async with beside(put_down(), "pause"):
                 await self._deliberate(later, recording, reservation, pause_gate)

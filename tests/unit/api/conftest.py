@@ -39,7 +39,9 @@ async def behind(tmp_path: Path) -> AsyncIterator[Visiting]:
 
 @pytest.fixture
 async def web(behind: Visiting) -> AsyncIterator[Web]:
-    dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+    dependencies = replace(
+        doors_of(MemoryDesk()), tool_sessions=behind.visits, approvals=behind.parking
+    )
     async with serving_http(dependencies, body_bytes=20_000) as found:
         yield found
 

@@ -46,7 +46,9 @@ async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
 @pytest_asyncio.fixture
 async def client(graph: CypherGraph) -> AsyncIterator[Any]:
     dependencies = replace(
-        doors_of(MemoryDesk()), briefings=Briefings(graph.ask, LimitSettings()), ask=graph.ask
+        doors_of(MemoryDesk()),
+        briefings=Briefings(graph.ask, LimitSettings()),
+        query_graph=graph.ask,
     )
     async with serving(MemoryDesk(), dependencies) as app:
         yield app
@@ -125,7 +127,7 @@ async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGrap
     dependencies = replace(
         doors_of(MemoryDesk(), bus),
         briefings=Briefings(graph.ask, LimitSettings()),
-        ask=graph.ask,
+        query_graph=graph.ask,
         bundles=Bundles(bus.bucket(BUCKET), lambda: now[0]),
     )
     asked = pb.RehydrateSessionRequest(case_id="story-2", roles=["dev", "qa"])
@@ -158,7 +160,9 @@ async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGrap
 async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> None:
     bus = MemoryBus()
     dependencies = replace(
-        doors_of(MemoryDesk(), bus), briefings=Briefings(graph.ask, LimitSettings()), ask=graph.ask
+        doors_of(MemoryDesk(), bus),
+        briefings=Briefings(graph.ask, LimitSettings()),
+        query_graph=graph.ask,
     )
     story_id = (await dependencies.board.create(DRAFT, LOCAL, key="1")).story.id
     text = json.dumps({"text": f"hide ghp_{'a' * 36}\n--- end ---"})

@@ -54,7 +54,7 @@ async def behind(tmp_path: Path, deliberations: MemoryDesk) -> AsyncIterator[Vis
 @pytest.fixture
 async def kernel(deliberations: MemoryDesk, behind: Visiting) -> AsyncIterator[Kernel]:
     async with serving(
-        deliberations, replace(doors_of(deliberations), visits=behind.visits)
+        deliberations, replace(doors_of(deliberations), tool_sessions=behind.visits)
     ) as app:
         yield Kernel(app.channel)
 
@@ -196,7 +196,7 @@ async def test_a_port_of_its_own_serves_the_same(
     async with (
         serving(
             deliberations,
-            replace(doors_of(deliberations), visits=behind.visits),
+            replace(doors_of(deliberations), tool_sessions=behind.visits),
             more_ports=(port,),
         ),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,

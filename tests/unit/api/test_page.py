@@ -15,7 +15,7 @@ from moothall import config
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
 from moothall.api.web.rendering import visible
-from moothall.api.web.routes import at_work, moves, page_routes
+from moothall.api.web.routes import is_working, moves, page_routes
 from moothall.api.web.sessions import Sessions
 from moothall.config import WebSettings
 from moothall.domain.event import EventType
@@ -311,7 +311,7 @@ def test_the_page_comes_again_while_the_house_works(
     state: str, facts: set[Need], changed: dict[str, Any], *, working: bool
 ) -> None:
     card = StoryState(Story("s"), StoryPosition(state, facts=frozenset(facts)), **changed)
-    assert at_work(card) is working
+    assert is_working(card) is working
 
 
 async def test_what_others_wrote_is_text(browser: Browser) -> None:

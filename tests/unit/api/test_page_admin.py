@@ -41,7 +41,7 @@ def bus() -> MemoryBus:
 @pytest.fixture
 async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
     checkup = HealthCheck({"bus": Probe(_well), "graph": Probe(_down, needed=False)})
-    dependencies = replace(doors_of(MemoryDesk(), bus), checkup=checkup)
+    dependencies = replace(doors_of(MemoryDesk(), bus), health_check=checkup)
     async with (
         http_server(
             config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
@@ -160,7 +160,9 @@ async def test_what_each_story_used_is_told(browser: Browser) -> None:
     )
     shown = (await browser.get("/house/budgets")).text
     assert SHOWN in shown
-    book = await browser.dependencies.accounts.of(card.story.id, LOCAL.tenant, card.story.budget)
+    book = await browser.dependencies.story_budgets.of(
+        card.story.id, LOCAL.tenant, card.story.budget
+    )
     assert book.lines()[0] in shown
 
 

@@ -59,7 +59,9 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
     bus = MemoryBus()
     async with visiting(tmp_path, bus) as behind:
         assert behind.parking is not None
-        dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+        dependencies = replace(
+            doors_of(MemoryDesk()), tool_sessions=behind.visits, approvals=behind.parking
+        )
         async with (
             http_server(
                 config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True

@@ -12,7 +12,7 @@ import pytest
 
 from moothall import config
 from moothall.api.http.server import http_server
-from moothall.api.web.councils import turn
+from moothall.api.web.councils import reload_delay
 from moothall.domain.event import Recorded
 from moothall.domain.topic import Topic
 from moothall.stories.board import Board
@@ -133,8 +133,8 @@ async def test_what_happens_at_once_is_told_once(browser: Browser) -> None:
 
 
 def test_the_more_listen_the_longer_is_the_time_over_which_they_are_told() -> None:
-    assert max(turn(2) for _ in range(100)) < 0.01
-    waits = [turn(1000) for _ in range(1000)]
+    assert max(reload_delay(2) for _ in range(100)) < 0.01
+    waits = [reload_delay(1000) for _ in range(1000)]
     assert min(waits) < 0.5
     assert 2 < max(waits) <= 3
 

@@ -112,7 +112,7 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
     async def down(_question: str, **_parameters: Any) -> Any:
         raise GraphUnavailable("it is away")
 
-    dependencies = replace(app.browser.dependencies, ask=down)
+    dependencies = replace(app.browser.dependencies, query_graph=down)
     async with http_server(
         config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
     ) as served:

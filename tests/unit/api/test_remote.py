@@ -46,7 +46,9 @@ QUICK = [(f"grpc.{name}_reconnect_backoff_ms", 50) for name in ("initial", "min"
 async def test_a_task_from_its_prompt_to_its_end(deliberations: MemoryDesk, tmp_path: Path) -> None:
     async with (
         visiting(tmp_path) as behind,
-        serving(deliberations, replace(doors_of(deliberations), visits=behind.visits)) as app,
+        serving(
+            deliberations, replace(doors_of(deliberations), tool_sessions=behind.visits)
+        ) as app,
         remote_kernel(app.server.target, TOKEN) as kernel,
     ):
         await kernel.submit(ASKED, LOCAL)
@@ -87,7 +89,7 @@ async def test_a_server_that_is_not_on_loopback_is_asked_over_tls(
         visiting(tmp_path) as behind,
         serving(
             deliberations,
-            replace(doors_of(deliberations), visits=behind.visits),
+            replace(doors_of(deliberations), tool_sessions=behind.visits),
             host=EVERYWHERE,
             **files,
         ) as app,
@@ -115,7 +117,9 @@ async def test_what_the_server_says_is_said_in_our_errors(
 ) -> None:
     async with (
         visiting(tmp_path) as behind,
-        serving(deliberations, replace(doors_of(deliberations), visits=behind.visits)) as app,
+        serving(
+            deliberations, replace(doors_of(deliberations), tool_sessions=behind.visits)
+        ) as app,
         remote_kernel(app.server.target, "nobody") as stranger,
         remote_kernel(app.server.target, OTHER) as eve,
         remote_kernel(app.server.target, TOKEN) as kernel,
@@ -143,19 +147,23 @@ async def test_a_council_is_asked_for_whole_or_not_at_all(
     council = replace(ASKED, protocol="vote", num_agents=4, rounds=2, constraints=constraints)
     async with (
         visiting(tmp_path) as behind,
-        serving(deliberations, replace(doors_of(deliberations), visits=behind.visits)) as app,
+        serving(
+            deliberations, replace(doors_of(deliberations), tool_sessions=behind.visits)
+        ) as app,
         remote_kernel(app.server.target, TOKEN) as kernel,
     ):
         await kernel.submit(council, LOCAL)
         assert deliberations.request("task-1") == council
-        with pytest.raises(InvalidRequest, match=r"^peer review, seed cannot be said"):
+        with pytest.raises(
+            InvalidRequest, match=r"^a remote server does not accept peer review, seed:"
+        ):
             await kernel.submit(replace(council, seed=1, peer_review=True), LOCAL)
         for wrong in (
             replace(council, model="large"),
             replace(council, about_text=True),
             replace(council, story_id="s-1"),
         ):
-            with pytest.raises(InvalidRequest, match="cannot be said"):
+            with pytest.raises(InvalidRequest, match="does not accept"):
                 await kernel.submit(wrong, LOCAL)
 
 
@@ -163,7 +171,7 @@ async def test_a_lost_server_is_found_again_and_nothing_is_seen_twice(
     deliberations: MemoryDesk, tmp_path: Path
 ) -> None:
     async with visiting(tmp_path) as behind, AsyncExitStack() as later:
-        dependencies = replace(doors_of(deliberations), visits=behind.visits)
+        dependencies = replace(doors_of(deliberations), tool_sessions=behind.visits)
         async with serving(deliberations, dependencies) as app:
             port = app.server.port
             channel = await later.enter_async_context(

@@ -358,7 +358,7 @@ async def test_where_none_is_left_it_says_so_and_what_is_over_is_over(tmp_path: 
         with pytest.raises(ModelReplyInvalid, match="says: nobody knew"):
             await reply
         await app.ends[0].aclose()
-        app.model._replicas[0].looked = float("-inf")
+        app.model._replicas[0].checked_at = float("-inf")
         with pytest.raises(
             ModelUnavailable, match=f"no replica of the agent at {ENDPOINT} answers"
         ):

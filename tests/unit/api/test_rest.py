@@ -151,7 +151,7 @@ async def test_pages_of_others_reach_nothing(web: Web, headers: dict[str, str], 
 
 
 async def test_our_own_names_and_pages_are_answered(behind: Visiting) -> None:
-    dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits)
+    dependencies = replace(doors_of(MemoryDesk()), tool_sessions=behind.visits)
     async with serving_http(dependencies, hosts=("moothall.internal",)) as web:
         for host in ("127.0.0.1", f"localhost:{web.port}", "[::1]:80", "moothall.internal:8080"):
             headers = {"Host": host, "Origin": f"http://{host}"}
@@ -207,7 +207,7 @@ async def test_discovery_shows_what_the_tenant_has(tmp_path: Path) -> None:
         visiting(
             tmp_path, off=lambda tenant: ("files.delete",) if tenant == "local" else ()
         ) as behind,
-        serving_http(replace(doors_of(MemoryDesk()), visits=behind.visits)) as web,
+        serving_http(replace(doors_of(MemoryDesk()), tool_sessions=behind.visits)) as web,
     ):
         found = (await web("GET", "/v1/tools?category=files&safe=true")).json["tools"]
         assert {tool["category"] for tool in found} == {"files"}
@@ -236,7 +236,9 @@ async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> Non
                 raise Stopped(ToolStatus.BLOCKED, "ask first", may_be_allowed=True)
 
     async with visiting(tmp_path, MemoryBus(), policy=Parks("off", None)) as behind:
-        dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+        dependencies = replace(
+            doors_of(MemoryDesk()), tool_sessions=behind.visits, approvals=behind.parking
+        )
         async with serving_http(dependencies) as web, asyncio.TaskGroup() as group:
             assert behind.parking is not None
             following = group.create_task(behind.parking.run())
@@ -284,7 +286,9 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: Visiting) -> No
         {"model": Probe(probe("model")), "graph": Probe(probe("graph"), needed=False)},
         keep_seconds=0,
     )
-    dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits, checkup=checkup)
+    dependencies = replace(
+        doors_of(MemoryDesk()), tool_sessions=behind.visits, health_check=checkup
+    )
     dependencies.taking.set()
     async with serving_http(dependencies) as web:
         answer = await web("GET", "/health", token=None)
@@ -316,7 +320,7 @@ async def test_a_part_that_does_not_answer_is_down_and_whoever_asks_often_costs_
         raise AssertionError
 
     checkup = HealthCheck({"bus": Probe(silent)}, patience_seconds=0.05, keep_seconds=60)
-    found = await asyncio.gather(*(checkup.look() for _ in range(20)))
+    found = await asyncio.gather(*(checkup.check() for _ in range(20)))
     assert {health.status for health in found} == {Condition.DOWN}
     assert "no answer within" in found[0].parts[0].detail
     assert looked == 1

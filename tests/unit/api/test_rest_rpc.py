@@ -36,7 +36,7 @@ ORCHESTRATOR, TOOLS = "/orchestrator.v1.OrchestratorService", "/tool.v1.ToolServ
 @pytest.fixture
 async def over_http(deliberations: MemoryDesk, behind: Visiting) -> AsyncIterator[Web]:
     async with serving_http(
-        replace(doors_of(deliberations), visits=behind.visits, parking=behind.parking)
+        replace(doors_of(deliberations), tool_sessions=behind.visits, approvals=behind.parking)
     ) as web:
         yield web
 
@@ -46,7 +46,7 @@ async def test_every_method_of_the_protos_is_answered_and_served(
 ) -> None:
     executions = cast("Executions", object())
     services = services_of(
-        replace(doors_of(deliberations), visits=behind.visits, executions=executions)
+        replace(doors_of(deliberations), tool_sessions=behind.visits, executions=executions)
     )
     assert {service.descriptor.full_name.partition(".")[0] for service in services} == {
         "orchestrator",
@@ -61,7 +61,7 @@ async def test_every_method_of_the_protos_is_answered_and_served(
     paths = {route.path for route in rest.rpc_routes(services)}
     for service in services:
         for method in service.descriptor.methods:
-            answer = getattr(service.answers, method.name)
+            answer = getattr(service.servicer, method.name)
             assert (
                 isasyncgenfunction(answer)
                 if method.server_streaming

@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from moothall import config
-from moothall.api.asgi import ClientConnection, ListenAddress, ServerLimits, serving
+from moothall.api.asgi import ClientConnection, ListenAddress, ServerLimits, serve_asgi
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.health import HealthCheck, Probe
 from moothall.api.http.documents import lines
@@ -40,7 +40,7 @@ from support.visits import Visiting
 
 
 def test_what_we_override_in_uvicorn_is_as_it_was() -> None:
-    """A release of uvicorn that changes what `ClientConnection` and `serving` stand on fails
+    """A release of uvicorn that changes what `ClientConnection` and `serve_asgi` stand on fails
     here.
     """
     theirs = set(dir(HttpToolsProtocol)) | {
@@ -54,7 +54,7 @@ def test_what_we_override_in_uvicorn_is_as_it_was() -> None:
     }
     assert {
         name for name, held in vars(ClientConnection).items() if inspect.isfunction(held)
-    } - theirs == {"_allow"}
+    } - theirs == {"_set_timer"}
     assert {"send_400_response", "shutdown"} <= theirs
     made = inspect.getsource(HttpToolsProtocol)
     for said in (
@@ -101,7 +101,7 @@ async def test_figures_and_spans_know_routes_and_no_paths(web: Web) -> None:
 
 async def test_over_tls_with_a_certificate(behind: Visiting, tmp_path: Path) -> None:
     files = certificate(tmp_path)
-    dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits)
+    dependencies = replace(doors_of(MemoryDesk()), tool_sessions=behind.visits)
     async with serving_http(dependencies, host=EVERYWHERE, **files) as web:
         trusted = ssl.create_default_context(cafile=str(files["tls_cert"]))
         url = f"https://localhost:{web.port}/v1/tools"
@@ -114,7 +114,9 @@ async def test_over_tls_with_a_certificate(behind: Visiting, tmp_path: Path) -> 
 
 
 async def test_more_requests_than_allowed_are_refused(behind: Visiting) -> None:
-    async with serving_http(replace(doors_of(MemoryDesk()), visits=behind.visits), calls=1) as web:
+    async with serving_http(
+        replace(doors_of(MemoryDesk()), tool_sessions=behind.visits), calls=1
+    ) as web:
         room = await opened(web)
         inside = behind.rooms.rooms[room["workspace_id"]]
         inside.open.clear()
@@ -171,7 +173,9 @@ async def test_a_chosen_port_that_is_taken_is_an_error_and_tokens_are_needed() -
 async def test_connections_that_ask_for_nothing_are_closed_and_others_are_not(
     behind: Visiting,
 ) -> None:
-    dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+    dependencies = replace(
+        doors_of(MemoryDesk()), tool_sessions=behind.visits, approvals=behind.parking
+    )
     async with serving_http(dependencies, head_seconds=0.3) as web:
         silent = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(20)]
         for _, writer in silent[10:]:
@@ -219,7 +223,7 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 def dependencies(behind: Visiting) -> ApiDependencies:
-    return replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+    return replace(doors_of(MemoryDesk()), tool_sessions=behind.visits, approvals=behind.parking)
 
 
 @pytest.mark.parametrize("more", [b"GET /tasks HT", b"\r\n", b"X" * 900])
@@ -327,7 +331,7 @@ async def test_a_request_sent_along_with_another_is_nobody_elses(behind: Visitin
 
     checkup = HealthCheck({"bus": Probe(look)})
     async with (
-        serving_http(replace(dependencies(behind), checkup=checkup)) as web,
+        serving_http(replace(dependencies(behind), health_check=checkup)) as web,
         asyncio.timeout(10),
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
@@ -385,7 +389,7 @@ async def test_a_bug_behind_the_door_is_logged_and_not_told(
         raise RuntimeError("a detail of ours")
 
     async with serving_http(
-        replace(dependencies(behind), checkup=HealthCheck({"bus": Probe(look)}))
+        replace(dependencies(behind), health_check=HealthCheck({"bus": Probe(look)}))
     ) as web:
         answer = await web("GET", "/health")
         assert problem(answer) == (500, "INTERNAL", "internal error; the server's log says more")
@@ -436,7 +440,7 @@ async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: Visit
     site = application(config.WebSettings(), dependencies(behind), TOKENS, Sessions(1, 1, 1))
     site.router.routes.append(Route("/stream", stream))
     async with (
-        serving(site, ListenAddress("HTTP", "web", "127.0.0.1", 0, 0), ServerLimits()) as port,
+        serve_asgi(site, ListenAddress("HTTP", "web", "127.0.0.1", 0, 0), ServerLimits()) as port,
         aiohttp.ClientSession() as session,
     ):
         headers = {"Authorization": f"Bearer {TOKEN}"}

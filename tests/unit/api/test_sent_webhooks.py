@@ -81,7 +81,9 @@ async def telling(bus: MemoryBus, hook: Hook, *, tries: int = 8) -> AsyncIterato
     settings = WebhookSettings(url=hook.url, secret=SecretStr(SECRET), tries=tries)
     async with open_webhooks(bus, settings) as webhooks:
         webhooks._sleep = hook.sleep
-        async with beside(webhooks.run((await bus.state(EVENTS.name)).last_seq), "webhooks"):
+        async with beside(
+            webhooks.deliver_events((await bus.state(EVENTS.name)).last_seq), "webhooks"
+        ):
             while await bus.bucket(BUCKET).entries() == {}:
                 await asyncio.sleep(0)
             yield

@@ -6,18 +6,18 @@ import pytest
 from click.testing import CliRunner
 
 from moothall.cli import main
-from moothall.cli.ask import _LAST, _read_prompt
+from moothall.cli.ask import _LAST_TASK, _read_prompt
 
 
 @pytest.mark.parametrize(
     ("prompt", "goes_on", "meant"),
     [
         ("What?", None, ("What?", None)),
-        ("What?", _LAST, ("What?", "")),
+        ("What?", _LAST_TASK, ("What?", "")),
         ("What?", "task-1", ("What?", "task-1")),
         ("", "And where is it used?", ("And where is it used?", "")),
         ("", "task-1", ("", "task-1")),
-        ("", _LAST, ("", "")),
+        ("", _LAST_TASK, ("", "")),
         ("", None, ("", None)),
     ],
 )

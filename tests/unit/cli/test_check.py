@@ -11,7 +11,13 @@ import pytest
 from rich.console import Console
 
 from moothall.app.repository import RepositoryCheck
-from moothall.cli.check import document, page, put, show, why_not
+from moothall.cli.check import (
+    check_document,
+    create_console,
+    failure_reason,
+    print_report,
+    write_report,
+)
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.errors import RepositoryError
@@ -48,7 +54,7 @@ CHECKED = RepositoryCheck(BASE, PREPARED, None, 1.5)
 def shown(checked: RepositoryCheck, width: int = 80) -> str:
     found = diagnose(checked.prepared) if checked.prepared else None
     console = Console(file=io.StringIO(), width=width)
-    show(console, checked, found, why_not(checked, found))
+    print_report(console, checked, found, failure_reason(checked, found))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return] # it is the StringIO above
 
 
@@ -73,8 +79,8 @@ def test_elsewhere_than_on_a_terminal_lines_are_whole() -> None:
         RUN, cases={case: "failed"}, details={case: f"E   assert {'x' * 120}"}, durations={}
     )
     checked = replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=()))
-    console = page(io.StringIO())
-    show(console, checked, diagnose(checked.prepared or PREPARED), "")
+    console = create_console(io.StringIO())
+    print_report(console, checked, diagnose(checked.prepared or PREPARED), "")
     (line,) = (line for line in console.file.getvalue().splitlines() if case in line)  # type: ignore[attr-defined] # the StringIO above
     assert line.endswith("x" * 120)
 
@@ -87,7 +93,7 @@ def test_in_a_pipe_no_line_ends_with_the_spaces_of_the_longest() -> None:
         ),
     )
     out = io.StringIO()
-    put(out, checked, diagnose(PREPARED), "")
+    write_report(out, checked, diagnose(PREPARED), "")
     lines = out.getvalue().splitlines()
     assert any("x" * 300 in line for line in lines)
     assert [line for line in lines if line.endswith(" ")] == []
@@ -205,7 +211,7 @@ def test_where_nothing_could_be_judged_it_says_what_to_write_where(
 
 def test_the_document_says_the_same() -> None:
     found = diagnose(PREPARED)
-    told = document(CHECKED, found, "", Path("/srv/sample/.moothall.toml"))
+    told = check_document(CHECKED, found, "", Path("/srv/sample/.moothall.toml"))
     assert json.loads(json.dumps(told)) == told
     assert (told["version"], told["judgeable"], told["commit"]) == (1, True, "a" * 40)
     assert told["checks"][0]["red"] == [RED]

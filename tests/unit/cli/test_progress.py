@@ -64,7 +64,7 @@ def told(*, verbose: bool, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
     printer = ProgressPrinter(verbose=verbose, thoughts=True, console=console)
     for seq, (kind, data) in enumerate(EVENTS, 1):
-        printer.take(recorded(kind, data, seq))
+        printer.show_event(recorded(kind, data, seq))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return] # it is the StringIO above
 
 
@@ -102,7 +102,7 @@ def test_a_model_moves_no_cursor(verbose: bool) -> None:  # noqa: FBT001 - the p
 def test_the_board_has_a_line_a_seat_whatever_they_say() -> None:
     board = SeatLines()
     for seq, (kind, data) in enumerate(EVENTS, 1):
-        board.take(recorded(kind, data, seq))
+        board.add_event(recorded(kind, data, seq))
     console = Console(file=io.StringIO(), width=80)
     console.print(board)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined] # it is the StringIO above
@@ -118,30 +118,30 @@ def test_the_board_has_a_line_a_seat_whatever_they_say() -> None:
 def test_quiet_is_not_a_word() -> None:
     console = Console(file=io.StringIO(), quiet=True)
     printer = ProgressPrinter(quiet=True, console=console)
-    with printer.watching():
-        printer.say("x")
-        printer.take(recorded(*EVENTS[0], 1))
+    with printer.live_display():
+        printer.report("x")
+        printer.show_event(recorded(*EVENTS[0], 1))
     assert console.file.getvalue() == ""  # type: ignore[attr-defined] # it is the StringIO above
 
 
 def test_the_live_lines_go_when_the_end_is_told() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, no_color=True)
     printer = ProgressPrinter(console=console)
-    with printer.watching():
-        printer.say("starting")
-        printer.rest()
-        printer.say("after")
+    with printer.live_display():
+        printer.report("starting")
+        printer.stop_live()
+        printer.report("after")
     assert console.file.getvalue().rstrip().endswith("after\x1b[0m")  # type: ignore[attr-defined] # it is the StringIO above
 
 
 def test_elsewhere_than_on_a_terminal_it_is_said_what_seats_wait_for_and_lines_are_whole() -> None:
     console = Console(file=io.StringIO(), width=40)
     printer = ProgressPrinter(console=console)
-    printer.waits()
+    printer.print_waiting()
     assert console.file.getvalue() == ""  # type: ignore[attr-defined] # it is the StringIO above
     for seq, (kind, data) in enumerate(EVENTS, 1):
-        printer.take(recorded(kind, data, seq))
-    printer.waits()
+        printer.show_event(recorded(kind, data, seq))
+    printer.print_waiting()
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined] # as above
     assert lines[-1].strip() == f"{ONE} waits for the model"
     assert any(len(line) > 60 for line in lines)
@@ -153,11 +153,11 @@ def test_elsewhere_it_is_said_that_the_council_itself_waits_for_the_model() -> N
     for seq, (kind, data) in enumerate(
         (EVENTS[0], (EventType.DELIBERATION_STARTED, {"seats": [ONE, TWO]})), 1
     ):
-        printer.take(recorded(kind, data, seq))
-    printer.waits()
+        printer.show_event(recorded(kind, data, seq))
+    printer.print_waiting()
     assert "council waits for the model" in console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO above
-    printer.take(recorded(*EVENTS[3], 3))
-    printer.waits()
+    printer.show_event(recorded(*EVENTS[3], 3))
+    printer.print_waiting()
     assert console.file.getvalue().splitlines()[-1].strip() == f"{ONE} waits for the model"  # type: ignore[attr-defined] # as above
 
 
@@ -166,8 +166,8 @@ def test_elsewhere_no_line_is_repeated_and_about_text_nothing_is_re_checked() ->
     printer = ProgressPrinter(console=console)
     asked = {"seats": [ONE, TWO], "role": "dev", "protocol": "vote", "max_turns": 4}
     turn = {"seat": ONE, "turn": 1, "operations": []}
-    printer.say("setting up")
-    printer.say("setting up")
+    printer.report("setting up")
+    printer.report("setting up")
     events: tuple[tuple[EventType, dict[str, Any]], ...] = (
         (EventType.DELIBERATION_REQUESTED, asked),
         (EventType.SEAT_STARTED, {"seat": ONE, "approach": ""}),
@@ -179,8 +179,8 @@ def test_elsewhere_no_line_is_repeated_and_about_text_nothing_is_re_checked() ->
         ),
     )
     for seq, (kind, data) in enumerate(events, 1):
-        printer.take(recorded(kind, data, seq))
-        printer.waits()
+        printer.show_event(recorded(kind, data, seq))
+        printer.print_waiting()
     lines = [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined] # it is the StringIO above
     assert len(lines) == len(set(lines))
     assert lines[-1] == f"{ONE} waits for the reviews"
@@ -194,7 +194,7 @@ def test_at_80_columns_what_a_seat_waits_for_is_whole() -> None:
     for seq, (kind, data) in enumerate(
         (EVENTS[0], (EventType.SEAT_STARTED, {"seat": ONE, "approach": approach})), 1
     ):
-        board.take(recorded(kind, data, seq))
+        board.add_event(recorded(kind, data, seq))
     console = Console(file=io.StringIO(), width=80)
     console.print(board)
     line = console.file.getvalue().splitlines()[1]  # type: ignore[attr-defined] # it is the StringIO above

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from moothall.cli.runtime import result_of, settings_of, speak_errors, with_settings
+from moothall.cli.runtime import report_errors, result_of, settings_of, with_settings
 from moothall.config import Settings
 
 
@@ -58,7 +58,7 @@ def test_a_bug_is_told_with_its_cause_however_deep_it_lies(
     for _ in range(20):
         error = ExceptionGroup("unhandled errors", [error])
 
-    @speak_errors
+    @report_errors
     def broken() -> None:
         raise error
 

@@ -160,11 +160,13 @@ async def test_both_know_of_a_pause_and_of_its_end_whoever_was_given_them() -> N
         await until(lambda: all(one.active_count for one in two.collectors))
         await bus.publish(turn(0, EventType.DELIBERATION_PAUSED))
         await until(
-            lambda: all(state.pauses.held for one in two.collectors for state in one.states())
+            lambda: all(state.pauses.is_paused for one in two.collectors for state in one.states())
         )
         await bus.publish(turn(1, EventType.DELIBERATION_RESUMED))
         await until(
-            lambda: not any(state.pauses.held for one in two.collectors for state in one.states())
+            lambda: (
+                not any(state.pauses.is_paused for one in two.collectors for state in one.states())
+            )
         )
         now[0] = LATE
         await until(lambda: bool(bus.decisions))

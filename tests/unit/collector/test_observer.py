@@ -46,10 +46,10 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
                 EventType.DELIBERATION_PAUSED, "task-a", told, ordinal=0, time=START.isoformat()
             )
         )
-        await until(lambda: all(state.pauses.held for state in observer.states()))
+        await until(lambda: all(state.pauses.is_paused for state in observer.states()))
         late = Observer(bus)
         await late._load("task-a")
-        assert [state.pauses.held for state in late.states()] == [True]
+        assert [state.pauses.is_paused for state in late.states()] == [True]
         told = {"task_id": "task-a", "number": 1}
         await bus.publish(
             new_event(

@@ -119,7 +119,7 @@ class App:
                     await self.deliberations.decide(ends(d))
 
         async with self.watching(**settings) as watch, beside(play(), "council"):
-            return await watch.run(once=True)
+            return await watch.watch_issues(once=True)
 
 
 @pytest.fixture
@@ -325,7 +325,7 @@ async def test_at_most_so_many_are_worked_on_at_once(app: App, forge: FakeForge)
 async def test_a_wrong_token_is_said(forge: FakeForge, app: App) -> None:
     async with app.watching(token=SecretStr("another")) as watch:
         with pytest.raises(Refused, match="GET /user with 401"):
-            await watch.run(once=True)
+            await watch.watch_issues(once=True)
 
 
 async def test_it_looks_when_it_is_woken(app: App, forge: FakeForge) -> None:
@@ -351,7 +351,7 @@ class _Late(list[dict[str, object]]):
 
 
 async def _forever(watch: Watch) -> None:
-    await watch.run()
+    await watch.watch_issues()
 
 
 async def _until(done: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ from pydantic import SecretStr, ValidationError
 from moothall.config import ForgeSettings
 from moothall.errors import ConfigurationError
 from moothall.forge.client import _retry_after, api_of, forge_client
-from moothall.forge.webhooks import hearing
+from moothall.forge.webhooks import serve_webhooks
 
 SECRET = "a secret of these tests"
 BODY = b'{"action": "opened"}'
@@ -38,7 +38,7 @@ async def test_a_signature_is_of_the_body_by_the_secret(
 ) -> None:
     settings, calls = ForgeSettings(webhook_port=0, webhook_secret=SecretStr(SECRET)), []
     async with (
-        hearing(settings, lambda: calls.append(1)) as port,
+        serve_webhooks(settings, lambda: calls.append(1)) as port,
         aiohttp.ClientSession() as session,
         session.post(f"http://127.0.0.1:{port}/", data=BODY, headers=headers) as answer,
     ):
@@ -46,7 +46,7 @@ async def test_a_signature_is_of_the_body_by_the_secret(
 
 
 async def test_none_are_heard_where_no_port_is_named() -> None:
-    async with hearing(ForgeSettings(), lambda: None) as port:
+    async with serve_webhooks(ForgeSettings(), lambda: None) as port:
         assert port == 0
 
 
@@ -58,7 +58,7 @@ async def test_a_taken_port_is_said() -> None:
             webhook_port=taken.getsockname()[1], webhook_secret=SecretStr(SECRET)
         )
         with pytest.raises(ConfigurationError, match=r"choose another forge\.webhook_port"):
-            async with hearing(settings, lambda: None):
+            async with serve_webhooks(settings, lambda: None):
                 pass
 
 

@@ -15,7 +15,7 @@ from moothall.concurrency import beside
 from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.domain.topic import HOUSE, Channel, Topic
+from moothall.domain.topic import REPOSITORY_SERVICE, Channel, Topic
 from moothall.errors import (
     AlreadyExists,
     BusUnavailable,
@@ -107,7 +107,7 @@ async def world(
         host.far(wire.ask, borrowing)
         patches_of_hosts(app, lending, wire.ask)
         for topic, answerer in (
-            (HOUSE, answering.answer),
+            (REPOSITORY_SERVICE, answering.answer),
             (Channel.REPOSITORIES.of(lending.holder), answering.answer),
             (HOSTS, host.answer),
             (Channel.REPOSITORIES.of(borrowing.holder), host.answer),
@@ -193,7 +193,9 @@ async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_b
                 "sha": base.sha,
                 "branch": "x",
             }
-            said, rest = await here.wire.ask(HOUSE, {"ask": asked, **words, "haves": []}, 5)
+            said, rest = await here.wire.ask(
+                REPOSITORY_SERVICE, {"ask": asked, **words, "haves": []}, 5
+            )
             assert (said["error"], rest) == ("NOT_FOUND", b"")
         here.app.registry.remove(here.id)
         theirs = make_repo(tmp_path / "theirs", {"README.md": "theirs\n"})
@@ -313,7 +315,7 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
         assert away < 0
         away = 9
         with pytest.raises(Temporary, match="out of reach"):
-            await ask(ask_house, HOUSE, {"ask": "base"}, patience=0)
+            await ask(ask_house, REPOSITORY_SERVICE, {"ask": "base"}, patience=0)
 
 
 async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> None:
@@ -367,7 +369,9 @@ async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) 
         base = await here.app.resolve(RepositoryRef(id=here.id))
         asked = {"ask": "base", "repository": here.id, "ref": base.sha, "tenant": "local"}
         offers = [
-            (await ask(here.wire.ask, HOUSE, {**asked, "haves": [f"{n:040x}"]}))["offer"]
+            (await ask(here.wire.ask, REPOSITORY_SERVICE, {**asked, "haves": [f"{n:040x}"]}))[
+                "offer"
+            ]
             for n in range(30)
         ]
         assert offers[0]["size"] * len(offers) > 8_000_000

@@ -26,9 +26,9 @@ def write(folder: Path, *lines: object) -> None:
 
 def test_an_address_in_a_name_is_the_same_in_every_run() -> None:
     cases = Cases()
-    cases.tell("TestAs/As((*errors.errorString)(0xc000012ab0))", "passed")
-    cases.tell("test_it[<object at 0x7f12a45b3c40>]", "passed")
-    cases.tell("test_hash[0xdeadbeef-0xcbf29ce484222325]", "passed")
+    cases.add_result("TestAs/As((*errors.errorString)(0xc000012ab0))", "passed")
+    cases.add_result("test_it[<object at 0x7f12a45b3c40>]", "passed")
+    cases.add_result("test_hash[0xdeadbeef-0xcbf29ce484222325]", "passed")
     assert list(cases.results) == [
         "TestAs/As((*errors.errorString)(0x…))",
         "test_it[<object at 0x…>]",
@@ -51,14 +51,14 @@ def test_lines(tmp_path: Path) -> None:
     cases = Cases()
     read_folder(cases, str(tmp_path))
     assert cases.results == {"a": "passed", "b": "failed"}
-    assert (cases.said, cases.ms, list(cases.begun), cases.ended) == (
+    assert (cases.details, cases.ms, list(cases.running), cases.is_finished) == (
         {"b": "why"},
         {"a": 12},
         ["c"],
         True,
     )
-    cases.stop("hit the limit of 3 s")
-    assert (cases.results["c"], cases.said["c"]) == ("failed", "hit the limit of 3 s")
+    cases.fail_running("hit the limit of 3 s")
+    assert (cases.results["c"], cases.details["c"]) == ("failed", "hit the limit of 3 s")
 
 
 def test_junit(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_junit(tmp_path: Path) -> None:
         "a.B::one #2": "errored",
         "bare": "passed",
     }
-    assert cases.said["a.B::two"] == "no\nat line 3"
+    assert cases.details["a.B::two"] == "no\nat line 3"
     assert cases.ms == {"a.B::one": 500}
 
 
@@ -114,15 +114,15 @@ def test_no_report_is_too_long(tmp_path: Path) -> None:
     cases = Cases()
     read_folder(cases, str(tmp_path))
     assert len(cases.results) <= MAX_CASES
-    assert sum(map(len, cases.said.values())) <= 400_000
-    cases.tell("y" * 10_000, "passed")
+    assert sum(map(len, cases.details.values())) <= 400_000
+    cases.add_result("y" * 10_000, "passed")
     assert max(map(len, cases.results)) == 500
 
 
 def test_what_is_red_beyond_the_most_cases_is_seen() -> None:
     cases = Cases()
     for number in range(MAX_CASES + 10):
-        cases.tell(f"c{number}", "failed" if number == MAX_CASES + 5 else "passed")
+        cases.add_result(f"c{number}", "failed" if number == MAX_CASES + 5 else "passed")
     assert len(cases.results) == MAX_CASES
     assert cases.results[MORE] == "failed"
 

@@ -126,10 +126,10 @@ def test_pytest_tells_the_ids_that_it_prints_and_ends_what_hangs(tmp_path: Path)
         "tests/test_a.py::test_loop[2]": "failed",
         "tests/test_a.py::test_fine": "passed",
     }
-    assert cases.ended
-    assert "hit the limit of 0.5 s" in cases.said["tests/test_a.py::test_loop[1]"]
-    assert "No module named 'nothing_of_that_name'" in cases.said["tests/test_b.py"]
-    assert "assert 'a b' != 'a b'" in cases.said["tests/test_a.py::TestA::TestB::test_p[a b]"]
+    assert cases.is_finished
+    assert "hit the limit of 0.5 s" in cases.details["tests/test_a.py::test_loop[1]"]
+    assert "No module named 'nothing_of_that_name'" in cases.details["tests/test_b.py"]
+    assert "assert 'a b' != 'a b'" in cases.details["tests/test_a.py::TestA::TestB::test_p[a b]"]
 
 
 @pytest.mark.e2e  # a pytest that is started anew
@@ -138,14 +138,14 @@ def test_pytest_goes_on_after_a_case_that_ended_the_process(tmp_path: Path) -> N
     (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
     argv = (sys.executable, "-m", "pytest")
     first = run(tmp_path, argv, 60)
-    assert (first.results, list(first.begun), first.ended) == (
+    assert (first.results, list(first.running), first.is_finished) == (
         {"test_a.py::test_a": "passed"},
         ["test_a.py::test_b"],
         False,
     )
     second = run(tmp_path, argv, 60, MOOTHALL_AGAIN="1")
     assert second.results == {"test_a.py::test_a": "passed", "test_a.py::test_c": "passed"}
-    assert second.ended
+    assert second.is_finished
 
 
 @pytest.mark.e2e  # real runs of unittest
@@ -163,7 +163,7 @@ def test_a_file_that_runs_itself_or_ends_the_process_takes_no_other_with_it(tmp_
         "test_b.py": "errored",
         "test_c.py::TestA::test_a": "passed",
     }
-    assert "it ended the process: SystemExit('no')" in cases.said["test_b.py"]
+    assert "it ended the process: SystemExit('no')" in cases.details["test_b.py"]
 
 
 @pytest.mark.e2e  # a pytest that starts pytest
@@ -198,7 +198,7 @@ def test_unittest(tmp_path: Path) -> None:
         "test_a.TestB": "errored",
         "test_b": "errored",
     }
-    assert "hit the limit of 0.5 s" in cases.said["test_a.TestA.test_loop"]
+    assert "hit the limit of 0.5 s" in cases.details["test_a.TestA.test_loop"]
 
 
 _SCRIPT = """

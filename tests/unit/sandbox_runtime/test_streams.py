@@ -140,12 +140,12 @@ def test_libtest_keeps_binaries_apart_and_shows_what_was_printed() -> None:
         "itoa doc::src/lib.rs - Buffer": "passed",
         "itoa doc::src/lib.rs - Buffer #2": "passed",
     }
-    assert "did not panic" in cases.said["itoa src/lib.rs::tests::two"]
+    assert "did not panic" in cases.details["itoa src/lib.rs::tests::two"]
 
 
 def test_a_test_that_runs_for_long_has_begun() -> None:
     cases, _ = read("running 1 test\ntest hangs has been running for over 60 seconds\n", "cargo")
-    assert list(cases.begun) == ["hangs"]
+    assert list(cases.running) == ["hangs"]
 
 
 @pytest.mark.parametrize("printed", ["test ui/a.rs ... ", "test ui/a.rs ", ""])
@@ -157,7 +157,7 @@ def test_what_a_test_prints_before_a_word_of_libtests_makes_no_other_case(printe
     assert cases.results == {"pass": "passed"} | (
         {"other": "passed"} if printed.endswith("... ") else {}
     )
-    assert not cases.begun
+    assert not cases.running
 
 
 def test_tap_by_its_comments_and_subtests() -> None:
@@ -169,7 +169,7 @@ def test_tap_by_its_comments_and_subtests() -> None:
         "outer > inner": "passed",
         "outer": "passed",
     }
-    assert cases.said == {"adds > should be equal": "  expected: 3"}
+    assert cases.details == {"adds > should be equal": "  expected: 3"}
 
 
 _SEVERAL = """packages/a test$ tape test.js
@@ -202,7 +202,7 @@ def test_tap_of_several_packages_at_once_is_told_apart_by_what_their_lines_begin
         "c > one": "passed",
         "d > one": "passed",
     }
-    assert cases.said == {"packages/b > sums > two and three: five": "  at: add (test.js:3:1)"}
+    assert cases.details == {"packages/b > sums > two and three: five": "  at: add (test.js:3:1)"}
     assert shown == _SEVERAL
 
 
@@ -255,7 +255,7 @@ def test_comments_of_ava_head_no_section() -> None:
         "a \u203a fails": "failed",
         "d \u203a x": "passed",
     }
-    assert cases.said == {"a \u203a fails": "  name: AssertionError"}
+    assert cases.details == {"a \u203a fails": "  name: AssertionError"}
     assert [*read(AVA_ALONE, "npm")[0].results] == ["clean", "adds", "adds #2"]
 
 
@@ -339,7 +339,7 @@ def test_what_a_red_case_of_tap_says_ends_where_it_is_not_set_in_any_more() -> N
         "a > e": "passed",
         "a > f": "passed",
     }
-    assert cases.said == {"a > b": "at: x\nok 9 c"}
+    assert cases.details == {"a > b": "at: x\nok 9 c"}
 
 
 def test_what_only_looks_like_tap_is_none() -> None:
@@ -360,7 +360,7 @@ def test_nextest_that_tries_again() -> None:
         "nx::outer::outer_bad": "failed",
         "nx::tests::hangs": "failed",
     }
-    assert cases.said["nx::outer::outer_bad"].endswith(
+    assert cases.details["nx::outer::outer_bad"].endswith(
         "panicked at tests/outer.rs:2:26:\nbad thing"
     )
 
@@ -384,7 +384,7 @@ def test_go_tells_cases_and_shows_its_output() -> None:
     )
     cases, shown = read(text, "/usr/local/go/bin/go")
     assert cases.results == {f"{package}::TestA": "failed", f"{package}::TestB/sub": "passed"}
-    assert "a_test.go:3: no" in cases.said[f"{package}::TestA"]
+    assert "a_test.go:3: no" in cases.details[f"{package}::TestA"]
     assert cases.ms == {f"{package}::TestA": 250}
     assert shown == "    a_test.go:3: no\nFAIL\n"
 
@@ -404,9 +404,9 @@ def test_a_package_that_does_not_compile_or_panics_is_a_case() -> None:
     )
     cases, shown = read(text, "go")
     assert cases.results == {"m/p": "errored", "m/q::TestLoop": "failed"}
-    assert "hit the limit of" in cases.said["m/q::TestLoop"]
+    assert "hit the limit of" in cases.details["m/q::TestLoop"]
     assert "undefined: New" in shown
-    assert "undefined: New" in cases.said["m/p"]
+    assert "undefined: New" in cases.details["m/p"]
 
 
 @given(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from moothall.api.prometheus import figures_page
+from moothall.api.prometheus import serve_metrics
 from moothall.config import MetricsSettings
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, ConfigurationError
@@ -186,7 +186,7 @@ async def page(
     settings: MetricsSettings, known: Reports, **headers: str
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     async with (
-        figures_page(settings, lambda: known.snapshots("serve"), nothing) as port,
+        serve_metrics(settings, lambda: known.snapshots("serve"), nothing) as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/metrics", headers=headers) as response,
     ):
@@ -251,11 +251,11 @@ async def test_a_port_that_was_chosen_must_be_free_and_the_default_one_may_be_ta
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{port}.*metrics\.port"):
-            async with figures_page(MetricsSettings(port=port), dict, nothing):
+            async with serve_metrics(MetricsSettings(port=port), dict, nothing):
                 pass
     async with (
-        figures_page(MetricsSettings(), dict, nothing) as first,
-        figures_page(MetricsSettings(), dict, nothing) as second,
+        serve_metrics(MetricsSettings(), dict, nothing) as first,
+        serve_metrics(MetricsSettings(), dict, nothing) as second,
     ):
         assert (first in {0, 9464}, second) == (True, 0)
 
@@ -280,7 +280,7 @@ async def test_on_the_loopback_it_answers_to_names_of_the_loopback_alone(
 
 async def test_off_the_loopback_a_token_is_needed() -> None:
     with pytest.raises(ConfigurationError, match=r"metrics\.token"):
-        async with figures_page(MetricsSettings(host="0.0.0.0", port=0), dict, nothing):  # noqa: S104 - that it is refused
+        async with serve_metrics(MetricsSettings(host="0.0.0.0", port=0), dict, nothing):  # noqa: S104 - that it is refused
             pass
     settings = MetricsSettings.model_validate({"port": 0, "token": "scraper"})
     for given_token, status in (
@@ -299,7 +299,7 @@ async def test_a_bus_that_does_not_answer_holds_no_page_up() -> None:
 
     async with (
         asyncio.timeout(30),
-        figures_page(MetricsSettings(port=0), dict, for_ever, measure_seconds=0.05) as port,
+        serve_metrics(MetricsSettings(port=0), dict, for_ever, measure_seconds=0.05) as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/metrics") as response,
     ):

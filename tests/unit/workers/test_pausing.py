@@ -66,7 +66,7 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
             await until(lambda: model.asked == 1)
             assert await deliberations.pause(d.task_id, LOCAL)
             assert not await deliberations.pause(d.task_id, LOCAL), "it is paused already"
-            await until(lambda: host._running[d.task_id].pauses.held)
+            await until(lambda: host._running[d.task_id].pauses.is_paused)
             assert not host._running[d.task_id].down, "the turn under way ends first"
             model.go_on.set()
             await until(lambda: host._running[d.task_id].down)
@@ -122,7 +122,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
             await until(lambda: model.asked == 1)
             assert (await accounts.of(card.story.id, LOCAL.tenant, budget)).reserved.calls > 0
             await deliberations.pause(d.task_id, LOCAL)
-            await until(lambda: host._running[d.task_id].pauses.held)
+            await until(lambda: host._running[d.task_id].pauses.is_paused)
             model.go_on.set()
             async with asyncio.timeout(30):
                 while (
@@ -170,8 +170,8 @@ def test_the_time_that_it_waits_is_not_counted_against_its_deadline() -> None:
             state = fold(state, event)
         assert decision_deadline(state, timedelta()) == DEADLINE + timedelta(seconds=150)
         assert is_ready(state, after)
-        assert Pauses.of(order).later(DEADLINE) == DEADLINE + timedelta(seconds=150)
-    assert Pauses.of(turns[:3]).later(DEADLINE) == NEVER
+        assert Pauses.of(order).extend(DEADLINE) == DEADLINE + timedelta(seconds=150)
+    assert Pauses.of(turns[:3]).extend(DEADLINE) == NEVER
 
 
 @pytest.mark.parametrize("data", [{"number": 1}, {"number": "0"}, {}])
@@ -182,7 +182,7 @@ def test_what_is_malformed_pauses_nothing(data: dict[str, object]) -> None:
         {"task_id": "task-a", **data},
         time=START.isoformat(),
     )
-    assert not Pauses.of([event]).held
+    assert not Pauses.of([event]).is_paused
 
 
 @pytest.mark.parametrize("known", [(0,), (0, 1), (0, 1, 2)])

@@ -1,1 +1,1 @@
-"""The HTTP door: JSON for callers without gRPC."""
+"""The HTTP API: JSON for callers without gRPC."""

@@ -1,6 +1,4 @@
-"""Documents of the HTTP door: JSON that comes in, is read within limits and checked, and JSON that
-goes out.
-"""
+"""JSON documents of the HTTP API: requests, read within limits and validated, and responses."""
 
 from __future__ import annotations
 
@@ -29,17 +27,17 @@ B = TypeVar("B", bound="Body")
 T = TypeVar("T")
 M = TypeVar("M", bound=ProtoMessage)
 
-_SAID = 500
+_DETAIL_CHARS = 500
 
 
 class Body(BaseModel):
-    """A request's JSON document. What is not known, or of another type, is refused."""
+    """A request's JSON document. Unknown fields and wrong types are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class HttpRefusal(Exception):
-    """A request that is turned away with a status of its own."""
+    """A request that is refused with a certain status."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -47,7 +45,9 @@ class HttpRefusal(Exception):
 
 
 class JsonLines(Response):
-    """An answer of a line of JSON each, sent as they come; `lines` are closed with it."""
+    """A response of one line of JSON for each item, sent as the items arrive. `lines` is closed
+    with it.
+    """
 
     media_type = "application/x-ndjson"
 
@@ -57,7 +57,7 @@ class JsonLines(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them."""
+        """Send the lines."""
         del scope, receive
         async with aclosing(self.lines):
             await send(
@@ -75,52 +75,52 @@ class JsonLines(Response):
 
 
 class ServerSentEvents(JsonLines):
-    """Lines that are whole server-sent events; the head is sent at once, before there is any."""
+    """A response whose lines are server-sent events. Headers are sent before the first event."""
 
     media_type = EVENTS
 
 
-async def lines(facts: AsyncGenerator[T, None], write: Callable[[T], str]) -> JsonLines:
-    """Return what comes of `facts`, a line each. What is wrong before the first is raised; after
-    it, the last line says so.
+async def lines(items: AsyncGenerator[T, None], write: Callable[[T], str]) -> JsonLines:
+    """Return one line for each of `items`. An error before the first item is raised; a later one
+    becomes the last line.
     """
 
     async def generate(first: T | None) -> AsyncGenerator[str, None]:
-        async with aclosing(facts):
+        async with aclosing(items):
             try:
                 if first is not None:
                     yield write(first)
-                    async for fact in facts:
-                        yield write(fact)
+                    async for item in items:
+                        yield write(item)
             except errors.MoothallError as error:
                 yield json.dumps({"code": error.code, "detail": error.message})
 
     try:
-        return JsonLines(generate(await anext(facts, None)))
+        return JsonLines(generate(await anext(items, None)))
     except BaseException:
-        await facts.aclose()
+        await items.aclose()
         raise
 
 
 def document(
-    told: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+    content: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return a JSON document."""
-    return Response(json.dumps(told), status, headers, JSON)
+    return Response(json.dumps(content), status, headers, JSON)
 
 
 def problem(status: int, code: str, message: str, retry_after: float | None = None) -> Response:
-    """Return an error as RFC 9457 has it; `code` is the machine code that gRPC callers find in
-    `ErrorInfo`.
+    """Return an error in the format of RFC 9457. `code` is the machine code that gRPC callers find
+    in `ErrorInfo`.
     """
-    told = {
+    details = {
         "type": f"urn:moothall:error:{code}",
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": message,
         "code": code,
     }
-    response = Response(json.dumps(told), status, media_type="application/problem+json")
+    response = Response(json.dumps(details), status, media_type="application/problem+json")
     if status == HTTPStatus.UNAUTHORIZED:
         response.headers["WWW-Authenticate"] = "Bearer"
     if retry_after is not None:
@@ -129,33 +129,32 @@ def problem(status: int, code: str, message: str, retry_after: float | None = No
 
 
 async def body(request: Request) -> bytes:
-    """Return the request's document, unread. Raises `HttpRefusal` for what is no JSON, is too large
-    or
-    comes too slowly.
+    """Return the body of the request. Raises `HttpRefusal` if it is not JSON, too large or too
+    slow.
     """
-    kind = (
+    media_type = (
         request.headers.get("content-type", "application/octet-stream")
         .partition(";")[0]
         .strip()
         .lower()
     )
     if (
-        kind != "application/json"
-    ):  # a page of somebody else's can send anything but this without asking
+        media_type != "application/json"
+    ):  # foreign pages can send all other types without a CORS preflight
         raise HttpRefusal(
-            415, "NOT_JSON", f"the content type is {kind[:80]!r}; send application/json"
+            415, "NOT_JSON", f"the content type is {media_type[:80]!r}; send application/json"
         )
-    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+    if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise HttpRefusal(
-            415, "NOT_JSON", f"the body is encoded as {coding[:80]!r}; send it as it is"
+            415, "NOT_JSON", f"the body is encoded as {encoding[:80]!r}; send it as it is"
         )
     settings = request.app.state.settings
-    raw = bytearray()
+    content = bytearray()
     try:
         async with asyncio.timeout(settings.body_seconds):
             async for chunk in request.stream():
-                raw += chunk
-                if len(raw) > settings.body_bytes:
+                content += chunk
+                if len(content) > settings.body_bytes:
                     raise HttpRefusal(
                         413,
                         "BODY_TOO_LARGE",
@@ -165,12 +164,12 @@ async def body(request: Request) -> bytes:
         raise HttpRefusal(
             408, "BODY_TOO_SLOW", f"the body did not come within {settings.body_seconds:g} seconds"
         ) from error
-    return bytes(raw)
+    return bytes(content)
 
 
 async def read(request: Request, kind: type[B]) -> B:
-    """Return the request's document. Raises what `body` raises, `InvalidRequest` naming what is
-    wrong in it.
+    """Return the request's document as a model. Raises what `body` raises, and `InvalidRequest`
+    that names the invalid field.
     """
     try:
         return kind.model_validate_json(await body(request))
@@ -179,26 +178,24 @@ async def read(request: Request, kind: type[B]) -> B:
 
 
 async def message(request: Request, kind: type[M]) -> M:
-    """Return the request's document as a message of the protos. Raises what `body` and `parse`
-    raise.
-    """
+    """Return the request's document as a protobuf message. Raises what `body` and `parse` raise."""
     return parse(await body(request), kind)
 
 
 def parse(raw: bytes, kind: type[M]) -> M:
-    """Return what was sent. Raises `InvalidRequest`."""
+    """Parse a JSON document as a protobuf message. Raises `InvalidRequest`."""
     name = kind.DESCRIPTOR.full_name
-    if not raw.lstrip().startswith(b"{"):  # an empty list would be taken for an empty message
+    if not raw.lstrip().startswith(b"{"):  # the parser accepts an empty list as an empty message
         raise errors.InvalidRequest(f"this is no {name}: it is no JSON object")
     try:
         return json_format.Parse(raw, kind())
     except (json_format.Error, ValueError, TypeError, RecursionError) as error:
-        raise errors.InvalidRequest(f"this is no {name}: {str(error)[:_SAID]}") from None
+        raise errors.InvalidRequest(f"this is no {name}: {str(error)[:_DETAIL_CHARS]}") from None
 
 
 def to_json(message: ProtoMessage) -> str:
-    """Return a message with the names that the protos have; numbers of 64 bits are text, as
-    protobuf's JSON has them.
+    """Return a message as JSON with the protos' field names. 64-bit numbers are text, as usual in
+    protobuf's JSON.
     """
     return json_format.MessageToJson(
         message,

@@ -1,5 +1,5 @@
-"""What the HTTP door serves: tools, /tasks, /health and /ready. Here, and nowhere else, JSON
-documents become calls and answers them.
+"""The HTTP routes for tools, /tasks, /health and /ready. Only this module converts their JSON
+documents.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from moothall.errors import InvalidRequest
 from moothall.tools.discovery import Filters, discover, entry
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
-_MOST, _USUAL = 500, 50
-_FACTS = (
+_MAX_TASKS, _DEFAULT_TASKS = 500, 50
+_EVENT_FIELDS = (
     "workflow_id",
     "step",
     "state",
@@ -50,14 +50,14 @@ class _Repository(Body):
     ref: str = ""
 
 
-class _Open(Body):
+class _OpenRequest(Body):
     repository: _Repository
     role: str
     ttl_seconds: int = 0
     persona: str = ""
 
 
-class _Call(Body):
+class _CallRequest(Body):
     request_id: str = Field(min_length=1, max_length=200)
     workspace_id: str
     capability_token: str
@@ -65,49 +65,48 @@ class _Call(Body):
     deadline: AwareDatetime | None = None
 
 
-class _Flow(Body):
+class _WorkflowRequest(Body):
     workspace_id: str
     capability_token: str
     workflow: dict[str, Any]
     after_seq: int = Field(0, ge=0)
 
 
-class _Word(Body):
+class _Decision(Body):
     allow: bool
     reason: str = ""
 
 
 def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
-    """Return how the server stands, and what is under way in it."""
+    """Return the routes for the server's health and its tasks."""
 
     async def health(_request: Request) -> Response:
-        """200, or 503 where a part is down that nothing works without. Details only to callers with
-        a token.
-        """
-        found = await dependencies.checkup.look()
+        """200, or 503 if a required part is down. Only callers with a token see details."""
+        health = await dependencies.health_check.check()
         if not is_known():
-            found = replace(found, parts=tuple(replace(part, detail="") for part in found.parts))
-        return document(dump(found), 503 if found.status is Condition.DOWN else 200)
+            health = replace(health, parts=tuple(replace(part, detail="") for part in health.parts))
+        return document(dump(health), 503 if health.status is Condition.DOWN else 200)
 
     async def ready(_request: Request) -> Response:
-        """200 while this process takes calls, gRPC's too, 503 once it is told to stop. What a load
-        balancer asks: with /health, a model server that is away would take every door away.
+        """200 while this process accepts calls, also over gRPC; 503 once it is told to stop. Load
+        balancers check this instead of /health: with an unreachable model server, /health would
+        take every server out of rotation.
         """
         taking = dependencies.taking.is_set()
         return document({"ready": taking}, 200 if taking else 503)
 
     async def tasks(request: Request) -> Response:
-        """The caller's tenant's tasks: those under way, then those that ended, the latest first."""
+        """The tasks of the caller's tenant: running ones, then finished ones, the latest first."""
         state, limit = (
             request.query_params.get("state", ""),
-            request.query_params.get("limit", str(_USUAL)),
+            request.query_params.get("limit", str(_DEFAULT_TASKS)),
         )
         if state not in {"", "live", "ended", "failed"}:
             raise InvalidRequest(
                 f"state is {state[:40]!r}; it is live, ended or failed, or left out for all"
             )
-        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST):
-            raise InvalidRequest(f"limit is {limit[:40]!r}; allowed are 1 to {_MOST}")
+        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_TASKS):
+            raise InvalidRequest(f"limit is {limit[:40]!r}; allowed are 1 to {_MAX_TASKS}")
         return document(
             {
                 "tasks": [
@@ -135,58 +134,74 @@ def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
 
 
 def tool_routes(dependencies: ApiDependencies) -> Sequence[Route]:
-    """Return the tool service, where callers may use tools."""
-    if dependencies.visits is None:
+    """Return the routes for tools; none if this process does not serve them."""
+    if dependencies.tool_sessions is None:
         return []
-    visits = dependencies.visits
-    service = Tools(visits, dependencies.parking, dependencies.workflows)
+    tool_sessions = dependencies.tool_sessions
+    service = Tools(tool_sessions, dependencies.approvals, dependencies.workflows)
 
     async def open_workspace(request: Request) -> Response:
-        asked = await read(request, _Open)
-        repository = RepositoryRef(**asked.repository.model_dump())
-        opened = await service.open(repository, asked.role, asked.ttl_seconds, asked.persona)
-        told = {
+        open_request = await read(request, _OpenRequest)
+        repository = RepositoryRef(**open_request.repository.model_dump())
+        opened = await service.open(
+            repository, open_request.role, open_request.ttl_seconds, open_request.persona
+        )
+        content = {
             "workspace_id": opened.workspace,
             "capability_token": opened.token,
             "expires": opened.expires.isoformat(timespec="milliseconds"),
         }
-        return document(told, 201, {"Location": f"/v1/workspaces/{opened.workspace}"})
+        return document(content, 201, {"Location": f"/v1/workspaces/{opened.workspace}"})
 
     async def close(request: Request) -> Response:
         await service.close(request.path_params["id"])
         return Response(status_code=204)
 
     async def call(request: Request) -> Response:
-        """Stops when its client goes away. A refused or failed call is a result with its status."""
-        asked = await read(request, _Call)
-        named = call_of(
-            asked.request_id, request.path_params["name"], asked.arguments, asked.deadline
+        """Run a tool. Stops if the client disconnects. A refused or failed call is a result with
+        its status.
+        """
+        call_request = await read(request, _CallRequest)
+        tool_call = call_of(
+            call_request.request_id,
+            request.path_params["name"],
+            call_request.arguments,
+            call_request.deadline,
         )
-        return document(dump(await service.call(asked.workspace_id, asked.capability_token, named)))
+        return document(
+            dump(
+                await service.call(
+                    call_request.workspace_id, call_request.capability_token, tool_call
+                )
+            )
+        )
 
     async def list_tools(request: Request) -> Response:
-        """The tools that the caller's tenant has; with `role`, those that its seats are granted."""
-        asked = request.query_params
-        filters = _filters(asked)
-        specs = visits.list_tools(caller(), asked.get("role", ""), asked.get("persona", ""))
+        """The tools of the caller's tenant; with `role`, those granted to its seats."""
+        query = request.query_params
+        filters = _filters(query)
+        specs = tool_sessions.list_tools(caller(), query.get("role", ""), query.get("persona", ""))
         return document({"tools": [entry(spec) for spec in discover(specs, filters)]})
 
     async def workflow(request: Request) -> Response:
-        """A line each for what happens, to its end; a client that goes leaves it to itself."""
-        asked = await read(request, _Flow)
-        facts = service.run(
-            asked.workspace_id, asked.capability_token, asked.workflow, asked.after_seq
+        """Run a workflow and stream its events. It continues if the client disconnects."""
+        workflow_request = await read(request, _WorkflowRequest)
+        events = service.run_workflow(
+            workflow_request.workspace_id,
+            workflow_request.capability_token,
+            workflow_request.workflow,
+            workflow_request.after_seq,
         )
-        return await lines(facts, _line)
+        return await lines(events, _line)
 
     async def list_parked(_request: Request) -> Response:
         return document({"parked": [_parked_document(item) for item in service.list_parked()]})
 
     async def resolve(request: Request) -> Response:
         service.check_operator()
-        word = await read(request, _Word)
+        decision = await read(request, _Decision)
         item = await service.resolve(
-            request.path_params["id"], allow=word.allow, reason=word.reason
+            request.path_params["id"], allow=decision.allow, reason=decision.reason
         )
         return document({"id": item.id, "request_id": item.request_id, "state": item.state})
 
@@ -201,38 +216,38 @@ def tool_routes(dependencies: ApiDependencies) -> Sequence[Route]:
     ]
 
 
-def _filters(asked: QueryParams) -> Filters:
-    if unknown := [name for name in asked if name not in _FILTERS]:
+def _filters(query: QueryParams) -> Filters:
+    if unknown := [name for name in query if name not in _FILTERS]:
         raise InvalidRequest(
             f"there is no filter {unknown[0][:40]!r}; the filters are {', '.join(_FILTERS)}"
         )
-    limit = asked.get("limit", "0")
+    limit = query.get("limit", "0")
     if not (limit.isascii() and limit.isdecimal() and len(limit) <= 9):  # noqa: PLR2004 - fits an int32
         raise InvalidRequest(f"limit is {limit[:40]!r}; it is a whole number from 0 (all) up")
-    if asked.get("safe", "false") not in {"true", "false"}:
-        raise InvalidRequest(f"safe is {asked['safe'][:40]!r}; it is true or false")
+    if query.get("safe", "false") not in {"true", "false"}:
+        raise InvalidRequest(f"safe is {query['safe'][:40]!r}; it is true or false")
     return Filters(
-        asked.get("query", ""),
-        tuple(asked.getlist("category")),
-        tuple(asked.getlist("tag")),
-        tuple(asked.getlist("profile")),
-        exclude_dangerous=asked.get("safe") == "true",
+        query.get("query", ""),
+        tuple(query.getlist("category")),
+        tuple(query.getlist("tag")),
+        tuple(query.getlist("profile")),
+        exclude_dangerous=query.get("safe") == "true",
         most=int(limit),
     )
 
 
 def _line(recorded: Recorded) -> str:
     event, data = recorded.event, recorded.event.data
-    told = {name: data[name] for name in _FACTS if data.get(name)}
-    return json.dumps({"seq": recorded.seq, "time": event.time, "state": "started", **told})
+    fields = {name: data[name] for name in _EVENT_FIELDS if data.get(name)}
+    return json.dumps({"seq": recorded.seq, "time": event.time, "state": "started", **fields})
 
 
 def _parked_document(item: Parked) -> dict[str, Any]:
-    told = dump(item)
+    document = dump(item)
     del (
-        told["grant"],
-        told["approver"],
-        told["comment"],
-        told["tenant"],
-    )  # of what is said of it later
-    return told | {"workspace_id": told.pop("workspace")}
+        document["grant"],
+        document["approver"],
+        document["comment"],
+        document["tenant"],
+    )  # fields that are set only after the decision
+    return document | {"workspace_id": document.pop("workspace")}

@@ -1,4 +1,4 @@
-"""The HTTP door: one ASGI application, and where it listens."""
+"""The HTTP server: one ASGI application and its address."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from moothall import config, telemetry
-from moothall.api.asgi import ListenAddress, ServerLimits, serving
+from moothall.api.asgi import ListenAddress, ServerLimits, serve_asgi
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http import edge
 from moothall.api.http.documents import JSON, document, lines, message, to_json
@@ -42,8 +42,8 @@ DEFAULT_PORT = 8080
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where the door is. `link` signs a browser in once, as the owner of this machine's token;
-    empty where nobody has that.
+    """A listening HTTP server. `link` signs a browser in once, as the owner of this machine's
+    token; empty if there is no such token.
     """
 
     port: int
@@ -60,12 +60,12 @@ async def http_server(
     people: UserAccounts | None = None,
     provider: Provider | None = None,
 ) -> AsyncIterator[Served]:
-    """Serve until the context ends; yields where, with port 0 where the default one is taken, which
-    is logged. `people` sign in with passwords, others at a `provider`.
+    """Serve until the context ends. Yields the address, with port 0, after a log message, if the
+    default port is taken. `people` sign in with passwords, others at a `provider`.
 
-    `configured`: the tokens are the operator's own, not the one of the first run. Raises
-    `ConfigurationError` for a chosen port that is taken, on anything but loopback without TLS and
-    configured tokens, and for a provider that is not what it should be.
+    `configured`: the tokens are the operator's, not the one created at the first start. Raises
+    `ConfigurationError` for a configured port that is taken, for anything but loopback without TLS
+    and configured tokens, and for an invalid provider.
     """
     if not tokens or not all(tokens):
         raise ConfigurationError("the HTTP server needs a token that is not empty: set grpc.token")
@@ -88,12 +88,14 @@ async def http_server(
         people=people,
         elsewhere=provider.name if provider else "",
     )
-    async with serving(
+    async with serve_asgi(
         application(settings, dependencies, tokens, sessions, provider), address, limits, context
     ) as port:
-        own = context is None and is_loopback(settings.host) and LOCAL in tokens.values()
-        whole = port and own and "page" in dependencies.served
-        link = f"http://{settings.host}:{port}/sign-in?link={sessions.link(LOCAL)}" if whole else ""
+        is_local = context is None and is_loopback(settings.host) and LOCAL in tokens.values()
+        has_link = port and is_local and "page" in dependencies.served
+        link = (
+            f"http://{settings.host}:{port}/sign-in?link={sessions.link(LOCAL)}" if has_link else ""
+        )
         try:
             yield Served(port, link)
         finally:
@@ -101,7 +103,7 @@ async def http_server(
 
 
 async def _check_provider(provider: Provider, settings: config.WebSettings) -> None:
-    """Raise `ConfigurationError` for a provider that is wrong; one that is away may come."""
+    """Raise `ConfigurationError` for an invalid provider. An unreachable one is only logged."""
     if not provider.settings.url and not is_loopback(settings.host):
         raise ConfigurationError(
             f"web.host {settings.host} is no loopback address: set oidc.url, where browsers find "
@@ -124,7 +126,7 @@ def application(
     sessions: Sessions,
     provider: Provider | None = None,
 ) -> Starlette:
-    """Return what is served: the routes, behind what every request has to pass, outermost first."""
+    """Return the ASGI application: the routes behind their middleware, outermost first."""
     bearers = BearerTokens(tokens)
     pages = (
         page_routes(dependencies, bearers, sessions, provider)
@@ -144,8 +146,8 @@ def application(
     ]
 
     def is_open(scope: Scope) -> bool:
-        """Whether a path is anybody's, or the page's, which asks for a session instead of a token,
-        or one that nothing is at.
+        """Return whether a path needs no token: open paths, pages (which need a session), and
+        unknown paths requested by a browser.
         """
         if scope["path"] in OPEN_PATHS or any(
             route.matches(scope)[0] is not Match.NONE for route in pages
@@ -162,7 +164,7 @@ def application(
             Middleware(edge.answer_errors, settings.calls, settings.readers),
             Middleware(edge.check_origin, settings.host, settings.hosts),
             Middleware(edge.authenticate, bearers, is_open),
-            Middleware(edge.with_its_client),
+            Middleware(edge.cancel_on_disconnect),
         ],
         exception_handlers={HTTPException: edge.not_served},
     )
@@ -173,23 +175,25 @@ def application(
 
 def _links(sessions: Sessions) -> Route:
     async def link(_request: Request) -> Response:
-        """Return where a browser is signed in once as the caller: what `moothall open` opens."""
+        """Return a path at which a browser is signed in once as the caller; `moothall open` opens
+        it.
+        """
         return document({"path": f"/sign-in?link={sessions.link(caller())}"}, 201)
 
     return Route("/api/v1/sign-in-links", link, methods=["POST"])
 
 
 def _openapi_route(operations: Iterable[HttpOperation]) -> Route:
-    told = openapi(operations)
+    schema = openapi(operations)
 
     async def describe(_request: Request) -> Response:
-        return document(told)
+        return document(schema)
 
     return Route("/openapi.json", describe)
 
 
 def _tls(settings: config.WebSettings, *, configured: bool) -> ssl.SSLContext | None:
-    """Return what TLS needs, or None for plain text on loopback."""
+    """Return the TLS context, or None for plain text on loopback."""
     if not is_loopback(settings.host) and not configured:
         raise ConfigurationError(
             f"web.host {settings.host} is no loopback address: set grpc.token or grpc.tokens_file"
@@ -216,12 +220,12 @@ def _tls(settings: config.WebSettings, *, configured: bool) -> ssl.SSLContext | 
 
 
 def rpc_routes(services: Iterable[Service]) -> list[Route]:
-    """Return a route for every method, which is answered by what answers it over gRPC."""
+    """Return a route for every method; its servicer is that of the gRPC server."""
     return [
         Route(
             f"/{service.descriptor.full_name}/{method.name}",
             _route(
-                getattr(service.answers, method.name),
+                getattr(service.servicer, method.name),
                 GetMessageClass(method.input_type),
                 stream=method.server_streaming,
             ),
@@ -232,11 +236,11 @@ def rpc_routes(services: Iterable[Service]) -> list[Route]:
     ]
 
 
-def _route(answer: Any, kind: type[Message], *, stream: bool) -> Callable[[Request], Any]:
-    async def one(request: Request) -> Response:
-        return Response(to_json(await answer(await message(request, kind), None)), media_type=JSON)
+def _route(method: Any, kind: type[Message], *, stream: bool) -> Callable[[Request], Any]:
+    async def respond_once(request: Request) -> Response:
+        return Response(to_json(await method(await message(request, kind), None)), media_type=JSON)
 
-    async def several(request: Request) -> Response:
-        return await lines(answer(await message(request, kind), None), to_json)
+    async def respond_lines(request: Request) -> Response:
+        return await lines(method(await message(request, kind), None), to_json)
 
-    return several if stream else one
+    return respond_lines if stream else respond_once

@@ -1,5 +1,5 @@
-"""Stories as `/api/v1` has them: what the services of the protos do, under names that a page can
-ask for.
+"""Stories, plans and deliberations under `/api/v1`: the methods of the proto services under paths
+for web clients.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from moothall.stories.story_state import StoryState
 
 
 class _Moment(Body):
-    """What happened to a story."""
+    """An event of a story."""
 
     id: str
     type: str
@@ -47,15 +47,15 @@ class _Moment(Body):
 
 
 class _Move(Body):
-    """A move from where a story stands; `missing` says what its caller lacks for it."""
+    """A move from a story's current state; `missing` is what the caller lacks for it."""
 
     event: str
     to: str
     missing: str
 
 
-class _Told(Body):
-    """What is told of a story besides what GetStory says."""
+class _StoryDetails(Body):
+    """What the response contains in addition to GetStory."""
 
     seq: str
     history: tuple[_Moment, ...]
@@ -63,69 +63,78 @@ class _Told(Body):
 
 
 def story_operations(dependencies: ApiDependencies) -> Sequence[HttpOperation]:
-    """Return the board, plans, the coach and what came of deliberations."""
+    """Return the operations on the board, plans, the coach and deliberations."""
     planning = Planning(dependencies)
-    return *_of_board(dependencies, planning), *_of_plans(planning), *_of_councils(dependencies)
+    return (
+        *_board_operations(dependencies, planning),
+        *_plan_operations(planning),
+        *_deliberation_operations(dependencies),
+    )
 
 
-def _of_board(dependencies: ApiDependencies, planning: Planning) -> Sequence[HttpOperation]:
+def _board_operations(dependencies: ApiDependencies, planning: Planning) -> Sequence[HttpOperation]:
     board, scorer = dependencies.board, StoryCoach(dependencies.author)
 
     async def list_stories(_request: Request) -> Response:
         """The stories of the caller's tenant."""
-        return _answer(await planning.ListStories(pb.ListStoriesRequest(), None))
+        return _respond(await planning.ListStories(pb.ListStoriesRequest(), None))
 
     async def create(request: Request) -> Response:
-        """The same `Idempotency-Key` and story again is the same story."""
-        made = await planning.create(await message(request, pb.CreateStoryRequest), _key(request))
-        return _answer(made, 201, {"Location": f"/api/v1/stories/{made.story_id}"})
+        """The same `Idempotency-Key` and story again return the same story."""
+        response = await planning.create(
+            await message(request, pb.CreateStoryRequest), _request_key(request)
+        )
+        return _respond(response, 201, {"Location": f"/api/v1/stories/{response.story_id}"})
 
     async def story(request: Request) -> Response:
-        """All of one: what GetStory says, its history, and each move from where it stands with what
-        the caller lacks for it.
+        """A story: GetStory, its history, and each move from its state with what the caller lacks
+        for it.
         """
-        who, name = caller(), request.path_params["id"]
+        who, story_id = caller(), request.path_params["id"]
         card = await board.card(
-            name, who
-        )  # first: a seq that is too old is refused later, one too new would hide what came
-        found = json.loads(
-            to_json(await planning.GetStory(pb.GetStoryRequest(story_id=name), None))
+            story_id, who
+        )  # read first: an old seq is refused later, while a newer one would hide events
+        story_data = json.loads(
+            to_json(await planning.GetStory(pb.GetStoryRequest(story_id=story_id), None))
         )
-        history = [dump(event) for event in await board.history(name, who)]
+        history = [dump(event) for event in await board.history(story_id, who)]
         moments = tuple(
-            _Moment(**{fact: event[fact] for fact in _Moment.model_fields}) for event in history
+            _Moment(**{field_name: event[field_name] for field_name in _Moment.model_fields})
+            for event in history
         )
-        more = _Told(seq=str(card.seq), history=moments, moves=_moves(card, who))
-        return document(found | more.model_dump(mode="json"), headers={"ETag": f'"{card.seq}"'})
+        details = _StoryDetails(seq=str(card.seq), history=moments, moves=_moves(card, who))
+        return document(
+            story_data | details.model_dump(mode="json"), headers={"ETag": f'"{card.seq}"'}
+        )
 
     async def comment(request: Request) -> Response:
-        """Say something of a story, or of a line of what was built for it."""
-        said = await message(request, pb.CommentRequest)
-        said.story_id = _same("story_id", said.story_id, request)
-        await planning.comment(said, _key(request, said.request_id))
+        """Comment on a story, or on a line of what was built for it."""
+        comment_request = await message(request, pb.CommentRequest)
+        comment_request.story_id = _check_path_id("story_id", comment_request.story_id, request)
+        await planning.comment(comment_request, _request_key(request, comment_request.request_id))
         return Response(status_code=204)
 
     async def move(request: Request) -> Response:
-        """With `If-Match`, only from what its caller saw; a move for which evidence is missing is
-        `blocked` and moves nothing.
+        """Move a story. With `If-Match`, only if nothing happened since; a move for which evidence
+        is missing is `blocked` and has no effect.
         """
-        asked = await message(request, pb.TransitionRequest)
-        asked.story_id = _same("story_id", asked.story_id, request)
-        return _answer(await planning.move(asked, _read_if_match(request)))
+        transition = await message(request, pb.TransitionRequest)
+        transition.story_id = _check_path_id("story_id", transition.story_id, request)
+        return _respond(await planning.move(transition, _read_if_match(request)))
 
     async def score(request: Request) -> Response:
-        """What the story coach says of a draft."""
-        return _answer(
+        """The story coach's score of a draft."""
+        return _respond(
             await scorer.ScoreStory(await message(request, coach.ScoreStoryRequest), None)
         )
 
     async def events(request: Request) -> Response:
-        """What happens on the board, as server-sent events, after `Last-Event-ID`."""
+        """The events of the board after `Last-Event-ID`, as server-sent events."""
         after = request.headers.get("last-event-id", "0")
-        return ServerSentEvents(_follow(planning, _number(after, "Last-Event-ID")))
+        return ServerSentEvents(_follow(planning, _parse_seq(after, "Last-Event-ID")))
 
     return (
-        HttpOperation("GET", "/api/v1/stories", list_stories, gives=pb.ListStoriesResponse),
+        HttpOperation("GET", "/api/v1/stories", list_stories, response_type=pb.ListStoriesResponse),
         HttpOperation(
             "POST",
             "/api/v1/stories",
@@ -135,7 +144,13 @@ def _of_board(dependencies: ApiDependencies, planning: Planning) -> Sequence[Htt
             status=201,
             headers=("Idempotency-Key",),
         ),
-        HttpOperation("GET", "/api/v1/stories/{id}", story, gives=pb.GetStoryResponse, more=_Told),
+        HttpOperation(
+            "GET",
+            "/api/v1/stories/{id}",
+            story,
+            response_type=pb.GetStoryResponse,
+            extra_fields=_StoryDetails,
+        ),
         HttpOperation(
             "POST",
             "/api/v1/stories/{id}/comments",
@@ -156,67 +171,71 @@ def _of_board(dependencies: ApiDependencies, planning: Planning) -> Sequence[Htt
             "POST", "/api/v1/coach/score", score, coach.ScoreStoryRequest, coach.ScoreStoryResponse
         ),
         HttpOperation(
-            "GET", "/api/v1/events", events, gives="text/event-stream", headers=("Last-Event-ID",)
+            "GET",
+            "/api/v1/events",
+            events,
+            response_type="text/event-stream",
+            headers=("Last-Event-ID",),
         ),
     )
 
 
-def _of_plans(planning: Planning) -> Sequence[HttpOperation]:
+def _plan_operations(planning: Planning) -> Sequence[HttpOperation]:
     async def plan(request: Request) -> Response:
         """The tasks of a story, as they can be changed before its design is accepted."""
-        return _answer(
+        return _respond(
             await planning.GetPlan(pb.GetPlanRequest(story_id=request.path_params["id"]), None)
         )
 
     async def change(request: Request) -> Response:
-        """Put other tasks in their place; `plan_id` is the plan that you saw, and 409 says that it
-        is another by now.
-        """
-        asked = await message(request, pb.ChangePlanRequest)
-        asked.story_id = _same("story_id", asked.story_id, request)
-        return _answer(await planning.ChangePlan(asked, None))
+        """Replace the tasks of a story. `plan_id` is the plan that you saw; 409 if it changed."""
+        change_request = await message(request, pb.ChangePlanRequest)
+        change_request.story_id = _check_path_id("story_id", change_request.story_id, request)
+        return _respond(await planning.ChangePlan(change_request, None))
 
     return (
-        HttpOperation("GET", "/api/v1/stories/{id}/plan", plan, gives=pb.GetPlanResponse),
+        HttpOperation("GET", "/api/v1/stories/{id}/plan", plan, response_type=pb.GetPlanResponse),
         HttpOperation(
             "PUT", "/api/v1/stories/{id}/plan", change, pb.ChangePlanRequest, pb.ChangePlanResponse
         ),
     )
 
 
-def _of_councils(dependencies: ApiDependencies) -> Sequence[HttpOperation]:
+def _deliberation_operations(dependencies: ApiDependencies) -> Sequence[HttpOperation]:
     councils = OrchestratorService(dependencies)
 
     async def result(request: Request) -> Response:
         """The ranking with its reasons and the winner's diff."""
-        asked = orchestrator.GetDeliberationResultRequest(task_id=request.path_params["id"])
-        return _answer(await councils.GetDeliberationResult(asked, None))
+        result_request = orchestrator.GetDeliberationResultRequest(
+            task_id=request.path_params["id"]
+        )
+        return _respond(await councils.GetDeliberationResult(result_request, None))
 
     async def steer(request: Request) -> Response:
-        """Tell the seats of a council that is at work something; each hears it at its next turn."""
-        said = await message(request, orchestrator.SteerDeliberationRequest)
-        said.task_id = _same("task_id", said.task_id, request)
-        await councils.steer(said, _key(request, said.request_id))
+        """Send a message to the seats of a running council; each reads it at its next turn."""
+        steer_request = await message(request, orchestrator.SteerDeliberationRequest)
+        steer_request.task_id = _check_path_id("task_id", steer_request.task_id, request)
+        await councils.steer(steer_request, _request_key(request, steer_request.request_id))
         return Response(status_code=204)
 
     async def pause(request: Request) -> Response:
-        """Let it wait: turns under way end, and no other begins. Waiting is not counted against its
-        deadline.
+        """Pause a council: running turns finish, and no new one starts. The pause does not count
+        against the deadline.
         """
-        asked = orchestrator.PauseDeliberationRequest(task_id=request.path_params["id"])
-        return _answer(await councils.PauseDeliberation(asked, None))
+        pause_request = orchestrator.PauseDeliberationRequest(task_id=request.path_params["id"])
+        return _respond(await councils.PauseDeliberation(pause_request, None))
 
     async def resume(request: Request) -> Response:
-        """Let it go on where it was."""
-        asked = orchestrator.ResumeDeliberationRequest(task_id=request.path_params["id"])
-        return _answer(await councils.ResumeDeliberation(asked, None))
+        """Resume a paused council."""
+        resume_request = orchestrator.ResumeDeliberationRequest(task_id=request.path_params["id"])
+        return _respond(await councils.ResumeDeliberation(resume_request, None))
 
     return (
         HttpOperation(
             "GET",
             "/api/v1/deliberations/{id}",
             result,
-            gives=orchestrator.GetDeliberationResultResponse,
+            response_type=orchestrator.GetDeliberationResultResponse,
         ),
         HttpOperation(
             "POST",
@@ -230,73 +249,79 @@ def _of_councils(dependencies: ApiDependencies) -> Sequence[HttpOperation]:
             "POST",
             "/api/v1/deliberations/{id}/pause",
             pause,
-            gives=orchestrator.PauseDeliberationResponse,
+            response_type=orchestrator.PauseDeliberationResponse,
         ),
         HttpOperation(
             "POST",
             "/api/v1/deliberations/{id}/resume",
             resume,
-            gives=orchestrator.ResumeDeliberationResponse,
+            response_type=orchestrator.ResumeDeliberationResponse,
         ),
     )
 
 
 async def _follow(planning: Planning, after: int) -> AsyncGenerator[str, None]:
-    yield ": the board\n"  # a line by which a client knows that it is connected
+    yield ": the board\n"  # tells the client that it is connected
     async with aclosing(
         planning.WatchStories(pb.WatchStoriesRequest(after_seq=after), None)
-    ) as moments:
-        async for moment in moments:
-            yield f"id: {moment.seq}\nevent: {moment.event}\ndata: {to_json(moment)}\n"
+    ) as events:
+        async for event in events:
+            yield f"id: {event.seq}\nevent: {event.event}\ndata: {to_json(event)}\n"
 
 
 def _moves(card: StoryState, who: Principal) -> tuple[_Move, ...]:
-    found = []
-    for line in lifecycle().transitions_from(card.stand.state):
-        if SYSTEM in line.by:
+    moves = []
+    for transition in lifecycle().transitions_from(card.stand.state):
+        if SYSTEM in transition.by:
             continue
         try:
-            decide(card.stand, line.event, who.roles)
-        except Permanent as lacking:
-            missing = lacking.message
+            decide(card.stand, transition.event, who.roles)
+        except Permanent as error:
+            missing = error.message
         else:
             missing = ""
-        found.append(_Move(event=line.event, to=line.target, missing=missing))
-    return tuple(found)
+        moves.append(_Move(event=transition.event, to=transition.target, missing=missing))
+    return tuple(moves)
 
 
-def _answer(answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(answer), status, headers, JSON)
+def _respond(message: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(message), status, headers, JSON)
 
 
-def _same(name: str, given: str, request: Request) -> str:
-    """Return the id of the path, which a document may repeat. Raises `InvalidRequest`."""
-    meant: str = request.path_params["id"]
-    if given not in {"", meant}:
-        raise InvalidRequest(f"{name} is {given[:80]!r}, and the path names another; leave it out")
-    return meant
-
-
-def _key(request: Request, named: str = "") -> str:
-    """Return what names a request among its tenant's: one of its caller's choice is that caller's
-    own. `named` is what its document says.
-    """
-    given = request.headers.get("idempotency-key")
-    if given is None:
-        return named or new_task_id()
-    if not 0 < len(given) <= KEY_CHARS:
+def _check_path_id(name: str, document_id: str, request: Request) -> str:
+    """Return the id of the path, which the document may repeat. Raises `InvalidRequest`."""
+    path_id: str = request.path_params["id"]
+    if document_id not in {"", path_id}:
         raise InvalidRequest(
-            f"the Idempotency-Key has {len(given)} characters; it has 1 to {KEY_CHARS}"
+            f"{name} is {document_id[:80]!r}, and the path names another; leave it out"
         )
-    return digest(caller().name, given)
+    return path_id
+
+
+def _request_key(request: Request, document_id: str = "") -> str:
+    """Return the key that identifies a request within its tenant. A key from a header is the
+    caller's own; `document_id` is the id from the document.
+    """
+    header = request.headers.get("idempotency-key")
+    if header is None:
+        return document_id or new_task_id()
+    if not 0 < len(header) <= KEY_CHARS:
+        raise InvalidRequest(
+            f"the Idempotency-Key has {len(header)} characters; it has 1 to {KEY_CHARS}"
+        )
+    return digest(caller().name, header)
 
 
 def _read_if_match(request: Request) -> int | None:
-    given = request.headers.get("if-match")
-    return None if given is None else _number(given.removeprefix('"').removesuffix('"'), "If-Match")
+    header = request.headers.get("if-match")
+    return (
+        None
+        if header is None
+        else _parse_seq(header.removeprefix('"').removesuffix('"'), "If-Match")
+    )
 
 
-def _number(given: str, header: str) -> int:
-    if not (given.isascii() and given.isdecimal() and len(given) <= SEQ_DIGITS):
-        raise InvalidRequest(f"{header} is {given[:40]!r}; it is a seq, as the last answer told it")
-    return int(given)
+def _parse_seq(text: str, header: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= SEQ_DIGITS):
+        raise InvalidRequest(f"{header} is {text[:40]!r}; it is a seq from an earlier response")
+    return int(text)

@@ -1,1 +1,1 @@
-"""The product owner's page: HTML of the HTTP door, made on the server."""
+"""The web page for product owners: HTML of the HTTP API, rendered on the server."""

@@ -1,5 +1,5 @@
-"""The page of the server itself: how its parts are, what its guard decided and what waits for an
-operator's word, which tools there are, what stories used.
+"""The pages about the server: health, decisions of the tool gateway, parked requests, tools, and
+the budgets of stories.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from moothall.errors import InvalidRequest, NotFound, Refused
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.discovery import Filters, discover
 
-_QUERY = 200
+_QUERY_CHARS = 200
 
 
-def house_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    """Return what a browser gets of the server."""
+def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the routes of the pages about the server."""
 
     async def health(_request: Request, session: Session) -> Response:
-        return page("health.html", session=session, health=await dependencies.checkup.look())
+        return page("health.html", session=session, health=await dependencies.health_check.check())
 
     async def audit(request: Request, session: Session) -> Response:
         if not session.who.operator:
@@ -36,34 +36,36 @@ def house_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[
         only = request.query_params.get("only", "")
         if only not in {"", "refused"}:
             raise InvalidRequest(f"only is {only[:40]!r}; it is refused, or left out for all")
-        found = await dependencies.decisions.last(session.who)
+        decisions = await dependencies.decisions.last(session.who)
         return page(
             "decisions.html",
             session=session,
             only=only,
-            decisions=[item for item in found if item.refused or not only],
+            decisions=[item for item in decisions if item.refused or not only],
         )
 
     async def budgets(_request: Request, session: Session) -> Response:
         cards = await dependencies.board.cards(session.who)
-        books = [
+        accounts = [
             (
                 card,
-                await dependencies.accounts.of(
+                await dependencies.story_budgets.of(
                     card.story.id, session.who.tenant, card.story.budget
                 ),
             )
             for card in cards
         ]
         return page(
-            "budgets.html", session=session, books=[(card, book.lines()) for card, book in books]
+            "budgets.html",
+            session=session,
+            books=[(card, account.lines()) for card, account in accounts],
         )
 
     async def tools(request: Request, session: Session) -> Response:
-        query = request.query_params.get("query", "")[:_QUERY]
+        query = request.query_params.get("query", "")[:_QUERY_CHARS]
         specs = (
-            dependencies.visits.list_tools(session.who)
-            if dependencies.visits
+            dependencies.tool_sessions.list_tools(session.who)
+            if dependencies.tool_sessions
             else CATALOGUE.values()
         )
         return page(
@@ -79,8 +81,12 @@ def house_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[
 
 
 def parked_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    """Return the list, and what takes a word."""
-    service = Tools(dependencies.visits, dependencies.parking) if dependencies.visits else None
+    """Return the routes to list and to decide parked requests."""
+    service = (
+        Tools(dependencies.tool_sessions, dependencies.approvals)
+        if dependencies.tool_sessions
+        else None
+    )
 
     async def list_parked(_request: Request, session: Session) -> Response:
         refuse_unless_operator(session.who)
@@ -88,13 +94,13 @@ def parked_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         return page("parked.html", session=session, parked=waiting, refresh=REFRESH_SECONDS)
 
     async def resolve(request: Request, session: Session) -> Response:
-        given, named = await read_session_form(request, session), request.path_params["id"]
-        if given.get("do") not in {"allow", "refuse"}:
+        form, request_id = await read_session_form(request, session), request.path_params["id"]
+        if form.get("do") not in {"allow", "refuse"}:
             raise InvalidRequest("allow it or refuse it")
         if service is None:
-            raise NotFound(f"no parked request {named[:80]!r}")
+            raise NotFound(f"no parked request {request_id[:80]!r}")
         await service.resolve(
-            named, allow=given["do"] == "allow", reason=given.get("reason", "").strip()
+            request_id, allow=form["do"] == "allow", reason=form.get("reason", "").strip()
         )
         return redirect("/house/parked")
 

@@ -1,5 +1,5 @@
-"""Asking one agent from the page: a question, its answer on the page of its council, and the next
-one from there.
+"""The page to ask one agent. The answer is on the council's page, where the conversation
+continues.
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRe
 from moothall.errors import InvalidRequest, NotFound, RepositoryError
 from moothall.stories import comments
 
-_SHOWN, _LOOKED_AT = 20, 100
+_MAX_SHOWN, _MAX_LISTED = 20, 100
 
 
-def asking_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    """Return the place to ask, where what was asked lately stands too."""
+def ask_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the route of the page, which also lists recent questions."""
 
-    async def form(session: Session, given: Mapping[str, str], wrong: str = "") -> Response:
-        latest = await dependencies.tasks.list_tasks(session.who, limit=_LOOKED_AT)
+    async def form(session: Session, fields: Mapping[str, str], wrong: str = "") -> Response:
+        latest = await dependencies.tasks.list_tasks(session.who, limit=_MAX_LISTED)
         return page(
             "ask.html",
             400 if wrong else 200,
             session=session,
-            given=given,
+            given=fields,
             wrong=wrong,
             roles=ROLES,
             repositories=known_repositories(dependencies, session.who),
             may=comments.may_act(session.who),
             key=new_task_id(),
-            asked=[view for view in latest if view.protocol == "ask"][:_SHOWN],
+            asked=[view for view in latest if view.protocol == "ask"][:_MAX_SHOWN],
         )
 
     async def ask(request: Request, session: Session) -> Response:
         if request.method == "GET":
             return await form(session, {})
-        given = await read_session_form(request, session)
+        fields = await read_session_form(request, session)
         comments.check_role(session.who)
         try:
-            made = await dependencies.deliberations.submit(_request(given), session.who)
+            deliberation = await dependencies.deliberations.submit(_request(fields), session.who)
         except (InvalidRequest, NotFound, RepositoryError) as error:
-            return await form(session, given, error.message)
-        return redirect(f"/councils/{made.task_id}")
+            return await form(session, fields, error.message)
+        return redirect(f"/councils/{deliberation.task_id}")
 
     return [Route("/ask", require_session(ask, sessions), methods=["GET", "POST"])]
 
 
-def _request(given: Mapping[str, str]) -> DeliberationRequest:
-    """Return what a form asks. What goes on from a task is about what that was about; `key` makes a
-    form that is sent twice one question.
+def _request(fields: Mapping[str, str]) -> DeliberationRequest:
+    """Convert a form. A follow-up question has the subject of the earlier task. `key` makes a form
+    that is sent twice one question.
     """
-    repository, follows = given.get("repository", "").strip(), given.get("follows", "")
+    repository, follows = fields.get("repository", "").strip(), fields.get("follows", "")
     return DeliberationRequest(
-        description=given.get("question", ""),
-        role=given.get("role") or ROLES[0],
-        task_id=given.get("key", ""),
+        description=fields.get("question", ""),
+        role=fields.get("role") or ROLES[0],
+        task_id=fields.get("key", ""),
         num_agents=1,
         repository=RepositoryRef.from_name(repository) if repository else None,
         protocol="ask",
@@ -76,12 +76,12 @@ def _request(given: Mapping[str, str]) -> DeliberationRequest:
 
 
 async def earlier_tasks(
-    tasks: Overview, asked: Deliberation | None, who: Principal
+    tasks: Overview, deliberation: Deliberation | None, who: Principal
 ) -> Sequence[TaskView]:
-    """Return what was asked before in a conversation, the first first, as far as it is known."""
-    if asked is None or not asked.follows:
+    """Return the earlier tasks of a conversation, oldest first, as far as they are known."""
+    if deliberation is None or not deliberation.follows:
         return ()
     try:
-        return await tasks.get_conversation(own_id(asked.follows, who.tenant), who)
+        return await tasks.get_conversation(own_id(deliberation.follows, who.tenant), who)
     except NotFound:
         return ()

@@ -1,6 +1,4 @@
-"""What people do about a council from its page: cancel it, let it wait, tell its seats something,
-say something of a line of a diff.
-"""
+"""The actions on a council's page: cancel, pause, steer, and comment on a line of a diff."""
 
 from __future__ import annotations
 
@@ -25,48 +23,46 @@ from moothall.stories.diffs import DiffLine, read_diff
 from moothall.stories.story_state import remark as remark_of
 
 
-def acting_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    """Return the forms of a council's page."""
+def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the routes of the forms on a council's page."""
 
     async def cancel(request: Request, session: Session) -> Response:
-        given, task_id = await read_session_form(request, session), request.path_params["id"]
+        form, task_id = await read_session_form(request, session), request.path_params["id"]
         comments.check_role(session.who)
         await dependencies.deliberations.cancel(
             check_id(task_id, "task_id"),
-            given.get("reason", "").strip() or "cancelled on the page",
+            form.get("reason", "").strip() or "cancelled on the page",
             session.who,
         )
         return redirect(f"/councils/{task_id}")
 
     async def steer(request: Request, session: Session) -> Response:
-        given, task_id = await read_session_form(request, session), request.path_params["id"]
+        form, task_id = await read_session_form(request, session), request.path_params["id"]
         await comments.steer(
             dependencies.deliberations,
             task_id,
-            given.get("message", ""),
+            form.get("message", ""),
             session.who,
-            key=given.get("key", ""),
+            key=form.get("key", ""),
         )
         return redirect(f"/councils/{task_id}")
 
     async def pause(request: Request, session: Session) -> Response:
-        given, task_id = await read_session_form(request, session), request.path_params["id"]
+        form, task_id = await read_session_form(request, session), request.path_params["id"]
         await comments.pause(
-            dependencies.deliberations, task_id, session.who, paused=given.get("paused") == "true"
+            dependencies.deliberations, task_id, session.who, paused=form.get("paused") == "true"
         )
         return redirect(f"/councils/{task_id}")
 
     async def remark(request: Request, session: Session) -> Response:
-        """Say something of a line of a candidate's diff; which it is follows from the diff
-        alone.
-        """
-        given, task_id = (
+        """Comment on a line of a candidate's diff. The position must exist in the diff."""
+        form, task_id = (
             await read_session_form(request, session),
             check_id(request.path_params["id"], "task_id"),
         )
         outcome = await dependencies.deliberations.result(task_id, session.who)
-        place = _place(given.get("on", ""))
-        line = _line(outcome, *place) if place else None
+        position = _parse_position(form.get("on", ""))
+        line = _line(outcome, *position) if position else None
         if line is None or not outcome.story_id:
             raise InvalidRequest(
                 "there is no such line in a diff of this task; go back and choose one of its lines "
@@ -76,11 +72,11 @@ def acting_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
             dependencies.board,
             outcome,
             line,
-            given.get("comment", ""),
+            form.get("comment", ""),
             session.who,
-            key=given.get("key", ""),
+            key=form.get("key", ""),
         )
-        return redirect(f"/councils/{task_id}#line-{given['on']}")
+        return redirect(f"/councils/{task_id}#line-{form['on']}")
 
     return [
         Route("/councils/{id}/cancel", require_session(cancel, sessions), methods=["POST"]),
@@ -93,19 +89,19 @@ def acting_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
 async def remarks_on(
     dependencies: ApiDependencies, outcome: Outcome, who: Principal
 ) -> Mapping[tuple[str, int, str], Sequence[LineComment]]:
-    """Return what was said of lines of this task's diffs, by path, number and text."""
-    found: dict[tuple[str, int, str], list[LineComment]] = {}
+    """Return the comments on lines of this task's diffs, by path, line number and text."""
+    remarks: dict[tuple[str, int, str], list[LineComment]] = {}
     if outcome.story_id and await dependencies.board.find(outcome.story_id, who):
-        for said in map(remark_of, await dependencies.board.history(outcome.story_id, who)):
-            if said is not None and said.task_id == outcome.task_id:
-                found.setdefault((said.path, said.line, said.quoted), []).append(said)
-    return found
+        for comment in map(remark_of, await dependencies.board.history(outcome.story_id, who)):
+            if comment is not None and comment.task_id == outcome.task_id:
+                remarks.setdefault((comment.path, comment.line, comment.quoted), []).append(comment)
+    return remarks
 
 
-def _place(on: str) -> tuple[int, int] | None:
-    """Return the rank and the number of a line in its diff, from 1, of `RANK.LINE`."""
-    found = re.fullmatch(r"(\d{1,4})\.(\d{1,6})", on, re.ASCII)
-    return (int(found[1]), int(found[2])) if found else None
+def _parse_position(on: str) -> tuple[int, int] | None:
+    """Parse `RANK.LINE`: a candidate's rank and the number of a line in its diff, from 1."""
+    match = re.fullmatch(r"(\d{1,4})\.(\d{1,6})", on, re.ASCII)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _line(outcome: Outcome, rank: int, number: int) -> DiffLine | None:

@@ -1,4 +1,4 @@
-"""The page of a council: what each seat is at while it runs, what it came to after."""
+"""The page of a council: the seats' progress while it runs, and its results."""
 
 from __future__ import annotations
 
@@ -36,18 +36,16 @@ from moothall.errors import NotFound
 from moothall.stories.comments import may_act
 
 REFRESH_SECONDS = 3
-_TITLE = 120
-_PACE_SECONDS = 0.25
-"""Between two words that something happened: what came meanwhile is in the second."""
-_LOAD_SECONDS = 0.003
-"""For each that listens: what loading a page anew takes, and as much again for the rest of the
-server.
-"""
-_FIGURES = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
+_TITLE_CHARS = 120
+_NOTIFY_SECONDS = 0.25
+"""The minimum time between two notifications; the second covers everything in between."""
+_RELOAD_SECONDS = 0.003
+"""Time for each listener to reload its page, with as much again for the rest of the server."""
+_METRICS = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 
 
 def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    """Return what a browser gets of one deliberation."""
+    """Return the routes of a deliberation's page."""
 
     async def council(request: Request, session: Session) -> Response:
         task_id = check_id(request.path_params["id"], "task_id")
@@ -59,38 +57,38 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
                 "accepted"
             ) from error
         progress = await dependencies.tasks.get_progress(task_id, session.who)
-        asked = (
+        deliberation = (
             progress.state.requested.value if progress.state and progress.state.requested else None
         )
-        told: dict[str, Any] = {
+        context: dict[str, Any] = {
             "outcome": outcome,
             "progress": progress,
             "lanes": [_seat_view(progress, outcome, lane) for lane in progress.seats.values()],
-            "asked": asked,
-            "about": _about(asked) or f"Task {task_id}",
-            "talks": asked is not None and asked.protocol == "ask",
-            "before": await earlier_tasks(dependencies.tasks, asked, session.who),
-            "forked": own_id(asked.fork.task_id, session.who.tenant)
-            if asked and asked.fork
+            "asked": deliberation,
+            "about": _title(deliberation) or f"Task {task_id}",
+            "talks": deliberation is not None and deliberation.protocol == "ask",
+            "before": await earlier_tasks(dependencies.tasks, deliberation, session.who),
+            "forked": own_id(deliberation.fork.task_id, session.who.tenant)
+            if deliberation and deliberation.fork
             else "",
             "used": outcome.usage if outcome.status.ended else _usage(progress),
             "elapsed": _elapsed_seconds(progress, outcome),
-            "words": _words(progress),
-            "question": question(outcome),
+            "words": _steering_messages(progress),
+            "question": undecided_answers(outcome),
             "remarks": await remarks_on(dependencies, outcome, session.who),
             "on": request.query_params.get("on", ""),
             "may": may_act(session.who),
             "key": new_task_id(),
-            "metrics": {name: progress.metrics.get(name, 0) for name in _FIGURES}
+            "metrics": {name: progress.metrics.get(name, 0) for name in _METRICS}
             if progress.metrics
             else {},
-            "agent": _agent(progress),
-            "paused": bool(progress.state and progress.state.pauses.held),
+            "agent": _agent_name(progress),
+            "paused": bool(progress.state and progress.state.pauses.is_paused),
             "refresh": 0 if outcome.status.ended else REFRESH_SECONDS,
         }
-        told["changes"] = f"/councils/{task_id}/changes"
-        told["growing"] = "" if outcome.status.ended else f"/councils/{task_id}/text"
-        return page("deliberation.html", session=session, **told)
+        context["changes"] = f"/councils/{task_id}/changes"
+        context["growing"] = "" if outcome.status.ended else f"/councils/{task_id}/text"
+        return page("deliberation.html", session=session, **context)
 
     return [
         Route("/councils/{id}", require_session(council, sessions)),
@@ -102,29 +100,31 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
 def _changes(dependencies: ApiDependencies, sessions: Sessions) -> Route:
     shared: WeakValueDictionary[str, Broadcast[int]] = (
         WeakValueDictionary()
-    )  # however many look, it is read once
+    )  # the events are read once for all readers
 
     async def changes(request: Request, session: Session) -> Response:
-        """Say that something happened in the council, as server-sent events, from now on; after its
-        end, on the board.
+        """Notify of events in the council, and of events on the board after its end, as server-sent
+        events.
         """
         task_id, who = check_id(request.path_params["id"], "task_id"), session.who
-        seen = (await dependencies.tasks.get_progress(task_id, who)).seq
+        last_seq = (await dependencies.tasks.get_progress(task_id, who)).seq
 
         async def follow_events() -> AsyncGenerator[int, None]:
-            async with aclosing(dependencies.deliberations.watch(task_id, seen, who)) as moments:
-                async for recorded in moments:
+            async with aclosing(
+                dependencies.deliberations.watch(task_id, last_seq, who)
+            ) as batches:
+                async for recorded in batches:
                     yield recorded.seq
 
-        fan = shared.setdefault(key_of(task_id, who.tenant), Broadcast(follow_events))
+        broadcast = shared.setdefault(key_of(task_id, who.tenant), Broadcast(follow_events))
 
         async def stream() -> AsyncGenerator[str, None]:
             yield ": the council\n"
-            async with aclosing(fan.listen()) as moments:
-                async for seqs in moments:
-                    await asyncio.sleep(turn(fan.listening))
+            async with aclosing(broadcast.listen()) as batches:
+                async for seqs in batches:
+                    await asyncio.sleep(reload_delay(broadcast.listening))
                     yield f"data: {seqs[-1]}\n"
-                    await asyncio.sleep(_PACE_SECONDS)
+                    await asyncio.sleep(_NOTIFY_SECONDS)
             async with aclosing(follow_board(dependencies, who)) as lines:
                 async for line in lines:
                     yield line
@@ -138,26 +138,25 @@ def _text(dependencies: ApiDependencies, sessions: Sessions) -> Route:
     shared: WeakValueDictionary[str, Broadcast[Writing]] = WeakValueDictionary()
 
     async def text(request: Request, session: Session) -> Response:
-        """Tell what seats are writing, as server-sent events of JSON; at once empty where the
-        council is over.
+        """Stream what the seats write, as server-sent events of JSON. The stream is empty if the
+        council has ended.
         """
         task_id, who = check_id(request.path_params["id"], "task_id"), session.who
-        over = (await dependencies.deliberations.result(task_id, who)).status.ended
-        fan = shared.setdefault(
+        has_ended = (await dependencies.deliberations.result(task_id, who)).status.ended
+        broadcast = shared.setdefault(
             key_of(task_id, who.tenant),
             Broadcast(lambda: dependencies.deliberations.watch_text(task_id, who)),
         )
 
         async def stream() -> AsyncGenerator[str, None]:
             yield ": what seats write\n"
-            if over:
+            if has_ended:
                 return
-            async with aclosing(fan.listen()) as moments:
-                async for said in moments:
-                    for seat, words in {
-                        one.seat: one.text for one in said
-                    }.items():  # of each seat the latest
-                        yield f"data: {json.dumps({'seat': seat, 'text': make_visible(words)})}\n"
+            async with aclosing(broadcast.listen()) as batches:
+                async for batch in batches:
+                    latest = {writing.seat: writing.text for writing in batch}
+                    for seat, text in latest.items():
+                        yield f"data: {json.dumps({'seat': seat, 'text': make_visible(text)})}\n"
 
         return ServerSentEvents(stream())
 
@@ -165,75 +164,81 @@ def _text(dependencies: ApiDependencies, sessions: Sessions) -> Route:
 
 
 async def follow_board(dependencies: ApiDependencies, who: Principal) -> AsyncGenerator[str, None]:
-    """Yield a line for whatever happens on a tenant's board from now on; what happens at once is
-    one.
+    """Yield a line for each change of a tenant's board from now on; simultaneous changes are one
+    line.
     """
-    async with aclosing(dependencies.board.watch(None, who)) as told:
-        async for moments in told:
-            if moments:
-                await asyncio.sleep(turn(dependencies.board.watching))
-            yield f"data: {moments[-1].seq}\n" if moments else ": the board\n"
-            if moments:
-                await asyncio.sleep(_PACE_SECONDS)
+    async with aclosing(dependencies.board.watch(None, who)) as batches:
+        async for batch in batches:
+            if batch:
+                await asyncio.sleep(reload_delay(dependencies.board.watching))
+            yield f"data: {batch[-1].seq}\n" if batch else ": the board\n"
+            if batch:
+                await asyncio.sleep(_NOTIFY_SECONDS)
 
 
-def turn(listening: int) -> float:
-    """Return after how many seconds one of so many is told: who hears of a change loads the page
-    anew, and not all at the same moment.
+def reload_delay(listening: int) -> float:
+    """Return a random delay in seconds for one of so many listeners, because each of them reloads
+    its page after a change.
     """
-    return random.random() * listening * _LOAD_SECONDS  # noqa: S311 - no secret
+    return random.random() * listening * _RELOAD_SECONDS  # noqa: S311 - no secret
 
 
 def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapping[str, Any]:
-    """Return a seat: its lane, how it stands, what it used and for how long it has been at it."""
+    """Return a seat's view: its lane, state, usage and duration."""
     state = progress.state
     stand = None if state is None else seat_view(state, lane.seat)
-    over = outcome.status.ended or lane.activity == ENDED
-    until = (
-        _at(lane.ended_at) if lane.ended_at else None if outcome.status.ended else datetime.now(UTC)
+    has_ended = outcome.status.ended or lane.activity == ENDED
+    end = (
+        _parse_time(lane.ended_at)
+        if lane.ended_at
+        else None
+        if outcome.status.ended
+        else datetime.now(UTC)
     )
-    began = _at(lane.started_at)
+    start = _parse_time(lane.started_at)
     return {
         "lane": lane,
         "stand": stand,
         "used": _usage(progress, lane.seat),
-        "over": over,
-        "seconds": (until - began).total_seconds() if until and began else 0,
+        "over": has_ended,
+        "seconds": (end - start).total_seconds() if end and start else 0,
     }
 
 
-def _about(asked: Deliberation | None) -> str:
-    """Return in a line what a council is about."""
-    first = (
-        next((line.strip() for line in asked.description.splitlines() if line.strip()), "")
-        if asked
+def _title(deliberation: Deliberation | None) -> str:
+    """Return the first line of a council's task, shortened."""
+    first_line = (
+        next((line.strip() for line in deliberation.description.splitlines() if line.strip()), "")
+        if deliberation
         else ""
     )
-    return first if len(first) <= _TITLE else f"{first[: _TITLE - 1]}…"
+    return first_line if len(first_line) <= _TITLE_CHARS else f"{first_line[: _TITLE_CHARS - 1]}…"
 
 
-def _agent(progress: Progress) -> str:
-    """Return the name of the agent of a file of which this is a run."""
-    asked = progress.state.requested.value if progress.state and progress.state.requested else None
-    return asked.agent.name if asked and asked.agent else ""
+def _agent_name(progress: Progress) -> str:
+    """Return the name of the agent file that this is a run of, '' for none."""
+    deliberation = (
+        progress.state.requested.value if progress.state and progress.state.requested else None
+    )
+    return deliberation.agent.name if deliberation and deliberation.agent else ""
 
 
-def _words(progress: Progress) -> Sequence[tuple[str, str, str]]:
-    """Return what was said to the seats: by whom, what, and which of them have heard it."""
+def _steering_messages(progress: Progress) -> Sequence[tuple[str, str, str]]:
+    """Return the steering messages: the sender, the text, and the seats that have received it."""
     return [
         (
-            by,
+            sender,
             message,
             ", ".join(lane.seat for lane in progress.seats.values() if name in lane.steering_ids),
         )
-        for name, (by, message) in progress.steering.items()
+        for name, (sender, message) in progress.steering.items()
     ]
 
 
-def _usage(progress: Progress, by: str = "") -> Usage:
-    """Return what a seat used, or all of them and the council itself."""
+def _usage(progress: Progress, seat: str = "") -> Usage:
+    """Return the usage of a seat; without a seat, that of all seats and the council itself."""
     calls = [fact.value for fact in progress.state.calls.values()] if progress.state else []
-    return sum((usage for seat, usage in calls if by in {"", seat}), Usage())
+    return sum((usage for caller, usage in calls if seat in {"", caller}), Usage())
 
 
 def _elapsed_seconds(progress: Progress, outcome: Outcome) -> float:
@@ -244,22 +249,24 @@ def _elapsed_seconds(progress: Progress, outcome: Outcome) -> float:
     return (datetime.now(UTC) - requested.time).total_seconds()
 
 
-def _at(time: str) -> datetime | None:
+def _parse_time(time: str) -> datetime | None:
     try:
-        found = datetime.fromisoformat(time)
+        parsed = datetime.fromisoformat(time)
     except ValueError:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
-def question(outcome: Outcome) -> list[tuple[str, list[str]]]:
-    """Return the answers between which no test or review decides, each with its summary and seats.
-    It is for a person to decide.
+def undecided_answers(outcome: Outcome) -> list[tuple[str, list[str]]]:
+    """Return the answers that no test or review decides between, each with its summary and seats. A
+    person decides between them.
     """
-    ways: dict[str, tuple[str, list[str]]] = {}
+    answers: dict[str, tuple[str, list[str]]] = {}
     for result in outcome.results:
         if result.undecided:
-            ways.setdefault(result.diff, (result.content, []))[1].append(result.seat)
+            answers.setdefault(result.diff, (result.content, []))[1].append(result.seat)
     return (
-        [(why, list(dict.fromkeys(seats))) for why, seats in ways.values()] if len(ways) > 1 else []
+        [(summary, list(dict.fromkeys(seats))) for summary, seats in answers.values()]
+        if len(answers) > 1
+        else []
     )

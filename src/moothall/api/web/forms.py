@@ -1,6 +1,4 @@
-"""What a browser sends: whose session it is, the fields of its forms; and errors as a page in plain
-words.
-"""
+"""Sessions and forms of the web page, and errors as HTML pages."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.ids import is_id
 from moothall.errors import InvalidRequest, MoothallError, Refused
 
-COOKIE, _FIELDS = "moothall-session", 20
-_FORM = "application/x-www-form-urlencoded"
+COOKIE, _MAX_FIELDS = "moothall-session", 20
+_FORM_TYPE = "application/x-www-form-urlencoded"
 
-_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+_RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _GO_BACK = "Nothing was changed. Go back, and what you wrote is still there."
-_NEXT = {
+_NEXT_STEPS = {
     403: (
         "Nothing was changed. Somebody with another role may do it; whoever runs this server gives "
         "roles."
@@ -51,25 +49,25 @@ Answer = Callable[[Request, Session], Awaitable[Response]]
 
 
 async def read_session_form(
-    request: Request, session: Session, most: int = _FIELDS
+    request: Request, session: Session, max_fields: int = _MAX_FIELDS
 ) -> Mapping[str, str]:
-    """Return the fields, at most so many, of a form of this session. Raises `Refused` for any
-    other.
+    """Return the fields of a form of this session. Raises `Refused` for a form of another session,
+    and what `read_form` raises.
     """
-    given = await read_form(request, most)
-    if not session.owns_form(given.get("form", "")):
+    fields = await read_form(request, max_fields)
+    if not session.owns_form(fields.get("form", "")):
         raise Refused(
             "this form is not of your session; go back, load the page again and send it once more"
         )
-    return given
+    return fields
 
 
-async def read_form(request: Request, most: int = _FIELDS) -> Mapping[str, str]:
-    """Return the fields of a form. Raises `HttpRefusal` for what is none, is too large or comes too
-    slowly.
+async def read_form(request: Request, max_fields: int = _MAX_FIELDS) -> Mapping[str, str]:
+    """Return the fields of a form. Raises `HttpRefusal` if it is not a form, too large or too slow,
+    `InvalidRequest` for more than `max_fields` fields.
     """
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
-        raise HttpRefusal(415, "NOT_A_FORM", f"this takes a form ({_FORM})")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM_TYPE:
+        raise HttpRefusal(415, "NOT_A_FORM", f"this takes a form ({_FORM_TYPE})")
     settings, raw = request.app.state.settings, bytearray()
     try:
         async with asyncio.timeout(settings.body_seconds):
@@ -81,7 +79,7 @@ async def read_form(request: Request, most: int = _FIELDS) -> Mapping[str, str]:
                         "BODY_TOO_LARGE",
                         f"the form is larger than {settings.body_bytes} bytes (web.body_bytes)",
                     )
-        fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=most)
+        fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=max_fields)
     except TimeoutError as error:
         raise HttpRefusal(
             408, "BODY_TOO_SLOW", f"the form did not come within {settings.body_seconds:g} seconds"
@@ -93,20 +91,22 @@ async def read_form(request: Request, most: int = _FIELDS) -> Mapping[str, str]:
     return {name: values[-1] for name, values in fields.items()}
 
 
-def sign_in_form(sessions: Sessions, status: int = 200, said: str = "", why: str = "") -> Response:
-    """Return the page that asks who somebody is; `said` is what was wrong, `why` more of it."""
+def sign_in_form(
+    sessions: Sessions, status: int = 200, problem: str = "", detail: str = ""
+) -> Response:
+    """Return the sign-in page. `problem` selects the error to show, `detail` adds a detail."""
     return page(
         "sign_in.html",
         status,
-        said=said,
-        why=why,
+        said=problem,
+        why=detail,
         people=sessions.has_people,
         elsewhere=sessions.elsewhere,
     )
 
 
 def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], Awaitable[Response]]:
-    """Answer those who are signed in, and send others to sign in."""
+    """Wrap a handler: browsers without a session are sent to the sign-in page."""
 
     async def check_session(request: Request) -> Response:
         session = sessions.find(request.cookies.get(COOKIE, ""))
@@ -117,7 +117,7 @@ def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], A
                 else sign_in_form(sessions, 403, "ended")
             )
         call_as(session.who)
-        answered = await plainly(lambda asked: answer(asked, session), session)(request)
+        answered = await with_error_page(lambda asked: answer(asked, session), session)(request)
         if isinstance(answered, ServerSentEvents):
             answered.lines = _while_signed_in(answered.lines, session, sessions)
         return answered
@@ -125,16 +125,14 @@ def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], A
     return check_session
 
 
-def onward(request: Request) -> str:
-    """Return where somebody goes who has signed in: to the story that they asked for, or to the
-    board.
-    """
+def target_after_sign_in(request: Request) -> str:
+    """Return the path to show after sign-in: the requested story, or the board."""
     story_id = request.query_params.get("story", "")
     return f"/stories/{story_id}" if is_id(story_id) else "/"
 
 
 def set_session(answer: Response, request: Request, session: Session, seconds: float) -> None:
-    """Give a browser its session."""
+    """Set the session cookie."""
     secure = request.url.scheme == "https"
     answer.set_cookie(
         COOKIE, session.id, round(seconds), httponly=True, samesite="strict", secure=secure
@@ -144,9 +142,7 @@ def set_session(answer: Response, request: Request, session: Session, seconds: f
 async def _while_signed_in(
     lines: AsyncGenerator[str, None], session: Session, sessions: Sessions
 ) -> AsyncGenerator[str, None]:
-    """Yield what a reader is told until it is signed out: somebody whose account is gone hears
-    nothing more.
-    """
+    """Yield lines until the session ends, for example because the account was removed."""
     async with aclosing(lines):
         async for line in lines:
             if sessions.find(session.id) is None:
@@ -154,39 +150,37 @@ async def _while_signed_in(
             yield line
 
 
-def plainly(
+def with_error_page(
     answer: Callable[[Request], Awaitable[Response]], session: Session | None = None
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Answer an error as a page in plain words."""
+    """Wrap a handler: its errors are answered with an HTML page."""
 
     async def respond(request: Request) -> Response:
         try:
             return await answer(request)
         except HttpRefusal as error:
-            status, said = error.status, error.message
+            status, message = error.status, error.message
         except MoothallError as error:
-            status, said = http_status_of(error), error.message
-        except Exception:  # the edge of the page
+            status, message = http_status_of(error), error.message
+        except Exception:  # the outermost handler of the page
             log.exception("a page failed by a bug", path=request.url.path)
-            status, said = 500, "This page failed by a bug of ours; the server's log says more."
-        return wrong_page(status, said, session, again=request.method == "GET")
+            status, message = 500, "This page failed by a bug of ours; the server's log says more."
+        return error_page(status, message, session, again=request.method == "GET")
 
     return respond
 
 
-def wrong_page(
-    status: int, said: str, session: Session | None = None, *, again: bool = False
+def error_page(
+    status: int, message: str, session: Session | None = None, *, again: bool = False
 ) -> Response:
-    """Return what went wrong as a page, and what to do about it; `again`: the same may be asked
-    once more.
-    """
-    passing = status in _PASSING
+    """Return a page with an error and the next step. `again`: the request can be repeated."""
+    is_retryable = status in _RETRYABLE_STATUSES
     return page(
         "wrong.html",
         status,
         session=session,
         title=HTTPStatus(status).phrase,
-        said=said,
-        next=_NEXT.get(status, _GO_BACK),
-        again=again and passing,
+        said=message,
+        next=_NEXT_STEPS.get(status, _GO_BACK),
+        again=again and is_retryable,
     )

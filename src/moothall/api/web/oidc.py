@@ -1,7 +1,8 @@
-"""An OpenID provider: what it says of itself, its keys, and whom an ID token of it names.
+"""A client for an OpenID provider: its configuration, its keys, and the user that an ID token
+names.
 
-The code flow with PKCE (RFC 6749, RFC 7636, OpenID Connect Core 3.1). Nothing of a token is
-believed before its signature, issuer, audience, times and nonce are.
+The code flow with PKCE (RFC 6749, RFC 7636, OpenID Connect Core 3.1). No claim of a token is used
+before its signature, issuer, audience, times and nonce are verified.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import digest, is_id
 from moothall.errors import CallFailed, ConfigurationError, Refused, Temporary
 
-if TYPE_CHECKING:  # imported by who signs in this way
+if TYPE_CHECKING:  # imported only when somebody signs in this way
     import jwt
 
 _ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
-"""Of signatures. None that a client could make itself: no `none`, no HMAC."""
-_KINDS = frozenset({"RSA", "EC", "OKP"})
+"""Signature algorithms. Clients could forge `none` and HMAC signatures, so both are missing."""
+_KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
 _CLAIMS = ("exp", "iat", "iss", "aud", "sub", "nonce")
-_LEEWAY_SECONDS, _KEYS_SECONDS = 60, 30.0
-_BYTES, _SAID = 1_000_000, 200
-_NAME = 48
+_LEEWAY_SECONDS, _KEY_REFRESH_SECONDS = 60, 30.0
+_MAX_RESPONSE_BYTES, _MESSAGE_CHARS = 1_000_000, 200
+_NAME_CHARS = 48
 
 
 def _secret() -> str:
@@ -47,8 +48,8 @@ def _secret() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A sign-in under way: where the provider sends the browser back to, where that goes on then,
-    and what only this one can answer.
+    """A sign-in in progress. `back` is the redirect URI, `onward` the page to show afterwards; the
+    other fields are its secrets.
     """
 
     back: str
@@ -58,8 +59,8 @@ class Flow:
     verifier: str = field(default_factory=_secret, repr=False)
 
 
-class _About(BaseModel):
-    """What a provider says of itself."""
+class _ProviderMetadata(BaseModel):
+    """The provider's metadata document."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -74,8 +75,8 @@ class _About(BaseModel):
 
 
 class Provider:
-    """The one of the settings. Its methods raise `Temporary` where it cannot be reached,
-    `CallFailed` where it answers with nonsense.
+    """The configured provider. Methods raise `Temporary` if it is unreachable, `CallFailed` for an
+    invalid response.
     """
 
     def __init__(
@@ -84,27 +85,29 @@ class Provider:
         self.settings = settings
         self._issuer = settings.issuer or ""
         self._clock = clock
-        self._known: _About | None = None
+        self._cached_metadata: _ProviderMetadata | None = None
         self._keys: list[jwt.PyJWK] = []
-        self._looked = float("-inf")
-        self._looking = asyncio.Lock()
+        self._keys_fetched_at = float("-inf")
+        self._keys_lock = asyncio.Lock()
         check_address("oidc.issuer", self._issuer)
 
     @property
     def name(self) -> str:
-        """What people know it by: its host."""
+        """The provider's display name: its host."""
         return urlsplit(self._issuer).hostname or self._issuer
 
     async def check(self) -> None:
-        """Raise `ConfigurationError` where it can be reached and is not what the settings say."""
+        """Raise `ConfigurationError` if the provider is reachable but does not match the
+        settings.
+        """
         try:
-            await self._about()
+            await self._metadata()
         except CallFailed as error:
             raise ConfigurationError(f"oidc.issuer {self._issuer}: {error.message}") from error
 
     async def address(self, flow: Flow) -> str:
-        """Return where a browser signs in."""
-        asked = {
+        """Return the URL at which a browser signs in."""
+        parameters = {
             "response_type": "code",
             "client_id": self.settings.client_id,
             "redirect_uri": flow.back,
@@ -116,37 +119,47 @@ class Provider:
             .decode(),
             "code_challenge_method": "S256",
         }
-        return _with((await self._about()).authorization_endpoint, asked)
+        return _add_parameters((await self._metadata()).authorization_endpoint, parameters)
 
     async def leave(self, back: str) -> str:
-        """Return where a browser signs out there too; empty where it says of no such place."""
-        where = (await self._about()).end_session_endpoint
+        """Return the URL at which a browser also signs out at the provider; empty if there is
+        none.
+        """
+        end_session_url = (await self._metadata()).end_session_endpoint
         return (
-            _with(where, {"client_id": self.settings.client_id, "post_logout_redirect_uri": back})
-            if where
+            _add_parameters(
+                end_session_url,
+                {"client_id": self.settings.client_id, "post_logout_redirect_uri": back},
+            )
+            if end_session_url
             else ""
         )
 
-    async def redeem(self, flow: Flow, given: Mapping[str, str]) -> Principal:
-        """Return who came back with these parameters. Raises `Refused`."""
-        about = await self._about()
+    async def redeem(self, flow: Flow, parameters: Mapping[str, str]) -> Principal:
+        """Return the user who came back with these parameters. Raises `Refused`."""
+        metadata = await self._metadata()
         if not hmac.compare_digest(
-            flow.state.encode(), given.get("state", "").encode("utf-8", "surrogateescape")
+            flow.state.encode(), parameters.get("state", "").encode("utf-8", "surrogateescape")
         ):
             raise Refused("this answer is to another sign-in than yours; begin again")
-        issuer = given.get(
-            "iss", about.issuer if not about.authorization_response_iss_parameter_supported else ""
+        issuer = parameters.get(
+            "iss",
+            metadata.issuer if not metadata.authorization_response_iss_parameter_supported else "",
         )
-        if issuer != about.issuer:
+        if issuer != metadata.issuer:
             raise Refused(f"this answer is of another provider than {self.name}")
-        if error := given.get("error", ""):
-            raise Refused(f"{self.name} says no: {given.get('error_description') or error}"[:_SAID])
-        if not (code := given.get("code", "")):
+        if error := parameters.get("error", ""):
+            raise Refused(
+                f"{self.name} says no: {parameters.get('error_description') or error}"[
+                    :_MESSAGE_CHARS
+                ]
+            )
+        if not (code := parameters.get("code", "")):
             raise Refused(f"{self.name} sent you back without a code")
-        token = await self._exchange(about, code, flow)
+        token = await self._exchange(metadata, code, flow)
         return self._principal(self._verify(token, await self._key(token), flow.nonce))
 
-    async def _exchange(self, about: _About, code: str, flow: Flow) -> str:
+    async def _exchange(self, metadata: _ProviderMetadata, code: str, flow: Flow) -> str:
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -154,48 +167,50 @@ class Provider:
             "code_verifier": flow.verifier,
         }
         headers = {}
-        own, secret = self.settings.client_id, self.settings.client_secret
+        client_id, secret = self.settings.client_id, self.settings.client_secret
         if (
             secret is not None
-            and "client_secret_basic" in about.token_endpoint_auth_methods_supported
+            and "client_secret_basic" in metadata.token_endpoint_auth_methods_supported
         ):
-            pair = f"{quote_plus(own)}:{quote_plus(secret.get_secret_value())}"
-            headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+            credentials = f"{quote_plus(client_id)}:{quote_plus(secret.get_secret_value())}"
+            headers["Authorization"] = f"Basic {b64encode(credentials.encode()).decode()}"
         else:
-            form |= {"client_id": own} | (
+            form |= {"client_id": client_id} | (
                 {"client_secret": secret.get_secret_value()} if secret else {}
             )
-        status, told = await self._ask("POST", about.token_endpoint, form, headers)
+        status, document = await self._request("POST", metadata.token_endpoint, form, headers)
         if status != HTTPStatus.OK:
             raise Refused(
-                f"{self.name} does not take the code: {told.get('error', status)}"[:_SAID]
+                f"{self.name} does not take the code: {document.get('error', status)}"[
+                    :_MESSAGE_CHARS
+                ]
             )
-        if not isinstance(token := told.get("id_token"), str):
+        if not isinstance(token := document.get("id_token"), str):
             raise CallFailed(f"{self.name} gave no ID token")
         return token
 
     async def _key(self, token: str) -> jwt.PyJWK:
-        """Return the key that a token says it is signed with. A new one is looked for, but not with
-        every token that names one.
+        """Return the key that signed a token. Unknown keys are fetched, but not for every token
+        that names one.
         """
         import jwt
 
         try:
             header = jwt.get_unverified_header(token)
         except jwt.InvalidTokenError as error:
-            raise Refused(f"the ID token is refused: {error}"[:_SAID]) from error
+            raise Refused(f"the ID token is refused: {error}"[:_MESSAGE_CHARS]) from error
         if header.get("alg") not in _ALGORITHMS:
             raise Refused(
                 f"the ID token is refused: it is signed with {str(header.get('alg'))[:20]!r}, not "
                 f"{', '.join(_ALGORITHMS)}"
             )
-        async with self._looking:
+        async with self._keys_lock:
             if (
                 key := _choose_key(self._keys, header.get("kid"))
-            ) is None and self._clock() - self._looked >= _KEYS_SECONDS:
-                self._looked = self._clock()
-                status, told = await self._ask("GET", (await self._about()).jwks_uri)
-                self._keys = list(_usable(told)) if status == HTTPStatus.OK else []
+            ) is None and self._clock() - self._keys_fetched_at >= _KEY_REFRESH_SECONDS:
+                self._keys_fetched_at = self._clock()
+                status, document = await self._request("GET", (await self._metadata()).jwks_uri)
+                self._keys = list(_usable_keys(document)) if status == HTTPStatus.OK else []
                 key = _choose_key(self._keys, header.get("kid"))
         if key is None:
             raise Refused(
@@ -206,13 +221,13 @@ class Provider:
     def _verify(self, token: str, key: jwt.PyJWK, nonce: str) -> Mapping[str, Any]:
         import jwt
 
-        own = self.settings.client_id
+        client_id = self.settings.client_id
         try:
             claims: Mapping[str, Any] = jwt.decode(
                 token,
                 key,
                 algorithms=_ALGORITHMS,
-                audience=own,
+                audience=client_id,
                 issuer=self._issuer,
                 leeway=_LEEWAY_SECONDS,
                 options={"require": list(_CLAIMS)},
@@ -224,9 +239,9 @@ class Provider:
             OverflowError,
             RecursionError,
         ) as error:
-            raise Refused(f"the ID token is refused: {error}"[:_SAID]) from error
-        several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
-        if claims.get("azp", "" if several else own) != own:
+            raise Refused(f"the ID token is refused: {error}"[:_MESSAGE_CHARS]) from error
+        has_several_audiences = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
+        if claims.get("azp", "" if has_several_audiences else client_id) != client_id:
             raise Refused("the ID token is refused: it was made for another client")
         if not hmac.compare_digest(
             str(claims["nonce"]).encode("utf-8", "surrogateescape"), nonce.encode()
@@ -235,38 +250,47 @@ class Provider:
         return claims
 
     def _principal(self, claims: Mapping[str, Any]) -> Principal:
-        said = self.settings
-        belongs = _claim(claims, said.roles_claim)
+        settings = self.settings
+        group_claim = _claim(claims, settings.roles_claim)
         groups = (
-            [belongs] if isinstance(belongs, str) else belongs if isinstance(belongs, list) else []
+            [group_claim]
+            if isinstance(group_claim, str)
+            else group_claim
+            if isinstance(group_claim, list)
+            else []
         )
         roles = {
-            role for group in groups if isinstance(group, str) for role in said.roles.get(group, ())
+            role
+            for group in groups
+            if isinstance(group, str)
+            for role in settings.roles.get(group, ())
         }
         if not roles:
             raise Refused(
-                f"you are signed in at {self.name}, but nothing in {said.roles_claim} lets you in "
-                "here (oidc.roles)"
+                f"you are signed in at {self.name}, but nothing in {settings.roles_claim} lets "
+                "you in here (oidc.roles)"
             )
         name, tenant = (
-            _claim(claims, said.name_claim),
-            _claim(claims, said.tenant_claim) if said.tenant_claim else said.tenant,
+            _claim(claims, settings.name_claim),
+            _claim(claims, settings.tenant_claim) if settings.tenant_claim else settings.tenant,
         )
         if not isinstance(name, str) or not name:
-            raise Refused(f"the ID token has no {said.name_claim} (oidc.name_claim, oidc.scopes)")
-        if said.name_claim == "email" and claims.get("email_verified") is not True:
+            raise Refused(
+                f"the ID token has no {settings.name_claim} (oidc.name_claim, oidc.scopes)"
+            )
+        if settings.name_claim == "email" and claims.get("email_verified") is not True:
             raise Refused(f"{self.name} has not verified your address")
         if not isinstance(tenant, str) or not is_id(tenant):
             raise Refused(
-                f"the ID token names no tenant in {said.tenant_claim} (oidc.tenant_claim)"
+                f"the ID token names no tenant in {settings.tenant_claim} (oidc.tenant_claim)"
             )
         return Principal(
-            _id_of(name), tenant, "operator" in roles, frozenset(roles - {"operator", "reader"})
+            _user_id(name), tenant, "operator" in roles, frozenset(roles - {"operator", "reader"})
         )
 
-    async def _about(self) -> _About:
-        if self._known is None:
-            status, told = await self._ask(
+    async def _metadata(self) -> _ProviderMetadata:
+        if self._cached_metadata is None:
+            status, document = await self._request(
                 "GET", f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
             )
             if status != HTTPStatus.OK:
@@ -274,15 +298,15 @@ class Provider:
                     f"it answers with {status} where a provider says what it is; is it the issuer?"
                 )
             try:
-                about = _About.model_validate(told)
+                metadata = _ProviderMetadata.model_validate(document)
             except ValidationError as error:
                 raise CallFailed(f"what it says of itself is wrong: {wrong(error)}") from None
-            if about.issuer != self._issuer:
+            if metadata.issuer != self._issuer:
                 raise CallFailed(
-                    f"it calls itself {about.issuer[:_SAID]!r}: that has to be the issuer, to the "
-                    "letter"
+                    f"it calls itself {metadata.issuer[:_MESSAGE_CHARS]!r}: that has to be the "
+                    "issuer, to the letter"
                 )
-            if "S256" not in about.code_challenge_methods_supported:
+            if "S256" not in metadata.code_challenge_methods_supported:
                 raise CallFailed("it does without PKCE by S256, which is needed")
             for name in (
                 "authorization_endpoint",
@@ -290,52 +314,58 @@ class Provider:
                 "jwks_uri",
                 "end_session_endpoint",
             ):
-                if getattr(about, name):
-                    check_address(name, getattr(about, name))
-            self._known = about
-        return self._known
+                if getattr(metadata, name):
+                    check_address(name, getattr(metadata, name))
+            self._cached_metadata = metadata
+        return self._cached_metadata
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         url: str,
         form: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Mapping[str, Any]]:
-        """Return status and document. A redirect is no answer."""
+        """Return status and JSON document. Redirects are not followed."""
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=self.settings.seconds)
-        more = {"Accept": "application/json", **(headers or {})}
+        all_headers = {"Accept": "application/json", **(headers or {})}
         try:
             async with (
                 aiohttp.ClientSession(timeout=limit) as session,
                 session.request(
-                    method, url, data=form, headers=more, allow_redirects=False
-                ) as answer,
+                    method, url, data=form, headers=all_headers, allow_redirects=False
+                ) as response,
             ):
-                raw = await whole_body(answer.content.readexactly, _BYTES)
-                if raw is None:
-                    raise CallFailed(f"{url} answers with more than {_BYTES} bytes")
-                told = json.loads(raw) if raw else {}
+                content = await whole_body(response.content.readexactly, _MAX_RESPONSE_BYTES)
+                if content is None:
+                    raise CallFailed(f"{url} answers with more than {_MAX_RESPONSE_BYTES} bytes")
+                document = json.loads(content) if content else {}
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Temporary(
-                f"{self.name} cannot be reached: {str(error) or type(error).__name__}"[:_SAID]
+                f"{self.name} cannot be reached: {str(error) or type(error).__name__}"[
+                    :_MESSAGE_CHARS
+                ]
             ) from error
         except (ValueError, RecursionError) as error:
-            raise CallFailed(f"{url} answers with {answer.status} and no JSON") from error
-        if not isinstance(told, dict):
+            raise CallFailed(f"{url} answers with {response.status} and no JSON") from error
+        if not isinstance(document, dict):
             raise CallFailed(f"{url} answers with no JSON object")
-        return answer.status, told
+        return response.status, document
 
 
-def _usable(told: Mapping[str, Any]) -> Iterator[jwt.PyJWK]:
-    """Yield a provider's keys for signatures; one of a kind that is not known is passed over."""
+def _usable_keys(document: Mapping[str, Any]) -> Iterator[jwt.PyJWK]:
+    """Yield a provider's signature keys; unknown kinds are skipped."""
     import jwt
 
-    keys = told.get("keys")
+    keys = document.get("keys")
     for key in keys if isinstance(keys, list) else ():
-        if isinstance(key, dict) and key.get("kty") in _KINDS and key.get("use", "sig") == "sig":
+        if (
+            isinstance(key, dict)
+            and key.get("kty") in _KEY_TYPES
+            and key.get("use", "sig") == "sig"
+        ):
             try:
                 yield jwt.PyJWK.from_dict(key)
             except (jwt.PyJWKError, jwt.InvalidKeyError, ValueError, TypeError):
@@ -349,25 +379,25 @@ def _choose_key(keys: list[jwt.PyJWK], kid: object) -> jwt.PyJWK | None:
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> Any:
-    """Return a claim by its name, which may be an address with dots, or by a path of names."""
+    """Return a claim by its name, which may contain dots, or by a dotted path of names."""
     if name in claims:
         return claims[name]
-    first, _, rest = name.partition(".")
-    inner = claims.get(first)
-    return _claim(inner, rest) if rest and isinstance(inner, dict) else None
+    outer_name, _, inner_path = name.partition(".")
+    nested = claims.get(outer_name)
+    return _claim(nested, inner_path) if inner_path and isinstance(nested, dict) else None
 
 
-def _id_of(name: str) -> str:
-    """Return the id of somebody whom the provider calls so: the name itself, or what is left of it
-    and a digest, which no other name has.
+def _user_id(name: str) -> str:
+    """Return the id of a user: the provider's name for the user, or a cleaned form of it with a
+    digest, so that ids are unique.
     """
     if is_id(name) and name != LOCAL.name:
         return name
-    plain = "".join(
+    cleaned = "".join(
         char if char.isascii() and char.isalnum() else "-" for char in name.lower()
-    ).strip("-")[:_NAME]
-    return f"{plain or 'person'}-{digest(name)[:12]}"
+    ).strip("-")[:_NAME_CHARS]
+    return f"{cleaned or 'person'}-{digest(name)[:12]}"
 
 
-def _with(url: str, asked: Mapping[str, str]) -> str:
-    return f"{url}{'&' if urlsplit(url).query else '?'}{urlencode(asked)}"
+def _add_parameters(url: str, parameters: Mapping[str, str]) -> str:
+    return f"{url}{'&' if urlsplit(url).query else '?'}{urlencode(parameters)}"

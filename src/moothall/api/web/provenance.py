@@ -1,5 +1,5 @@
-"""Where a line of a file comes from, and the context graph, a node at a time. Both know of the
-caller's own tenant alone.
+"""The origin of a line of a file, and the context graph, one node at a time. Both show only the
+caller's own tenant.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from moothall.errors import GraphUnavailable, InvalidRequest, NotFound
 from moothall.repositories.service import RepositoryService
 
 Row = Mapping[str, Any]
-_FILES, _BEFORE, _LINES, _NEAR, _WORDS = 500, 40, 400, 100, 80
-_SAYS = (
+_MAX_FILES, _LINES_BEFORE, _MAX_LINES, _MAX_NEIGHBOURS, _TEXT_CHARS = 500, 40, 400, 100, 80
+_TEXT_PROPERTIES = (
     "headline",
     "summary",
     "description",
@@ -40,21 +40,19 @@ _SAYS = (
     "reviewer",
     "role",
 )
-"""Properties of which the first that a node has says best what it is."""
+"""The properties that describe a node, the best one first."""
 
 
-def tracing_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    """Return the views that go back: from a line to who approved it, and from a node of the graph
-    to the next.
-    """
+def provenance_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the routes of the pages: the origin of a line, and the context graph."""
 
     async def origins(request: Request, session: Session) -> Response:
-        given = {
+        parameters = {
             name: request.query_params.get(name, "").strip()
             for name in ("repository", "ref", "path", "line")
         }
-        told: dict[str, Any] = {
-            "given": given,
+        context: dict[str, Any] = {
+            "given": parameters,
             "files": (),
             "more": 0,
             "lines": (),
@@ -62,19 +60,21 @@ def tracing_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
             "last": True,
             "origin": None,
         }
-        told |= {"rows": (), "unknown": "", "commit": "", "repositories": ()}
+        context |= {"rows": (), "unknown": "", "commit": "", "repositories": ()}
         if dependencies.repositories is None:
             raise NotFound("this server shows no repositories")
-        told["repositories"] = known_repositories(dependencies, session.who)
-        if given["repository"]:
-            told |= await _file(dependencies.repositories, given, session.who)
-        if given["repository"] and given["path"] and given["line"]:
-            told |= await _origin(dependencies, dependencies.repositories, given, session.who)
+        context["repositories"] = known_repositories(dependencies, session.who)
+        if parameters["repository"]:
+            context |= await _file(dependencies.repositories, parameters, session.who)
+        if parameters["repository"] and parameters["path"] and parameters["line"]:
+            context |= await _origin(
+                dependencies, dependencies.repositories, parameters, session.who
+            )
         return page(
             "origins.html",
             session=session,
             own=lambda name: own_id(name, session.who.tenant),
-            **told,
+            **context,
         )
 
     async def graph(request: Request, session: Session) -> Response:
@@ -86,24 +86,29 @@ def tracing_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
                 node=None,
                 cards=await dependencies.board.cards(session.who),
             )
-        rows = await dependencies.ask(
-            "neighbours", tenant=session.who.tenant, label=label, id=name, depth=1, limit=_NEAR
+        rows = await dependencies.query_graph(
+            "neighbours",
+            tenant=session.who.tenant,
+            label=label,
+            id=name,
+            depth=1,
+            limit=_MAX_NEIGHBOURS,
         )
         if not rows:
             raise NotFound(
                 f"the graph knows no {label[:40]} {name[:200]!r}; it follows the log by a moment, "
                 "and forgets nothing"
             )
-        near = _near(rows[0])
-        told = {
+        neighbours = _neighbours(rows[0])
+        context = {
             "node": rows[0]["node"],
-            "near": near,
-            "star": draw_around(near),
-            "words": _words(rows[0]["node"]),
-            "most": _NEAR,
+            "near": neighbours,
+            "star": draw_around(neighbours),
+            "words": _node_text(rows[0]["node"]),
+            "most": _MAX_NEIGHBOURS,
         }
         council = own_id(name, session.who.tenant) if label == "Deliberation" else ""
-        return page("graph.html", session=session, council=council, **told)
+        return page("graph.html", session=session, council=council, **context)
 
     return [
         Route("/origins", require_session(origins, sessions)),
@@ -112,7 +117,7 @@ def tracing_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
 
 
 def known_repositories(dependencies: ApiDependencies, who: Principal) -> Sequence[str]:
-    """Return the ids of the repositories that a tenant registered."""
+    """Return the ids of a tenant's registered repositories."""
     return (
         [entry.id for entry in dependencies.repositories.registry.list(who.tenant)]
         if dependencies.repositories
@@ -121,61 +126,79 @@ def known_repositories(dependencies: ApiDependencies, who: Principal) -> Sequenc
 
 
 async def _file(
-    repositories: RepositoryService, given: Mapping[str, str], who: Principal
+    repositories: RepositoryService, parameters: Mapping[str, str], who: Principal
 ) -> dict[str, Any]:
-    """Return the files of a commit, or the lines of one from where they are looked at."""
-    sha, paths = await repositories.paths(given["repository"], given["ref"], tenant=who.tenant)
-    if not given["path"]:
-        return {"commit": sha, "files": paths[:_FILES], "more": max(0, len(paths) - _FILES)}
-    text = await repositories.text(given["repository"], sha, given["path"], tenant=who.tenant)
+    """Return the files of a commit, or the lines of a file around the requested one."""
+    sha, paths = await repositories.paths(
+        parameters["repository"], parameters["ref"], tenant=who.tenant
+    )
+    if not parameters["path"]:
+        return {"commit": sha, "files": paths[:_MAX_FILES], "more": max(0, len(paths) - _MAX_FILES)}
+    text = await repositories.text(
+        parameters["repository"], sha, parameters["path"], tenant=who.tenant
+    )
     lines = text.removesuffix("\n").split("\n")
-    first = max(1, _number(given["line"]) - _BEFORE) if given["line"] else 1
-    shown = list(enumerate(lines[first - 1 : first - 1 + _LINES], first))
-    return {"commit": sha, "lines": shown, "first": first, "last": first - 1 + _LINES >= len(lines)}
+    first_line = (
+        max(1, _parse_line_number(parameters["line"]) - _LINES_BEFORE) if parameters["line"] else 1
+    )
+    numbered_lines = list(
+        enumerate(lines[first_line - 1 : first_line - 1 + _MAX_LINES], first_line)
+    )
+    return {
+        "commit": sha,
+        "lines": numbered_lines,
+        "first": first_line,
+        "last": first_line - 1 + _MAX_LINES >= len(lines),
+    }
 
 
 async def _origin(
     dependencies: ApiDependencies,
     repositories: RepositoryService,
-    given: Mapping[str, str],
+    parameters: Mapping[str, str],
     who: Principal,
 ) -> dict[str, Any]:
-    """Return which commit a line comes from and what the graph knows of that, or why it knows
-    nothing.
-    """
-    place = (given["repository"], given["ref"], given["path"], _number(given["line"]))
-    origin = await repositories.origin(*place, tenant=who.tenant)
+    """Return the commit of a line and the graph's rows about it, or why there are none."""
+    position = (
+        parameters["repository"],
+        parameters["ref"],
+        parameters["path"],
+        _parse_line_number(parameters["line"]),
+    )
+    origin = await repositories.origin(*position, tenant=who.tenant)
     try:
-        rows = await dependencies.ask(
+        rows = await dependencies.query_graph(
             "provenance", tenant=who.tenant, commit_sha=origin.commit, path=origin.path
         )
     except GraphUnavailable as error:
         return {"origin": origin, "unknown": f"The graph cannot be asked now: {error.message}"}
-    said = "" if rows else "No council of this server made it, or the log of it was pruned."
-    return {"origin": origin, "rows": rows, "unknown": said}
+    reason = "" if rows else "No council of this server made it, or the log of it was pruned."
+    return {"origin": origin, "rows": rows, "unknown": reason}
 
 
-def _number(line: str) -> int:
+def _parse_line_number(line: str) -> int:
     if not (line.isascii() and line.isdecimal() and int(line[:9]) > 0 and len(line) <= 9):  # noqa: PLR2004 - more than any file has
         raise InvalidRequest(f"line is {line[:40]!r}; lines are counted from 1")
     return int(line)
 
 
-def _near(row: Row) -> list[Neighbour]:
-    """Return what is related to a node, by relation."""
-    here = (row["node"]["label"], row["node"]["id"])
-    words = {(node["label"], node["id"]): _words(node) for node in row["neighbours"]}
-    found = []
+def _neighbours(row: Row) -> list[Neighbour]:
+    """Return a node's neighbours, sorted by relation."""
+    center = (row["node"]["label"], row["node"]["id"])
+    texts = {(node["label"], node["id"]): _node_text(node) for node in row["neighbours"]}
+    neighbours = []
     for relation in row["relationships"]:
         start, end = ((relation[side]["label"], relation[side]["id"]) for side in ("from", "to"))
-        if here not in {start, end} or start == end:
+        if center not in {start, end} or start == end:
             continue
-        leads = end == here
-        other = start if leads else end
-        found.append(Neighbour(*other, words.get(other, ""), relation["type"], leads))
-    return sorted(found, key=lambda item: (not item.leads, item.relation, item.label, item.id))
+        leads = end == center
+        neighbour = start if leads else end
+        neighbours.append(Neighbour(*neighbour, texts.get(neighbour, ""), relation["type"], leads))
+    return sorted(neighbours, key=lambda item: (not item.leads, item.relation, item.label, item.id))
 
 
-def _words(node: Row) -> str:
-    said = next((str(value) for name in _SAYS if (value := node["properties"].get(name))), "")
-    return " ".join(said.strip().partition("\n\n")[0].split())[:_WORDS]
+def _node_text(node: Row) -> str:
+    text = next(
+        (str(value) for name in _TEXT_PROPERTIES if (value := node["properties"].get(name))), ""
+    )
+    return " ".join(text.strip().partition("\n\n")[0].split())[:_TEXT_CHARS]

@@ -1,4 +1,6 @@
-"""Templates, and text of others in them: escaped, without control and direction characters."""
+"""Templates, and safe output of foreign text in them: escaped, without control and direction
+characters.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _HEADERS = {
         "'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    # with no-referrer a browser's forms name no origin, and the door turns them away
+    # with no-referrer, browsers send forms without an origin, which the server refuses
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
@@ -29,8 +31,8 @@ _CONTROL = re.compile(
 
 
 def visible(value: Any) -> str:
-    """Return text with what a reader cannot see made visible, escaped; what templates made
-    themselves stays.
+    """Return text escaped and with invisible characters made visible. Markup from templates is
+    unchanged.
     """
     if isinstance(value, Markup):
         return value
@@ -38,23 +40,23 @@ def visible(value: Any) -> str:
 
 
 def make_visible(text: str) -> str:
-    """Return text with what a reader cannot see made visible; it is still text."""
+    """Return text with invisible characters made visible, without escaping."""
     return _CONTROL.sub(
-        lambda found: f"\u27e8U+{ord(found[0]):04X}\u27e9", text.replace("\r\n", "\n")
+        lambda match: f"\u27e8U+{ord(match[0]):04X}\u27e9", text.replace("\r\n", "\n")
     )
 
 
 def span(seconds: float) -> str:
-    """Return a time that somebody waits, in words."""
-    whole = max(0, int(seconds))
-    minutes, rest = divmod(whole, 60)
+    """Return a duration in words."""
+    total = max(0, int(seconds))
+    minutes, seconds_left = divmod(total, 60)
     hours, minutes_left = divmod(minutes, 60)
     return (
         f"{hours} h {minutes_left:02} min"
         if hours
-        else f"{minutes} min {rest:02} s"
+        else f"{minutes} min {seconds_left:02} s"
         if minutes
-        else f"{whole} s"
+        else f"{total} s"
     )
 
 
@@ -79,21 +81,23 @@ _TEMPLATES.filters |= {
 }
 
 
-def page(template: str, status: int = 200, **told: Any) -> Response:
-    """Return a page."""
-    given = {
+def page(template: str, status: int = 200, **context: Any) -> Response:
+    """Render a page."""
+    variables = {
         "session": None,
         "refresh": 0,
         "changes": "/changes",
         "growing": "",
         "onward": "",
-    } | told
-    return Response(_TEMPLATES.get_template(template).render(given), status, _HEADERS, "text/html")
+    } | context
+    return Response(
+        _TEMPLATES.get_template(template).render(variables), status, _HEADERS, "text/html"
+    )
 
 
-def part(template: str, **told: Any) -> Markup:
-    """Return a part of a page, for `page` to be told of."""
-    return Markup(_TEMPLATES.get_template(template).render(told))  # noqa: S704 - the template escaped it
+def part(template: str, **context: Any) -> Markup:
+    """Render a part of a page, to pass to `page`."""
+    return Markup(_TEMPLATES.get_template(template).render(context))  # noqa: S704 - the template escaped it
 
 
 def asset(name: str, media_type: str) -> Response:
@@ -102,5 +106,5 @@ def asset(name: str, media_type: str) -> Response:
 
 
 def redirect(path: str) -> Response:
-    """Send a browser to another page of ours."""
+    """Redirect a browser to another page of the server."""
     return Response(status_code=303, headers={**_HEADERS, "Location": path})

@@ -1,6 +1,6 @@
-"""The routes of the page: the board, a story with its moves, what a council came to.
+"""The routes of the web page: the board, stories with their moves, plans and councils.
 
-A product owner edits the tasks of a story before it is built: the form has a part for each task,
+A product owner edits the tasks of a story before it is built: the form has a section for each task,
 and an empty one for a new task.
 """
 
@@ -20,17 +20,17 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.identity import BearerTokens
 from moothall.api.status import http_status_of
-from moothall.api.web.admin import house_routes, parked_routes
-from moothall.api.web.ask import asking_routes
+from moothall.api.web.admin import parked_routes, server_routes
+from moothall.api.web.ask import ask_routes
 from moothall.api.web.charts import draw
-from moothall.api.web.council_actions import acting_routes
+from moothall.api.web.council_actions import council_action_routes
 from moothall.api.web.councils import REFRESH_SECONDS, council_routes, follow_board
 from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.oidc import Provider
-from moothall.api.web.provenance import known_repositories, tracing_routes
+from moothall.api.web.provenance import known_repositories, provenance_routes
 from moothall.api.web.rendering import page, part, redirect
 from moothall.api.web.sessions import Session, Sessions
-from moothall.api.web.sign_in import signing_routes
+from moothall.api.web.sign_in import sign_in_routes
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
 from moothall.domain.ids import ROLES, new_task_id
@@ -49,107 +49,128 @@ from moothall.stories.planner import changeable, may_change
 from moothall.stories.story_state import StoryState, by_state
 from moothall.stories.task_history import rounds, task_ids
 
-_MOST = 1_000
-_EMPTY = {"role": "dev", "description": "", "criteria": "", "after": ""}
-Parts = Sequence[Mapping[str, Any]]
+_MAX_FORM_FIELDS = 1_000
+_EMPTY_SECTION = {"role": "dev", "description": "", "criteria": "", "after": ""}
+Sections = Sequence[Mapping[str, Any]]
 
 
-def changing_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    """Return the form, and what takes it."""
+def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the route of the form to edit a plan."""
 
     async def plan(request: Request, session: Session) -> Response:
         story_id = request.path_params["id"]
         card = await dependencies.board.card(story_id, session.who)
         if request.method == "GET":
-            known = changeable(card)
-            return _form(
+            editable_plan = changeable(card)
+            return _plan_page(
                 session,
                 card,
-                known.plan_id,
-                [_part(one) for one in outlines_of(known.tasks, card.story)],
+                editable_plan.plan_id,
+                [_section(outline) for outline in outlines_of(editable_plan.tasks, card.story)],
             )
-        given = await read_session_form(request, session, _MOST)
-        parts, plan_id = _parts(given), given.get("plan_id", "")
+        fields = await read_session_form(request, session, _MAX_FORM_FIELDS)
+        sections, plan_id = _read_sections(fields), fields.get("plan_id", "")
         try:
-            await dependencies.plans.change(story_id, plan_id, _outlines(parts), session.who)
+            await dependencies.plans.change(story_id, plan_id, _outlines(sections), session.who)
         except (InvalidRequest, ConcurrentUpdate) as error:
-            return _form(session, card, plan_id, parts, error)
+            return _plan_page(session, card, plan_id, sections, error)
         return redirect(
-            f"/stories/{story_id}/plan" if given.get("do") == "more" else f"/stories/{story_id}"
+            f"/stories/{story_id}/plan" if fields.get("do") == "more" else f"/stories/{story_id}"
         )
 
     return [Route("/stories/{id}/plan", require_session(plan, sessions), methods=["GET", "POST"])]
 
 
-def _form(
+def _plan_page(
     session: Session,
     card: StoryState,
     plan_id: str,
-    parts: Parts,
-    wrong: MoothallError | None = None,
+    sections: Sections,
+    error: MoothallError | None = None,
 ) -> Response:
-    shown = [*parts, {**_EMPTY, "id": str(max((int(part["id"]) for part in parts), default=0) + 1)}]
-    told = {
+    all_sections = [
+        *sections,
+        {
+            **_EMPTY_SECTION,
+            "id": str(max((int(section["id"]) for section in sections), default=0) + 1),
+        },
+    ]
+    context = {
         "card": card,
         "plan_id": plan_id,
-        "parts": shown,
+        "parts": all_sections,
         "roles": ROLES,
-        "wrong": wrong.message if wrong else "",
+        "wrong": error.message if error else "",
         "may": may_change(card, session.who),
     }
-    return page("plan.html", http_status_of(wrong) if wrong else 200, session=session, **told)
+    return page("plan.html", http_status_of(error) if error else 200, session=session, **context)
 
 
-def _part(outline: Outline) -> Mapping[str, Any]:
-    numbers = {"criteria": ", ".join(map(str, outline.criteria)), "after": ", ".join(outline.after)}
-    return {"id": outline.id, "role": outline.role, "description": outline.description, **numbers}
+def _section(outline: Outline) -> Mapping[str, Any]:
+    number_lists = {
+        "criteria": ", ".join(map(str, outline.criteria)),
+        "after": ", ".join(outline.after),
+    }
+    return {
+        "id": outline.id,
+        "role": outline.role,
+        "description": outline.description,
+        **number_lists,
+    }
 
 
-def _parts(given: Mapping[str, str]) -> Parts:
-    """Return the parts of a form that say something and are not to be removed, in their order."""
+def _read_sections(fields: Mapping[str, str]) -> Sections:
+    """Return the sections of a form that have a description and are not to be removed, in order."""
     numbers = sorted(
         {
-            int(found[1])
-            for name in given
-            if (found := re.fullmatch(r"description-(\d{1,4})", name, re.ASCII))
+            int(match[1])
+            for name in fields
+            if (match := re.fullmatch(r"description-(\d{1,4})", name, re.ASCII))
         }
     )
-    parts = [
-        {"id": str(number)} | {name: given.get(f"{name}-{number}", "").strip() for name in _EMPTY}
+    sections = [
+        {"id": str(number)}
+        | {name: fields.get(f"{name}-{number}", "").strip() for name in _EMPTY_SECTION}
         for number in numbers
     ]
-    return [part for part in parts if part["description"] and not given.get(f"remove-{part['id']}")]
-
-
-def _outlines(parts: Parts) -> list[Outline]:
     return [
-        outline_of(
-            {**part, "criteria": _numbers(part, "criteria"), "after": _numbers(part, "after")}
-        )
-        for part in parts
+        section
+        for section in sections
+        if section["description"] and not fields.get(f"remove-{section['id']}")
     ]
 
 
-def _numbers(part: Mapping[str, Any], name: str) -> list[str]:
-    """Return the numbers that somebody wrote, as text. Raises `InvalidRequest`."""
-    words = [word for word in re.split(r"[,;\s]+", part[name]) if word]
-    for word in words:
-        if not re.fullmatch(r"\d{1,4}", word, re.ASCII):
-            what = "criteria" if name == "criteria" else "the tasks that it builds on"
+def _outlines(sections: Sections) -> list[Outline]:
+    return [
+        outline_of(
+            {
+                **section,
+                "criteria": _numbers(section, "criteria"),
+                "after": _numbers(section, "after"),
+            }
+        )
+        for section in sections
+    ]
+
+
+def _numbers(section: Mapping[str, Any], name: str) -> list[str]:
+    """Return the numbers of a field, as text. Raises `InvalidRequest`."""
+    entries = [entry for entry in re.split(r"[,;\s]+", section[name]) if entry]
+    for entry in entries:
+        if not re.fullmatch(r"\d{1,4}", entry, re.ASCII):
+            field_name = "criteria" if name == "criteria" else "the tasks that it builds on"
             raise InvalidRequest(
-                f"task {part['id']} names {what} by numbers with commas between them, and not "
-                f"{word[:40]!r}"
+                f"task {section['id']} names {field_name} by numbers with commas between them, "
+                f"and not {entry[:40]!r}"
             )
-    return [str(int(word)) for word in words]
+    return [str(int(entry)) for entry in entries]
 
 
-_SHOWN = 30
-"""Cards of a column that are seen at once, those of which something was heard last; the others are
-behind a click.
-"""
-_DRAWN = 16
-"""Boards that are kept as they were drawn: a tenant's newest is drawn once for all who have the
-same roles.
+_MAX_SHOWN_CARDS = 30
+"""Cards of a column that are visible, the most recently changed; the others need a click."""
+_MAX_CACHED_BOARDS = 16
+"""Rendered boards in the cache: a tenant's board is rendered once for all users with the same
+roles.
 """
 
 
@@ -159,37 +180,44 @@ def page_routes(
     sessions: Sessions,
     provider: Provider | None = None,
 ) -> Sequence[Route]:
-    """Return what a browser gets; all but signing in and the stylesheet ask for a session."""
+    """Return all routes of the web page. All but sign-in and the static files need a session."""
     return [
-        *signing_routes(bearers, sessions, provider),
+        *sign_in_routes(bearers, sessions, provider),
         *_board_routes(dependencies, sessions),
         *_story_routes(dependencies, sessions),
-        *changing_routes(dependencies, sessions),
-        *asking_routes(dependencies, sessions),
+        *plan_routes(dependencies, sessions),
+        *ask_routes(dependencies, sessions),
         *council_routes(dependencies, sessions),
-        *acting_routes(dependencies, sessions),
-        *house_routes(dependencies, sessions),
+        *council_action_routes(dependencies, sessions),
+        *server_routes(dependencies, sessions),
         *parked_routes(dependencies, sessions),
-        *tracing_routes(dependencies, sessions),
+        *provenance_routes(dependencies, sessions),
     ]
 
 
 def _board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    drawn: LRUCache[Hashable, Markup] = LRUCache(_DRAWN)
+    rendered_boards: LRUCache[Hashable, Markup] = LRUCache(_MAX_CACHED_BOARDS)
 
     async def board(_request: Request, session: Session) -> Response:
         cards = await dependencies.board.cards(session.who)
         key = session.who.roles, tuple((card.story.id, card.seq) for card in cards)
-        if (shown := drawn.get(key)) is None:  # however many load it anew after a change
+        if (
+            rendered := rendered_boards.get(key)
+        ) is None:  # rendered once, however many reload after a change
             columns = by_state(sorted(cards, key=lambda card: -card.seq))
-            told = [(state, columns[state]) for state in lifecycle().order]
-            shown = drawn[key] = part(
-                "cards.html", columns=told, who=session.who, waits=waits, moves=moves, most=_SHOWN
+            columns_in_order = [(state, columns[state]) for state in lifecycle().order]
+            rendered = rendered_boards[key] = part(
+                "cards.html",
+                columns=columns_in_order,
+                who=session.who,
+                waits=waits,
+                moves=moves,
+                most=_MAX_SHOWN_CARDS,
             )
-        return page("board.html", session=session, drawn=shown)
+        return page("board.html", session=session, drawn=rendered)
 
     async def new(request: Request, session: Session) -> Response:
-        told: dict[str, Any] = {
+        context: dict[str, Any] = {
             "levels": lifecycle().ready,
             "repositories": known_repositories(dependencies, session.who),
         }
@@ -201,39 +229,39 @@ def _board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
                 scored=None,
                 wrong="",
                 usual=DEFAULT_RIGOR,
-                **told,
+                **context,
             )
-        given = await read_session_form(request, session)
-        wrong, scored, draft = (
+        fields = await read_session_form(request, session)
+        problem, scored, draft = (
             "",
             None,
-            StoryDraft(given.get("title", ""), given.get("brief", ""), _criteria(given)),
+            StoryDraft(fields.get("title", ""), fields.get("brief", ""), _criteria(fields)),
         )
         try:
             scored = score(check(draft))
-            if given.get("do") == "create":
-                repository = given.get("repository", "").strip()
+            if fields.get("do") == "create":
+                repository = fields.get("repository", "").strip()
                 await dependencies.plans.check_repository(repository, session.who)
                 card = await dependencies.board.create(
                     draft,
                     session.who,
                     key=new_task_id(),
                     repository=repository,
-                    rigor=given.get("rigor", ""),
+                    rigor=fields.get("rigor", ""),
                 )
                 return redirect(f"/stories/{card.story.id}")
         except (InvalidRequest, NotFound, RepositoryError) as error:
-            wrong = error.message
-        told |= {
-            "given": given,
+            problem = error.message
+        context |= {
+            "given": fields,
             "scored": scored,
-            "wrong": wrong,
-            "usual": given.get("rigor", DEFAULT_RIGOR),
+            "wrong": problem,
+            "usual": fields.get("rigor", DEFAULT_RIGOR),
         }
-        return page("new.html", 400 if wrong else 200, session=session, **told)
+        return page("new.html", 400 if problem else 200, session=session, **context)
 
     async def changes(_request: Request, session: Session) -> Response:
-        """Say that something happened on the board, as server-sent events, from now on."""
+        """Notify of changes on the board, as server-sent events."""
         return ServerSentEvents(follow_board(dependencies, session.who))
 
     return [
@@ -246,43 +274,50 @@ def _board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
 def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     async def story(request: Request, session: Session) -> Response:
         card = await dependencies.board.card(request.path_params["id"], session.who)
-        history = await dependencies.board.moves(card.story.id, session.who)
-        said = await dependencies.board.history(card.story.id, session.who)
-        made = rounds(
-            said, await dependencies.tasks.find_tasks(task_ids(said), session.who), card.stand.state
+        story_moves = await dependencies.board.moves(card.story.id, session.who)
+        events = await dependencies.board.history(card.story.id, session.who)
+        story_rounds = rounds(
+            events,
+            await dependencies.tasks.find_tasks(task_ids(events), session.who),
+            card.stand.state,
         )
-        book = await dependencies.accounts.of(card.story.id, session.who.tenant, card.story.budget)
-        told: dict[str, Any] = {
+        account = await dependencies.story_budgets.of(
+            card.story.id, session.who.tenant, card.story.budget
+        )
+        context: dict[str, Any] = {
             "card": card,
-            "history": history,
-            "rounds": made[::-1],
-            "drawing": draw(made[-1].steps) if made else None,
-            "budget": book.lines(),
+            "history": story_moves,
+            "rounds": story_rounds[::-1],
+            "drawing": draw(story_rounds[-1].steps) if story_rounds else None,
+            "budget": account.lines(),
             "moves": moves(card, session.who),
             "waits": waits(card),
             "may_change": may_change(card, session.who),
-            "comments": [event for event in said if event.type is EventType.STORY_COMMENTED],
+            "comments": [event for event in events if event.type is EventType.STORY_COMMENTED],
             "key": new_task_id(),
         }
-        refresh = REFRESH_SECONDS if at_work(card) else 0
+        refresh = REFRESH_SECONDS if is_working(card) else 0
         return page(
-            "story.html", session=session, scored=score(card.draft), refresh=refresh, **told
+            "story.html", session=session, scored=score(card.draft), refresh=refresh, **context
         )
 
     async def comment(request: Request, session: Session) -> Response:
-        given, story_id = await read_session_form(request, session), request.path_params["id"]
+        fields, story_id = await read_session_form(request, session), request.path_params["id"]
         await dependencies.board.comment(
-            story_id, given.get("comment", ""), session.who, key=given.get("key", "")
+            story_id, fields.get("comment", ""), session.who, key=fields.get("key", "")
         )
         return redirect(f"/stories/{story_id}")
 
     async def move(request: Request, session: Session) -> Response:
-        given = await read_session_form(request, session)
+        fields = await read_session_form(request, session)
         story_id = request.path_params["id"]
         await dependencies.board.move(
-            story_id, given.get("event", ""), session.who, comment=given.get("comment", "").strip()
+            story_id,
+            fields.get("event", ""),
+            session.who,
+            comment=fields.get("comment", "").strip(),
         )
-        return redirect("/" if given.get("back") == "board" else f"/stories/{story_id}")
+        return redirect("/" if fields.get("back") == "board" else f"/stories/{story_id}")
 
     return [
         Route("/stories/{id}", require_session(story, sessions)),
@@ -292,37 +327,43 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
 
 
 def moves(card: StoryState, who: Principal) -> list[tuple[str, str, str]]:
-    """Return what this principal may do with a story now: event, state that it leads to, why it is
-    blocked (empty: it is not).
+    """Return the moves that a user may make: the event, the new state, and why it is blocked (empty
+    if it is not).
     """
-    found = []
-    for item in lifecycle().transitions:
-        if item.source != card.stand.state or not set(item.by) & who.roles:
+    possible = []
+    for transition in lifecycle().transitions:
+        if transition.source != card.stand.state or not set(transition.by) & who.roles:
             continue
         try:
-            decide(card.stand, item.event, who.roles)
+            decide(card.stand, transition.event, who.roles)
         except Blocked as blocked:
-            found.append((item.event, item.target, blocked.message))
+            possible.append((transition.event, transition.target, blocked.message))
         else:
-            found.append((item.event, item.target, ""))
-    return found
+            possible.append((transition.event, transition.target, ""))
+    return possible
 
 
 def waits(card: StoryState) -> str:
     """Return what a story waits for, in words."""
-    leaving = [item for item in lifecycle().transitions if item.source == card.stand.state]
-    if not leaving:
+    transitions = [
+        transition
+        for transition in lifecycle().transitions
+        if transition.source == card.stand.state
+    ]
+    if not transitions:
         return "nothing: it has ended"
-    onward = max(leaving, key=lambda item: lifecycle().order.index(item.target))
+    next_transition = max(
+        transitions, key=lambda transition: lifecycle().order.index(transition.target)
+    )
     try:
-        decide(card.stand, onward.event, onward.by)
+        decide(card.stand, next_transition.event, next_transition.by)
     except Permanent as missing:
         return missing.message
-    return f"{onward.event.replace('_', ' ')} by {' or '.join(onward.by)}"
+    return f"{next_transition.event.replace('_', ' ')} by {' or '.join(next_transition.by)}"
 
 
-def at_work(card: StoryState) -> bool:
-    """Whether the server is doing something for a story now."""
+def is_working(card: StoryState) -> bool:
+    """Return whether the server is currently working on a story."""
     state, facts = card.stand.state, card.stand.facts
     if state == "test":
         return card.check is None or card.check.data.get("moved") != card.moved
@@ -331,5 +372,5 @@ def at_work(card: StoryState) -> bool:
     )
 
 
-def _criteria(given: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(line.strip() for line in given.get("criteria", "").splitlines() if line.strip())
+def _criteria(fields: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(line.strip() for line in fields.get("criteria", "").splitlines() if line.strip())

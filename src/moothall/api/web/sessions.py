@@ -1,7 +1,7 @@
-"""Who is signed in at the page. A browser holds a random id, never a token or a password.
+"""The sessions of the web page. A browser holds a random id, never a token or a password.
 
-Who came with a token, by a link or from a provider is signed out by a restart of the server; who
-came with a password is not.
+Sessions from tokens, links and providers end when the server restarts; sessions from passwords do
+not.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cachetools import TTLCache
 from moothall.api.web.user_accounts import UserAccounts, form_of
 from moothall.domain.identity import Principal
 
-_AT_ONCE = 2
-"""Passwords that are checked at a time: each takes 64 MiB and all cores."""
+_MAX_PARALLEL_CHECKS = 2
+"""Passwords that are checked at once; each check takes 64 MiB and all cores."""
 
 
 def _secret() -> str:
@@ -28,8 +28,8 @@ def _secret() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A browser that is signed in. `form` is the secret that its forms carry, which pages of others
-    cannot know; `leave` is where it may sign out at its provider, too.
+    """A signed-in browser. `form` is the secret in its forms, which foreign pages cannot know
+    (CSRF). `leave` is the URL to also sign out at the provider.
     """
 
     who: Principal
@@ -38,19 +38,20 @@ class Session:
     leave: str = ""
 
     def owns_form(self, form: str) -> bool:
-        """Whether a form of this session was sent."""
+        """Return whether a form was sent by this session."""
         return hmac.compare_digest(self.form.encode(), form.encode("utf-8", "surrogateescape"))
 
 
 class Sessions:
-    """Those of tokens, links and a provider (`elsewhere` names one): at most `most`, the one used
-    longest ago goes first; each ends after `seconds`, a link after `link_seconds`. Those of
-    `people` are as many, and lie in their file.
+    """All sessions. Those from tokens, links and a provider (`elsewhere` is its name) are in
+    memory: at most `max_sessions`, of which the least recently used is dropped first. Each ends
+    after `seconds`, a link after `link_seconds`. Sessions of `people` have the same limits and are
+    stored in the accounts file.
     """
 
     def __init__(
         self,
-        most: int,
+        max_sessions: int,
         seconds: float,
         link_seconds: float,
         clock: Callable[[], float] = monotonic,
@@ -58,54 +59,54 @@ class Sessions:
         people: UserAccounts | None = None,
         elsewhere: str = "",
     ) -> None:
-        self._known: TTLCache[str, Session] = TTLCache(most, seconds, clock)
-        self._links: TTLCache[str, Principal] = TTLCache(most, link_seconds, clock)
+        self._sessions: TTLCache[str, Session] = TTLCache(max_sessions, seconds, clock)
+        self._links: TTLCache[str, Principal] = TTLCache(max_sessions, link_seconds, clock)
         self._people = people
-        self._checking = asyncio.Semaphore(_AT_ONCE)
-        self._most = most
+        self._password_checks = asyncio.Semaphore(_MAX_PARALLEL_CHECKS)
+        self._max_sessions = max_sessions
         self.seconds = seconds
         self.elsewhere = elsewhere
 
     @property
     def has_people(self) -> bool:
-        """Whether anybody has an account."""
+        """Whether there is an account."""
         return self._people is not None and bool(self._people.list())
 
     async def sign_in(self, name: str, password: str) -> Session | None:
-        """Sign somebody in by name and password; None where nobody has both."""
+        """Sign in with name and password; None if they are wrong."""
         if self._people is None:
             return None
-        async with self._checking:
-            made = await asyncio.to_thread(
-                self._people.sign_in, name, password, self.seconds, self._most
+        async with self._password_checks:
+            session_id = await asyncio.to_thread(
+                self._people.sign_in, name, password, self.seconds, self._max_sessions
             )
-        return None if made is None else self.find(made)
+        return None if session_id is None else self.find(session_id)
 
     def open(self, who: Principal, leave: str = "") -> Session:
-        """Sign somebody in."""
+        """Create a session."""
         session = Session(who, leave=leave)
-        self._known[session.id] = session
+        self._sessions[session.id] = session
         return session
 
     def find(self, session_id: str) -> Session | None:
-        """Return the session, if there still is one."""
-        if (known := self._known.get(session_id)) is not None or self._people is None:
-            return known
+        """Return a session; None if it is unknown or has ended."""
+        if (session := self._sessions.get(session_id)) is not None or self._people is None:
+            return session
         who = self._people.find(session_id)
         return None if who is None else Session(who, session_id, form_of(session_id))
 
     def close(self, session: Session) -> None:
-        """Sign somebody out."""
-        if self._known.pop(session.id, None) is None and self._people is not None:
+        """End a session."""
+        if self._sessions.pop(session.id, None) is None and self._people is not None:
             self._people.sign_out(session.id)
 
     def link(self, who: Principal) -> str:
-        """Return a secret that signs in once, in place of a token."""
+        """Create a secret for one sign-in without a token."""
         secret = _secret()
         self._links[secret] = who
         return secret
 
     def follow(self, secret: str) -> Session | None:
-        """Sign in by a link; None for one that was used, is too old, or was never given."""
+        """Sign in by a link; None if it is unknown, used or expired."""
         who = self._links.pop(secret, None)
         return None if who is None else self.open(who)

@@ -1,6 +1,4 @@
-"""Signing in and out at the page: by a link, a name and its password, a token, or a provider. Also
-what a page needs before that.
-"""
+"""Sign-in and sign-out at the web page: by link, password, token or provider; and static files."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from moothall.api.identity import BearerTokens
 from moothall.api.status import http_status_of
 from moothall.api.web.forms import (
     COOKIE,
-    onward,
-    plainly,
     read_form,
     read_session_form,
     require_session,
     set_session,
     sign_in_form,
+    target_after_sign_in,
+    with_error_page,
 )
 from moothall.api.web.oidc import Flow, Provider
 from moothall.api.web.rendering import asset, page, redirect
@@ -32,22 +30,22 @@ from moothall.api.web.user_accounts import Attempts
 from moothall.errors import MoothallError, Refused
 
 
-def signing_routes(
+def sign_in_routes(
     bearers: BearerTokens, sessions: Sessions, provider: Provider | None = None
 ) -> Sequence[Route]:
-    """Return what asks for no session, and signing out."""
-    sign = _Signing(bearers, sessions)
+    """Return the routes for sign-in and static files, which need no session, and for sign-out."""
+    sign_in = _SignIn(bearers, sessions)
 
     async def sign_out(request: Request, session: Session) -> Response:
         await read_session_form(request, session)
         sessions.close(session)
-        answer = (
+        response = (
             page("signed_out.html", leave=session.leave, name=sessions.elsewhere)
             if session.leave
             else redirect("/sign-in")
         )
-        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
-        return answer
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return response
 
     async def stylesheet(_request: Request) -> Response:
         return asset("page.css", "text/css")
@@ -56,8 +54,8 @@ def signing_routes(
         return asset("page.js", "text/javascript")
 
     return [
-        Route("/sign-in", plainly(sign.ask), methods=["GET"]),
-        Route("/sign-in", plainly(sign.take), methods=["POST"]),
+        Route("/sign-in", with_error_page(sign_in.show_forms), methods=["GET"]),
+        Route("/sign-in", with_error_page(sign_in.submit_form), methods=["POST"]),
         Route("/sign-out", require_session(sign_out, sessions), methods=["POST"]),
         *(oidc_routes(provider, sessions) if provider else ()),
         Route("/page.css", stylesheet),
@@ -65,88 +63,97 @@ def signing_routes(
     ]
 
 
-class _Signing:
-    """Who asks to be signed in."""
+class _SignIn:
+    """The sign-in handlers."""
 
     def __init__(self, bearers: BearerTokens, sessions: Sessions) -> None:
         self._bearers = bearers
         self._sessions = sessions
         self._attempts = Attempts()
 
-    async def ask(self, request: Request) -> Response:
-        """Show the forms, or follow a link."""
+    async def show_forms(self, request: Request) -> Response:
+        """Show the forms, or sign in by a link."""
         if not (secret := request.query_params.get("link", "")):
             return sign_in_form(self._sessions)
         session = self._sessions.follow(secret)
         return (
-            self._begin(request, session) if session else sign_in_form(self._sessions, 403, "used")
+            self._start_session(request, session)
+            if session
+            else sign_in_form(self._sessions, 403, "used")
         )
 
-    async def take(self, request: Request) -> Response:
-        """Take a form. Raises `HttpRefusal` for one of somebody else's page."""
-        if "origin" not in request.headers:  # the door has compared it with its own name
+    async def submit_form(self, request: Request) -> Response:
+        """Sign in by a form. Raises `HttpRefusal` if it was sent by a foreign page."""
+        if "origin" not in request.headers:  # its value was checked by the server
             raise HttpRefusal(403, "WRONG_ORIGIN", "this form was not sent by the page")
-        given = await read_form(request)
-        if "name" in given:
-            return await self._by_password(
-                request, given["name"].strip(), given.get("password", "")
+        fields = await read_form(request)
+        if "name" in fields:
+            return await self._sign_in_by_password(
+                request, fields["name"].strip(), fields.get("password", "")
             )
-        who = self._bearers.find([f"Bearer {given.get('token', '')}"])
+        who = self._bearers.find([f"Bearer {fields.get('token', '')}"])
         return (
-            self._begin(request, self._sessions.open(who))
+            self._start_session(request, self._sessions.open(who))
             if who
             else sign_in_form(self._sessions, 403, "unknown")
         )
 
-    async def _by_password(self, request: Request, name: str, password: str) -> Response:
+    async def _sign_in_by_password(self, request: Request, name: str, password: str) -> Response:
         address = request.client.host if request.client else ""
         if not self._attempts.begin(name, address):
-            answer = sign_in_form(self._sessions, 429, "often")
-            answer.headers["Retry-After"] = str(self._attempts.SECONDS)
-            return answer
+            response = sign_in_form(self._sessions, 429, "often")
+            response.headers["Retry-After"] = str(self._attempts.SECONDS)
+            return response
         if (session := await self._sessions.sign_in(name, password)) is None:
             return sign_in_form(self._sessions, 403, "nobody")
         self._attempts.succeed(name, address)
-        return self._begin(request, session)
+        return self._start_session(request, session)
 
-    def _begin(self, request: Request, session: Session) -> Response:
-        answer = redirect(onward(request))
-        set_session(answer, request, session, self._sessions.seconds)
-        return answer
+    def _start_session(self, request: Request, session: Session) -> Response:
+        response = redirect(target_after_sign_in(request))
+        set_session(response, request, session, self._sessions.seconds)
+        return response
 
 
-_COOKIE, _PATH = "moothall-sign-in", "/sign-in/oidc"
-BACK = f"{_PATH}/done"
-_MOST = 10_000
+_OIDC_COOKIE, _OIDC_PATH = "moothall-sign-in", "/sign-in/oidc"
+CALLBACK_PATH = f"{_OIDC_PATH}/done"
+_MAX_FLOWS = 10_000
 
 
 def oidc_routes(provider: Provider, sessions: Sessions) -> Sequence[Route]:
-    """Return the way there and the way back."""
+    """Return the routes to the provider and back."""
     seconds = provider.settings.sign_in_seconds
-    under_way: TTLCache[str, Flow] = TTLCache(_MOST, seconds)
+    flows: TTLCache[str, Flow] = TTLCache(_MAX_FLOWS, seconds)
 
-    def ours(request: Request) -> str:
-        """Return where browsers find the page; the name that one called it by was checked by the
-        door.
-        """
+    def base_url(request: Request) -> str:
+        """Return the URL of the page. The host name of the request was checked by the server."""
         return provider.settings.url or str(request.base_url).rstrip("/")
 
-    async def go(request: Request) -> Response:
-        flow, known_by = Flow(f"{ours(request)}{BACK}", onward(request)), secrets.token_urlsafe(32)
+    async def start(request: Request) -> Response:
+        flow, flow_id = (
+            Flow(f"{base_url(request)}{CALLBACK_PATH}", target_after_sign_in(request)),
+            secrets.token_urlsafe(32),
+        )
         try:
-            answer = redirect(await provider.address(flow))
+            response = redirect(await provider.address(flow))
         except MoothallError as error:
             return sign_in_form(sessions, http_status_of(error), "elsewhere", error.message)
-        under_way[known_by] = flow
+        flows[flow_id] = flow
         secure = request.url.scheme == "https"
-        # Lax: the provider sends the browser back, and then the cookie has to come with it.
-        answer.set_cookie(
-            _COOKIE, known_by, round(seconds), _PATH, httponly=True, samesite="lax", secure=secure
+        # Lax, because the cookie must be sent when the provider redirects the browser back.
+        response.set_cookie(
+            _OIDC_COOKIE,
+            flow_id,
+            round(seconds),
+            _OIDC_PATH,
+            httponly=True,
+            samesite="lax",
+            secure=secure,
         )
-        return answer
+        return response
 
-    async def come(request: Request) -> Response:
-        flow = under_way.pop(request.cookies.get(_COOKIE, ""), None)
+    async def finish(request: Request) -> Response:
+        flow = flows.pop(request.cookies.get(_OIDC_COOKIE, ""), None)
         try:
             if flow is None:
                 raise Refused(
@@ -154,15 +161,18 @@ def oidc_routes(provider: Provider, sessions: Sessions) -> Sequence[Route]:
                     f"longer than {seconds:g} seconds"
                 )
             who = await provider.redeem(flow, request.query_params)
-            session = sessions.open(who, await provider.leave(f"{ours(request)}/sign-in"))
+            session = sessions.open(who, await provider.leave(f"{base_url(request)}/sign-in"))
         except MoothallError as error:
-            answer = sign_in_form(sessions, http_status_of(error), "elsewhere", error.message)
+            response = sign_in_form(sessions, http_status_of(error), "elsewhere", error.message)
         else:
-            # No redirect: a browser that comes from elsewhere would not bring the session's cookie
-            # along, which is strict.
-            answer = page("signed_in.html", onward=flow.onward)
-            set_session(answer, request, session, sessions.seconds)
-        answer.delete_cookie(_COOKIE, _PATH, httponly=True, samesite="lax")
-        return answer
+            # No redirect: after a redirect from another site, browsers do not send the session's
+            # cookie, which is strict.
+            response = page("signed_in.html", onward=flow.onward)
+            set_session(response, request, session, sessions.seconds)
+        response.delete_cookie(_OIDC_COOKIE, _OIDC_PATH, httponly=True, samesite="lax")
+        return response
 
-    return [Route(_PATH, plainly(go)), Route(BACK, plainly(come))]
+    return [
+        Route(_OIDC_PATH, with_error_page(start)),
+        Route(CALLBACK_PATH, with_error_page(finish)),
+    ]

@@ -1,8 +1,8 @@
-"""Who may sign in at the page with a name and a password, and who has: one SQLite file of the data
+"""Accounts with passwords for the web page, and their sessions: one SQLite file in the data
 directory, which `serve` and `moothall account` share.
 
-Passwords are kept as argon2id hashes and sessions as digests of their ids, so whoever reads the
-file can sign in as nobody.
+Passwords are stored as argon2id hashes and sessions as digests of their ids, so that nobody can
+sign in with the contents of the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from moothall.domain.ids import check_id
 from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, NotFound
 
 ROLES = ("po", "qa", "architect", "operator")
-_SHORTEST, _LONGEST = 12, 200
+_MIN_PASSWORD_CHARS, _MAX_PASSWORD_CHARS = 12, 200
 _KEPT = 10_000
 _TABLES = """
 BEGIN;
@@ -40,8 +40,9 @@ COMMIT;
 
 
 class UserAccounts:
-    """Those of one file, which is made with the first account. Every method is one transaction; all
-    raise `ConfigurationError` where the file cannot be used or others may read it.
+    """The accounts of one file, which is created with the first account. Every method is one
+    transaction. All raise `ConfigurationError` if the file cannot be used or other users can read
+    it.
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class UserAccounts:
     ) -> None:
         self._path = folder / "accounts.db"
         self._clock = clock
-        self._seen: tuple[int, bytes] = (0, b"")
-        self._found: LRUCache[str, tuple[float, Principal]] = LRUCache(_KEPT)
+        self._file_stamp: tuple[int, bytes] = (0, b"")
+        self._session_cache: LRUCache[str, tuple[float, Principal]] = LRUCache(_KEPT)
         self._hasher = hasher or PasswordHasher()
 
     def add(
@@ -61,9 +62,9 @@ class UserAccounts:
             raise InvalidRequest(
                 f"{name} is who has the token of this machine; choose another name"
             )
-        if strange := set(roles) - set(ROLES):
+        if unknown := set(roles) - set(ROLES):
             raise InvalidRequest(
-                f"unknown role {', '.join(sorted(strange))}; the roles are {', '.join(ROLES)}"
+                f"unknown role {', '.join(sorted(unknown))}; the roles are {', '.join(ROLES)}"
             )
         row = (
             name,
@@ -78,7 +79,7 @@ class UserAccounts:
                 raise AlreadyExists(f"there is an account {name} already") from None
 
     def list(self) -> list[Principal]:
-        """Return who has an account, by name."""
+        """Return all accounts, by name."""
         if not self._is_there():
             return []
         with self._open() as file:
@@ -94,75 +95,81 @@ class UserAccounts:
                 raise NotFound(f"no account {name[:80]!r}")
 
     def change_password(self, name: str, password: str) -> None:
-        """Give an account another password and sign it out everywhere. Raises `NotFound`,
+        """Change an account's password and sign it out everywhere. Raises `NotFound`,
         `InvalidRequest`.
         """
-        made = self._hasher.hash(_check_password(password))
+        password_hash = self._hasher.hash(_check_password(password))
         with self._writing() as file:
-            if not file.execute("UPDATE person SET hash = ? WHERE name = ?", (made, name)).rowcount:
+            if not file.execute(
+                "UPDATE person SET hash = ? WHERE name = ?", (password_hash, name)
+            ).rowcount:
                 raise NotFound(f"no account {name[:80]!r}")
             file.execute("DELETE FROM session WHERE name = ?", (name,))
 
-    def sign_in(self, name: str, password: str, seconds: float, most: int) -> str | None:
-        """Return the id of a session of so many seconds; None where nobody has this name and
-        password. A name that nobody has takes as long.
+    def sign_in(self, name: str, password: str, seconds: float, max_sessions: int) -> str | None:
+        """Return the id of a new session that lasts `seconds`; None if name or password is wrong.
+        Unknown names take as long as known ones.
 
-        Of more than `most` sessions, those that would end first are over.
+        If there are more than `max_sessions` sessions, those that end first are deleted.
         """
-        given, row = _plain(password), None
+        normalized, row = _normalize(password), None
         if self._is_there():
             with self._open() as file:
                 row = file.execute("SELECT hash FROM person WHERE name = ?", (name,)).fetchone()
-        if row is None or len(given) > _LONGEST:
-            self._hasher.hash(given[:_LONGEST])
+        if row is None or len(normalized) > _MAX_PASSWORD_CHARS:
+            self._hasher.hash(normalized[:_MAX_PASSWORD_CHARS])
             return None
         try:
-            self._hasher.verify(row[0], given)
+            self._hasher.verify(row[0], normalized)
         except VerifyMismatchError:
             return None
         session_id, now = secrets.token_urlsafe(32), self._clock()
         with self._writing() as file:
             file.execute("DELETE FROM session WHERE ends <= ?", (now,))
-            # The password that was right may have been changed meanwhile.
-            found = "INSERT INTO session SELECT ?, name, ? FROM person WHERE name = ? AND hash = ?"
-            made = file.execute(found, (_digest(session_id), now + seconds, name, row[0])).rowcount
+            # The password may have changed since it was verified.
+            statement = (
+                "INSERT INTO session SELECT ?, name, ? FROM person WHERE name = ? AND hash = ?"
+            )
+            inserted = file.execute(
+                statement, (_digest(session_id), now + seconds, name, row[0])
+            ).rowcount
             file.execute(
                 "DELETE FROM session WHERE id NOT IN (SELECT id FROM session ORDER BY ends DESC "
                 "LIMIT ?)",
-                (most,),
+                (max_sessions,),
             )
-        return session_id if made else None
+        return session_id if inserted else None
 
     def find(self, session_id: str) -> Principal | None:
-        """Return whose session it is, if it still is one. As long as nobody has written to the file
-        it is read once, for who listens asks with every word.
+        """Return the account of a session; None if the session is unknown or has ended. Cached
+        until the file changes, because event streams check it for every line.
         """
         if not session_id or not self._is_there():
             return None
-        if (stamp := self._stamp()) != self._seen:
-            self._seen = stamp
-            self._found.clear()
-        if (found := self._found.get(session_id)) is None:
+        if (stamp := self._stamp()) != self._file_stamp:
+            self._file_stamp = stamp
+            self._session_cache.clear()
+        if (cached := self._session_cache.get(session_id)) is None:
             with self._open() as file:
-                asked = (
+                query = (
                     "SELECT ends, name, tenant, roles FROM session JOIN person USING (name) WHERE "
                     "id = ?"
                 )
-                row = file.execute(asked, (_digest(session_id),)).fetchone()
+                row = file.execute(query, (_digest(session_id),)).fetchone()
             if row is None:
                 return None
-            found = self._found[session_id] = (row[0], _principal(*row[1:]))
-        return found[1] if found[0] > self._clock() else None
+            cached = self._session_cache[session_id] = (row[0], _principal(*row[1:]))
+        return cached[1] if cached[0] > self._clock() else None
 
     def sign_out(self, session_id: str) -> None:
-        """End a session, if it is one."""
+        """End a session if it exists."""
         if self._is_there():
             with self._writing() as file:
                 file.execute("DELETE FROM session WHERE id = ?", (_digest(session_id),))
 
     def _stamp(self) -> tuple[int, bytes]:
-        """Return what is another after every change: which file it is, and SQLite's own count in it
-        (offset 24 of its header).
+        """Return a value that differs after every change: the inode, and SQLite's change counter
+        (offset 24 of the header).
         """
         try:
             with self._path.open("rb", buffering=0) as file:
@@ -181,7 +188,7 @@ class UserAccounts:
             )
 
     def _is_there(self) -> bool:
-        """Whether anything was ever written: the tables come with the first bytes."""
+        """Return whether the file has content; the tables are created with the first bytes."""
         try:
             return self._path.stat().st_size > 0
         except FileNotFoundError:
@@ -215,8 +222,8 @@ class UserAccounts:
 
 
 class Attempts:
-    """How often somebody tried to sign in, whether or not there is such a name: by a name from one
-    address, by an address, by a name.
+    """Counts of sign-in attempts, whether or not the name exists: by name and address, by address,
+    and by name.
     """
 
     SECONDS = 300
@@ -224,36 +231,36 @@ class Attempts:
     _KEPT = 30_000
 
     def __init__(self, clock: Callable[[], float] = time) -> None:
-        self._tried: TTLCache[tuple[str, str], int] = TTLCache(self._KEPT, self.SECONDS, clock)
+        self._counts: TTLCache[tuple[str, str], int] = TTLCache(self._KEPT, self.SECONDS, clock)
 
     def begin(self, name: str, address: str) -> bool:
-        """Count an attempt, before it is known how it ends: many at once are counted too. False:
-        there were too many, and this is none.
+        """Count an attempt before its result is known, so that parallel attempts count too. Return
+        False, without counting, if there were too many.
         """
-        counts = [(key, self._tried.get(key, 0)) for key in self._keys(name, address)]
-        if any(count >= most for (_, count), most in zip(counts, self.MOST, strict=True)):
+        counts = [(key, self._counts.get(key, 0)) for key in self._keys(name, address)]
+        if any(count >= limit for (_, count), limit in zip(counts, self.MOST, strict=True)):
             return False
         for key, count in counts:
-            self._tried[key] = count + 1
+            self._counts[key] = count + 1
         return True
 
     def succeed(self, name: str, address: str) -> None:
-        """Take an attempt back that was right."""
+        """Do not count a successful attempt."""
         for key in self._keys(name, address):
-            if (count := self._tried.get(key, 0)) > 1:
-                self._tried[key] = count - 1
+            if (count := self._counts.get(key, 0)) > 1:
+                self._counts[key] = count - 1
             else:
-                self._tried.pop(key, None)
+                self._counts.pop(key, None)
 
     @staticmethod
     def _keys(name: str, address: str) -> tuple[tuple[str, str], ...]:
-        said = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
-        return (said, address), ("", address), (said, "")
+        name_digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+        return (name_digest, address), ("", address), (name_digest, "")
 
 
 def form_of(session_id: str) -> str:
-    """Return the secret that forms of a session carry, which is the same after a restart and does
-    not tell the id.
+    """Return the secret of a session's forms. It is the same after a restart and does not reveal
+    the id.
     """
     return hmac.digest(session_id.encode(), b"form", "sha256").hex()
 
@@ -263,18 +270,19 @@ def _digest(session_id: str) -> str:
 
 
 def _principal(name: str, tenant: str, roles: str) -> Principal:
-    given = set(roles.split(",")) - {""}
-    return Principal(name, tenant, "operator" in given, frozenset(given - {"operator"}))
+    role_names = set(roles.split(",")) - {""}
+    return Principal(name, tenant, "operator" in role_names, frozenset(role_names - {"operator"}))
 
 
-def _plain(password: str) -> str:
-    """The same text for the same keys, however a system composes its characters."""
+def _normalize(password: str) -> str:
+    """Return a password in a normal form, independent of how a system composes characters."""
     return unicodedata.normalize("NFKC", password.encode("utf-8", "replace").decode())
 
 
 def _check_password(password: str) -> str:
-    if not _SHORTEST <= len(given := _plain(password)) <= _LONGEST:
+    if not _MIN_PASSWORD_CHARS <= len(normalized := _normalize(password)) <= _MAX_PASSWORD_CHARS:
         raise InvalidRequest(
-            f"the password has {len(given)} characters; allowed are {_SHORTEST} to {_LONGEST}"
+            f"the password has {len(normalized)} characters; allowed are {_MIN_PASSWORD_CHARS} "
+            f"to {_MAX_PASSWORD_CHARS}"
         )
-    return given
+    return normalized

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moothall.domain.ids import ROLES
-from moothall.domain.topic import HOUSE, Channel
+from moothall.domain.topic import REPOSITORY_SERVICE, Channel
 from moothall.events import registry
 from moothall.events.buckets import BUCKETS
 from moothall.events.dead_letters import PREFIX
@@ -153,7 +153,7 @@ def claims(name: str) -> Mapping[str, Any]:
                 own,
                 *(registry.subject(channel.all) for channel in sorted(user.hears | _HEARD)),
             ],
-            "deny": [] if user.lends else [registry.literal(HOUSE)],
+            "deny": [] if user.lends else [registry.literal(REPOSITORY_SERVICE)],
         },
         "resp": {"max": 1, "ttl": _ANSWER_NANOSECONDS},
     }

@@ -1,5 +1,5 @@
-"""What reports the cases of a project's tests: loaded by the project's own runner, in its own
-interpreter. Not imported here.
+"""Reporters of test cases, loaded by a project's own test runner in its own interpreter. Nothing
+here imports them.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The clock of a case. Runs under Python 3.7 and on."""
+"""The time limit of a case. Supports Python 3.7 and later."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LATE_SECONDS = 2.0
-_GENEROUS = 6  # times its limit: what a case may take on a busy machine
-_IDLE = 0.1  # share of the time; a case that wants a core for less is only waiting
-_SHORTEST, _AGAIN = 0.2, 1.0
+_GENEROUS = 6  # the factor by which a case may exceed its limit on a busy machine
+_IDLE = 0.1  # share of the time; a case that needs a core for less is only waiting
+_MIN_SECONDS, _REPEAT_SECONDS = 0.2, 1.0
 # Kept here because tests may replace them.
 _open, _read, _close, _listdir, _getpid = os.open, os.read, os.close, os.listdir, os.getpid
 _load, _cores = (
@@ -35,65 +35,67 @@ class Clock:
 
     def __init__(self, seconds: float) -> None:
         self.remark = ""
-        """Set at the end of its time if the machine was too busy for the case to use it."""
+        """Set at the end of the time if the machine was too busy for the case to use it."""
         self._seconds = seconds
-        self._last = _now() + _GENEROUS * seconds
+        self._hard_deadline = _now() + _GENEROUS * seconds
         self._start()
 
     def has_more_time(self) -> bool:
-        """Whether it rang too early. If so, it rings again."""
-        more = self._stood_still() or self._was_kept_waiting()
-        if not more:
-            self._due = _now() + _AGAIN
-        return more
+        """Return whether the alarm rang too early. If so, it will ring again."""
+        has_more = self._stood_still() or self._was_kept_waiting()
+        if not has_more:
+            self._due = _now() + _REPEAT_SECONDS
+        return has_more
 
     def _stood_still(self) -> bool:
-        """Whether it rang late for a process that computed nothing meanwhile; the case has its time
-        once more then.
+        """Return whether the alarm was late for a process that computed nothing meanwhile. The case
+        then gets its time again.
         """
         late = _now() - self._due
-        still = late > _LATE_SECONDS and _process() - self._computed[0] < self._seconds
-        if still:
-            self._last += max(0.0, late - self._contended())
+        stood_still = late > _LATE_SECONDS and _process() - self._start_cpu[0] < self._seconds
+        if stood_still:
+            self._hard_deadline += max(0.0, late - self._contended())
             self._start()
-        return still and _now() < self._last
+        return stood_still and _now() < self._hard_deadline
 
     def _was_kept_waiting(self) -> bool:
         now = _now()
-        passed = now - self._begun
-        left = self._seconds - passed + self._contended()
-        process, thread = _process() - self._computed[0], _thread() - self._computed[1]
+        passed = now - self._started_at
+        remaining = self._seconds - passed + self._contended()
+        process, thread = _process() - self._start_cpu[0], _thread() - self._start_cpu[1]
         waited = _since(self._delay, _delay())
-        if left < _SHORTEST or thread >= self._seconds:
+        if remaining < _MIN_SECONDS or thread >= self._seconds:
             return False
         if waited is not None and process + waited < _IDLE * passed and not any(_others_run()):
             return False
-        if now >= self._last:
+        if now >= self._hard_deadline:
             self.remark = " while the machine was busy"
             return False
-        self._ring(min(left, self._last - now))
+        self._ring(min(remaining, self._hard_deadline - now))
         return True
 
     def _contended(self) -> float:
-        """The seconds since the start in which some process of the machine waited for a core."""
+        """Return the seconds since the start in which some process of the machine waited for a
+        core.
+        """
         waited = _since(self._pressure, _pressure())
         if waited is None:  # this kernel does not count it
-            waited = _now() - self._begun if _load()[0] > _cores else 0.0
+            waited = _now() - self._started_at if _load()[0] > _cores else 0.0
         return waited
 
     def _start(self) -> None:
-        self._begun, self._computed = _now(), (_process(), _thread())
+        self._started_at, self._start_cpu = _now(), (_process(), _thread())
         self._pressure, self._delay = _pressure(), _delay()
         self._ring(self._seconds)
 
     def _ring(self, seconds: float) -> None:
         self._due = _now() + seconds
-        # Again each second: whoever passes over what is raised is told once more.
-        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), _AGAIN)
+        # Repeated each second, for code that ignores the exception.
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), _REPEAT_SECONDS)
 
 
 def stop() -> None:
-    """Let it ring no more."""
+    """Stop the alarm."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
@@ -103,7 +105,7 @@ def _since(before: float | None, now: float | None) -> float | None:
 
 
 def _pressure() -> float | None:
-    """The seconds since the start of the machine in which some process waited for a core."""
+    """Return the seconds since the start of the machine in which some process waited for a core."""
     try:
         return int(_text("/proc/pressure/cpu").splitlines()[0].rpartition("total=")[2]) / 1e6
     except (OSError, ValueError, IndexError):
@@ -111,7 +113,7 @@ def _pressure() -> float | None:
 
 
 def _delay() -> float | None:
-    """The seconds that this process's first thread has waited for a core."""
+    """Return the seconds that this process's first thread has waited for a core."""
     try:
         return int(_text("/proc/self/schedstat").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -120,11 +122,11 @@ def _delay() -> float | None:
 
 def _others_run() -> Iterator[bool]:
     """Yield for each visible thread except this process's first whether it is runnable."""
-    mine = str(_getpid())
+    own_pid = str(_getpid())
     for pid in filter(str.isdigit, _listdir("/proc")):
         try:
             for thread in _listdir(f"/proc/{pid}/task"):
-                if thread != mine:
+                if thread != own_pid:
                     yield (
                         _text(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()[0]
                         in "RD"

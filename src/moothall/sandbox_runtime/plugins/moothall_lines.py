@@ -1,7 +1,7 @@
-"""The file that a reporter writes its lines of JSON to. Runs under Python 3.7 and on.
+"""The file for a reporter's lines of JSON. Supports Python 3.7 and later.
 
-Tests may close every descriptor of their process (what makes daemons does), and open other files
-under its number: it is looked at before each line, and opened again.
+Tests may close all descriptors of their process, as daemons do, and open other files with the same
+number. The descriptor is therefore checked before each line, and the file reopened if needed.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import os
 import time
 
 _HIGH = 200
-"""Descriptors from here on are rarely closed or named by tests."""
+"""The lowest descriptor number to use; tests rarely close or use such numbers."""
 
 
 class Lines:
-    """A new file in `folder` for what `runner` tells; nothing is written where there is no
-    folder.
-    """
+    """A new file in `folder` for the lines of `runner`; without a folder, nothing is written."""
 
     def __init__(self, folder: str, runner: str) -> None:
         self._path = (
@@ -26,28 +24,28 @@ class Lines:
             else os.devnull
         )
         self._file = self._open(0 if not folder else os.O_CREAT | os.O_EXCL)
-        self._known = self._identity()
+        self._expected_identity = self._identity()
 
     def write(self, **line: object) -> None:
         """Write a line."""
-        if self._identity() != self._known:
+        if self._identity() != self._expected_identity:
             self._file = self._open(0)
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
     def _identity(self) -> object:
         try:
-            found = os.fstat(self._file)
+            file_stat = os.fstat(self._file)
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return file_stat.st_dev, file_stat.st_ino
 
-    def _open(self, more: int) -> int:
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | more, 0o644)
+    def _open(self, extra_flags: int) -> int:
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | extra_flags, 0o644)
         try:
             import fcntl
 
-            high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+            high_fd = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH)
         except (ImportError, OSError):
             return file
         os.close(file)
-        return high
+        return high_fd

@@ -1,9 +1,9 @@
-"""Writes what a project's lock file fixes as constraints for pip: `moothall_locked.py LOCK OUT`.
+"""Converts a project's lock file to constraints for pip: `moothall_locked.py LOCK OUT`.
 
-Runs under Python 3.7 and on, in a set-up, so it reads the few lines that it needs by their shape:
-uv.lock, poetry.lock, pdm.lock and pylock.toml are written by tools, Pipfile.lock is JSON. What
-comes from no index (a path, a repository), and what the lock has in several versions, is left to
-pip.
+It runs during set-up under Python 3.7 and later, so it reads the few lines that it needs with
+patterns: uv.lock, poetry.lock, pdm.lock and pylock.toml are written by tools, Pipfile.lock is JSON.
+Packages that do not come from an index (a path, a repository), or that are locked in several
+versions, are left to pip.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIELD = {
     name: re.compile(rf'^{name}\s*=\s*"([A-Za-z0-9._+!-]+)"\s*$', re.MULTILINE)
     for name in ("name", "version")
 }
-_ELSEWHERE = re.compile(
+_NOT_FROM_INDEX = re.compile(
     r"^source\s*=\s*\{(?!\s*registry)|^type\s*=\s*\"(?:git|url|directory|file)\"|^(?:git|path|editable|directory|vcs|archive)\s*="
     r"|(?<!\"legacy\"\n)^url\s*=",
     re.MULTILINE,
@@ -29,20 +29,20 @@ _ELSEWHERE = re.compile(
 
 
 def locked_versions(text: str) -> dict[str, str]:
-    """Return the version of each package that a lock file fixes to one."""
-    found: dict[str, str] = {}
-    several = set()
+    """Return the version of each package that a lock file pins to one version."""
+    versions: dict[str, str] = {}
+    ambiguous = set()
     for name, version in _pipenv(text) if text.lstrip()[:1] == "{" else _tables(text):
-        if found.setdefault(name, version) != version:
-            several.add(name)
-    return {name: version for name, version in found.items() if name not in several}
+        if versions.setdefault(name, version) != version:
+            ambiguous.add(name)
+    return {name: version for name, version in versions.items() if name not in ambiguous}
 
 
 def _tables(text: str) -> Iterator[tuple[str, str]]:
     for package in _PACKAGE.split(text)[1:]:
         head = re.split(r"^\[(?!package\.source\])", package, maxsplit=1, flags=re.MULTILINE)[0]
         name, version = (field.search(head) for field in _FIELD.values())
-        if name and version and not _ELSEWHERE.search(head):
+        if name and version and not _NOT_FROM_INDEX.search(head):
             yield re.sub(r"[-_.]+", "-", name[1]).lower(), version[1]
 
 
@@ -50,13 +50,13 @@ def _pipenv(text: str) -> Iterator[tuple[str, str]]:
     lock = json.loads(text)
     for group in ("default", "develop"):
         for name, entry in lock.get(group, {}).items():
-            fixed = re.match(r"==([A-Za-z0-9._+!-]+)$", entry.get("version") or "")
-            if fixed and "git" not in entry:
-                yield re.sub(r"[-_.]+", "-", name).lower(), fixed[1]
+            pinned = re.match(r"==([A-Za-z0-9._+!-]+)$", entry.get("version") or "")
+            if pinned and "git" not in entry:
+                yield re.sub(r"[-_.]+", "-", name).lower(), pinned[1]
 
 
 def main() -> None:
-    """Read the one file and write the other."""
+    """Read the lock file and write the constraints."""
     lock, out = sys.argv[1:]
     with open(lock, encoding="utf-8") as file:
         versions = locked_versions(file.read())

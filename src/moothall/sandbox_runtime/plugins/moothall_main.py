@@ -1,9 +1,10 @@
-"""Stands in for `python -m pytest` in a sandbox: the runner is loaded before anything of the
-working directory can be.
+"""Replaces `python -m pytest` in a sandbox: loads pytest before anything from the working
+directory.
 
-Runs under Python 3.7 and on. `python -m` puts the working directory first on the path, and so a
-`pytest.py` there would be the runner, and a `*.dist-info` one of its plugins. Here pytest and the
-list of what is installed are read without it; then it is put where the tests expect it.
+`python -m` puts the working directory first on the path, so that a `pytest.py` there would replace
+the runner, and a `*.dist-info` could add a plugin. Here pytest and the list of installed packages
+are read without the working directory, which is then put where tests expect it. Supports Python 3.7
+and later.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def _outside(path: list[str], here: str) -> list[str]:
+def _outside(entries: list[str], working_directory: str) -> list[str]:
     return [
         entry
-        for entry in path
-        if os.path.abspath(entry or ".") != here and not entry.startswith(here + os.sep)
+        for entry in entries
+        if os.path.abspath(entry or ".") != working_directory
+        and not entry.startswith(working_directory + os.sep)
     ]
 
 
@@ -29,42 +31,42 @@ def main() -> None:
     """Run pytest on the arguments."""
     os.environ.pop(
         "PYTHONSAFEPATH", None
-    )  # of this process alone: what tests start is started as ever
-    here = os.getcwd()
-    theirs = [
+    )  # for this process only; processes of tests start as usual
+    working_directory = os.getcwd()
+    original_path = [
         entry
         for number, entry in enumerate(sys.path)
-        if number or os.path.abspath(entry or ".") != here
+        if number or os.path.abspath(entry or ".") != working_directory
     ]
-    sys.path[:] = _outside(theirs, here)
+    sys.path[:] = _outside(original_path, working_directory)
     try:
         import pytest
     except ImportError:
-        sys.path[:] = theirs  # it lies in the tree: this is pytest's own repository
+        sys.path[:] = original_path  # in pytest's own repository
         import pytest
-    sys.path[:] = theirs
-    if sys.version_info >= (3, 8):  # noqa: UP036 - a project may run on an older one
+    sys.path[:] = original_path
+    if sys.version_info >= (3, 8):  # noqa: UP036 - projects may use an older version
         from importlib import metadata
 
         installed, find = list(metadata.distributions()), metadata.distributions
         metadata.distributions = lambda **kwargs: find(**kwargs) if kwargs else iter(installed)
-    sys.path.insert(0, here)
+    sys.path.insert(0, working_directory)
     sys.argv[0] = pytest.__file__
     sys.exit(_entry_point()())
 
 
 def _entry_point() -> Callable[[], Any]:
     """Return the function that `python -m pytest` calls. pytest 9.1 made `console_main` private and
-    deprecated the public name; before 6.1 there is neither.
+    deprecated the public name; before 6.1 neither exists.
     """
     import pytest
     from _pytest import config
 
-    named = (
-        getattr(place, name, None)
-        for place, name in ((config, "_console_main"), (pytest, "console_main"))
+    candidates = (
+        getattr(module, name, None)
+        for module, name in ((config, "_console_main"), (pytest, "console_main"))
     )
-    return next(filter(None, named), pytest.main)
+    return next(filter(None, candidates), pytest.main)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""A pytest plugin, loaded in a sandbox by `-p`: tells each case as a line of JSON, and stops a case
-at its time limit.
+"""A pytest plugin, loaded in a sandbox by `-p`: reports each case as a line of JSON, and stops a
+case at its time limit.
 
-Runs under whatever Python (3.7 on) and pytest (5 on) a project has, so it uses nothing newer.
-Lines: {"start": id}, {"case": id, "result": passed|failed|errored|skipped, "ms": …, "said": …},
-{"end": exit status}.
+Supports Python 3.7 and later and pytest 5 and later. Lines: {"start": id}, {"case": id, "result":
+passed|failed|errored|skipped, "ms": …, "said": …}, {"end": exit status}.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-# Taken out of the environment, so that what the tests start themselves is not told of.
+# Removed from the environment, so that runners started by tests report nothing.
 FOLDER = os.environ.pop("MOOTHALL_REPORTS", "")
 SECONDS = float(os.environ.pop("MOOTHALL_CASE_SECONDS", "0") or 0)
 AGAIN = bool(os.environ.pop("MOOTHALL_AGAIN", ""))
@@ -33,83 +32,87 @@ if FOLDER:
     if os.environ.get("PYTEST_PLUGINS") == "moothall_pytest":
         del os.environ["PYTEST_PLUGINS"]
 
-_SHORTEST = 2.0
-_SETUP_FACTOR = 3  # of a limit: what is set up for many cases may take longer than one
-_SAID = 6000
+_MIN_SECONDS = 2.0
+_SETUP_FACTOR = 3  # relative to the limit, because set-up for many cases may take longer
+_DETAIL_CHARS = 6000
 _WORST = ("skipped", "passed", "failed", "errored")
 
 
 def _clip(text: str) -> str:
-    return text if len(text) <= _SAID else text[: _SAID // 3] + "\n[…]\n" + text[-_SAID * 2 // 3 :]
+    return (
+        text
+        if len(text) <= _DETAIL_CHARS
+        else text[: _DETAIL_CHARS // 3] + "\n[…]\n" + text[-_DETAIL_CHARS * 2 // 3 :]
+    )
 
 
 class Limit:
-    """Ends what runs for too long, by SIGALRM. After each that did, the limit is halved: one loop
-    is found, ten would cost.
+    """Ends code that runs for too long, by SIGALRM. After each time, the limit is halved: the first
+    endless loop is reported, and further ones cost less.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.longest = 0.0
 
-    def over(self, factor: float = 1.0) -> Iterator[None]:
-        """A generator with one yield, within which the limit holds."""
+    def apply(self, factor: float = 1.0) -> Iterator[None]:
+        """A generator with one yield; the limit holds within it."""
         seconds = self.seconds * factor
         clock: Any = None
 
         def stop(_number: int, _frame: object) -> None:
             if clock and not clock.has_more_time():
-                self.seconds = max(self.seconds / 2, _SHORTEST, 5 * self.longest)
+                self.seconds = max(self.seconds / 2, _MIN_SECONDS, 5 * self.longest)
                 pytest.fail(f"hit the limit of {seconds:g} s{clock.remark}")
 
         try:
-            free = seconds > 0 and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, None)
-            if free:
+            is_free = seconds > 0 and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, None)
+            if is_free:
                 signal.signal(signal.SIGALRM, stop)
         except ValueError:  # not in the main thread
-            free = False
-        if not free:
+            is_free = False
+        if not is_free:
             yield
             return
         clock = moothall_clock.Clock(seconds)
-        begun = time.monotonic()
+        start_time = time.monotonic()
         try:
             yield
         finally:
             clock = None
             if signal.getsignal(signal.SIGALRM) is stop:
                 moothall_clock.stop()
-        took = time.monotonic() - begun
+        took = time.monotonic() - start_time
         if factor == 1.0 and took < seconds:
             self.longest = max(self.longest, took)
 
 
 class Limits:
-    """Applies the limit to the parts of each case, and to the import of each file."""
+    """Applies the limit to the phases of each case, and to the import of each file."""
 
     def __init__(self, config: Any, seconds: float) -> None:
         self._limit = Limit(seconds)
-        self._theirs = bool(getattr(config, "_env_timeout", None))
+        self._has_own_timeout = bool(getattr(config, "_env_timeout", None))
 
-    def _over(self, item: Any, factor: float = 1.0) -> Iterator[None]:
-        if self._theirs or item.get_closest_marker(
+    def _apply_limit(self, item: Any, factor: float = 1.0) -> Iterator[None]:
+        if self._has_own_timeout or item.get_closest_marker(
             "timeout"
-        ):  # pytest-timeout sees to it, with the same signal
+        ):  # pytest-timeout limits it, with the same signal
             yield
             return
-        yield from self._limit.over(factor)
+        yield from self._limit.apply(factor)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_setup(self, item: Any) -> Iterator[None]:
-        yield from self._over(item, _SETUP_FACTOR)
+        yield from self._apply_limit(item, _SETUP_FACTOR)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_call(self, item: Any) -> Iterator[None]:
-        yield from self._over(item)
+        yield from self._apply_limit(item)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_teardown(self, item: Any) -> Iterator[None]:
-        yield from self._over(item, _SETUP_FACTOR)
+        yield from self._apply_limit(item, _SETUP_FACTOR)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_make_collect_report(self, collector: Any) -> Iterator[None]:
@@ -125,40 +128,40 @@ class Limits:
                 raise collector.CollectError(f"it ended the process: {error!r}") from error
 
         collector.collect = collect_safely
-        yield from self._limit.over(_SETUP_FACTOR)
+        yield from self._limit.apply(_SETUP_FACTOR)
 
 
 class Main(unittest.TestProgram):
-    """`unittest.main()` at the end of a file, without asking whether that is what was started, is
-    not meant for who imports it.
+    """`unittest.main()` at the end of a file, without a check for `__main__`, must not run when the
+    file is imported.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        caller = sys._getframe(1)  # noqa: SLF001 - CPython's own way to ask who calls
+        caller = sys._getframe(1)  # noqa: SLF001 - CPython's way to find the caller
         if caller.f_code.co_name != "<module>" or caller.f_globals.get("__name__") == "__main__":
             super().__init__(*args, **kwargs)
 
 
 def name_no_test() -> None:
-    """Say in the environment that a test runs, as pytest does, and not which: code may ask for the
-    one, and answer by the other.
+    """Set the environment variable that tells that a test runs, without the test's name. Code may
+    check that a test runs, but must not answer by the test's name.
     """
     from _pytest import runner
 
-    tell = getattr(runner, "_update_current_test_var", None)
-    if tell is None:
+    update_variable = getattr(runner, "_update_current_test_var", None)
+    if update_variable is None:
         return
 
-    def tell_no_name(item: Any, when: Any) -> None:
-        tell(item, when)
+    def hide_name(item: Any, when: Any) -> None:
+        update_variable(item, when)
         if when:
             os.environ["PYTEST_CURRENT_TEST"] = f"tests ({when})"
 
-    setattr(runner, "_update_current_test_var", tell_no_name)  # noqa: B010 - older ones have none
+    setattr(runner, "_update_current_test_var", hide_name)  # noqa: B010 - older ones have none
 
 
 class Workers:
-    """Passes the limit on to the workers of pytest-xdist."""
+    """Passes the limit to the workers of pytest-xdist."""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -169,10 +172,10 @@ class Reporter:
     """Writes the lines."""
 
     def __init__(self, folder: str, *, again: bool) -> None:
-        self._done = _earlier_cases(folder) if again else frozenset()
+        self._earlier = _earlier_cases(folder) if again else frozenset()
         self._lines = Lines(folder, "pytest")
         self._results: dict[str, str] = {}
-        self._said: dict[str, str] = {}
+        self._details: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
 
     def _write(self, **line: object) -> None:
@@ -180,11 +183,11 @@ class Reporter:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
-        if not self._done:
+        if not self._earlier:
             return
-        gone = [item for item in items if item.nodeid in self._done]
-        items[:] = [item for item in items if item.nodeid not in self._done]
-        config.hook.pytest_deselected(items=gone)
+        deselected = [item for item in items if item.nodeid in self._earlier]
+        items[:] = [item for item in items if item.nodeid not in self._earlier]
+        config.hook.pytest_deselected(items=deselected)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write(start=nodeid)
@@ -198,19 +201,19 @@ class Reporter:
             self._results.get(case, "skipped")
         ):
             self._results[case] = result
-        if result in ("failed", "errored") and case not in self._said:
-            self._said[case] = _clip(_text(report))
+        if result in ("failed", "errored") and case not in self._details:
+            self._details[case] = _clip(_text(report))
         self._seconds[case] = self._seconds.get(case, 0.0) + getattr(report, "duration", 0.0)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        result, said, seconds = (
+        result, detail, seconds = (
             self._results.pop(nodeid, ""),
-            self._said.pop(nodeid, ""),
+            self._details.pop(nodeid, ""),
             self._seconds.pop(nodeid, 0.0),
         )
         if result:
-            more = {"said": said} if said and result != "passed" else {}
-            self._write(case=nodeid, result=result, ms=round(seconds * 1000), **more)
+            extra = {"said": detail} if detail and result != "passed" else {}
+            self._write(case=nodeid, result=result, ms=round(seconds * 1000), **extra)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
@@ -230,30 +233,28 @@ def _text(report: Any) -> str:
 
 
 def _earlier_cases(folder: str) -> frozenset[str]:
-    """The cases that were told of, or begun, before this process."""
-    found = set()
+    """Return the cases that an earlier process has reported or started."""
+    case_ids = set()
     for name in os.listdir(folder):
         if name.startswith("pytest-"):
             with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
                 for line in file:
                     try:
-                        said = json.loads(line)
-                        found.add(said.get("case") or said.get("start") or "")
+                        event = json.loads(line)
+                        case_ids.add(event.get("case") or event.get("start") or "")
                     except (ValueError, AttributeError):
                         continue
-    return frozenset(found)
+    return frozenset(case_ids)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: Any) -> None:
-    """Leave coverage out: it slows all down, and makes green runs red that are only a part of
-    all.
-    """
+    """Disable coverage, which slows tests down and fails runs of a part of the tests."""
     early_config.known_args_namespace.no_cov = True
 
 
 def pytest_configure(config: Any) -> None:
-    """Begin, in the process that the command started and in its workers."""
+    """Register the plugins, in the main process and its workers."""
     worker = getattr(config, "workerinput", None)
     if worker is not None or FOLDER:
         unittest.main = Main
@@ -263,7 +264,7 @@ def pytest_configure(config: Any) -> None:
             Limits(config, float(worker.get("moothall_seconds", 0))), "moothall-limits"
         )
     elif FOLDER:
-        config.option.maxfail = 0  # all cases are told, whatever the project's options say
+        config.option.maxfail = 0  # report all cases, whatever the project's options
         config.pluginmanager.register(Limits(config, SECONDS), "moothall-limits")
         config.pluginmanager.register(Workers(), "moothall-workers")
         config.pluginmanager.register(Reporter(FOLDER, again=AGAIN), "moothall-reporter")

@@ -24,8 +24,8 @@ NOT_FOR_TESTS = re.compile(
 )
 """Names of development tools that tests do not need."""
 _SSH = re.compile(r"\bssh://|\bgit@[\w.-]+:")
-_SAYS_WHY = re.compile(r"\s*(?:ssh: |fatal: |(?:ERROR|error): (?!subprocess-exited-with-error))")
-_DEEPEST = 10
+_REASON = re.compile(r"\s*(?:ssh: |fatal: |(?:ERROR|error): (?!subprocess-exited-with-error))")
+_MAX_DEPTH = 10
 _PIP = (
     sys.executable,
     "-m",
@@ -41,15 +41,15 @@ def read(path: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
     """Yield the lines of a file and of those that it includes, and whether each is an option."""
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read().replace("\\\n", " ")
-    for raw in text.split("\n"):
-        line = re.sub(r"(?:^|\s)#.*$", "", raw).strip()
-        other = re.match(r"(-r|--requirement|-c|--constraint)[ =]\s*(\S+)$", line)
-        inner = os.path.join(os.path.dirname(path), other[2]) if other else ""
-        if other and other[1] in ("-r", "--requirement"):
-            if depth < _DEEPEST and os.path.exists(inner):
-                yield from read(inner, depth + 1)
-        elif other:
-            yield f"-c {os.path.abspath(inner)}", True
+    for raw_line in text.split("\n"):
+        line = re.sub(r"(?:^|\s)#.*$", "", raw_line).strip()
+        include = re.match(r"(-r|--requirement|-c|--constraint)[ =]\s*(\S+)$", line)
+        included_path = os.path.join(os.path.dirname(path), include[2]) if include else ""
+        if include and include[1] in ("-r", "--requirement"):
+            if depth < _MAX_DEPTH and os.path.exists(included_path):
+                yield from read(included_path, depth + 1)
+        elif include:
+            yield f"-c {os.path.abspath(included_path)}", True
         elif line:
             yield line, line.startswith("-") and not re.match(r"(?:-e|--editable)[ =]", line)
 
@@ -60,31 +60,31 @@ def _install(options: Sequence[str], lines: Sequence[str]) -> str:
         file.write("\n".join((*options, *lines, "")))
         file.flush()
         command = (*_PIP, "-r", file.name)
-        done = subprocess.run(  # noqa: S603 - pip
+        process = subprocess.run(  # noqa: S603 - pip
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
         )
-    if done.returncode == 0:
+    if process.returncode == 0:
         return ""
-    printed = done.stdout.decode("utf-8", "replace")
-    said = [line.strip() for line in printed.split("\n") if _SAYS_WHY.match(line)]
-    return (said or printed.strip().split("\n"))[0][:200] or "pip printed nothing"
+    printed = process.stdout.decode("utf-8", "replace")
+    reasons = [line.strip() for line in printed.split("\n") if _REASON.match(line)]
+    return (reasons or printed.strip().split("\n"))[0][:200] or "pip printed nothing"
 
 
-def main(how: str, path: str) -> int:
+def main(mode: str, path: str) -> int:
     """Install, and return the exit code."""
     lines = list(dict.fromkeys(read(path)))
     options = [line for line, is_option in lines if is_option]
-    every = [line for line, is_option in lines if not is_option]
-    doubtful = [line for line in every if NOT_FOR_TESTS.match(line) or _SSH.search(line)]
-    rest = [line for line in every if line not in doubtful]
-    why = _install(options, rest) if rest else ""
-    if why and how == "must":
-        sys.stdout.write(f"{why}\n")
+    requirements = [line for line, is_option in lines if not is_option]
+    doubtful = [line for line in requirements if NOT_FOR_TESTS.match(line) or _SSH.search(line)]
+    required = [line for line in requirements if line not in doubtful]
+    failure = _install(options, required) if required else ""
+    if failure and mode == "must":
+        sys.stdout.write(f"{failure}\n")
         return 1
-    for line in (*(rest if why else ()), *doubtful):
-        said = _install(options, [line])
-        if said:
-            sys.stdout.write(f"left out: {line[:150]} ({said})\n")
+    for line in (*(required if failure else ()), *doubtful):
+        line_failure = _install(options, [line])
+        if line_failure:
+            sys.stdout.write(f"left out: {line[:150]} ({line_failure})\n")
     return 0
 
 

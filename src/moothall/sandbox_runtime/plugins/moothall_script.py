@@ -17,18 +17,18 @@ from moothall_unittest import Runner  # type: ignore[import-not-found] # beside 
 
 def main() -> None:
     """Run the script or module that the arguments name, on the arguments after it."""
-    os.environ.pop("PYTHONSAFEPATH", None)  # of this process alone
+    os.environ.pop("PYTHONSAFEPATH", None)  # for this process only
     unittest.TextTestRunner = unittest.runner.TextTestRunner = Runner  # type: ignore[misc]
-    words = sys.argv[1:]
-    module = words[1] if words[0] == "-m" else ""
-    folder = os.getcwd() if module else os.path.dirname(os.path.abspath(words[0]))
+    arguments = sys.argv[1:]
+    module = arguments[1] if arguments[0] == "-m" else ""
+    folder = os.getcwd() if module else os.path.dirname(os.path.abspath(arguments[0]))
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)  # as Python does, and not before the runner was loaded
-    sys.argv = words[1:] if module else words
+    sys.argv = arguments[1:] if module else arguments
     if module:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(words[0], run_name="__main__")
+        runpy.run_path(arguments[0], run_name="__main__")
 
 
 if __name__ == "__main__":
