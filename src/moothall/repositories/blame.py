@@ -26,7 +26,7 @@ class LineOrigin:
     summary: str
 
 
-async def message_of(git: GitRunner, git_dir: Path, commit: str) -> str:
+async def read_message(git: GitRunner, git_dir: Path, commit: str) -> str:
     """Return the message of a commit."""
     answer = await git.call(
         f"--git-dir={git_dir}", "show", "--no-patch", "--format=%B", commit, cwd=git_dir
@@ -34,7 +34,9 @@ async def message_of(git: GitRunner, git_dir: Path, commit: str) -> str:
     return answer.out.decode(errors="replace")
 
 
-async def origin_of(git: GitRunner, git_dir: Path, commit: str, path: str, line: int) -> LineOrigin:
+async def find_line_origin(
+    git: GitRunner, git_dir: Path, commit: str, path: str, line: int
+) -> LineOrigin:
     """Return where line `line` (from 1) of `path` in `commit` comes from. Raises `NotFound`,
     `InvalidRequest`.
     """

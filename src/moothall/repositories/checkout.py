@@ -15,7 +15,7 @@ from pathlib import Path
 from moothall.config import WorkspaceSections
 from moothall.domain.repository import Base
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.patch_rules import why_path
+from moothall.repositories.patch_rules import invalid_path_reason
 from moothall.sandbox.spawn import drop_uid, own
 
 _POINTER = re.compile(
@@ -70,7 +70,7 @@ async def _submodules(
 ) -> None:
     for path, commit in (await clone.submodules(sha)).items() if depth else ():
         folder = dest / path
-        if why_path(path) or not _is_free(dest, folder):
+        if invalid_path_reason(path) or not _is_free(dest, folder):
             continue
         if await clone.has(commit):
             report_progress(

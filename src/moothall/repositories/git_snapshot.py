@@ -35,7 +35,7 @@ async def write_history(
     """Make `folder`/.git of a commit whose files lie in `tree`; return the version that no tag
     says, '' where one does.
     """
-    answer = await clone.ask("describe", "--tags", "--long", "--match=*[0-9]*", sha)
+    answer = await clone.call("describe", "--tags", "--long", "--match=*[0-9]*", sha)
     found = (
         _DESCRIBED.fullmatch(answer.out.decode(errors="replace").strip())
         if not answer.status

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from moothall.domain.repository import Profile
 from moothall.errors import AlreadyExists, RepositoryError
-from moothall.repositories.detect import setup_of
-from moothall.repositories.profile import OWN_FILE, PROTECTED, Commands
+from moothall.repositories.detect import setup_commands
+from moothall.repositories.profile import CONFIG_FILE, PROTECTED, Commands
 
 _HEAD = (
     "# How Moothall sets this repository up and checks it. Councils read it from the commit that "
@@ -26,7 +26,7 @@ def commands_of(profile: Profile) -> Commands:
     """Return what a file must say so that the same profile comes of it."""
     said = {
         "setup": profile.setup,
-        "build": setup_of(profile.builds),
+        "build": setup_commands(profile.builds),
         "checks": dict(profile.checks),
         "protected": tuple(pattern for pattern in profile.protected if pattern not in PROTECTED),
         "known_failures": profile.known_failures,
@@ -64,11 +64,11 @@ def to_toml(commands: Commands) -> str:
     return _HEAD + "\n" + "\n".join(lines) + "\n"
 
 
-def write_own(top: Path, text: str, *, replace: bool) -> Path:
+def write_config_file(top: Path, text: str, *, replace: bool) -> Path:
     """Write the file at the top of a work tree and return its path. Raises `AlreadyExists`,
     `RepositoryError`.
     """
-    path = top / OWN_FILE
+    path = top / CONFIG_FILE
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if replace else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:

@@ -19,7 +19,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.domain.topic import HOUSE, Channel
 from moothall.errors import InvalidRequest, NotFound, Temporary
 from moothall.repositories.bundle_transfer import Ask, BundleOffer, BundleServer, Said, ask
-from moothall.repositories.bundles import newest
+from moothall.repositories.bundles import newest_commits
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.registry import Registered
 from moothall.repositories.service import RepositoryService
@@ -70,7 +70,7 @@ class RemoteRepositories(RepositoryService):
             clone = self.clone(ref.id)
         except NotFound:
             return []
-        return [*await newest(clone), *([ref.ref] if await clone.has(ref.ref) else [])]
+        return [*await newest_commits(clone), *([ref.ref] if await clone.has(ref.ref) else [])]
 
     def _remember(self, entry: Registered) -> Registered:
         """Keep and return what is needed to find the clone again. It is named by whose it is and
@@ -100,7 +100,7 @@ class RemoteRepositories(RepositoryService):
             "repository": entry.id,
             "ref": ref,
             "tenant": entry.tenant,
-            "haves": await newest(clone),
+            "haves": await newest_commits(clone),
         }
         said = await ask(self._bus, HOUSE, wanted)
         await self._take(clone, codec.load(BundleOffer, said.get("offer")))

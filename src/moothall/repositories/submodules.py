@@ -15,13 +15,13 @@ from moothall.errors import MoothallError, Refused
 from moothall.repositories import sources
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.patch_rules import why_path
+from moothall.repositories.patch_rules import invalid_path_reason
 from moothall.repositories.registry import Registered
 from moothall.repositories.transport import (
     Pin,
+    anonymous_transport,
     hide_reason,
     registered_transport,
-    stranger_transport,
 )
 
 _DEEPEST = 3
@@ -79,7 +79,7 @@ class Submodules:
         links = {
             path: commit
             for path, commit in (await self._clone.submodules(sha)).items()
-            if not why_path(path)
+            if not invalid_path_reason(path)
         }
         for number, (path, commit) in enumerate(links.items()):
             whole = f"{above}{path}"
@@ -122,7 +122,7 @@ class Submodules:
             env = registered_transport(self._entry, self._settings.allowed_schemes, self._secrets)
             await self._clone.fetch(checked, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
             return checked
-        env = await stranger_transport(self._git, self._clone.path, checked, self._pin)
+        env = await anonymous_transport(self._git, self._clone.path, checked, self._pin)
         with hide_reason(checked):
             await self._clone.fetch(checked, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
         return checked
@@ -131,7 +131,7 @@ class Submodules:
 async def _names(clone: TrustedClone, sha: str) -> dict[str, tuple[str, str]]:
     """Return what a commit's .gitmodules says: path → (name, URL)."""
     pattern = r"^submodule\..*\.(path|url)$"
-    answer = await clone.ask(
+    answer = await clone.call(
         "config", "--null", f"--blob={sha}:.gitmodules", "--get-regexp", pattern
     )
     said: dict[str, dict[str, str]] = {}

@@ -52,7 +52,7 @@ async def refuse_any(url: str) -> str:
     raise Refused(f"{url[:120]!r} may not be called: only registered repositories are fetched here")
 
 
-async def stranger_transport(git: GitRunner, cwd: Path, url: str, pin: Pin) -> dict[str, str]:
+async def anonymous_transport(git: GitRunner, cwd: Path, url: str, pin: Pin) -> dict[str, str]:
     """Return git's environment for a URL that no operator registered: over https to the address
     that was judged, with nothing of the operator's and no redirects. Raises `Refused`,
     `InvalidRequest`.

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from moothall.errors import RepositoryError
-from moothall.repositories.bundles import shallow_of
+from moothall.repositories.bundles import shallow_commits
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.gitcmd import UNSET, GitAnswer, GitRunner, OutputCaps
+from moothall.repositories.gitcmd import UNSET, GitResult, GitRunner, OutputCaps
 from moothall.repositories.patch_rules import LEFT_OUT
 
 NAME = "history.git"
@@ -60,7 +60,9 @@ async def export_history(
     """
     parents = await _newest_commits(git, clone, sha, commits, seconds)
     ends = [commit for commit, above in parents.items() if not above <= parents.keys()]
-    ends += [commit for commit in shallow_of(clone) if commit in parents and commit not in ends]
+    ends += [
+        commit for commit in shallow_commits(clone) if commit in parents and commit not in ends
+    ]
     await asyncio.to_thread((folder / "objects" / "pack").mkdir, parents=True)
     tags = await _tags(clone, sha, parents)
     orders = "".join(
@@ -104,7 +106,7 @@ async def _newest_commits(
 async def _tags(clone: TrustedClone, sha: str, commits: Iterable[str]) -> Mapping[str, str]:
     """Return the tags of these commits: name → object."""
     known = frozenset(commits)
-    listed = await clone.ask(
+    listed = await clone.call(
         "for-each-ref",
         "--format=%(refname) %(objectname) %(*objectname)",
         f"--merged={sha}",
@@ -126,7 +128,7 @@ async def _write_index(git: GitRunner, folder: Path, tree: Path, sha: str, secon
         "GIT_ATTR_SOURCE": UNSET
     }  # line ends are as the checkout's own attributes say; no filter is configured
 
-    async def call(*args: str, stdin: bytes = b"") -> GitAnswer:
+    async def call(*args: str, stdin: bytes = b"") -> GitResult:
         place = (f"--git-dir={folder}", f"--work-tree={tree}")
         return await git.call(*place, *args, cwd=tree, stdin=stdin, env=env, seconds=seconds)
 
@@ -156,6 +158,6 @@ def _write_files(folder: Path, sha: str, ends: Iterable[str], tags: Mapping[str,
         (folder / "shallow").write_text(last, encoding="ascii")
 
 
-def _require_success(answer: GitAnswer) -> None:
+def _require_success(answer: GitResult) -> None:
     if answer.status:
         raise RepositoryError(f"the history for workspaces cannot be written: {answer.reason}")

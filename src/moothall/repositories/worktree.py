@@ -166,7 +166,7 @@ def _parent_goes(path: str, changed: Mapping[str, _File]) -> bool:
 
 
 def _check_way(top: Path, path: str) -> None:
-    if reason := patch_rules.why_unsafe(path):
+    if reason := patch_rules.unsafe_path_reason(path):
         raise RepositoryError(f"the diff changes {path[:200]!r}: {reason}; nothing was applied")
     for at in (at for at, char in enumerate(path) if char == "/"):
         if (top / path[:at]).is_symlink():

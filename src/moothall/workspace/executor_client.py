@@ -21,7 +21,7 @@ from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.network.proxy import Proxy
 from moothall.processes import start_process
-from moothall.repositories.changes import AskIgnored, ChangeCaps, Written
+from moothall.repositories.changes import AskIgnored, ChangeCaps, WorkspaceChanges
 from moothall.repositories.detect import GO_CACHE
 from moothall.repositories.profile import read_text
 from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
@@ -220,7 +220,7 @@ class ExecutorClient(ABC):
     @abstractmethod
     async def changes(
         self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored
-    ) -> Written:
+    ) -> WorkspaceChanges:
         """Return what differs from the checkout; `ignored` says what .gitignore files leave out.
         Raises `PatchRefused` for what no patch can hold, `WorkspaceFailed`.
         """

@@ -13,12 +13,12 @@ from typing import Any
 
 from moothall.domain.repository import Patch
 from moothall.errors import AlreadyExists, InvalidRequest, Refused
-from moothall.repositories.changes import Written
+from moothall.repositories.changes import WorkspaceChanges
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
 from moothall.repositories.service import Remote
 
-Changes = Callable[[], Awaitable[Written]]
+Changes = Callable[[], Awaitable[WorkspaceChanges]]
 Restore = Callable[[Sequence[Change]], Awaitable[None]]
 _BRANCH = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]|[./](?![./])){0,199}(?<![./])(?<!\.lock)")
 _BACK = re.compile(r"(?:HEAD|@)(?:~([0-9]{0,3})|(\^))?")
@@ -289,7 +289,7 @@ class _Repository:
             )
         await restore(await self.clone.changes(self.state.base_sha, sha))
 
-    async def _snapshot(self, written: Written | None = None) -> Patch:
+    async def _snapshot(self, written: WorkspaceChanges | None = None) -> Patch:
         """Commit the files as they are, on no branch."""
         written = written or await self.changes()
         about = "files as they are"

@@ -37,7 +37,7 @@ from moothall.errors import (
 from moothall.ports import NOTHING, Hear
 from moothall.ranking.contention import hit_limit_under_load
 from moothall.repositories import patch_rules
-from moothall.repositories.changes import ChangeCaps, Written
+from moothall.repositories.changes import ChangeCaps, WorkspaceChanges
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
 from moothall.repositories.service import Remote
@@ -392,7 +392,7 @@ class LocalWorkspace:
         """
         return (await self.collect()).changes
 
-    async def collect(self) -> Written:
+    async def collect(self) -> WorkspaceChanges:
         """Return `changes`, and what .gitignore files keep out of them. Raises `PatchRefused`."""
         workspace = self._settings.workspace
         caps = ChangeCaps(
@@ -410,7 +410,7 @@ class LocalWorkspace:
             for change in written.changes
             if patch_rules.matches(hidden, change.path)
         }
-        return Written(
+        return WorkspaceChanges(
             await self.clone.clean(self.base.sha, changes), {**written.ignored, **left_out}
         )
 

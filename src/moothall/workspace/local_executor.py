@@ -12,7 +12,13 @@ from pathlib import Path
 from moothall.config import WorkspaceSections
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.network.proxy import listener, proxying
-from moothall.repositories.changes import AskIgnored, ChangeCaps, ChangeScan, Written, measure
+from moothall.repositories.changes import (
+    AskIgnored,
+    ChangeCaps,
+    ChangeScan,
+    WorkspaceChanges,
+    measure,
+)
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.sandbox.bubblewrap import (
     ENVIRONMENT,
@@ -163,11 +169,11 @@ class LocalExecutor(ExecutorClient):
 
     async def changes(
         self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored
-    ) -> Written:
+    ) -> WorkspaceChanges:
         """Read them from the upper folder of the overlay."""
         survey = ChangeScan(self.upper, base_files, caps, base=self.place.tree[-1])
-        while (new := await asyncio.to_thread(survey.look)) is not None:
-            await asyncio.to_thread(survey.leave_out, await ignored(new))
+        while (new := await asyncio.to_thread(survey.list_new_paths)) is not None:
+            await asyncio.to_thread(survey.apply_ignore_rules, await ignored(new))
         return await asyncio.to_thread(survey.read)
 
     async def take_back(self) -> None:

@@ -165,13 +165,13 @@ async def test_tags_and_a_shallow_history_come_along(tmp_path: Path) -> None:
         here.repo.git("fetch", "--quiet", "--tags")
         base = await here.pin()
         told = [
-            await side.clone(here.id).ask("describe", "--tags", base.sha)
+            await side.clone(here.id).call("describe", "--tags", base.sha)
             for side in (here.app, here.host)
         ]
         assert told[0] == told[1]
         assert told[0].out.startswith(b"v1.2-1-g")
         counted = [
-            await side.clone(here.id).ask("rev-list", "--count", base.sha)
+            await side.clone(here.id).call("rev-list", "--count", base.sha)
             for side in (here.app, here.host)
         ]
         assert counted[0].out == counted[1].out == b"2\n"
@@ -340,7 +340,7 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
                 ("rev-list", base.sha),
                 ("rev-parse", "--is-shallow-repository"),
             )
-            return [(await app.ask(*one)).out for one in asked]
+            return [(await app.call(*one)).out for one in asked]
 
         before = await told()
         for number, how in enumerate(("diff", "push")):
@@ -348,7 +348,7 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
                 base.sha, [Change(UTILS, "100644", b"%d\n" % number)], "made here"
             )
             for tag in ("v1", "v2"):
-                await host.ask("tag", "--force", tag, patch.commit_sha)
+                await host.call("tag", "--force", tag, patch.commit_sha)
             (host.path / "shallow").write_text(f"{base.sha}\n")
             if how == "diff":
                 assert await here.app.diff(base, patch.commit_sha) == patch.diff

@@ -251,7 +251,7 @@ def _below(folder: str, pattern: str) -> str:
     )
 
 
-def setup_of(steps: tuple[SetupStep | BuildStep, ...]) -> tuple[tuple[str, ...], ...]:
+def setup_commands(steps: tuple[SetupStep | BuildStep, ...]) -> tuple[tuple[str, ...], ...]:
     """Return the commands of a set-up or a build as a person would write them, for the root."""
     return tuple(
         ("env", f"--chdir={step.folder}", *step.argv) if step.folder else step.argv

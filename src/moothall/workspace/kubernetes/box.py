@@ -17,7 +17,13 @@ from typing import Any
 from moothall.config import WorkspaceSections
 from moothall.errors import PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.network.proxy import Proxy
-from moothall.repositories.changes import AskIgnored, ChangeCaps, NewPaths, Written, same
+from moothall.repositories.changes import (
+    AskIgnored,
+    ChangeCaps,
+    NewPaths,
+    WorkspaceChanges,
+    is_unchanged,
+)
 from moothall.repositories.objects import Change
 from moothall.repositories.patch_rules import MODES
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
@@ -262,7 +268,7 @@ class JobExecutor(ExecutorClient):
 
     async def changes(
         self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored
-    ) -> Written:
+    ) -> WorkspaceChanges:
         """Ask the link, which reads them where they were written; what is as in the checkout is
         left out.
 
@@ -289,8 +295,10 @@ class JobExecutor(ExecutorClient):
             left_out = [unpack_path(path) for path in said["ignored"]]
             known = {path: rules[path.removesuffix("/")] for path in left_out}
         base = self.place.tree[-1]
-        return Written(
-            await asyncio.to_thread(lambda: [change for change in found if not same(base, change)]),
+        return WorkspaceChanges(
+            await asyncio.to_thread(
+                lambda: [change for change in found if not is_unchanged(base, change)]
+            ),
             known,
         )
 
@@ -425,7 +433,7 @@ class CodeExecutor(ExecutorClient):
 
     async def changes(
         self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored
-    ) -> Written:
+    ) -> WorkspaceChanges:
         """Those of the pod."""
         return await self._beside.changes(base_files, caps, ignored)
 
