@@ -1,4 +1,4 @@
-"""Writing a `.moothall.toml` that says what a profile says. Pure, but for the one file."""
+"""Writing a `.moothall.toml` from a profile. Pure, except for writing the file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _HEAD = (
 
 
 def commands_of(profile: Profile) -> Commands:
-    """Return what a file must say so that the same profile comes of it."""
-    said = {
+    """Return the settings that give the same profile."""
+    settings = {
         "setup": profile.setup,
         "build": setup_commands(profile.builds),
         "checks": dict(profile.checks),
@@ -35,24 +35,26 @@ def commands_of(profile: Profile) -> Commands:
         "hidden": {"tests": profile.hidden},
     }
     return Commands.model_validate(
-        {name: value for name, value in said.items() if name in Commands.model_fields}
+        {name: value for name, value in settings.items() if name in Commands.model_fields}
     )
 
 
 def to_toml(commands: Commands) -> str:
-    """Return the text of a file that says this; commands as a line where it splits into the same
-    words.
+    """Return the text of a configuration file. A command is written as one line if that splits into
+    the same words.
     """
-    said = {
+    settings = {
         name: value
         for name, value in commands.model_dump(mode="json").items()
         if value or name in {"setup", "checks"}
     }
-    tables = {name: _filled(value) for name, value in said.items() if isinstance(value, Mapping)}
+    tables = {
+        name: _filled(value) for name, value in settings.items() if isinstance(value, Mapping)
+    }
     tables = {name: table for name, table in tables.items() if table or name == "checks"}
     lines = [
         f"{name} = {_value(value)}"
-        for name, value in said.items()
+        for name, value in settings.items()
         if not isinstance(value, Mapping) and value is not None
     ]
     for name, table in tables.items():
@@ -103,7 +105,7 @@ def _items(values: Sequence[object]) -> Iterator[str]:
 
 
 def _command(value: object) -> str:
-    """A command as the line that splits into its words, where it is one."""
+    """Return a command as one line that splits into its words, else as a list."""
     if isinstance(value, list) and "\n" not in (line := shlex.join(map(str, value))):
         return _string(line)
     return _value(value)

@@ -17,7 +17,7 @@ from pathlib import Path
 from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.domain.repository import Base, SetupStep
 from moothall.errors import RepositoryError
-from moothall.repositories.checkout import Progress, give
+from moothall.repositories.checkout import Progress, change_owner
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.detect.builds import NODE_HEADERS
 from moothall.repositories.detect.python import LINE_BY_LINE, LOCKED, PIP
@@ -226,7 +226,7 @@ class Environments:
         git = GitRunner(self._settings.data_dir / "repos", self._settings.workspace.setup_seconds)
         if version := await write_history(git, clone, base.sha, folder, self._layout.tree(key)):
             report_progress(f"no tag says which version this is; set-up is told {version}")
-        await asyncio.to_thread(give, folder, drop_uid(self._settings.sandbox))
+        await asyncio.to_thread(change_owner, folder, drop_uid(self._settings.sandbox))
         return (folder,)
 
 

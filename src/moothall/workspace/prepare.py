@@ -23,7 +23,7 @@ from moothall.errors import InvalidRequest, RepositoryError
 from moothall.ranking import diagnose
 from moothall.ranking.assess import differing_cases, unmatched_cases
 from moothall.ranking.contention import as_errored, hit_limit_under_load, stopped_cases
-from moothall.repositories.checkout import Progress, check_out, give
+from moothall.repositories.checkout import Progress, change_owner, check_out
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
@@ -147,9 +147,9 @@ class Preparer:
                 self._layout.tree(key),
                 commits=settings.history_commits,
                 seconds=settings.setup_seconds,
-                most_bytes=settings.max_repository_bytes,
+                max_bytes=settings.max_repository_bytes,
             )
-            await asyncio.to_thread(give, making, drop_uid(self._settings.sandbox))
+            await asyncio.to_thread(change_owner, making, drop_uid(self._settings.sandbox))
             await asyncio.to_thread(making.rename, final)
         except RepositoryError as error:
             report_progress(f"git shows no history in workspaces: {error.message}")

@@ -25,14 +25,14 @@ from moothall.errors import (
     Temporary,
 )
 from moothall.events.registry import literal
-from moothall.repositories.bundle_transfer import PART, BundleServer, ask
+from moothall.repositories.bundle_transfer import PART, BundleServer, send_request
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.objects import Change
 from moothall.repositories.remote import (
     HOSTS,
     RemoteRepositories,
     RepositoryServer,
-    patches_of_hosts,
+    enable_patch_fetching,
 )
 from moothall.repositories.service import RepositoryService
 from moothall.testing.bus import MemoryBus
@@ -104,8 +104,8 @@ async def world(
             for name in ("house", "host")
         ]
         answering = RepositoryServer(app, lending, wire.ask)
-        host.far(wire.ask, borrowing)
-        patches_of_hosts(app, lending, wire.ask)
+        host.connect(wire.ask, borrowing)
+        enable_patch_fetching(app, lending, wire.ask)
         for topic, answerer in (
             (HOUSE, answering.answer),
             (Channel.REPOSITORIES.of(lending.holder), answering.answer),
@@ -313,7 +313,7 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
         assert away < 0
         away = 9
         with pytest.raises(Temporary, match="out of reach"):
-            await ask(ask_house, HOUSE, {"ask": "base"}, patience=0)
+            await send_request(ask_house, HOUSE, {"ask": "base"}, unreachable_seconds=0)
 
 
 async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) 
         base = await here.app.resolve(RepositoryRef(id=here.id))
         asked = {"ask": "base", "repository": here.id, "ref": base.sha, "tenant": "local"}
         offers = [
-            (await ask(here.wire.ask, HOUSE, {**asked, "haves": [f"{n:040x}"]}))["offer"]
+            (await send_request(here.wire.ask, HOUSE, {**asked, "haves": [f"{n:040x}"]}))["offer"]
             for n in range(30)
         ]
         assert offers[0]["size"] * len(offers) > 8_000_000
