@@ -270,7 +270,7 @@ class TrustedClone:
         for change in changes:
             if conversion := conversions.get(change.path):
                 before = previous_blobs.get(change.path, b"")
-                cleaned.append(_convert(change, partial(conversion.clean, before=before)))
+                cleaned.append(_convert(change, partial(conversion.clean, previous_blob=before)))
             else:
                 cleaned.append(change)
         return cleaned

@@ -44,12 +44,12 @@ from moothall.domain.repository import BuildStep, Profile
 from moothall.errors import RepositoryError, wrong_fields
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.detect import (
-    MOST_PROJECTS,
+    MAX_PROJECTS,
     Detected,
     detect,
+    find_manifests,
+    likely_setup_files,
     setup_commands,
-    setup_reads,
-    wanted_files,
 )
 from moothall.repositories.detect.literals import parse
 from moothall.repositories.detect.project import Project
@@ -291,7 +291,7 @@ async def read_profile(
     sha: str,
     registered: Commands | None = None,
     *,
-    max_projects: int = MOST_PROJECTS,
+    max_projects: int = MAX_PROJECTS,
     uncommitted_config: str | None = None,
 ) -> Profile:
     """Return the profile of a commit. `registered` settings override the repository's own file.
@@ -304,7 +304,9 @@ async def read_profile(
         for entry in await clone.entries(sha)
         if entry.target is None and not entry.oddity
     }
-    manifests = dict.fromkeys((*wanted_files(objects, max_projects), *find_package_lists(objects)))
+    manifests = dict.fromkeys(
+        (*find_manifests(objects, max_projects), *find_package_lists(objects))
+    )
     paths = [
         *manifests,
         *([CONFIG_FILE] if CONFIG_FILE in objects and uncommitted_config is None else []),
@@ -323,7 +325,7 @@ def make_profile(
     objects: Mapping[str, str],
     texts: Mapping[str, str],
     registered: Commands | None = None,
-    max_projects: int = MOST_PROJECTS,
+    max_projects: int = MAX_PROJECTS,
 ) -> Profile:
     """Return the profile of a tree of path → object id, from the texts of its manifests and lists.
     Pure.
@@ -343,7 +345,7 @@ def make_profile(
     reads = sorted(
         {
             path
-            for path in (detected.reads if commands.setup is None else setup_reads(objects))
+            for path in (detected.reads if commands.setup is None else likely_setup_files(objects))
             if path in objects
         }
     )

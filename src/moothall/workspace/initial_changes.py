@@ -62,14 +62,15 @@ class InitialChanges:
             told = [
                 path
                 for path in sorted(existed)
-                if path == "package.json" or patch_rules.matches(pristine_files.NAMING, path)
+                if path == "package.json"
+                or patch_rules.matches(pristine_files.REFERRING_CONFIGURATION, path)
             ][:_CONFIGURED]
             blobs = await clone.read_all(base.sha, told, 0)
             texts = {
                 path: blob.decode(errors="replace") for path, blob in zip(told, blobs, strict=True)
             }
             package = texts.pop("package.json", "")
-            kept = pristine_files.kept_files(
+            kept = pristine_files.base_controlled_files(
                 existed, protected, base.profile.checks.values(), package, texts
             )
         wanted: dict[str, Change] = {}
@@ -81,18 +82,18 @@ class InitialChanges:
             wanted = {
                 path: change
                 for path, change in wanted.items()
-                if pristine_files.takes_part(path, kept, existed, protected)
+                if pristine_files.is_patchable(path, kept, existed, protected)
             }
             for path in [
-                path for path in wanted if path in existed and pristine_files.wants_base(path)
+                path for path in wanted if path in existed and pristine_files.needs_base(path)
             ]:
-                wanted[path] = pristine_files.as_judged(
+                wanted[path] = pristine_files.restore_base_parts(
                     wanted[path], await clone.read(base.sha, path, 0)
                 )
         if extra.strip():
             made = await self._apply(base, clone, extra)
             tests = frozenset(
-                path for path in made.tests if not (judged and pristine_files.steers(path))
+                path for path in made.tests if not (judged and pristine_files.controls_tests(path))
             )
             wanted |= {change.path: change for change in made.changes if change.path in tests}
             for change in made.changes:
@@ -159,6 +160,8 @@ async def _with_inline_tests(
         return {}
     return {
         change.path: Change(
-            change.path, change.mode, pristine_files.with_inline_tests(text, change.content or b"")
+            change.path,
+            change.mode,
+            pristine_files.restore_inline_tests(text, change.content or b""),
         )
     }
