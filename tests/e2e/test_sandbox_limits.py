@@ -66,9 +66,10 @@ async def test_each_limit_has_its_own_status_and_the_neighbour_works_on(
 
         async def run(prepared: Prepared, name: str) -> CheckRun:
             async with app.workspaces.open(prepared, name) as workspace:
-                argv, env = prepared.base.profile.checks["run"], workspace._box.variables()
+                argv, env = prepared.base.profile.checks["run"], workspace._executor.variables()
                 first = check_run(
-                    "run", await workspace._box.request("run", wall_seconds=100, argv=argv, env=env)
+                    "run",
+                    await workspace._executor.request("run", wall_seconds=100, argv=argv, env=env),
                 )
                 assert (
                     await app.call(workspace, "files.read", path="a.txt")

@@ -18,11 +18,11 @@ from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
 from moothall.workspace.bundle import INSIDE, bundle
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
-from moothall.workspace.kubernetes.box import CodeExecutor, JobExecutor, Pods
 from moothall.workspace.kubernetes.cluster import Cluster
+from moothall.workspace.kubernetes.job_executor import CodeExecutor, JobExecutor, Pods
 from moothall.workspace.kubernetes.link import LINK, Folders, PodLink
 from moothall.workspace.kubernetes.multiplexer import Transport
-from moothall.workspace.pool import MakeBox
+from moothall.workspace.pool import MakeExecutor
 
 
 class Queues:
@@ -182,7 +182,7 @@ class NearbyPods(Cluster):
         return tuple(self._running)
 
 
-def nearby(folder: Path, settings: Settings) -> tuple[MakeBox, NearbyPods]:
+def nearby(folder: Path, settings: Settings) -> tuple[MakeExecutor, NearbyPods]:
     """Return what makes boxes of pods nearby, and the pods."""
     queues = Queues()
     carrier = Transport(queues.send, queues.hear)

@@ -46,7 +46,7 @@ def _walls(context: click.Context) -> dict[str, object]:
     from moothall.workspace.executor_client import EXECUTOR, ExecutorSetup
 
     sandbox = settings_of(context, narrated=True).sandbox
-    walls = ExecutorSetup("", ()).describe_walls(
+    walls = ExecutorSetup("", ()).describe_limits(
         sandbox, own_users=False, cgroup=False, proxied=False
     )
     return {**walls, "program": EXECUTOR}

@@ -47,7 +47,7 @@ _TRUST = (
 
 @dataclass(frozen=True, slots=True)
 class NetworkAccess:
-    """Where a box may connect to through the proxy, as whom, and how many bytes; `ro` and
+    """Where an executor may connect to through the proxy, as whom, and how many bytes; `ro` and
     `variables` tell it so.
     """
 

@@ -30,8 +30,8 @@ def of_pod(pod: Mapping[str, Any]) -> str:
     if reason := status.get("reason"):  # Evicted, DeadlineExceeded, NodeLost, …
         return _say(f"its pod was ended: {reason}", status.get("message"))
     for one in status.get("containerStatuses") or ():
-        if wrong := _of_container(one):
-            return wrong
+        if failure := _of_container(one):
+            return failure
     return "its pod was deleted" if (pod.get("metadata") or {}).get("deletionTimestamp") else ""
 
 
@@ -222,13 +222,13 @@ class Cluster:
         except FAILURES as error:
             log.info("a workspace's Job does not say whose it is", job=name, reason=words(error))
 
-    def wrong(self, name: str) -> asyncio.Future[str]:
+    def wait_for_failure(self, name: str) -> asyncio.Future[str]:
         """Return what is done once the Job's pod will never answer, or answers no more, with the
         reason.
         """
         return self._wrong[name]
 
-    def waits(self, name: str) -> str:
+    def waiting_reason(self, name: str) -> str:
         """Return what a pod that is not there yet waits for, as far as it is known."""
         return self._waits.get(name, "")
 
@@ -299,10 +299,10 @@ class Cluster:
         # A Job's controller puts five characters of its own behind the name of each pod.
         self._say(name.rpartition("-")[0] if of.get("kind") == "Pod" else name, of_event(event))
 
-    def _say(self, name: str, wrong: str) -> None:
+    def _say(self, name: str, failure: str) -> None:
         future = self._wrong.get(name)
-        if wrong and future is not None and not future.done():
-            future.set_result(wrong)
+        if failure and future is not None and not future.done():
+            future.set_result(failure)
 
 
 def connect(jobs: JobSettings) -> client.ApiClient:

@@ -50,26 +50,26 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def containers(place: ExecutorSetup, runner: RunnerSettings) -> dict[int, str]:
+def containers(setup: ExecutorSetup, runner: RunnerSettings) -> dict[int, str]:
     """Return the containers beside the link, by their stream: one for tools, and one for blocks of
     CPython on the same files.
     """
-    blocks = bool(place.tree) and runner.enabled and runner.full
+    blocks = bool(setup.tree) and runner.enabled and runner.full
     return {HANDS: "hands", **({CODE: "code"} if blocks else {})}
 
 
-def visible_folders(place: ExecutorSetup) -> dict[str, str]:
+def visible_folders(setup: ExecutorSetup) -> dict[str, str]:
     """Return the folders of this machine that a set-up sees where they lie here, each by the name
     of its volume.
     """
-    ro = place.reach.ro if place.reach else ()
+    ro = setup.reach.ro if setup.reach else ()
     return {f"shown-{number}": inside for number, (path, inside) in enumerate(ro) if path.is_dir()}
 
 
 def job(
     name: str,
     labels: Mapping[str, str],
-    place: ExecutorSetup,
+    setup: ExecutorSetup,
     settings: WorkspaceSections,
     bus: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -77,13 +77,13 @@ def job(
     the bus.
     """
     jobs = settings.jobs
-    beside = containers(place, settings.runner)
-    folders = visible_folders(place)
+    beside = containers(setup, settings.runner)
+    folders = visible_folders(setup)
     volumes = ("tree", "env", "config", *folders)
     # What all containers may take together is the pod's bound: its volumes count against that, and
     # each against its own limit.
     share, bound = jobs.disk_bytes // (1 + len(beside)), {"sizeLimit": str(jobs.disk_bytes)}
-    told = json.dumps({"name": name, "names": beside, "proxied": place.reach is not None})
+    told = json.dumps({"name": name, "names": beside, "proxied": setup.reach is not None})
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -131,7 +131,7 @@ def job(
                     ),
                 ],
             },
-            *(_hands(one, place, settings, share) for one in beside.values()),
+            *(_hands(one, setup, settings, share) for one in beside.values()),
         ],
     }
     wanted = {
@@ -155,20 +155,20 @@ def job(
 
 
 def _hands(
-    name: str, place: ExecutorSetup, settings: WorkspaceSections, disk: int
+    name: str, setup: ExecutorSetup, settings: WorkspaceSections, disk: int
 ) -> dict[str, Any]:
     """A container that runs what a model wrote: no credentials, no environment of ours, nothing to
     write to but its files.
     """
-    limits = place.limits or settings.sandbox
-    proxied = place.reach is not None and name == "hands"
-    options = place.describe_walls(
-        limits, program=place.program, own_users=False, cgroup=False, proxied=proxied
+    limits = setup.limits or settings.sandbox
+    proxied = setup.reach is not None and name == "hands"
+    options = setup.describe_limits(
+        limits, program=setup.program, own_users=False, cgroup=False, proxied=proxied
     )
     cpu = settings.jobs.cpu
     return {
         "name": name,
-        "image": place.image or settings.jobs.image,
+        "image": setup.image or settings.jobs.image,
         "command": [
             _literal(settings.jobs.python),
             "-I",
@@ -182,11 +182,11 @@ def _hands(
         "resources": _resources(cpu, _tenth(cpu), limits.memory_bytes + _SPARE_MEMORY, disk),
         "volumeMounts": [
             {"name": "tree", "mountPath": WORKSPACE},
-            {"name": "env", "mountPath": ENVIRONMENT, "readOnly": not place.env_writable},
+            {"name": "env", "mountPath": ENVIRONMENT, "readOnly": not setup.env_writable},
             {"name": "config", "mountPath": "/opt/config", "readOnly": True},
             *(
                 {"name": one, "mountPath": inside, "readOnly": True}
-                for one, inside in visible_folders(place).items()
+                for one, inside in visible_folders(setup).items()
             ),
             {"name": f"link-{name}", "mountPath": "/link"},
             {"name": f"tmp-{name}", "mountPath": "/tmp"},  # noqa: S108 - inside the container
