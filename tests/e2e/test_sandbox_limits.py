@@ -9,7 +9,7 @@ import pytest
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolStatus
-from moothall.workspace.result_parsing import check_run
+from moothall.workspace.result_parsing import parse_check_run
 from support.local import local, python
 
 HOGS = {
@@ -67,7 +67,7 @@ async def test_each_limit_has_its_own_status_and_the_neighbour_works_on(
         async def run(prepared: Prepared, name: str) -> CheckRun:
             async with app.workspaces.open(prepared, name) as workspace:
                 argv, env = prepared.base.profile.checks["run"], workspace._executor.variables()
-                first = check_run(
+                first = parse_check_run(
                     "run",
                     await workspace._executor.request("run", wall_seconds=100, argv=argv, env=env),
                 )

@@ -33,7 +33,7 @@ from moothall.telemetry import get_logger
 from moothall.workspace.executor_client import ExecutorSetup, remove_tree
 from moothall.workspace.kubernetes.archive import pack, unpack
 from moothall.workspace.layout import Layout
-from moothall.workspace.packages import setup_reach
+from moothall.workspace.packages import setup_network_access
 from moothall.workspace.pool import ExecutorPool
 from moothall.workspace.toolchains import Toolchain
 
@@ -135,7 +135,7 @@ class BaseEnvironments:
             tree=(temporary / "empty",),
             env=temporary / "env",
             env_writable=True,
-            reach=await asyncio.to_thread(setup_reach, temporary, self._settings)
+            reach=await asyncio.to_thread(setup_network_access, temporary, self._settings)
             if network
             else None,
             python=python.home,

@@ -29,7 +29,7 @@ from moothall.workspace.environment_cache import Archives, BaseEnvironments
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
 from moothall.workspace.limits import describe_setup_limit
-from moothall.workspace.packages import setup_reach
+from moothall.workspace.packages import setup_network_access
 from moothall.workspace.pool import ExecutorPool
 from moothall.workspace.toolchains import choose
 
@@ -189,7 +189,7 @@ class Environments:
             tree=(*history, self._layout.tree(key)),
             env=temporary / "env",
             env_writable=True,
-            reach=await asyncio.to_thread(setup_reach, temporary, self._settings),
+            reach=await asyncio.to_thread(setup_network_access, temporary, self._settings),
             toolchains=toolchains.homes,
             python=foreign_python(toolchains),
             image=base.image,

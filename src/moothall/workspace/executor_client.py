@@ -270,7 +270,7 @@ class ExecutorClient(ABC):
             await self._proxies.aclose()
         finally:
             if not keep:
-                executor_log.keep(self._log, self._settings.data_dir, self.log_name)
+                executor_log.store_log(self._log, self._settings.data_dir, self.log_name)
                 with contextlib.suppress(FileNotFoundError):
                     await remove_tree(self.folder)
 
@@ -386,7 +386,7 @@ class ExecutorClient(ABC):
         ):
             result = {**result, "status": "memory", "verdict": "errored"}
         if memory_kills is not None:
-            self._write_log(executor_log.line(op, fields, result))
+            self._write_log(executor_log.format_line(op, fields, result))
         return result
 
     async def _follow(

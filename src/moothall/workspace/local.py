@@ -55,11 +55,11 @@ from moothall.workspace.limits import describe_shell_limit
 from moothall.workspace.local_executor import LocalExecutor
 from moothall.workspace.pool import ExecutorPool, MakeExecutor
 from moothall.workspace.result_parsing import (
-    check_run,
-    code_output,
-    result_of,
-    shell_answer,
-    tests_output,
+    parse_check_run,
+    parse_code_output,
+    parse_result,
+    parse_shell_answer,
+    parse_tests_output,
 )
 from moothall.workspace.stdio_session import (
     RequestAnswerer,
@@ -68,7 +68,7 @@ from moothall.workspace.stdio_session import (
     full_run,
     max_questions,
 )
-from moothall.workspace.wasm import ModuleFolder, answer_of
+from moothall.workspace.wasm import ModuleFolder, tool_answer
 
 _SHELL_VARIABLES = {
     "PYTHONUNBUFFERED": "1",  # so that output before a timeout is shown
@@ -155,7 +155,7 @@ class LocalWorkspace:
                 ToolStatus.TIMEOUT,
                 error="the deadline had passed before the call",
             )
-        return result_of(call, await self._answer(call, seconds))
+        return parse_result(call, await self._answer(call, seconds))
 
     async def _answer(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         """Run a tool in the executor and return its answer in the form of the tool's result."""
@@ -167,14 +167,14 @@ class LocalWorkspace:
                 command = self._tests_command(call.tool, call.arguments, limit.case_seconds)
                 answer = await self._run_check("tests", command, limit, _CheckOrder(patience=1.0))
                 if hit_limit_under_load(
-                    check_run("tests", answer), self.prepared.runs.get("tests")
+                    parse_check_run("tests", answer), self.prepared.runs.get("tests")
                 ):
                     answer = {
                         **answer,
                         "verdict": cases.ERRORED,
                         "error": f"a time limit was hit under load: {_RERUN_ADVICE}",
                     }
-                return {**answer, "output": tests_output(answer)}
+                return {**answer, "output": parse_tests_output(answer)}
             case "code" | "wasm" as category:
                 return await (self._run_code if category == "code" else self._run_wasm)(
                     call, seconds
@@ -193,7 +193,7 @@ class LocalWorkspace:
         if call.tool == SHELL:
             return await self._run_shell(call, seconds)
         answer = await self._run(code_sessions.command(call.tool, call.arguments), seconds)
-        return {**answer, "output": code_output(answer)}
+        return {**answer, "output": parse_code_output(answer)}
 
     async def _run_shell(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         answer = await self._executor.request(
@@ -210,7 +210,7 @@ class LocalWorkspace:
             call.arguments.get("timeout_seconds") or USUAL_SECONDS,
             self._settings.code.shell_seconds,
         )
-        return shell_answer(
+        return parse_shell_answer(
             answer,
             describe_shell_limit(
                 str(answer.get("status")), seconds, requested_seconds, max_seconds, self._limits
@@ -218,7 +218,7 @@ class LocalWorkspace:
         )
 
     async def _run_wasm(self, call: ToolCall, seconds: float) -> dict[str, Any]:
-        return answer_of(
+        return tool_answer(
             call.tool,
             await self._run(
                 self._module_folder.command(call.tool, call.arguments, seconds), seconds
@@ -266,7 +266,7 @@ class LocalWorkspace:
         command = checks.command(argv, check_paths, cases=cases, seconds=limit.case_seconds)
         order = _CheckOrder(tuple(cases), deadline, alone=alone)
         changes_before = await self._changes_or_none()
-        run = check_run(name, await self._run_check(name, command, limit, order))
+        run = parse_check_run(name, await self._run_check(name, command, limit, order))
         changes_after = await self._changes_or_none()
         if (
             changes_before is not None
@@ -642,7 +642,7 @@ class LocalWorkspaces:
         self.pool = ExecutorPool(settings, (*self._module_folder.binds, *grammars()), make_executor)
 
     async def __aenter__(self) -> Self:
-        await self._module_folder.fill()
+        await self._module_folder.compile_all()
         await self.pool.__aenter__()
         return self
 

@@ -17,7 +17,7 @@ from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox_runtime.stdio_process import COMMAND
 from moothall.sandbox_runtime.tool_proxy import plain
 from moothall.workspace.executor_client import Answer, ExecutorClient
-from moothall.workspace.result_parsing import BROKEN, usage_of, whole
+from moothall.workspace.result_parsing import PARSE_ERRORS, parse_integer, parse_usage
 
 _ERROR_CHARS = 4000
 _ENDS = frozenset({"success", "error", "memory"})
@@ -60,8 +60,8 @@ def code_run(answer: Answer, max_bytes: int) -> BlockRun:
     """Parse an executor's answer, which is hostile. Raises `WorkspaceFailed`."""
     try:
         status = ToolStatus(answer.get("status", ""))
-        duration, usage = whole(answer.get("duration_ms") or 0), usage_of(answer)
-    except BROKEN as error:
+        duration, usage = parse_integer(answer.get("duration_ms") or 0), parse_usage(answer)
+    except PARSE_ERRORS as error:
         raise WorkspaceFailed(f"the runner broke its protocol: {error}") from error
     value, error_text = answer.get("value"), cut(str(answer.get("error") or ""))
     if status is not ToolStatus.SUCCESS:

@@ -52,7 +52,7 @@ class LyingPods(Cluster):
 
     async def create(self, manifest: dict[str, Any]) -> None:
         name = manifest["metadata"]["name"]
-        self._wrong[name] = asyncio.get_running_loop().create_future()
+        self._failures[name] = asyncio.get_running_loop().create_future()
         self._links[name] = asyncio.create_task(self._serve(name))
 
     async def remove(self, name: str) -> None:
@@ -62,7 +62,7 @@ class LyingPods(Cluster):
 
     def say(self, name: str, wrong: str) -> None:
         """Let the cluster say what became of a pod."""
-        self._wrong[name].set_result(wrong)
+        self._failures[name].set_result(wrong)
 
     async def _serve(self, name: str) -> None:
         trunk = Multiplexer(self._carrier, f"{name}-out", f"{name}-in")
