@@ -84,7 +84,7 @@ pathlib.Path("src/__pycache__/new.pyc").write_text("much")
 
 async def run(workspace: LocalWorkspace, code: str) -> None:
     """Run Python as a command of a seat, which may change files."""
-    answer = await workspace._box.request(
+    answer = await workspace._executor.request(
         "run", wall_seconds=30, argv=python(code), env={"PATH": "/usr/bin:/bin"}
     )
     assert answer["exit_code"] == 0, answer

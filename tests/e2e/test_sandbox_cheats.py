@@ -38,7 +38,7 @@ async def test_editing_protected_tests_gains_nothing(tmp_path: Path, diff_of: st
     async with local(tmp_path) as app:
         prepared = await app.prepared({"tests": PYTEST}, protected=("tests/**", "conftest.py"))
         async with app.workspaces.open(prepared, "cheat") as workspace:
-            answer = await workspace._box.request(
+            answer = await workspace._executor.request(
                 "run", wall_seconds=10, argv=("sh", "-c", diff_of), env={"PATH": "/usr/bin:/bin"}
             )
             assert answer["exit_code"] == 0, answer["output"]

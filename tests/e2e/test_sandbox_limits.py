@@ -9,7 +9,7 @@ import pytest
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolStatus
-from moothall.workspace.result_parsing import check_run
+from moothall.workspace.result_parsing import parse_check_run
 from support.local import local, python
 
 HOGS = {
@@ -66,9 +66,10 @@ async def test_each_limit_has_its_own_status_and_the_neighbour_works_on(
 
         async def run(prepared: Prepared, name: str) -> CheckRun:
             async with app.workspaces.open(prepared, name) as workspace:
-                argv, env = prepared.base.profile.checks["run"], workspace._box.variables()
-                first = check_run(
-                    "run", await workspace._box.request("run", wall_seconds=100, argv=argv, env=env)
+                argv, env = prepared.base.profile.checks["run"], workspace._executor.variables()
+                first = parse_check_run(
+                    "run",
+                    await workspace._executor.request("run", wall_seconds=100, argv=argv, env=env),
                 )
                 assert (
                     await app.call(workspace, "files.read", path="a.txt")

@@ -258,7 +258,9 @@ class Castle:
     def prepared_tree(self) -> tuple[Path, ...]:
         """The shared checkout below the workspace."""
         return tuple(
-            self.app.workspaces.pool.layout.place(self.prepared.base, self.prepared.key).tree
+            self.app.workspaces.pool.layout.executor_setup(
+                self.prepared.base, self.prepared.key
+            ).tree
         )
 
     def remember(self) -> None:

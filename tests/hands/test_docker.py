@@ -106,8 +106,8 @@ async def deliberations(host: str, root: Path) -> AsyncIterator[Desk]:
     yield deliberations
     await deliberations.tools.close_workspace(deliberations.id)
     async with engine_at(host) as session:
-        assert await session.ask("GET", "/containers/json", query={"all": "1"}) == []
-        assert await session.ask("GET", "/images/json") == []
+        assert await session.call("GET", "/containers/json", query={"all": "1"}) == []
+        assert await session.call("GET", "/images/json") == []
 
 
 async def test_a_container_runs_and_is_gone(deliberations: Desk) -> None:
@@ -168,7 +168,7 @@ async def test_every_container_is_bounded(deliberations: Desk) -> None:
     assert "docker.sock" not in said
     async with engine_at(deliberations.settings.host or "") as session:
         started = await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)
-        told = await session.ask("GET", f"/containers/{started.output['container']}/json")
+        told = await session.call("GET", f"/containers/{started.output['container']}/json")
     host = told["HostConfig"]
     wanted = {
         "NetworkMode": "none",
@@ -276,7 +276,7 @@ async def test_what_expired_is_removed_whoever_made_it(
     async with engine_at(host) as session:
         assert [
             tag
-            for image in await session.ask("GET", "/images/json")
+            for image in await session.call("GET", "/images/json")
             for tag in image["RepoTags"]
             if tag.endswith(":gone")
         ] == []
@@ -335,7 +335,7 @@ async def test_a_build_fetches_nothing_and_runs_nothing(host: str, root: Path, t
         assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
         assert _Count.count == 0
         async with engine_at(host) as session:
-            assert await session.ask("GET", "/images/json") == []
+            assert await session.call("GET", "/images/json") == []
     finally:
         server.shutdown()
         thread.join()

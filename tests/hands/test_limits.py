@@ -12,7 +12,7 @@ import pytest
 
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.sandbox import cgroups
-from moothall.workspace.executor_log import folder_of
+from moothall.workspace.executor_log import log_folder
 from moothall.workspace.local import LocalWorkspace
 from support.local import Local, local
 from support.ordinary import interpreter_for_all, run_as_ordinary_user
@@ -133,7 +133,7 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(
     assert stopped.usage.max_rss_bytes < 2 * LIMITS["memory_bytes"]
     assert (after.status, after.output["output"]) == (ToolStatus.SUCCESS, "still here\n")
     [log] = [
-        path.read_text(encoding="utf-8") for path in folder_of(tmp_path / "data").glob("hog.*.log")
+        path.read_text(encoding="utf-8") for path in log_folder(tmp_path / "data").glob("hog.*.log")
     ]
     first, told, last, *_ = log.splitlines()
     assert first.endswith(f"memory and processes are held by {cgroups.way()}")

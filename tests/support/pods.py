@@ -18,11 +18,11 @@ from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
 from moothall.workspace.bundle import INSIDE, bundle
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
-from moothall.workspace.kubernetes.box import CodeExecutor, JobExecutor, Pods
 from moothall.workspace.kubernetes.cluster import Cluster
+from moothall.workspace.kubernetes.job_executor import CodeExecutor, JobExecutor, Pods
 from moothall.workspace.kubernetes.link import LINK, Folders, PodLink
 from moothall.workspace.kubernetes.multiplexer import Transport
-from moothall.workspace.pool import MakeBox
+from moothall.workspace.pool import MakeExecutor
 
 
 class Queues:
@@ -84,7 +84,7 @@ class NearbyPods(Cluster):
         name, pod = manifest["metadata"]["name"], manifest["spec"]["template"]["spec"]
         self.images[name] = {one["image"] for one in pod["containers"][1:]}
         self.labelled[name] = dict(manifest["metadata"]["labels"])
-        self._wrong[name] = asyncio.get_running_loop().create_future()
+        self._failures[name] = asyncio.get_running_loop().create_future()
         if self.refusal:
             self.say(name, self.refusal)
             return
@@ -168,13 +168,13 @@ class NearbyPods(Cluster):
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
-        if (future := self._wrong.pop(name, None)) is not None and not future.done():
+        if (future := self._failures.pop(name, None)) is not None and not future.done():
             future.cancel()
 
     def say(self, name: str, wrong: str) -> None:
         """Let the cluster say what became of a pod."""
         with suppress(KeyError):
-            self._wrong[name].set_result(wrong)
+            self._failures[name].set_result(wrong)
 
     @property
     def pods(self) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ class NearbyPods(Cluster):
         return tuple(self._running)
 
 
-def nearby(folder: Path, settings: Settings) -> tuple[MakeBox, NearbyPods]:
+def nearby(folder: Path, settings: Settings) -> tuple[MakeExecutor, NearbyPods]:
     """Return what makes boxes of pods nearby, and the pods."""
     queues = Queues()
     carrier = Transport(queues.send, queues.hear)

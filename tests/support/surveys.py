@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from moothall.repositories.changes import ChangeScan, Written
+from moothall.repositories.changes import ChangeScan, WorkspaceChanges
 from moothall.repositories.clone import TrustedClone
 
 
-def survey_all(survey: ChangeScan) -> Written:
+def survey_all(survey: ChangeScan) -> WorkspaceChanges:
     """Return what was written where nothing is ignored."""
-    while survey.look() is not None:
-        survey.leave_out({})
+    while survey.list_new_paths() is not None:
+        survey.apply_ignore_rules({})
     return survey.read()
 
 
-async def survey_with(clone: TrustedClone, sha: str, survey: ChangeScan) -> tuple[Written, int]:
+async def survey_with(
+    clone: TrustedClone, sha: str, survey: ChangeScan
+) -> tuple[WorkspaceChanges, int]:
     """Return what was written and not ignored, and how often git was asked."""
     asked = 0
-    while (new := survey.look()) is not None:
-        survey.leave_out(await clone.ignored(sha, new))
+    while (new := survey.list_new_paths()) is not None:
+        survey.apply_ignore_rules(await clone.ignored(sha, new))
         asked += 1
     return survey.read(), asked

@@ -175,7 +175,7 @@ class ToolHouse:
         is none.
         """
         standing: Any = self.visits._sessions[workspace].seat.workspace
-        found: Path = standing._opened.result()._box.upper / path
+        found: Path = standing._opened.result()._executor.upper / path
         return found.read_text(encoding="utf-8") if found.exists() else ""
 
     def pid(self, workspace: str) -> int:

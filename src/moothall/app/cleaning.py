@@ -20,10 +20,10 @@ from moothall.events.adapter import pruning
 from moothall.repositories.clone import TrustedClone
 from moothall.workspace.cleaning import (
     StoredItem,
-    at_work,
     choose,
     clean,
-    list_kept,
+    has_open_workspaces,
+    list_stored,
     prune_preparations,
 )
 from moothall.workspace.executor_client import remove_tree
@@ -54,7 +54,7 @@ async def clean_up(
     """
     data_dir = settings.data_dir
     with _hold_directory(data_dir) as refusal:
-        items = await asyncio.to_thread(list_kept, data_dir)
+        items = await asyncio.to_thread(list_stored, data_dir)
         registered = [entry.clone for entry in trusted_repositories(settings).registry.all()]
         days = settings.workspace.keep_days if older_than is None else older_than
         chosen = choose(items, older_than=days, everything=everything, registered=registered)
@@ -97,7 +97,11 @@ def _hold_directory(data_dir: Path) -> Iterator[str]:
             if data_dir_lock.is_shared(data_dir):
                 yield f"processes that serve some roles work on {data_dir}; stop them first"
             else:
-                yield "a process has workspaces open here; wait for it" if at_work(data_dir) else ""
+                yield (
+                    "a process has workspaces open here; wait for it"
+                    if has_open_workspaces(data_dir)
+                    else ""
+                )
             return
     except data_dir_lock.DirectoryTaken:
         pass

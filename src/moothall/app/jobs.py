@@ -18,7 +18,7 @@ from moothall.domain.status import Finding
 from moothall.errors import ConfigurationError
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
 from moothall.workspace.kubernetes.multiplexer import Transport
-from moothall.workspace.pool import MakeBox
+from moothall.workspace.pool import MakeExecutor
 
 _MISSING = "workspace.kind is kubernetes: pip install 'moothall[kubernetes]'"
 
@@ -60,7 +60,7 @@ def deployment_id(settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
+async def open_jobs(settings: Settings) -> AsyncIterator[MakeExecutor]:
     """Yield a function that creates workspaces in a cluster. Raises `ConfigurationError` if Jobs
     cannot be created there.
     """
@@ -68,8 +68,8 @@ async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
 
     app = deployment_id(settings)  # raises for invalid keys at the start
     try:
-        from moothall.workspace.kubernetes.box import CodeExecutor, JobExecutor, Pods
         from moothall.workspace.kubernetes.cluster import Cluster
+        from moothall.workspace.kubernetes.job_executor import CodeExecutor, JobExecutor, Pods
         from moothall.workspace.kubernetes.orphans import Reconciler
     except ModuleNotFoundError as error:
         raise ConfigurationError(_MISSING) from error

@@ -194,11 +194,11 @@ async def serve_repositories(
     if settings.ray.address is None:
         yield repositories
         return
-    from moothall.repositories.remote import RepositoryServer, patches_of_hosts
+    from moothall.repositories.remote import RepositoryServer, enable_patch_fetching
 
     async with _bundle_server(settings) as bundle_server:
         server = RepositoryServer(repositories, bundle_server, bus.ask)
-        patches_of_hosts(repositories, bundle_server, bus.ask)
+        enable_patch_fetching(repositories, bundle_server, bus.ask)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(_serve_bundles(bus, bundle_server, server.answer))
             if serves:
@@ -218,7 +218,7 @@ async def _fetch_repositories(
     from moothall.repositories.remote import HOSTS
 
     async with _bundle_server(settings) as bundle_server:
-        repositories.far(bus.ask, bundle_server)
+        repositories.connect(bus.ask, bundle_server)
         async with (
             _serve_bundles(bus, bundle_server, repositories.answer),
             beside(bus.answer(HOSTS, repositories.answer), "patches"),

@@ -35,10 +35,10 @@ from moothall.errors import (
 from moothall.ports import NOTHING
 from moothall.repositories import sources
 from moothall.repositories.apply_diff import apply_to_files, changed_files
-from moothall.repositories.blame import LineOrigin, message_of, origin_of
+from moothall.repositories.blame import LineOrigin, find_line_origin, read_message
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.profile import OWN_FILE, Commands, parse_own
-from moothall.repositories.project_config import commands_of, to_toml, write_own
+from moothall.repositories.profile import CONFIG_FILE, Commands, parse_config_file
+from moothall.repositories.project_config import commands_of, to_toml, write_config_file
 from moothall.sandbox.probe import check_walls
 from moothall.workspace.layout import uses_environment
 from moothall.workspace.toolchains import choose
@@ -89,8 +89,8 @@ async def unseen(settings: Settings, repository: RepositoryRef, profile: Path | 
         f"seen: {shown}"
     )
     hint = (
-        f"; to use {OWN_FILE} as it is, add --profile {OWN_FILE}"
-        if OWN_FILE in changed and profile is None
+        f"; to use {CONFIG_FILE} as it is, add --profile {CONFIG_FILE}"
+        if CONFIG_FILE in changed and profile is None
         else ""
     )
     return f"works on the commit {sha[:10]}; {notice}{hint}"
@@ -222,10 +222,10 @@ async def line_origin(
         return await repositories.origin(where, ref, path, line, tenant=owner), owner
     git = _git(settings)
     local = await sources.find_local(git, Path(where))
-    origin = await origin_of(
+    origin = await find_line_origin(
         git, local.git_dir, await sources.local_commit(git, local, ref), path, line
     )
-    message = await message_of(git, local.git_dir, origin.commit)
+    message = await read_message(git, local.git_dir, origin.commit)
     commit_tenant = next(
         filter(None, (tenant_of(trailer[1]) for trailer in _TRAILER.finditer(message))), ""
     )
@@ -307,7 +307,9 @@ async def write_profile(checked: RepositoryCheck, *, replace: bool) -> Path:
             "its files are not on this machine: --write needs a work tree; --json shows what it "
             "would say"
         )
-    return await asyncio.to_thread(write_own, checked.files, checked.own_file, replace=replace)
+    return await asyncio.to_thread(
+        write_config_file, checked.files, checked.own_file, replace=replace
+    )
 
 
 async def register(
@@ -340,7 +342,7 @@ async def register(
 def read_file(path: Path) -> Commands:
     """Read a file like `.moothall.toml`. Raises `ConfigurationError`, `RepositoryError`."""
     try:
-        return parse_own(path.read_text(encoding="utf-8"), str(path))
+        return parse_config_file(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise ConfigurationError(f"the profile {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -46,7 +46,7 @@ def _executor_options(context: click.Context) -> dict[str, object]:
     from moothall.workspace.executor_client import EXECUTOR, ExecutorSetup
 
     sandbox = settings_of(context, narrated=True).sandbox
-    options = ExecutorSetup("", ()).describe_walls(
+    options = ExecutorSetup("", ()).describe_limits(
         sandbox, own_users=False, cgroup=False, proxied=False
     )
     return {**options, "program": EXECUTOR}

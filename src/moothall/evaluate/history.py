@@ -20,7 +20,7 @@ async def walk(clone: TrustedClone, sha: str, most: int) -> AsyncIterator[Commit
     """Yield the newest commits of a history, at most `most`, without merges and with the changed
     paths.
     """
-    listed = await clone.ask(
+    listed = await clone.call(
         "log",
         "-z",
         "--no-merges",
@@ -35,7 +35,7 @@ async def walk(clone: TrustedClone, sha: str, most: int) -> AsyncIterator[Commit
         commit, parents, message = (*entry.split("\x01", 2), "", "")[:3]
         if not commit:
             continue
-        found = await clone.ask(
+        found = await clone.call(
             "diff-tree",
             "-r",
             "-z",
@@ -67,7 +67,7 @@ async def seal(git: GitRunner, clone: TrustedClone, sha: str, folder: Path) -> N
         cwd=making.parent,
     )
     # Build tools read versions from tags.
-    listed = await clone.ask(
+    listed = await clone.call(
         "for-each-ref",
         f"--count={_TAGS}",
         "--sort=-creatordate",

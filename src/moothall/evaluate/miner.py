@@ -20,7 +20,7 @@ from moothall.evaluate.tasks import Lines, Task, count_cases, read_tasks, write_
 from moothall.ranking import diagnose
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.patch_rules import is_test
-from moothall.repositories.profile import OWN_FILE, Commands, parse_own, read_text
+from moothall.repositories.profile import CONFIG_FILE, Commands, parse_config_file, read_text
 from moothall.repositories.registry import Registered
 from moothall.repositories.service import RepositoryService
 
@@ -175,8 +175,8 @@ def _commands(entry: Registered) -> Commands:
     """Return the configured set-up and checks: those of the registry, then of the work tree's own
     file.
     """
-    text = read_text(Path(entry.origin, OWN_FILE)) if entry.local else None
-    return entry.commands.over(parse_own(text)) if text is not None else entry.commands
+    text = read_text(Path(entry.origin, CONFIG_FILE)) if entry.local else None
+    return entry.commands.over(parse_config_file(text)) if text is not None else entry.commands
 
 
 def repository_name(origin: str) -> str:

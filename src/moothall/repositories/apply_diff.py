@@ -1,5 +1,5 @@
-"""Taking a winner's diff over into the files that its owner works on: all of it or nothing, and
-never over their own changes.
+"""Applying a winner's diff to the work tree of its owner: completely or not at all, and never over
+uncommitted changes.
 """
 
 from __future__ import annotations
@@ -14,33 +14,31 @@ from moothall.repositories.sources import Local
 from moothall.repositories.worktree import (
     ATTRIBUTES_OF_FILES,
     OwnSettings,
+    copy_back,
     copy_stored,
-    find_conversions_here,
+    find_work_tree_conversions,
     read_own_settings,
-    take_back,
 )
 
-_SHOWN = 5
-_FROM_ELSEWHERE = (b" rename ", b" copy ")
-_FILTERS = ("clean=", "smudge=", "process=", "required=false")
-_NOWHERE = {"GIT_DIR": "/dev/null"}
-"""In no repository: what is applied then is text to files, without attributes and so without
-filters.
-"""
+_SHOWN_PATHS = 5
+_RENAMES_AND_COPIES = (b" rename ", b" copy ")
+_FILTER_OPTIONS = ("clean=", "smudge=", "process=", "required=false")
+_NO_REPOSITORY = {"GIT_DIR": "/dev/null"}
+"""Outside a repository git applies text to files, without attributes and so without filters."""
 
 
 async def apply_to_files(
     git: GitRunner, local: Local, diff: str, base: str = ""
 ) -> tuple[str, ...]:
-    """Apply a diff to the work tree and return the paths that it changed. Index, branches and other
-    files stay as they are, and no hook or filter runs. Line ends and encodings follow the owner's
-    git settings and
-    attributes. A file that equals that of `base`, the commit of the diff, has no changes of its
-    owner's.
+    """Apply a diff to the work tree and return the paths that it changed.
 
-    Raises `RepositoryError` if there is no work tree, if the event log masked a secret in the diff,
-    if a file that it changes has changes of its owner's, and if it does not fit; nothing is changed
-    then.
+    The index, branches and other files do not change, and no hook or filter runs. Line endings and
+    encodings follow the owner's git settings and attributes. `base` is the commit of the diff: a
+    file that equals its version there counts as unchanged by the owner.
+
+    Raises `RepositoryError`, without changing anything, if there is no work tree, if the event log
+    masked a secret in the diff, if the owner changed a file that it changes, or if it does not
+    apply.
     """
     if local.top == local.git_dir:
         raise RepositoryError(
@@ -53,44 +51,50 @@ async def apply_to_files(
             "change: git merge moothall/TASK. `moothall diff` prints it with the masks"
         )
     raw = diff.encode("utf-8", "surrogateescape")
-    counted = await git.call(
-        "apply", "--numstat", "-z", "-", cwd=local.top, stdin=raw, env=_NOWHERE
+    numstat = await git.call(
+        "apply", "--numstat", "-z", "-", cwd=local.top, stdin=raw, env=_NO_REPOSITORY
     )
-    if counted.status:
-        raise RepositoryError(f"this is no diff that git can apply: {counted.reason}")
-    told = await git.call("apply", "--summary", "-", cwd=local.top, stdin=raw, env=_NOWHERE)
-    if any(line.startswith(_FROM_ELSEWHERE) for line in told.out.splitlines()):
-        # Their other end is in no list of paths, and may be a file that git ignores: a secret would
-        # come where all can read it.
+    if numstat.status:
+        raise RepositoryError(f"this is no diff that git can apply: {numstat.reason}")
+    summary = await git.call(
+        "apply", "--summary", "-", cwd=local.top, stdin=raw, env=_NO_REPOSITORY
+    )
+    if any(line.startswith(_RENAMES_AND_COPIES) for line in summary.out.splitlines()):
+        # The other path is in no list of paths, and may be a file that git ignores: a secret would
+        # be copied to where all can read it.
         raise RepositoryError(
             "the diff renames or copies files: ask for one without (git diff --no-renames); "
             "nothing was applied"
         )
-    rows = [row.split(b"\t", 2) for row in counted.out.split(b"\0") if row]
+    rows = [row.split(b"\t", 2) for row in numstat.out.split(b"\0") if row]
     paths = tuple(dict.fromkeys(row[-1].decode(errors="surrogateescape") for row in rows))
     settings = await read_own_settings(git, local)
     changed = await changed_files(git, local, paths, ignored=True)
-    if own := [
-        path for path in changed if not (base and await _is_as_in(git, local, settings, base, path))
-    ]:
-        more = ", …" if len(own) > _SHOWN else ""
+    uncommitted = [
+        path
+        for path in changed
+        if not (base and await _equals_commit(git, local, settings, base, path))
+    ]
+    if uncommitted:
+        ellipsis = ", …" if len(uncommitted) > _SHOWN_PATHS else ""
         raise RepositoryError(
-            f"there are changes of your own in {', '.join(own[:_SHOWN])}{more}: nothing was "
-            "applied; commit or stash them first"
+            f"there are changes of your own in {', '.join(uncommitted[:_SHOWN_PATHS])}{ellipsis}: "
+            "nothing was applied; commit or stash them first"
         )
-    how = await find_conversions_here(git, local, settings, paths)
+    conversions = await find_work_tree_conversions(git, local, settings, paths)
     with scratch() as folder:
         tree = folder / "tree"
-        before = await asyncio.to_thread(copy_stored, local.top, tree, paths, how)
-        done = await git.call(
-            "apply", "--whitespace=nowarn", "-", cwd=tree, stdin=raw, env=_NOWHERE
+        stored = await asyncio.to_thread(copy_stored, local.top, tree, paths, conversions)
+        result = await git.call(
+            "apply", "--whitespace=nowarn", "-", cwd=tree, stdin=raw, env=_NO_REPOSITORY
         )
-        if done.status:
+        if result.status:
             raise RepositoryError(
-                f"it does not fit the files as they are now, so nothing was applied: {done.reason}"
+                "it does not fit the files as they are now, so nothing was applied: "
+                f"{result.reason}"
             )
         try:
-            await asyncio.to_thread(take_back, local.top, tree, before, how)
+            await asyncio.to_thread(copy_back, local.top, tree, stored, conversions)
         except OSError as error:
             raise RepositoryError(
                 f"the files in {str(local.top)!r} cannot be written: {error.strerror}"
@@ -98,11 +102,13 @@ async def apply_to_files(
     return paths
 
 
-async def _is_as_in(git: GitRunner, local: Local, own: OwnSettings, commit: str, path: str) -> bool:
-    """Whether git would store a file as it is in a commit; False if the commit is not here."""
-    at = (f"--git-dir={local.git_dir}", f"--work-tree={local.top}")
-    there = await git.call(
-        *at,
+async def _equals_commit(
+    git: GitRunner, local: Local, settings: OwnSettings, commit: str, path: str
+) -> bool:
+    """Return whether git would store a file as it is in a commit; False without that commit."""
+    location = (f"--git-dir={local.git_dir}", f"--work-tree={local.top}")
+    committed = await git.call(
+        *location,
         "rev-parse",
         "--verify",
         "--quiet",
@@ -110,12 +116,12 @@ async def _is_as_in(git: GitRunner, local: Local, own: OwnSettings, commit: str,
         f"{commit}:{path}",
         cwd=local.top,
     )
-    none = await _no_filters(git, local)
-    here = await git.call(
-        *at,
-        *own.options,
-        *own.attributes,
-        *none,
+    filter_options = await _no_filters(git, local)
+    current = await git.call(
+        *location,
+        *settings.options,
+        *settings.attributes,
+        *filter_options,
         "hash-object",
         "--path",
         path,
@@ -124,12 +130,12 @@ async def _is_as_in(git: GitRunner, local: Local, own: OwnSettings, commit: str,
         cwd=local.top,
         env=ATTRIBUTES_OF_FILES,
     )
-    return not (there.status or here.status) and there.out == here.out
+    return not (committed.status or current.status) and committed.out == current.out
 
 
 async def _no_filters(git: GitRunner, local: Local) -> list[str]:
     """Return the options that disable the repository's filters."""
-    known = await git.call(
+    config = await git.call(
         f"--git-dir={local.git_dir}",
         "config",
         "--null",
@@ -139,27 +145,27 @@ async def _no_filters(git: GitRunner, local: Local) -> list[str]:
         cwd=local.top,
     )
     drivers = {
-        name.decode(errors="replace").rpartition(".")[0] for name in known.out.split(b"\0") if name
+        name.decode(errors="replace").rpartition(".")[0] for name in config.out.split(b"\0") if name
     }
     return [
-        word
+        option
         for driver in sorted(drivers)
-        for what in _FILTERS
-        for word in ("-c", f"{driver}.{what}")
+        for value in _FILTER_OPTIONS
+        for option in ("-c", f"{driver}.{value}")
     ]
 
 
 async def changed_files(
     git: GitRunner, local: Local, paths: tuple[str, ...] = (), *, ignored: bool = False
 ) -> list[str]:
-    """Return those of the paths (none: of all files) that are not as they were committed, or are
-    there without being known.
+    """Return the paths that differ from the commit or are untracked, among `paths` (none: all
+    files).
 
-    No filter of the repository's runs. `ignored`: what git ignores counts too.
+    No filter of the repository runs. With `ignored`, files that git ignores count too.
     """
-    where = (f"--git-dir={local.git_dir}", f"--work-tree={local.top}")
-    own = await read_own_settings(git, local)
-    options = (*own.options, *own.attributes, *await _no_filters(git, local))
+    location = (f"--git-dir={local.git_dir}", f"--work-tree={local.top}")
+    settings = await read_own_settings(git, local)
+    options = (*settings.options, *settings.attributes, *await _no_filters(git, local))
     status = [
         "status",
         "--porcelain=v1",
@@ -171,6 +177,6 @@ async def changed_files(
     if ignored:
         status.append("--ignored")
     changed = await git.run(
-        *where, *options, *status, "--", *paths, cwd=local.top, env=ATTRIBUTES_OF_FILES
+        *location, *options, *status, "--", *paths, cwd=local.top, env=ATTRIBUTES_OF_FILES
     )
     return [item[3:].decode(errors="replace") for item in changed.split(b"\0") if item]

@@ -1,4 +1,4 @@
-"""Which commit a line of a file comes from."""
+"""The commit that a line of a file comes from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXT_CHARS = 400
 
 @dataclass(frozen=True, slots=True)
 class LineOrigin:
-    """A line and the commit that brought it; `path` is the file's name in that commit."""
+    """A line and the commit that added it; `path` is the name of the file in that commit."""
 
     commit: str
     path: str
@@ -26,29 +26,33 @@ class LineOrigin:
     summary: str
 
 
-async def message_of(git: GitRunner, git_dir: Path, commit: str) -> str:
+async def read_message(git: GitRunner, git_dir: Path, commit: str) -> str:
     """Return the message of a commit."""
-    answer = await git.call(
+    result = await git.call(
         f"--git-dir={git_dir}", "show", "--no-patch", "--format=%B", commit, cwd=git_dir
     )
-    return answer.out.decode(errors="replace")
+    return result.out.decode(errors="replace")
 
 
-async def origin_of(git: GitRunner, git_dir: Path, commit: str, path: str, line: int) -> LineOrigin:
-    """Return where line `line` (from 1) of `path` in `commit` comes from. Raises `NotFound`,
+async def find_line_origin(
+    git: GitRunner, git_dir: Path, commit: str, path: str, line: int
+) -> LineOrigin:
+    """Return the origin of line `line` (from 1) of `path` in `commit`. Raises `NotFound`,
     `InvalidRequest`.
     """
     if line < 1:
         raise InvalidRequest(f"lines are counted from 1; {line} is none")
-    at = f"--git-dir={git_dir}"
-    found = await git.call(at, "ls-tree", "--full-tree", commit, "--", path, cwd=git_dir)
-    if not path or not found.out.startswith(b"100"):
+    git_dir_option = f"--git-dir={git_dir}"
+    listing = await git.call(
+        git_dir_option, "ls-tree", "--full-tree", commit, "--", path, cwd=git_dir
+    )
+    if not path or not listing.out.startswith(b"100"):
         raise NotFound(
             f"{path!r} is not a file in commit {commit[:12]}; give its path from the repository's "
             "root"
         )
-    answer = await git.call(
-        at,
+    result = await git.call(
+        git_dir_option,
         "blame",
         "--no-textconv",
         "--porcelain",
@@ -59,19 +63,19 @@ async def origin_of(git: GitRunner, git_dir: Path, commit: str, path: str, line:
         path,
         cwd=git_dir,
     )
-    if answer.status:
-        many = re.search(r"has only (\d+) lines?", answer.err)
-        said = f"{path} has only {many[1]} lines" if many else answer.reason
-        raise NotFound(f"no line {line}: {said}")
-    lines = answer.out.decode(errors="replace").splitlines()
-    facts = dict(entry.partition(" ")[::2] for entry in lines[1:] if not entry.startswith("\t"))
+    if result.status:
+        line_count = re.search(r"has only (\d+) lines?", result.err)
+        reason = f"{path} has only {line_count[1]} lines" if line_count else result.reason
+        raise NotFound(f"no line {line}: {reason}")
+    lines = result.out.decode(errors="replace").splitlines()
+    headers = dict(entry.partition(" ")[::2] for entry in lines[1:] if not entry.startswith("\t"))
     text = next((entry[1:] for entry in lines if entry.startswith("\t")), "")
     return LineOrigin(
         commit=lines[0].split()[0],
-        path=facts.get("filename", path),
+        path=headers.get("filename", path),
         line=line,
         text=text[:_TEXT_CHARS],
-        author=facts.get("author", ""),
-        time=datetime.fromtimestamp(int(facts.get("author-time", "0")), UTC).isoformat(),
-        summary=facts.get("summary", "")[:_TEXT_CHARS],
+        author=headers.get("author", ""),
+        time=datetime.fromtimestamp(int(headers.get("author-time", "0")), UTC).isoformat(),
+        summary=headers.get("summary", "")[:_TEXT_CHARS],
     )

@@ -1,10 +1,9 @@
-"""Repositories for hosts that share no disk with them: commits go out as bundles, asked for over
-the bus and fetched in parts.
+"""Transfer of repositories between hosts without a shared disk: commits are sent as bundles, which
+are requested over the bus and fetched in parts.
 
-Both sides lend: the server its commits, a host a patch that the server is to push. A bundle is
-known
-by the commits that it was asked for; what its other side has makes it thin, so that nothing travels
-twice. A tenant is named with each request, and gets what is that tenant's own.
+Both sides serve bundles: the server its commits, a host the patches that the server pushes. A
+bundle is identified by the requested commits. It omits commits that the other side has. Each
+request names a tenant, and only that tenant's repositories are served.
 """
 
 from __future__ import annotations
@@ -23,25 +22,33 @@ from moothall.config import WorkspaceSettings as Settings
 from moothall.domain.ids import digest
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, MoothallError, Permanent, Temporary
-from moothall.repositories.bundles import make_bundle, shallow_of, take_bundle, with_submodules
+from moothall.repositories.bundles import (
+    fetch_bundle,
+    include_submodules,
+    shallow_commits,
+    write_bundle,
+)
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import FetchTooLarge, GitRunner
 from moothall.repositories.scratch import scratch
 
 Ask = Callable[[Topic, Mapping[str, Any], float], Awaitable[tuple[Mapping[str, Any], bytes]]]
 """`Bus.ask`."""
-Said = Mapping[str, Any]
+Message = Mapping[str, Any]
 PART = 512 * 1024
 """Bytes of a bundle in one message."""
-_SIDE_BY_SIDE = 4
-_SOON_SECONDS, _ASK_SECONDS, _PATIENCE_SECONDS, _PAUSE_SECONDS = 5.0, 20.0, 30.0, 0.2
-_KEPT_SECONDS, _KEPT_LARGEST, _MADE_AT_ONCE = 60.0, 4, 4
+_PARALLEL_PARTS = 4
+_REPLY_SECONDS, _ASK_SECONDS, _UNREACHABLE_SECONDS, _PAUSE_SECONDS = 5.0, 20.0, 30.0, 0.2
+_BUNDLE_SECONDS, _MAX_LARGEST_BUNDLES, _MAX_CONCURRENT_WRITES = 60.0, 4, 4
 
 
 @dataclass(frozen=True, slots=True)
 class BundleOffer:
-    """What is there to be taken. `bundle` names it at its `holder`, '' where the other side has
-    all; `size` in bytes; `shallow`: where the history ends.
+    """An offer of commits.
+
+    bundle: the name of the bundle at its `holder`; '' if the other side has all commits.
+    size: in bytes.
+    shallow: the commits at which the history ends.
     """
 
     wants: tuple[str, ...]
@@ -52,26 +59,29 @@ class BundleOffer:
 
 
 @dataclass(slots=True)
-class _Kept:
-    made: asyncio.Task[int]
+class _StoredBundle:
+    task: asyncio.Task[int]
     file: Path
-    used: float
+    last_used: float
 
 
 class BundleServer:
-    """Bundles that are kept for a minute after they were used last, as far as there is room for
-    four of the largest, and requests that are under way. Use as async context manager.
+    """A server of bundles, and a client of other such servers. Use it as an async context manager.
+
+    A bundle is stored for a minute after its last use, with a limit on the size of all of them.
+
+    reply_seconds: how long a request runs before its caller is told to ask again.
     """
 
     def __init__(
-        self, git: GitRunner, settings: Settings, soon_seconds: float = _SOON_SECONDS
+        self, git: GitRunner, settings: Settings, reply_seconds: float = _REPLY_SECONDS
     ) -> None:
-        self._soon_seconds = soon_seconds
+        self._reply_seconds = reply_seconds
         self.holder = secrets.token_hex(8)
         self._git, self._settings = git, settings
-        self._kept: dict[str, _Kept] = {}
-        self._working: dict[str, asyncio.Task[Said]] = {}
-        self._room = asyncio.Semaphore(_MADE_AT_ONCE)
+        self._bundles: dict[str, _StoredBundle] = {}
+        self._running: dict[str, asyncio.Task[Message]] = {}
+        self._write_slots = asyncio.Semaphore(_MAX_CONCURRENT_WRITES)
         self._stack = ExitStack()
 
     async def __aenter__(self) -> Self:
@@ -84,7 +94,7 @@ class BundleServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        tasks = [*self._working.values(), *(kept.made for kept in self._kept.values())]
+        tasks = [*self._running.values(), *(bundle.task for bundle in self._bundles.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -93,51 +103,55 @@ class BundleServer:
     async def offer(
         self, clone: TrustedClone, shas: Sequence[str], haves: Sequence[str]
     ) -> BundleOffer:
-        """Return what leads to these commits and those of their submodules. Raises `NotFound`,
+        """Return an offer of these commits and those of their submodules. Raises `NotFound`,
         `RepositoryError`.
         """
-        wants = await with_submodules(clone, shas)
+        wants = await include_submodules(clone, shas)
         name = digest(str(clone.path), *sorted(wants), "", *sorted(set(haves)))
         self._drop_old()
-        kept = self._kept.get(name)
-        if kept is None or (kept.made.done() and (kept.made.cancelled() or kept.made.exception())):
+        bundle = self._bundles.get(name)
+        if bundle is None or (
+            bundle.task.done() and (bundle.task.cancelled() or bundle.task.exception())
+        ):
             file = self._folder / f"{name}.bundle"
-            making = self._make(clone, file, wants, haves)
-            kept = self._kept[name] = _Kept(
-                asyncio.create_task(making, name="bundle"), file, time.monotonic()
+            writing = self._write(clone, file, wants, haves)
+            bundle = self._bundles[name] = _StoredBundle(
+                asyncio.create_task(writing, name="bundle"), file, time.monotonic()
             )
         try:
-            size = await asyncio.shield(kept.made)
+            size = await asyncio.shield(bundle.task)
         finally:
-            kept.used = time.monotonic()
+            bundle.last_used = time.monotonic()
             self._drop_old()
-            asyncio.get_running_loop().call_later(_KEPT_SECONDS + 1, self._drop_old)
+            asyncio.get_running_loop().call_later(_BUNDLE_SECONDS + 1, self._drop_old)
         if not size:
             return BundleOffer(tuple(wants))
-        return BundleOffer(tuple(wants), name, size, self.holder, shallow_of(clone))
+        return BundleOffer(tuple(wants), name, size, self.holder, shallow_commits(clone))
 
-    async def _make(
+    async def _write(
         self, clone: TrustedClone, file: Path, wants: Sequence[str], haves: Sequence[str]
     ) -> int:
-        async with self._room:
-            return await make_bundle(
+        async with self._write_slots:
+            return await write_bundle(
                 self._git, clone, self._settings, file, wants=wants, haves=haves
             )
 
-    async def soon(self, asked: Said, work: Callable[[Said], Awaitable[Said]]) -> Said:
-        """Return what `work` answers, an error as words, or that it takes longer: whoever asks the
-        same again then goes on waiting.
+    async def run_or_wait(
+        self, request: Message, handler: Callable[[Message], Awaitable[Message]]
+    ) -> Message:
+        """Run `handler` and return its reply, or its error as a message. Return `{"wait": True}` if
+        it takes too long; a repeated equal request continues to wait.
         """
-        key = digest(repr(sorted(asked.items())))
-        task = self._working.get(key)
+        key = digest(repr(sorted(request.items())))
+        task = self._running.get(key)
         if task is None:
-            task = self._working[key] = asyncio.ensure_future(work(asked))
+            task = self._running[key] = asyncio.ensure_future(handler(request))
             task.add_done_callback(
                 lambda _: asyncio.get_running_loop().call_later(
                     _ASK_SECONDS, self._forget, key, task
                 )
             )
-        done, _ = await asyncio.wait({task}, timeout=self._soon_seconds)
+        done, _ = await asyncio.wait({task}, timeout=self._reply_seconds)
         if not done:
             return {"wait": True}
         self._forget(key, task)
@@ -151,36 +165,37 @@ class BundleServer:
                 "message": f"the repositories cannot be read: {error.strerror}",
             }
 
-    async def part(self, asked: Said) -> tuple[Said, bytes]:
-        """Return a part of a bundle; the one who asks sees by its size where it is gone."""
-        kept, offset = self._kept.get(str(asked.get("bundle"))), asked.get("offset")
-        if kept is None or not isinstance(offset, int) or offset < 0:
+    async def read_part(self, request: Message) -> tuple[Message, bytes]:
+        """Return a part of a bundle. It is empty if the bundle is gone."""
+        bundle, offset = self._bundles.get(str(request.get("bundle"))), request.get("offset")
+        if bundle is None or not isinstance(offset, int) or offset < 0:
             return {}, b""
-        kept.used = time.monotonic()
-        return {}, await asyncio.to_thread(_read, kept.file, offset)
+        bundle.last_used = time.monotonic()
+        return {}, await asyncio.to_thread(_read, bundle.file, offset)
 
-    async def take(
+    async def fetch(
         self, bus: Ask, clone: TrustedClone, offer: BundleOffer, *, patch: bool = False
     ) -> None:
-        """Bring what another offers into a clone; of a `patch` nothing but its commits: tags, and
-        where a history ends, are the server's to say.
+        """Fetch the commits that another process offers into a clone.
+
+        patch: fetch only the commits; tags and the end of the history come from the server.
 
         Raises `FetchTooLarge`, `Temporary`.
         """
         if not offer.bundle:
-            await take_bundle(self._git, clone, self._settings, None, wants=offer.wants)
+            await fetch_bundle(self._git, clone, self._settings, None, wants=offer.wants)
             return
-        most = self._settings.max_repository_bytes
-        if offer.size > most:
+        max_bytes = self._settings.max_repository_bytes
+        if offer.size > max_bytes:
             raise FetchTooLarge(
-                f"a bundle of {offer.size} bytes is offered; at most {most} are taken "
+                f"a bundle of {offer.size} bytes is offered; at most {max_bytes} are taken "
                 "(workspace.max_repository_bytes)"
             )
         with scratch() as folder:
             file = folder / "bundle"
             await _pull(bus, offer, file)
             shallow = () if patch else offer.shallow
-            await take_bundle(
+            await fetch_bundle(
                 self._git,
                 clone,
                 self._settings,
@@ -190,52 +205,59 @@ class BundleServer:
                 tags=not patch,
             )
 
-    def _forget(self, key: str, task: asyncio.Task[Said] | None) -> None:
-        """Drop an answer that was given, or that nobody came back for: a later one may be
-        another.
+    def _forget(self, key: str, task: asyncio.Task[Message] | None) -> None:
+        """Drop the result of a request that was returned or that nobody asked for again, because a
+        later result may differ.
         """
-        if task is not None and self._working.get(key) is task:
-            del self._working[key]
+        if task is not None and self._running.get(key) is task:
+            del self._running[key]
             task.cancelled() or task.exception()
 
     def _drop_old(self) -> None:
-        """Drop what was not used for long, and what was not used for longest where there is no
-        room: whoever still fetches that asks again.
+        """Drop bundles that were not used for long, and the least recently used ones beyond the
+        size limit. A client that still fetches one of them requests it again.
         """
-        left = _KEPT_LARGEST * self._settings.max_repository_bytes
-        for name, kept in sorted(self._kept.items(), key=lambda item: -item[1].used):
-            if kept.made.done():
-                left -= 0 if kept.made.cancelled() or kept.made.exception() else kept.made.result()
-                if left < 0 or time.monotonic() - kept.used > _KEPT_SECONDS:
-                    kept.file.unlink(missing_ok=True)
-                    del self._kept[name]
+        free_bytes = _MAX_LARGEST_BUNDLES * self._settings.max_repository_bytes
+        for name, bundle in sorted(self._bundles.items(), key=lambda item: -item[1].last_used):
+            if bundle.task.done():
+                free_bytes -= (
+                    0
+                    if bundle.task.cancelled() or bundle.task.exception()
+                    else bundle.task.result()
+                )
+                if free_bytes < 0 or time.monotonic() - bundle.last_used > _BUNDLE_SECONDS:
+                    bundle.file.unlink(missing_ok=True)
+                    del self._bundles[name]
 
 
-async def ask(bus: Ask, topic: Topic, asked: Said, patience: float = _PATIENCE_SECONDS) -> Said:
-    """Ask until there is an answer. Raises what the other side raised, `Temporary` where nobody
-    answers for `patience` seconds.
+async def send_request(
+    bus: Ask, topic: Topic, request: Message, unreachable_seconds: float = _UNREACHABLE_SECONDS
+) -> Message:
+    """Send a request to a server of repositories until it replies, and return the reply.
+
+    Raises the error of the server, and `Temporary` if it is unreachable for `unreachable_seconds`.
     """
-    until = time.monotonic() + patience
+    give_up = time.monotonic() + unreachable_seconds
     while True:
         try:
-            said, _ = await bus(topic, asked, _ASK_SECONDS)
+            reply, _ = await bus(topic, request, _ASK_SECONDS)
         except BusUnavailable as error:
-            if time.monotonic() > until:
+            if time.monotonic() > give_up:
                 raise Temporary(f"the repositories are out of reach: {error.message}") from error
             await asyncio.sleep(_PAUSE_SECONDS)
             continue
-        if not said.get("wait"):
+        if not reply.get("wait"):
             break
-        until = time.monotonic() + patience
-    if "error" in said:
-        raise _error(str(said["error"]))(str(said.get("message"))[:2000])
-    return said
+        give_up = time.monotonic() + unreachable_seconds
+    if "error" in reply:
+        raise _error(str(reply["error"]))(str(reply.get("message"))[:2000])
+    return reply
 
 
 async def _pull(bus: Ask, offer: BundleOffer, file: Path) -> None:
     topic = Channel.REPOSITORIES.of(offer.holder)
 
-    async def part(offset: int) -> bytes:
+    async def read_part(offset: int) -> bytes:
         _, content = await bus(
             topic, {"ask": "part", "bundle": offer.bundle, "offset": offset}, _ASK_SECONDS
         )
@@ -243,28 +265,28 @@ async def _pull(bus: Ask, offer: BundleOffer, file: Path) -> None:
             raise Temporary("a bundle went while it was fetched")
         return content
 
-    with file.open("wb") as whole:
-        for begin in range(0, offer.size, _SIDE_BY_SIDE * PART):
-            offsets = range(begin, min(begin + _SIDE_BY_SIDE * PART, offer.size), PART)
-            for content in await asyncio.gather(*map(part, offsets)):
-                await asyncio.to_thread(whole.write, content)
+    with file.open("wb") as output:
+        for start in range(0, offer.size, _PARALLEL_PARTS * PART):
+            offsets = range(start, min(start + _PARALLEL_PARTS * PART, offer.size), PART)
+            for content in await asyncio.gather(*map(read_part, offsets)):
+                await asyncio.to_thread(output.write, content)
 
 
 def _error(code: str) -> type[MoothallError]:
-    """Return the error that goes by a code, or one of its kind."""
-    known: list[type[MoothallError]] = [MoothallError]
-    found: dict[str, type[MoothallError]] = {}
-    while known:
-        kind = known.pop()
-        found.setdefault(kind.code, kind)
-        known += kind.__subclasses__()
-    return found.get(code, Permanent)
+    """Return the error class with a code, `Permanent` for an unknown one."""
+    pending: list[type[MoothallError]] = [MoothallError]
+    errors: dict[str, type[MoothallError]] = {}
+    while pending:
+        error = pending.pop()
+        errors.setdefault(error.code, error)
+        pending += error.__subclasses__()
+    return errors.get(code, Permanent)
 
 
 def _read(file: Path, offset: int) -> bytes:
     try:
-        with file.open("rb") as opened:
-            opened.seek(offset)
-            return opened.read(PART)
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            return stream.read(PART)
     except FileNotFoundError:
         return b""

@@ -1,9 +1,8 @@
-"""What changed in a workspace: read from the upper folder of its overlay, by the trusted side.
+"""The changes in a workspace, read from the upper folder of its overlay on the trusted side.
 
-The folder is hostile data. Nothing of it is followed or run: names by directory descriptor,
-symlinks
-as text, no file opened that is not a regular one. Names are listed first; git says which new ones
-.gitignore files ignore; only the rest is read.
+The folder is hostile data. Nothing in it is followed or run: names are opened by directory
+descriptor, symlinks are read as text, and only regular files are opened. Names are listed first,
+git says which new ones .gitignore files ignore, and only the rest is read.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from moothall.errors import PatchRefused
 from moothall.repositories import patch_rules
 from moothall.repositories.objects import LIST_BYTES, Change
 
-_GIT = ".git"  # what a git inside keeps for itself; no commit can hold a path with such a name
+_GIT_DIR = ".git"  # belongs to a git process in the sandbox; no commit can have such a path
 _GITIGNORE = ".gitignore"
 _OPAQUE = "user.overlay.opaque"
 _MAX_DEPTH = 100
-_DEEPEST = 2 * _MAX_DEPTH  # what a build may need meanwhile
-_BLOCK = 512
-_AHEAD = 1_000
-"""Names that are listed in new folders before git was asked whether it ignores these folders."""
-_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_MAX_OPEN_FOLDERS = 2 * _MAX_DEPTH  # builds may need more depth for a while
+_BLOCK_BYTES = 512
+_NAMES_BEFORE_QUESTION = 1_000
+"""How many names are listed in new folders before git is asked whether it ignores the folders."""
+_GONE_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeCaps:
-    """Bounds on what is read: one file, all changed files together, entries of the upper folder."""
+    """Limits of one file, of all changed files together, and of the entries in the upper folder."""
 
     file_bytes: int
     total_bytes: int
@@ -43,8 +42,9 @@ class ChangeCaps:
 
 @dataclass(frozen=True, slots=True)
 class NewPaths:
-    """Paths that the base does not have: the question which of them are ignored. `lists` are the
-    .gitignore files that differ from the base's, None for one that is gone.
+    """Paths that the base does not have and that may be ignored.
+
+    lists: the .gitignore files that differ from the base's; None for a deleted one.
     """
 
     folders: Sequence[str]
@@ -53,9 +53,9 @@ class NewPaths:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What was written: the change, and what .gitignore files keep out of it: path → rule. The path
-    of a folder that was not looked into ends with a slash.
+class WorkspaceChanges:
+    """The changes in a workspace, and the new paths that .gitignore files exclude: path → rule. The
+    path of a folder that was not listed ends with a slash.
     """
 
     changes: Sequence[Change]
@@ -63,26 +63,25 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _WrittenFile:
     path: str
     status: os.stat_result
-    folder: int  # descriptor of the folder that it lies in, valid until the next one is found
+    folder: int  # descriptor of its folder, valid until the next file is yielded
 
 
 AskIgnored = Callable[[NewPaths], Awaitable[Mapping[str, str]]]
-"""Returns which of these paths are ignored: path → rule."""
+"""Returns the ignored ones of these paths: path → rule."""
 
 Stamp = tuple[int, ...]
-"""What of a file's status differs once somebody wrote to it; only the kernel sets the last of it.
-"""
+"""The parts of a file's status that differ after a write; only the kernel sets the last one."""
 
 
 class ChangeScan:
-    """A look at what was written: `upper` of an overlay over the checkout `base`, or, with the
-    stamps of all files `before`, a whole tree.
+    """A scan for changes in `upper`, the upper folder of an overlay over the checkout `base`, or,
+    with the earlier stamps of all files, in a whole tree.
 
-    Call `look` and `leave_out` until there is no question left, then `read`. They block; what they
-    refuse raises `PatchRefused`.
+    Call `list_new_paths` and `apply_ignore_rules` until the former returns None, then `read`. The
+    methods block, and raise `PatchRefused` for changes that no patch can contain.
     """
 
     def __init__(
@@ -92,45 +91,47 @@ class ChangeScan:
         caps: ChangeCaps,
         *,
         base: Path | None = None,
-        before: Mapping[str, Stamp] | None = None,
+        stamps: Mapping[str, Stamp] | None = None,
     ) -> None:
         self._root = upper
         self._base = base
         self._files = frozenset(base_files)
         self._folders = _folders(base_files)
         self._caps = caps
-        self._before = before
+        self._before = stamps
         self._ignored: dict[str, str] = {}
-        self._known: deque[str] = deque(
-            [""]
-        )  # folders that are no question any more, still to be listed
-        self._unsure: deque[str] = (
-            deque()
-        )  # new folders that git was not asked about, still to be listed
-        self._new: dict[
-            str, bool
-        ] = {}  # new paths that git was not asked about: whether it is a folder
-        self._written: set[str] = set()  # all but folders
-        self._seen: set[str] = set()  # files of the base that are there, in a whole tree
-        self._hiding: set[str] = set()  # what hides files of the base at or below it, in an overlay
+        self._known: deque[str] = deque([""])
+        """Folders to list that are in the base, or that git does not ignore."""
+        self._unsure: deque[str] = deque()
+        """New folders to list; git was not asked about them yet."""
+        self._new: dict[str, bool] = {}
+        """New paths that git was not asked about: path → whether it is a folder."""
+        self._written: set[str] = set()
+        """Written paths, except folders."""
+        self._seen: set[str] = set()
+        """In a whole tree: files of the base that still exist."""
+        self._hiding: set[str] = set()
+        """In an overlay: paths that hide files of the base at or below them."""
         self._lists: dict[str, bytes | None] = {}
-        self._deep: list[str] = []  # folders that are too deep to be listed
-        self._set_up = _folders(before or ())  # folders that were there before, of the base or not
+        self._deep: list[str] = []
+        """Folders that are too deep to be listed."""
+        self._set_up = _folders(stamps or ())
+        """Folders that existed before, in the base or not."""
 
-    def look(self) -> NewPaths | None:
-        """List names; return the new ones that git must be asked about, None if there are none."""
+    def list_new_paths(self) -> NewPaths | None:
+        """List names. Return the new ones that git must be asked about, None if there are none."""
         while self._known:
             self._list(self._known.popleft())
-        ahead: int | None = _AHEAD
-        while self._unsure and ahead is not None:
-            ahead = self._list(self._unsure[0], ahead)
-            if ahead is not None:
+        budget: int | None = _NAMES_BEFORE_QUESTION
+        while self._unsure and budget is not None:
+            budget = self._list(self._unsure[0], budget)
+            if budget is not None:
                 self._unsure.popleft()
         files = [path for path, is_folder in self._new.items() if not is_folder]
         if not (files or self._unsure or self._deep):
             self._check()
             return None
-        gone = {
+        deleted_lists = {
             path: None
             for path in self._files
             if path.rpartition("/")[2] == _GITIGNORE and self._is_gone(path)
@@ -138,13 +139,13 @@ class ChangeScan:
         return NewPaths(
             [path for path, is_folder in self._new.items() if is_folder],
             files,
-            {**gone, **self._lists},
+            {**deleted_lists, **self._lists},
         )
 
-    def leave_out(self, rules: Mapping[str, str]) -> None:
-        """Take the answer to a question: the ignored paths, with the rule of each."""
+    def apply_ignore_rules(self, rules: Mapping[str, str]) -> None:
+        """Exclude ignored paths: path → rule, for the paths that `list_new_paths` returned."""
         ignored: dict[str, str] = {}
-        for path, is_folder in self._new.items():  # a folder comes before what is in it
+        for path, is_folder in self._new.items():  # a folder comes before its content
             if rule := rules.get(path) or ignored.get(path.rpartition("/")[0]):
                 ignored[path] = rule
                 self._written.discard(path)
@@ -159,88 +160,88 @@ class ChangeScan:
         self._new.clear()
         self._check()
 
-    def read(self) -> Written:
-        """Return what was written and is not ignored, and which files of the base are gone.
+    def read(self) -> WorkspaceChanges:
+        """Return the written files that are not ignored, and the deleted files of the base.
 
-        In a whole tree some of it may be the `same` as it was.
+        In a whole tree without a base folder, some of them may be unchanged.
         """
         self._check_sizes()
         changes: list[Change] = []
         touched: set[str] = set()
         sizes: dict[str, int] = {}
         total = 0
-        for found in self._each():
-            if self._before is None and _marks_deletion(found.status):
+        for file in self._each():
+            if self._before is None and _marks_deletion(file.status):
                 continue
-            change = self._change(found)
-            if self._base is not None and same(self._base, change):
-                touched.add(found.path)
+            change = self._change(file)
+            if self._base is not None and is_unchanged(self._base, change):
+                touched.add(file.path)
                 continue
             changes.append(change)
-            sizes[found.path] = size = len(change.content or b"")
+            sizes[file.path] = size = len(change.content or b"")
             total += size
             if size > self._caps.file_bytes or total > self._caps.total_bytes:
-                self._refuse({**sizes, found.path: found.status.st_size})
-        made = touched | sizes.keys()
-        gone = [
+                self._refuse({**sizes, file.path: file.status.st_size})
+        present = touched | sizes.keys()
+        deletions = [
             Change(path, patch_rules.FILE, None)
             for path in self._files
-            if path not in made and self._is_gone(path)
+            if path not in present and self._is_gone(path)
         ]
-        return Written(sorted([*gone, *changes], key=lambda change: change.path), self._ignored)
+        return WorkspaceChanges(
+            sorted([*deletions, *changes], key=lambda change: change.path), self._ignored
+        )
 
-    def _list(self, folder: str, most: int | None = None) -> int | None:
-        """Note what lies in a folder, with what `most` leaves of new names; None, and nothing is
-        noted, where there are more.
+    def _list(self, folder: str, budget: int | None = None) -> int | None:
+        """List a folder. `budget` limits its new names; return the rest of it. Return None and
+        record nothing if there are more names.
         """
         try:
             descriptor = _open_below(self._root, folder)
         except OSError as error:
-            if error.errno in _GONE:
-                return most
+            if error.errno in _GONE_ERRORS:
+                return budget
             raise
         try:
-            return self._note(folder, descriptor, most)
+            return self._list_entries(folder, descriptor, budget)
         finally:
             os.close(descriptor)
 
-    def _note(self, folder: str, descriptor: int, most: int | None) -> int | None:
-        inner: dict[str, bool] = {}
-        written: dict[str, bool] = {}
+    def _list_entries(self, folder: str, descriptor: int, budget: int | None) -> int | None:
+        folders: dict[str, bool] = {}
+        files: dict[str, bool] = {}
         count = 0
         with os.scandir(descriptor) as entries:
             for entry in entries:
                 path = f"{folder}/{entry.name}" if folder else entry.name
                 is_folder = entry.is_dir(follow_symlinks=False)
                 in_base = path in (self._folders if is_folder else self._files)
-                if entry.name == _GIT or (not in_base and patch_rules.is_left_out(entry.name)):
+                if entry.name == _GIT_DIR or (not in_base and patch_rules.is_left_out(entry.name)):
                     continue
                 if is_folder:
-                    inner[path] = in_base
+                    folders[path] = in_base
                 elif self._is_written(path, entry):
-                    written[path] = in_base or self._is_deletion(entry)
+                    files[path] = in_base or self._is_deletion(entry)
                 else:
                     continue
-                count += not (inner if is_folder else written)[path] and path not in self._set_up
-                if most is not None and count > most:
+                count += not (folders if is_folder else files)[path] and path not in self._set_up
+                if budget is not None and count > budget:
                     return None
-        self._new |= {path: True for path, known in inner.items() if not known}
-        self._new |= {path: False for path, known in written.items() if not known}
-        self._written.update(written)
+        self._new |= {path: True for path, known in folders.items() if not known}
+        self._new |= {path: False for path, known in files.items() if not known}
+        self._written.update(files)
         self._lists |= {
-            path: _read_list(descriptor)
-            for path in written
-            if path.rpartition("/")[2] == _GITIGNORE
+            path: _read_list(descriptor) for path in files if path.rpartition("/")[2] == _GITIGNORE
         }
         if self._before is None:
-            self._hiding.update(written, [folder] if _is_opaque(descriptor) else [])
-            self._hiding.update(path for path in inner if path in self._files)
-        for path, known in inner.items():
+            self._hiding.update(files, [folder] if _is_opaque(descriptor) else [])
+            self._hiding.update(path for path in folders if path in self._files)
+        for path, known in folders.items():
             if path.count("/") >= _MAX_DEPTH:
                 self._deep.append(path)
             else:
                 (self._known if known else self._unsure).append(path)
-        return None if most is None else most - count
+        return None if budget is None else budget - count
 
     def _is_written(self, path: str, entry: os.DirEntry[str]) -> bool:
         if self._before is None:
@@ -250,63 +251,63 @@ class ChangeScan:
         try:
             return self._before.get(path) != stamp(_status(entry))
         except FileNotFoundError:
-            return False  # gone meanwhile
+            return False  # deleted meanwhile
 
     def _is_deletion(self, entry: os.DirEntry[str]) -> bool:
-        usual = entry.is_file(follow_symlinks=False) or entry.is_symlink()
-        return not usual and self._before is None and _marks_deletion(_status(entry))
+        is_plain = entry.is_file(follow_symlinks=False) or entry.is_symlink()
+        return not is_plain and self._before is None and _marks_deletion(_status(entry))
 
     def _is_gone(self, path: str) -> bool:
-        """Whether a file of the base is not there any more, if nothing of its name was written."""
+        """Return whether a file of the base was deleted, if nothing was written at its path."""
         if self._before is not None:
             return path in self._before and path not in self._seen
-        return any(above in self._hiding for above in _ancestors(path))
+        return any(ancestor in self._hiding for ancestor in _ancestors(path))
 
-    def _each(self) -> Iterator[_Found]:
-        """Yield what was written, with the descriptor of its folder."""
+    def _each(self) -> Iterator[_WrittenFile]:
+        """Yield the written files, with the descriptors of their folders."""
         folder, descriptor = None, -1
         try:
             for path in sorted(self._written, key=lambda path: path.rpartition("/")):
-                above, _, name = path.rpartition("/")
+                parent, _, name = path.rpartition("/")
                 try:
-                    if above != folder:
+                    if parent != folder:
                         if descriptor >= 0:
                             os.close(descriptor)
-                        folder, descriptor = above, -1
-                        descriptor = _open_below(self._root, above)
+                        folder, descriptor = parent, -1
+                        descriptor = _open_below(self._root, parent)
                     if descriptor >= 0:
-                        yield _Found(
+                        yield _WrittenFile(
                             path,
                             os.stat(name, dir_fd=descriptor, follow_symlinks=False),
                             descriptor,
                         )
                 except OSError as error:
-                    if error.errno not in _GONE:
+                    if error.errno not in _GONE_ERRORS:
                         raise
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def _change(self, found: _Found) -> Change:
-        """Read what lies there now."""
-        kind = found.status.st_mode
+    def _change(self, file: _WrittenFile) -> Change:
+        """Read a written file."""
+        kind = file.status.st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind)):
             raise PatchRefused(
-                f"{found.path[:200]!r} is a socket, pipe or device; a patch holds files and "
+                f"{file.path[:200]!r} is a socket, pipe or device; a patch holds files and "
                 "symlinks. Delete it, or name it in .gitignore."
             )
         if stat.S_ISLNK(kind):
-            content = os.fsencode(os.readlink(found.path.rpartition("/")[2], dir_fd=found.folder))
-            return Change(found.path, patch_rules.SYMLINK, content)
-        most, size = self._caps.file_bytes, found.status.st_size
+            content = os.fsencode(os.readlink(file.path.rpartition("/")[2], dir_fd=file.folder))
+            return Change(file.path, patch_rules.SYMLINK, content)
+        limit, size = self._caps.file_bytes, file.status.st_size
         if (
             self._base is not None
-            and found.path in self._files
-            and size > most
-            and _size(self._base / found.path) == size
+            and file.path in self._files
+            and size > limit
+            and _size(self._base / file.path) == size
         ):
-            most = size  # a large file of the base that was only touched
-        return Change(found.path, _mode(found.status), _read(found, most))
+            limit = size  # a large file of the base that was only touched
+        return Change(file.path, _mode(file.status), _read(file, limit))
 
     def _check(self) -> None:
         """Refuse what is more than may be listed."""
@@ -316,8 +317,8 @@ class ChangeScan:
                 f"{patch_rules.ADVICE}"
             )
         if len(self._written) > self._caps.entries:
-            holders = patch_rules.most_of(dict.fromkeys(self._written, 1), self._folders)
-            shown = ", ".join(f"{path} ({count} files)" for path, count in holders)
+            largest = patch_rules.largest_paths(dict.fromkeys(self._written, 1), self._folders)
+            shown = ", ".join(f"{path} ({count} files)" for path, count in largest)
             raise PatchRefused(
                 f"more than {self._caps.entries} files were written: {shown}. {patch_rules.ADVICE}"
             )
@@ -325,11 +326,11 @@ class ChangeScan:
     def _check_sizes(self) -> None:
         """Refuse new files that are too large, before any is read."""
         new = [
-            found
-            for found in self._each()
-            if found.path not in self._files and stat.S_ISREG(found.status.st_mode)
+            file
+            for file in self._each()
+            if file.path not in self._files and stat.S_ISREG(file.status.st_mode)
         ]
-        sizes = {found.path: found.status.st_size for found in new}
+        sizes = {file.path: file.status.st_size for file in new}
         if (
             sum(sizes.values()) > self._caps.total_bytes
             or max(sizes.values(), default=0) > self._caps.file_bytes
@@ -347,7 +348,8 @@ class ChangeScan:
             limit = f"a file may hold {caps.file_bytes} bytes (workspace.max_file_bytes); larger is"
             sizes = {path: size for path, size in sizes.items() if size > caps.file_bytes}
         largest = ", ".join(
-            f"{path} ({size} bytes)" for path, size in patch_rules.most_of(sizes, self._folders)
+            f"{path} ({size} bytes)"
+            for path, size in patch_rules.largest_paths(sizes, self._folders)
         )
         raise PatchRefused(f"{limit} {largest}. {patch_rules.ADVICE}")
 
@@ -404,12 +406,12 @@ def measure(upper: Path, bytes_limit: int, entries_limit: int) -> tuple[int, int
             entries += 1
             try:
                 status = os.stat(name, dir_fd=level.folder, follow_symlinks=False)
-                size += status.st_blocks * _BLOCK
+                size += status.st_blocks * _BLOCK_BYTES
                 if stat.S_ISDIR(status.st_mode):
                     open_levels.append(_Level("", _open_folder(name, level.folder)))
             except OSError:
                 continue  # gone meanwhile
-            if len(open_levels) > _DEEPEST:
+            if len(open_levels) > _MAX_OPEN_FOLDERS:
                 return size, entries_limit + 1
             if size > bytes_limit or entries > entries_limit:
                 break
@@ -447,18 +449,18 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result:
     return entry.stat(follow_symlinks=False)
 
 
-def _read(found: _Found, most: int) -> bytes:
-    name = found.path.rpartition("/")[2]
+def _read(file: _WrittenFile, limit: int) -> bytes:
+    name = file.path.rpartition("/")[2]
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(name, flags, dir_fd=found.folder)
+        descriptor = os.open(name, flags, dir_fd=file.folder)
     except PermissionError:
-        os.chmod(name, 0o600, dir_fd=found.folder, follow_symlinks=False)
-        descriptor = os.open(name, flags, dir_fd=found.folder)
-    with os.fdopen(descriptor, "rb") as file:
+        os.chmod(name, 0o600, dir_fd=file.folder, follow_symlinks=False)
+        descriptor = os.open(name, flags, dir_fd=file.folder)
+    with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise PatchRefused(f"{found.path[:200]!r} is not a regular file.")
-        return file.read(most + 1)
+            raise PatchRefused(f"{file.path[:200]!r} is not a regular file.")
+        return stream.read(limit + 1)
 
 
 def _read_list(folder: int) -> bytes | None:
@@ -468,7 +470,7 @@ def _read_list(folder: int) -> bytes | None:
     try:
         status = os.stat(_GITIGNORE, dir_fd=folder, follow_symlinks=False)
         return (
-            _read(_Found(_GITIGNORE, status, folder), LIST_BYTES)
+            _read(_WrittenFile(_GITIGNORE, status, folder), LIST_BYTES)
             if stat.S_ISREG(status.st_mode)
             else None
         )
@@ -476,26 +478,26 @@ def _read_list(folder: int) -> bytes | None:
         return None
 
 
-def same(base: Path, change: Change) -> bool:
+def is_unchanged(base: Path, change: Change) -> bool:
     """Whether the base's checkout has the very same file: it was only touched. No symlink of the
     base is followed.
     """
-    before, content = base / change.path, change.content
+    base_path, content = base / change.path, change.content
     if content is None:
         return False
     try:
-        if before.parent.resolve() != base.resolve() / Path(change.path).parent:
+        if base_path.parent.resolve() != base.resolve() / Path(change.path).parent:
             return False
-        status = os.lstat(before)
+        status = os.lstat(base_path)
         if change.mode == patch_rules.SYMLINK:
-            return stat.S_ISLNK(status.st_mode) and os.fsencode(os.readlink(before)) == content  # noqa: PTH115 - a Path drops "./"
+            return stat.S_ISLNK(status.st_mode) and os.fsencode(os.readlink(base_path)) == content  # noqa: PTH115 - a Path drops "./"
         if (
             not stat.S_ISREG(status.st_mode)
             or status.st_size != len(content)
             or _mode(status) != change.mode
         ):
             return False
-        return before.read_bytes() == content
+        return base_path.read_bytes() == content
     except OSError:
         return False
 
@@ -511,18 +513,20 @@ def stamp(status: os.stat_result) -> Stamp:
 
 def stamps(tree: Path) -> dict[str, Stamp]:
     """Return the stamp of each file beneath a tree that nobody else has seen yet."""
-    found = {}
+    stamps = {}
     for folder, folders, names, descriptor in os.fwalk(tree):
         for name in (*folders, *names):  # a link to a folder is among the folders
             path = os.path.relpath(os.path.join(folder, name), tree)  # noqa: PTH118 - names that are no text come back as they were
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             if not stat.S_ISDIR(status.st_mode):
-                found[path] = stamp(status)
-    return found
+                stamps[path] = stamp(status)
+    return stamps
 
 
 def _folders(base_files: Iterable[str]) -> frozenset[str]:
-    return frozenset(above for path in base_files for above in _ancestors(path.rpartition("/")[0]))
+    return frozenset(
+        ancestor for path in base_files for ancestor in _ancestors(path.rpartition("/")[0])
+    )
 
 
 def _ancestors(path: str) -> Iterator[str]:

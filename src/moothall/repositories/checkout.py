@@ -1,5 +1,5 @@
-"""Writing the shared checkout of a commit: its files, those of its submodules, and what its LFS
-pointers stand for.
+"""The shared checkout of a commit: its files, those of its submodules, and the content of its LFS
+files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from moothall.config import WorkspaceSections
 from moothall.domain.repository import Base
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.patch_rules import why_path
+from moothall.repositories.patch_rules import invalid_path_reason
 from moothall.sandbox.spawn import drop_uid, own
 
 _POINTER = re.compile(
@@ -23,7 +23,7 @@ _POINTER = re.compile(
     rb"(\d{1,15})\n"
 )
 _POINTER_BYTES = 1024
-_DEEPEST = 3
+_MAX_SUBMODULE_DEPTH = 3
 Progress = Callable[[str], None]
 
 
@@ -34,8 +34,8 @@ async def check_out(
     settings: WorkspaceSections,
     report_progress: Progress,
 ) -> None:
-    """Write the files of `base` below `dest` and give them to the sandbox's uid. What cannot be had
-    is said, and left as it is.
+    """Write the files of `base` to `dest` and give them to the uid of the sandbox. Missing parts
+    are reported and left out.
     """
     await _write(clone, base.sha, dest, report_progress)
     if odd := [entry for entry in await clone.entries(base.sha) if entry.oddity]:
@@ -43,7 +43,7 @@ async def check_out(
             f"{len(odd)} files have names that a patch cannot hold, such as {odd[0].path[:100]!r} "
             f"({odd[0].oddity}); they stay as they are"
         )
-    await _submodules(clone, base.sha, dest, report_progress, _DEEPEST)
+    await _check_out_submodules(clone, base.sha, dest, report_progress, _MAX_SUBMODULE_DEPTH)
     pointers = await asyncio.to_thread(lambda: list(_pointers(dest)))
     if pointers:
         missing = await asyncio.to_thread(
@@ -54,7 +54,7 @@ async def check_out(
                 f"{missing} of {len(pointers)} LFS files are pointers only: their content is not "
                 f"in {base.origin} (git lfs pull)"
             )
-    await asyncio.to_thread(give, dest, drop_uid(settings.sandbox))
+    await asyncio.to_thread(change_owner, dest, drop_uid(settings.sandbox))
 
 
 async def _write(clone: TrustedClone, sha: str, dest: Path, report_progress: Progress) -> None:
@@ -65,12 +65,12 @@ async def _write(clone: TrustedClone, sha: str, dest: Path, report_progress: Pro
         )
 
 
-async def _submodules(
+async def _check_out_submodules(
     clone: TrustedClone, sha: str, dest: Path, report_progress: Progress, depth: int
 ) -> None:
     for path, commit in (await clone.submodules(sha)).items() if depth else ():
         folder = dest / path
-        if why_path(path) or not _is_free(dest, folder):
+        if invalid_path_reason(path) or not _is_free(dest, folder):
             continue
         if await clone.has(commit):
             report_progress(
@@ -78,31 +78,30 @@ async def _submodules(
                 "an answer"
             )
             await _write(clone, commit, folder, report_progress)
-            await _submodules(clone, commit, folder, report_progress, depth - 1)
+            await _check_out_submodules(clone, commit, folder, report_progress, depth - 1)
         else:
             report_progress(f"the submodule {path} is not here; going on without it")
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
 
 
 def _is_free(dest: Path, folder: Path) -> bool:
-    """Whether a folder below `dest` is empty or absent, and no symlink leads to it."""
-    beneath = folder.resolve() == dest.resolve() / folder.relative_to(dest)
-    return beneath and not (folder.is_dir() and any(folder.iterdir()))
+    """Return whether a folder below `dest` is empty or absent and not reached over a symlink."""
+    is_plain = folder.resolve() == dest.resolve() / folder.relative_to(dest)
+    return is_plain and not (folder.is_dir() and any(folder.iterdir()))
 
 
 def _pointers(dest: Path) -> Iterator[tuple[Path, str, int]]:
-    """Yield (path, sha-256, size) of each LFS pointer, where a .gitattributes names that filter at
-    all.
+    """Yield (path, sha-256, size in bytes) of each LFS pointer, if a .gitattributes uses the LFS
+    filter.
     """
-    listed = list(_files(dest))
+    files = list(_files(dest))
     if not any(
-        path.name == ".gitattributes" and b"filter=lfs" in _read(path, 100_000)
-        for path, _ in listed
+        path.name == ".gitattributes" and b"filter=lfs" in _read(path, 100_000) for path, _ in files
     ):
         return
-    for path, size in listed:
-        if size < _POINTER_BYTES and (found := _POINTER.match(_read(path, _POINTER_BYTES))):
-            yield path, found[1].decode(), int(found[2])
+    for path, size in files:
+        if size < _POINTER_BYTES and (match := _POINTER.match(_read(path, _POINTER_BYTES))):
+            yield path, match[1].decode(), int(match[2])
 
 
 def _files(dest: Path) -> Iterator[tuple[Path, int]]:
@@ -119,7 +118,7 @@ def _read(path: Path, limit: int) -> bytes:
 
 
 def _stores(origin: str) -> tuple[Path, ...]:
-    """Return where a repository of this machine keeps the content of its LFS files."""
+    """Return the folders in which a local repository stores the content of its LFS files."""
     return (
         (Path(origin, ".git/lfs/objects"), Path(origin, "lfs/objects"))
         if origin.startswith("/")
@@ -127,39 +126,41 @@ def _stores(origin: str) -> tuple[Path, ...]:
     )
 
 
-def _smudge(pointers: Iterable[tuple[Path, str, int]], stores: tuple[Path, ...], most: int) -> int:
-    """Put content in the place of pointers where it is there and is what they name; return how many
-    are left.
+def _smudge(
+    pointers: Iterable[tuple[Path, str, int]], stores: tuple[Path, ...], free_bytes: int
+) -> int:
+    """Replace pointers by their content if it is in a store and has the right checksum. Return the
+    number of pointers that are left.
     """
     missing = 0
     for path, oid, size in pointers:
-        most -= size
-        missing += most < 0 or not any(
+        free_bytes -= size
+        missing += free_bytes < 0 or not any(
             _copy(store / oid[:2] / oid[2:4] / oid, path, oid, size) for store in stores
         )
     return missing
 
 
 def _copy(source: Path, path: Path, oid: str, size: int) -> bool:
-    making = path.with_name(f".{oid[:16]}.lfs")
+    temporary = path.with_name(f".{oid[:16]}.lfs")
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file, making.open("xb") as copy:
+        with os.fdopen(descriptor, "rb") as file, temporary.open("xb") as copy:
             if os.fstat(file.fileno()).st_size == size:
                 shutil.copyfileobj(file, copy)
-        with making.open("rb") as file:
-            whole = hashlib.file_digest(file, "sha256").hexdigest() == oid
-        if whole:
-            making.chmod(path.stat().st_mode & 0o777)
-            making.replace(path)
+        with temporary.open("rb") as file:
+            is_complete = hashlib.file_digest(file, "sha256").hexdigest() == oid
+        if is_complete:
+            temporary.chmod(path.stat().st_mode & 0o777)
+            temporary.replace(path)
     except OSError:
-        whole = False
-    making.unlink(missing_ok=True)
-    return whole
+        is_complete = False
+    temporary.unlink(missing_ok=True)
+    return is_complete
 
 
-def give(path: Path, uid: int | None) -> None:
-    """Give a tree that we have just written to the sandbox's uid, no link followed."""
+def change_owner(path: Path, uid: int | None) -> None:
+    """Give a tree that we have just written to a uid, without following links."""
     if uid is None:
         return
     own(path, uid)

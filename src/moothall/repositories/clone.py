@@ -1,7 +1,7 @@
-"""The trusted side's bare clone of a repository: commits go in, plain trees and patches come out.
+"""The trusted bare clone of a repository: stores commits, and produces plain trees and patches.
 
-Repositories are hostile data. Git never checks anything out here: blobs are written by us, so no
-filter runs.
+Repositories are hostile data. Git never checks anything out here; this module writes the blobs, so
+no filter runs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from moothall.repositories.changes import NewPaths
 from moothall.repositories.conversion import Conversion, asks_for_conversion
 from moothall.repositories.diffs import diff_between
 from moothall.repositories.gitcmd import (
-    TRIES,
+    ATTEMPTS,
     FetchTooLarge,
-    GitAnswer,
+    GitResult,
     GitRunner,
     OutputCaps,
-    over_limit,
+    exceeds_file_limit,
 )
 from moothall.repositories.objects import (
     LIST_BYTES,
@@ -39,11 +39,11 @@ from moothall.repositories.objects import (
     Commit,
     TreeEntry,
     colliding_links,
-    content_of,
+    file_identity,
     find_conversions,
     ignored_paths,
     raw_change,
-    raw_entry,
+    raw_change_between,
     read_blobs,
     read_tree,
     replaces_folder,
@@ -53,14 +53,15 @@ from moothall.repositories.scratch import scratch
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 _MESSAGE_CHARS = 10_000
-_SHOWN = 10
-_APPLY_MEMORY = 4_000_000_000
-_DISPUTED = re.compile(r"^<{7} .*?^>{7} .*?$", re.MULTILINE | re.DOTALL)
-_CONFLICT_CHARS, _CONFLICT_BYTES = 4_000, 1_000_000
+_SHOWN_CONFLICTS = 10
+_APPLY_MEMORY_BYTES = 4_000_000_000
+_CONFLICT = re.compile(r"^<{7} .*?^>{7} .*?$", re.MULTILINE | re.DOTALL)
+_CONFLICT_CHARS, _CONFLICT_FILE_BYTES = 4_000, 1_000_000
 _NO_CAPS = OutputCaps()
-_TREES_KEPT = 16  # a few commits are in use at a time
+_CACHED_TREES = 16
+"""The number of commits whose trees are cached; few are in use at a time."""
 _PARTIAL = re.compile(r"promisor|lazy fetching disabled")
-_WHO = {
+_IDENTITY = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
     for what, value in (("NAME", "Moothall"), ("EMAIL", "moothall@localhost"))
@@ -68,8 +69,8 @@ _WHO = {
 
 
 class TrustedClone:
-    """A bare repository at `path`, made on first use. Its commits stay reachable under
-    refs/moothall/.
+    """A bare repository at `path`, created on first use. Refs under refs/moothall/ keep its commits
+    reachable.
     """
 
     def __init__(self, path: Path, settings: Settings, runner: GitRunner | None = None) -> None:
@@ -84,9 +85,9 @@ class TrustedClone:
             total_bytes=4 * settings.max_file_bytes,
         )
 
-    async def make(self) -> None:
-        """Make the empty bare repository where there is none yet, whole or not at all: others may
-        make it in the same moment.
+    async def create(self) -> None:
+        """Create the empty bare repository if it does not exist. The creation is atomic, because
+        another process may create it at the same time.
         """
         if (self.path / "HEAD").exists():
             return
@@ -114,15 +115,17 @@ class TrustedClone:
         env: Mapping[str, str] | None = None,
         tags: bool = False,
     ) -> str:
-        """Bring the commit that `ref` (a full ref name or sha) names at `source` here and return
-        its sha.
+        """Fetch a commit from `source` and return its sha. `ref` is a full ref name or a sha.
 
-        `tags` brings those of its history too. `protocols` are the transports that git may use,
-        joined by ':'; `env` may carry credentials. Raises `RepositoryError`.
+        protocols: the transports that git may use, joined by ':'.
+        env: more environment variables of git, such as credentials.
+        tags: fetch the tags of its history too.
+
+        Raises `RepositoryError`.
         """
-        await self.make()
-        landing = f"refs/moothall/fetch/{secrets.token_hex(8)}"
-        answer = await self._git.call(
+        await self.create()
+        temporary_ref = f"refs/moothall/fetch/{secrets.token_hex(8)}"
+        result = await self._git.call(
             "fetch",
             "--quiet",
             *(() if tags else ("--no-tags",)),
@@ -131,71 +134,66 @@ class TrustedClone:
             "--update-shallow",
             "--",
             source,
-            f"+{ref}:{landing}",
+            f"+{ref}:{temporary_ref}",
             cwd=self.path,
             env={"GIT_ALLOW_PROTOCOL": protocols, **(env or {})},
             seconds=self._settings.setup_seconds,
             caps=OutputCaps(file_bytes=self._settings.max_repository_bytes),
         )
-        if answer.status:
-            failed = f"cannot fetch {ref!r} from {source!r}: {answer.reason}"
-            if over_limit(answer.err):
+        if result.status:
+            message = f"cannot fetch {ref!r} from {source!r}: {result.reason}"
+            if exceeds_file_limit(result.err):
                 raise FetchTooLarge(
-                    f"{failed} (a repository may have at most "
+                    f"{message} (a repository may have at most "
                     f"{self._settings.max_repository_bytes} bytes)"
                 )
-            if _PARTIAL.search(answer.err):
-                bring = (
+            if _PARTIAL.search(result.err):
+                advice = (
                     f". Fetch them: git -C {shlex.quote(source)} fetch --refetch --no-filter"
                     if source.startswith("/")
                     else ""
                 )
                 raise RepositoryError(
                     f"cannot fetch {ref!r} from {source!r}: it is a partial clone, and lacks "
-                    f"objects of that commit or of its history{bring}"
+                    f"objects of that commit or of its history{advice}"
                 )
-            raise RepositoryError(failed)
+            raise RepositoryError(message)
         try:
-            sha = (
-                (
-                    await self._run(
-                        "rev-parse", "--verify", "--end-of-options", f"{landing}^{{commit}}"
-                    )
-                )
-                .strip()
-                .decode()
+            output = await self._run(
+                "rev-parse", "--verify", "--end-of-options", f"{temporary_ref}^{{commit}}"
             )
+            sha = output.strip().decode()
             await self._run("update-ref", f"refs/moothall/bases/{sha}", sha)
         finally:
-            await self._run("update-ref", "-d", landing)
+            await self._run("update-ref", "-d", temporary_ref)
         return sha
 
     async def has(self, sha: str) -> bool:
-        """Whether the commit was fetched or made here."""
+        """Return whether the clone has the commit as a base or as a patch."""
         if not _SHA.fullmatch(sha) or not (self.path / "HEAD").exists():
             return False
         for kind in ("bases", "patches"):
-            answer = await self._git.call(
+            result = await self._git.call(
                 "rev-parse", "--verify", "--quiet", f"refs/moothall/{kind}/{sha}", cwd=self.path
             )
-            if not answer.status:
+            if not result.status:
                 return True
         return False
 
     async def prune(self, keep: AbstractSet[str]) -> int:
-        """Forget the patches whose commits are not in `keep`, and drop objects that nothing names
-        and that are a day old.
+        """Forget the patches whose commits are not in `keep`, and delete unreachable objects that
+        are more than a day old.
 
-        Returns how many patches were forgotten. One that is being worked on is made again where it
-        is needed.
+        Return how many patches were forgotten. A patch that is still in use is created again when
+        it is needed.
         """
         listed = await self._run("for-each-ref", "--format=%(objectname)", "refs/moothall/patches/")
-        gone = [sha for sha in listed.decode().split() if sha not in keep]
-        if gone:
-            orders = "".join(f"delete refs/moothall/patches/{sha} {sha}\n" for sha in gone)
-            await self._run("update-ref", "--stdin", stdin=orders.encode())
+        forgotten = [sha for sha in listed.decode().split() if sha not in keep]
+        if forgotten:
+            commands = "".join(f"delete refs/moothall/patches/{sha} {sha}\n" for sha in forgotten)
+            await self._run("update-ref", "--stdin", stdin=commands.encode())
         await self._run("prune", "--expire=1.day.ago")
-        return len(gone)
+        return len(forgotten)
 
     async def files(self, sha: str) -> tuple[str, ...]:
         """Return the paths of a commit in git's order, without odd names. Raises `RepositoryError`
@@ -204,13 +202,11 @@ class TrustedClone:
         return tuple(entry.path for entry in await self.entries(sha) if not entry.oddity)
 
     async def entries(self, sha: str) -> tuple[TreeEntry, ...]:
-        """Return the checked tree of a commit: mode, object, size and path of each file, odd names
-        included.
-        """
+        """Return the checked tree of a commit, odd names included."""
         return (await self._tree(sha))[0]
 
     async def submodules(self, sha: str) -> Mapping[str, str]:
-        """Return the submodules of a commit: path → the commit that is recorded."""
+        """Return the submodules of a commit: path → recorded commit."""
         return (await self._tree(sha))[1]
 
     async def _tree(self, sha: str) -> tuple[tuple[TreeEntry, ...], Mapping[str, str]]:
@@ -222,7 +218,7 @@ class TrustedClone:
                 _check_sha(sha),
                 self._settings.max_repository_bytes,
             )
-            while len(self._trees) >= _TREES_KEPT:
+            while len(self._trees) >= _CACHED_TREES:
                 self._trees.pop(next(iter(self._trees)))
             files = tuple(entry for entry in entries if entry.mode != patch_rules.SUBMODULE)
             self._trees[sha] = (
@@ -232,10 +228,10 @@ class TrustedClone:
         return self._trees[sha]
 
     async def checkout(self, sha: str, dest: Path) -> int:
-        """Write the commit's files, with modes and symlinks, below `dest`, which must be empty or
+        """Write the files of a commit, with modes and symlinks, to `dest`, which must be empty or
         absent.
 
-        Return how many files are left out because the file system cannot hold them.
+        Return how many files were skipped because the file system cannot hold them.
         """
         entries = await self.entries(sha)
         conversions = await self._conversions(sha, [entry.path for entry in entries])
@@ -245,37 +241,39 @@ class TrustedClone:
         )
 
     async def smudge(self, sha: str, changes: Sequence[Change]) -> list[Change]:
-        """Return changes to `sha` in the form of a work tree: with the line ends and encodings of
+        """Convert changes to `sha` to the form of a work tree: with the line ends and encodings of
         its attributes.
         """
-        made = await self._conversions(sha, [change.path for change in changes], changes)
+        conversions = await self._conversions(sha, [change.path for change in changes], changes)
         return [
-            _converted(change, made[change.path].smudge) if change.path in made else change
+            _convert(change, conversions[change.path].smudge)
+            if change.path in conversions
+            else change
             for change in changes
         ]
 
     async def clean(self, sha: str, changes: Sequence[Change]) -> list[Change]:
-        """Return changes of a work tree of `sha` in the form that git stores."""
+        """Convert changes in a work tree of `sha` to the form that git stores."""
         paths = [change.path for change in changes]
         crlf = any(b"\r\n" in (change.content or b"") for change in changes)
-        made = await self._conversions(sha, paths, changes, all_kinds=crlf)
-        there = (
-            {entry.path: entry for entry in await self.entries(sha) if entry.path in made}
-            if made
+        conversions = await self._conversions(sha, paths, changes, all_kinds=crlf)
+        converted_entries = (
+            {entry.path: entry for entry in await self.entries(sha) if entry.path in conversions}
+            if conversions
             else {}
         )
         blobs = await asyncio.to_thread(
-            read_blobs, self._git, self.path, [entry.oid for entry in there.values()], 0
+            read_blobs, self._git, self.path, [entry.oid for entry in converted_entries.values()], 0
         )
-        before = dict(zip(there, blobs, strict=True))
-        return [
-            _converted(
-                change, partial(made[change.path].clean, before=before.get(change.path, b""))
-            )
-            if change.path in made
-            else change
-            for change in changes
-        ]
+        previous_blobs = dict(zip(converted_entries, blobs, strict=True))
+        cleaned = []
+        for change in changes:
+            if conversion := conversions.get(change.path):
+                before = previous_blobs.get(change.path, b"")
+                cleaned.append(_convert(change, partial(conversion.clean, previous_blob=before)))
+            else:
+                cleaned.append(change)
+        return cleaned
 
     async def _conversions(
         self,
@@ -285,28 +283,34 @@ class TrustedClone:
         *,
         all_kinds: bool = False,
     ) -> dict[str, Conversion]:
-        """Return the conversions of `paths` whose checkout differs; with `all_kinds`, also those
-        that only storing converts.
+        """Return the conversions of `paths` that change a file on checkout; with `all_kinds`, also
+        those that only change it when it is stored.
         """
         lists = await self._lists(sha, ".gitattributes", changes)
         if not (lists if all_kinds else asks_for_conversion(lists.values())):
             return {}
-        found = await find_conversions(self._git, self.path, lists, paths)
-        return {path: how for path, how in found.items() if all_kinds or how.on_checkout}
+        conversions = await find_conversions(self._git, self.path, lists, paths)
+        return {
+            path: conversion
+            for path, conversion in conversions.items()
+            if all_kinds or conversion.on_checkout
+        }
 
     async def _lists(self, sha: str, name: str, changes: Sequence[Change]) -> dict[str, bytes]:
-        """Return all files called `name` (.gitignore, .gitattributes) of a commit with `changes`:
-        path → content.
+        """Return the files called `name` (.gitignore, .gitattributes) of a commit with `changes`
+        applied: path → content.
         """
-        found = dict(await self._lists_of(sha, name))
+        lists = dict(await self._base_lists(sha, name))
         for change in changes:
-            if change.path.rpartition("/")[2] == name and not patch_rules.why_path(change.path):
-                found.pop(change.path, None)
+            if change.path.rpartition("/")[2] == name and not patch_rules.invalid_path_reason(
+                change.path
+            ):
+                lists.pop(change.path, None)
                 if change.content is not None and change.mode != patch_rules.SYMLINK:
-                    found[change.path] = change.content[:LIST_BYTES]
-        return found
+                    lists[change.path] = change.content[:LIST_BYTES]
+        return lists
 
-    async def _lists_of(self, sha: str, name: str) -> Mapping[str, bytes]:
+    async def _base_lists(self, sha: str, name: str) -> Mapping[str, bytes]:
         if (sha, name) not in self._read_lists:
             lists = [
                 entry
@@ -318,19 +322,19 @@ class TrustedClone:
             texts = await asyncio.to_thread(
                 read_blobs, self._git, self.path, [entry.oid for entry in lists], LIST_BYTES
             )
-            while len(self._read_lists) >= 2 * _TREES_KEPT:
+            while len(self._read_lists) >= 2 * _CACHED_TREES:
                 self._read_lists.pop(next(iter(self._read_lists)))
             self._read_lists[sha, name] = {
                 entry.path: text for entry, text in zip(lists, texts, strict=True)
             }
         return self._read_lists[sha, name]
 
-    async def ask(self, *args: str) -> GitAnswer:
-        """Return what a git command says here that changes nothing."""
+    async def call(self, *args: str) -> GitResult:
+        """Return the result of a git command in the clone."""
         return await self._git.call(*args, cwd=self.path)
 
     async def read(self, sha: str, path: str, limit: int) -> bytes:
-        """Return at most `limit` bytes of a file (a symlink's target for a symlink). Raises
+        """Return at most `limit` bytes of a file, or of the target of a symlink. Raises
         `NotFound`.
         """
         entry = next((entry for entry in await self.entries(sha) if entry.path == path), None)
@@ -346,22 +350,24 @@ class TrustedClone:
         )
 
     async def changes(self, base_sha: str, commit_sha: str) -> list[Change]:
-        """Return what `commit_sha` changes against `base_sha`, with content."""
+        """Return the changes from `base_sha` to `commit_sha`, with content."""
         old = {entry.path: entry for entry in await self.entries(base_sha)}
         new = {entry.path: entry for entry in await self.entries(commit_sha)}
-        gone = [Change(path, entry.mode, None) for path, entry in old.items() if path not in new]
-        there = [
+        deletions = [
+            Change(path, entry.mode, None) for path, entry in old.items() if path not in new
+        ]
+        written = [
             entry
             for path, entry in new.items()
             if path not in old or old[path].content != entry.content
         ]
         blobs = await asyncio.to_thread(
-            read_blobs, self._git, self.path, [entry.oid for entry in there], 0
+            read_blobs, self._git, self.path, [entry.oid for entry in written], 0
         )
-        kept = [
-            Change(entry.path, entry.mode, blob) for entry, blob in zip(there, blobs, strict=True)
+        writes = [
+            Change(entry.path, entry.mode, blob) for entry, blob in zip(written, blobs, strict=True)
         ]
-        return sorted([*gone, *kept], key=lambda change: change.path)
+        return sorted([*deletions, *writes], key=lambda change: change.path)
 
     async def contents(self, sha: str) -> list[Change]:
         """Return every file of a commit."""
@@ -374,10 +380,10 @@ class TrustedClone:
         ]
 
     async def merge(self, base_sha: str, ours: str, theirs: str, message: str) -> Patch:
-        """Commit what both came to, on top of both. Raises `MergeConflict` that shows where they
-        disagree.
+        """Commit the merge of two commits, with both as parents. Raises `MergeConflict` with the
+        conflicting sections.
         """
-        answer = await self._git.call(
+        result = await self._git.call(
             "merge-tree",
             "--write-tree",
             "-z",
@@ -387,42 +393,42 @@ class TrustedClone:
             _check_sha(theirs),
             cwd=self.path,
         )
-        tree, *disputed = answer.out.decode(errors="replace").split("\0")
-        if answer.status == 1 and disputed:
-            names = sorted({name for name in disputed if name})[:_SHOWN]
+        tree, *conflicting_names = result.out.decode(errors="replace").split("\0")
+        if result.status == 1 and conflicting_names:
+            names = sorted({name for name in conflicting_names if name})[:_SHOWN_CONFLICTS]
             raise MergeConflict(
                 "both sides changed the same lines, and nothing was merged: "
                 f"{', '.join(names)}{await self._conflicts(tree, names)}"
             )
-        if answer.status:
+        if result.status:
             raise RepositoryError(
-                f"the commits cannot be merged (git 2.38 or newer is needed): {answer.reason}"
+                f"the commits cannot be merged (git 2.38 or newer is needed): {result.reason}"
             )
         return await self._record(base_sha, tree, (ours, theirs), message)
 
     async def _conflicts(self, tree: str, names: Sequence[str]) -> str:
-        """Return what disagrees in the files of a tree with conflict markers, cut to
+        """Return the conflicting sections in the files of a tree with conflict markers, cut to
         `_CONFLICT_CHARS`.
         """
-        found: list[str] = []
+        conflicts: list[str] = []
         for name in names:
-            answer = await self.ask("cat-file", "blob", f"{_check_sha(tree)}:{name}")
-            parts = (
-                _DISPUTED.findall(answer.out[:_CONFLICT_BYTES].decode(errors="replace"))
-                if not answer.status
+            result = await self.call("cat-file", "blob", f"{_check_sha(tree)}:{name}")
+            sections = (
+                _CONFLICT.findall(result.out[:_CONFLICT_FILE_BYTES].decode(errors="replace"))
+                if not result.status
                 else []
             )
-            found += [f"\n{name}:\n{part}" for part in parts]
-        return "".join(found)[:_CONFLICT_CHARS]
+            conflicts += [f"\n{name}:\n{section}" for section in sections]
+        return "".join(conflicts)[:_CONFLICT_CHARS]
 
     async def ignored(self, base_sha: str, new: NewPaths) -> dict[str, str]:
-        """Return which new paths of a work tree of `base_sha` its .gitignore files ignore: path →
-        rule.
+        """Return the new paths of a work tree of `base_sha` that its .gitignore files ignore: path
+        → rule.
         """
-        lists = dict(await self._lists_of(base_sha, ".gitignore"))
+        lists = dict(await self._base_lists(base_sha, ".gitignore"))
         for path, text in new.lists.items():
             lists.pop(path, None)
-            if text is not None and not patch_rules.why_path(path):
+            if text is not None and not patch_rules.invalid_path_reason(path):
                 lists[path] = text[:LIST_BYTES]
         return await ignored_paths(
             self._git, self.path, lists, [*new.folders, *new.files], new.folders
@@ -440,9 +446,13 @@ class TrustedClone:
         """Commit `changes`, relative to the tree of `base_sha`, on top of `parent` (default: the
         base).
 
-        The same input gives the same sha. Build leftovers and ignored files stay out unless the
-        base has them. `ignored`: those that are left out already, with their rules; without, git is
-        asked. Nothing left → the base itself with an empty diff. Raises `PatchRefused`.
+        The same input gives the same sha. Build leftovers and ignored files are left out unless the
+        base has them. If nothing is left, return the base with an empty diff.
+
+        ignored: new files that are left out already, with the rules that ignore them; None to ask
+        git.
+
+        Raises `PatchRefused`.
         """
         old = {entry.path: entry for entry in await self.entries(base_sha)}
         kept = [
@@ -451,17 +461,21 @@ class TrustedClone:
             if change.path in old or not patch_rules.matches(patch_rules.LEFT_OUT, change.path)
         ]
         if ignored is None:
-            kept, ignored = await self._not_ignored(base_sha, old, kept)
-        patch_rules.check_outside(await self.submodules(base_sha), [change.path for change in kept])
+            kept, ignored = await self._drop_ignored(base_sha, old, kept)
+        patch_rules.check_submodules(
+            await self.submodules(base_sha), [change.path for change in kept]
+        )
         patch_rules.check_changes([raw_change(change, old) for change in kept], self._limits)
-        there = [change for change in kept if change.content is not None]
+        written = [change for change in kept if change.content is not None]
         with scratch() as folder:
-            paths = [folder / str(number) for number in range(len(there))]
-            await asyncio.to_thread(_write_all, paths, [change.content or b"" for change in there])
+            paths = [folder / str(number) for number in range(len(written))]
+            await asyncio.to_thread(
+                _write_all, paths, [change.content or b"" for change in written]
+            )
             listing = "".join(f"{path}\n" for path in paths).encode()
             out = (
                 await self._run("hash-object", "-w", "--no-filters", "--stdin-paths", stdin=listing)
-                if there
+                if written
                 else b""
             )
         oids = out.decode().split()
@@ -471,11 +485,11 @@ class TrustedClone:
             if change.content is None and change.path in old
         ]
         lines += [
-            f"{change.mode} {oid}\t{change.path}" for change, oid in zip(there, oids, strict=True)
+            f"{change.mode} {oid}\t{change.path}" for change, oid in zip(written, oids, strict=True)
         ]
         async with self._index(base_sha) as env:
             listing = "".join(f"{line}\0" for line in lines).encode()
-            await self._refusable(
+            await self._run_or_refuse(
                 "update-index",
                 "--add",
                 "--remove",
@@ -490,50 +504,44 @@ class TrustedClone:
             )
 
     async def commit_without(self, sha: str, paths: Sequence[str]) -> str:
-        """Commit the tree of a commit without some of its files, with no parent; return the new
-        commit. The same input gives the same one.
+        """Commit the tree of a commit without some of its files, with no parent, and return the new
+        sha. The same input gives the same sha.
         """
-        orders = "".join(f"0 {'0' * 40}\t{path}\0" for path in paths)
+        index_info = "".join(f"0 {'0' * 40}\t{path}\0" for path in paths)
         async with self._index(sha) as env:
             await self._run(
-                "update-index", "--remove", "-z", "--index-info", stdin=orders.encode(), env=env
+                "update-index", "--remove", "-z", "--index-info", stdin=index_info.encode(), env=env
             )
             tree = (await self._run("write-tree", env=env)).strip().decode()
-        date = (
-            (
-                await self._run(
-                    "log", "-1", "--format=%ct +0000", "--no-show-signature", _check_sha(sha)
-                )
-            )
-            .strip()
-            .decode()
+        date = await self._commit_date(sha)
+        output = await self._run(
+            "commit-tree",
+            tree,
+            "-m",
+            "The base, without hidden tests",
+            env={**_IDENTITY, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date},
         )
-        dates = {**_WHO, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
-        made = (
-            (
-                await self._run(
-                    "commit-tree", tree, "-m", "The base, without hidden tests", env=dates
-                )
-            )
-            .strip()
-            .decode()
-        )
-        await self._run("update-ref", f"refs/moothall/bases/{made}", made)
-        return made
+        commit_sha = output.strip().decode()
+        await self._run("update-ref", f"refs/moothall/bases/{commit_sha}", commit_sha)
+        return commit_sha
 
-    async def begin_of(self, commit_sha: str, base_sha: str) -> str:
-        """Return the base of a commit: `base_sha`, or what `commit_without` made of it."""
+    async def find_base(self, commit_sha: str, base_sha: str) -> str:
+        """Return the base of a commit: `base_sha`, or the commit that `commit_without` derived from
+        it.
+        """
         shas = _check_sha(base_sha), _check_sha(commit_sha)
-        if not (await self.ask("merge-base", "--is-ancestor", *shas)).status:
+        if not (await self.call("merge-base", "--is-ancestor", *shas)).status:
             return base_sha
-        roots = (await self.ask("rev-list", "--max-parents=0", shas[1])).out.decode().split()
+        roots = (await self.call("rev-list", "--max-parents=0", shas[1])).out.decode().split()
         return roots[0] if len(roots) == 1 and await self.has(roots[0]) else base_sha
 
     async def apply(
         self, base_sha: str, diff: str, message: str = "", merged: Sequence[str] = ()
     ) -> Patch:
-        """Apply a git diff to the base and commit it; `merged` are commits whose work it is, its
-        other parents. Raises `PatchRefused` where it doesn't apply or mayn't.
+        """Apply a git diff to the base and commit it. Raises `PatchRefused` if it does not apply or
+        is not allowed.
+
+        `merged` are further parents: the commits whose work the diff combines.
         """
         raw = diff.encode(errors="surrogateescape")
         cap = self._settings.max_patch_bytes
@@ -543,10 +551,9 @@ class TrustedClone:
                 "allowed."
             )
         patch_rules.check_binaries(raw, self._settings.max_file_bytes)
-        for _ in range(TRIES - 1):
-            with suppress(
-                WorkspaceFailed
-            ):  # git was killed, and the index may or may not have the patch: a fresh one
+        for _ in range(ATTEMPTS - 1):
+            # Git was killed, so the index may or may not have the patch: retry with a new one.
+            with suppress(WorkspaceFailed):
                 return await self._apply_patch(base_sha, raw, message, merged)
         return await self._apply_patch(base_sha, raw, message, merged)
 
@@ -555,27 +562,29 @@ class TrustedClone:
     ) -> Patch:
         async with self._index(base_sha) as env:
             if raw.strip():
-                await self._refusable(
+                await self._run_or_refuse(
                     "apply",
                     "--cached",
                     "--whitespace=nowarn",
                     "-",
                     stdin=raw,
                     env=env,
-                    caps=OutputCaps(memory_bytes=_APPLY_MEMORY),
+                    caps=OutputCaps(memory_bytes=_APPLY_MEMORY_BYTES),
                 )
             return await self._commit(base_sha, base_sha, message, env, merged)
 
     async def diff(self, base_sha: str, commit_sha: str) -> str:
-        """Return the git diff between two commits, which `apply` takes; files that aren't UTF-8
-        come as binary.
+        """Return the git diff between two commits, in the form that `apply` takes. Files that are
+        not UTF-8 are binary in it.
         """
         shas = _check_sha(base_sha), _check_sha(commit_sha)
-        replaced = replaces_folder(await self.files(base_sha), await self.files(commit_sha))
-        parts = (
-            ("--diff-filter=D", "--diff-filter=d") if replaced else ("",)
-        )  # git applies that only if it hears of the removals first
-        return "".join([await diff_between(self._run, *shas, only) for only in parts])
+        replaces = replaces_folder(await self.files(base_sha), await self.files(commit_sha))
+        # If a folder replaces a file or the reverse, git applies the diff only if the deletions
+        # come first.
+        filters = ("--diff-filter=D", "--diff-filter=d") if replaces else ("",)
+        return "".join(
+            [await diff_between(self._run, *shas, diff_filter) for diff_filter in filters]
+        )
 
     async def history(self, sha: str, limit: int) -> list[Commit]:
         """Return at most `limit` commits from `sha` back along first parents, newest first."""
@@ -589,8 +598,8 @@ class TrustedClone:
             "--no-show-signature",
             _check_sha(sha),
         )
-        words = out.decode(errors="replace").rstrip("\0").split("\0")
-        return [Commit(*words[at : at + 4]) for at in range(0, len(words) - 3, 4)]
+        values = out.decode(errors="replace").rstrip("\0").split("\0")
+        return [Commit(*values[start : start + 4]) for start in range(0, len(values) - 3, 4)]
 
     async def _commit(
         self,
@@ -601,45 +610,39 @@ class TrustedClone:
         merged: Sequence[str] = (),
     ) -> Patch:
         tree = (await self._run("write-tree", env=env)).strip().decode()
-        if (
-            tree
-            == (await self._run("rev-parse", f"{_check_sha(parent)}^{{tree}}")).strip().decode()
-        ):
-            return (
-                await self._keep(base_sha, parent)
-                if parent != base_sha
-                else Patch(base_sha, base_sha, "")
-            )
-        return await self._record(base_sha, tree, (parent, *merged), message)
+        parent_tree = await self._run("rev-parse", f"{_check_sha(parent)}^{{tree}}")
+        if tree != parent_tree.strip().decode():
+            return await self._record(base_sha, tree, (parent, *merged), message)
+        if parent == base_sha:
+            return Patch(base_sha, base_sha, "")
+        return await self._store_patch(base_sha, parent)
 
     async def _record(
         self, base_sha: str, tree: str, parents: Sequence[str], message: str
     ) -> Patch:
-        date = (
-            (
-                await self._run(
-                    "log", "-1", "--format=%ct +0000", "--no-show-signature", _check_sha(base_sha)
-                )
-            )
-            .strip()
-            .decode()
-        )
+        date = await self._commit_date(base_sha)
         text = message.replace("\0", "").strip()[:_MESSAGE_CHARS] or "Change made in a workspace"
         dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
-        above = [word for parent in parents for word in ("-p", parent)]
+        parent_arguments = [argument for parent in parents for argument in ("-p", parent)]
         out = await self._run(
             "commit-tree",
             tree,
-            *above,
+            *parent_arguments,
             "-F",
             "-",
             stdin=f"{text}\n".encode(errors="replace"),
-            env={**_WHO, **dates},
+            env={**_IDENTITY, **dates},
         )
-        return await self._keep(base_sha, out.strip().decode())
+        return await self._store_patch(base_sha, out.strip().decode())
 
-    async def _keep(self, base_sha: str, commit_sha: str) -> Patch:
-        """Check what a new commit really changes; only then give it a name and tell of it."""
+    async def _commit_date(self, sha: str) -> str:
+        output = await self._run(
+            "log", "-1", "--format=%ct +0000", "--no-show-signature", _check_sha(sha)
+        )
+        return output.strip().decode()
+
+    async def _store_patch(self, base_sha: str, commit_sha: str) -> Patch:
+        """Check the changes of a new commit, then give it a ref and return it as a patch."""
         try:
             new = {entry.path: entry for entry in await self.entries(commit_sha)}
         except RepositoryError as error:
@@ -652,17 +655,16 @@ class TrustedClone:
         paths = [
             path
             for path in sorted({*old, *new})
-            if content_of(old.get(path)) != content_of(new.get(path))
+            if file_identity(old.get(path)) != file_identity(new.get(path))
         ]
         patch_rules.check_changes(
-            [raw_entry(path, old.get(path), new.get(path)) for path in paths], self._limits
+            [raw_change_between(path, old.get(path), new.get(path)) for path in paths], self._limits
         )
-        patch_rules.check_links(
-            *(
-                {path: entry.target for path, entry in tree.items() if entry.target}
-                for tree in (old, new)
-            )
+        old_links, new_links = (
+            {path: entry.target for path, entry in tree.items() if entry.target}
+            for tree in (old, new)
         )
+        patch_rules.check_links(old_links, new_links)
         if collisions := colliding_links(new.values()) - colliding_links(old.values()):
             raise PatchRefused(
                 f"the patch may not create the symlink {min(collisions)[:200]!r}: a folder has the "
@@ -684,7 +686,7 @@ class TrustedClone:
             tuple(path for path in paths if patch_rules.is_test(path)),
         )
 
-    async def _not_ignored(
+    async def _drop_ignored(
         self, base_sha: str, old: Mapping[str, TreeEntry], changes: Sequence[Change]
     ) -> tuple[list[Change], dict[str, str]]:
         """Return the changes without ignored new files, and the ignored ones: path → rule."""
@@ -692,18 +694,18 @@ class TrustedClone:
             [patch_rules.RawChange(change.path) for change in changes],
             patch_rules.ChangeLimits(files=len(changes)),
         )
-        fresh = [
+        new_paths = [
             change.path
             for change in changes
             if change.path not in old and change.content is not None
         ]
         lists = await self._lists(base_sha, ".gitignore", changes)
-        ignored = await ignored_paths(self._git, self.path, lists, fresh)
+        ignored = await ignored_paths(self._git, self.path, lists, new_paths)
         return [change for change in changes if change.path not in ignored], ignored
 
     @asynccontextmanager
     async def _index(self, sha: str) -> AsyncIterator[Mapping[str, str]]:
-        """Yield the environment of a throw-away index that holds the tree of `sha`."""
+        """Yield the environment of a temporary index that holds the tree of `sha`."""
         await self.entries(sha)
         with scratch() as folder:
             env = {"GIT_INDEX_FILE": str(folder / "index")}
@@ -715,12 +717,12 @@ class TrustedClone:
     ) -> bytes:
         return await self._git.run(*args, cwd=self.path, stdin=stdin, env=env)
 
-    async def _refusable(
+    async def _run_or_refuse(
         self, *args: str, stdin: bytes, env: Mapping[str, str], caps: OutputCaps = _NO_CAPS
     ) -> None:
-        answer = await self._git.call(*args, cwd=self.path, stdin=stdin, env=env, caps=caps)
-        if answer.status:
-            raise PatchRefused(f"the patch does not apply: {answer.reason}.")
+        result = await self._git.call(*args, cwd=self.path, stdin=stdin, env=env, caps=caps)
+        if result.status:
+            raise PatchRefused(f"the patch does not apply: {result.reason}.")
 
 
 def _check_sha(sha: str) -> str:
@@ -729,9 +731,10 @@ def _check_sha(sha: str) -> str:
     return sha
 
 
-def _converted(change: Change, how: Callable[[bytes], bytes]) -> Change:
-    plain = change.content is None or change.mode == patch_rules.SYMLINK
-    return change if plain else replace(change, content=how(change.content or b""))
+def _convert(change: Change, convert: Callable[[bytes], bytes]) -> Change:
+    if change.content is None or change.mode == patch_rules.SYMLINK:
+        return change
+    return replace(change, content=convert(change.content))
 
 
 def _write_all(paths: Sequence[Path], contents: Sequence[bytes]) -> None:

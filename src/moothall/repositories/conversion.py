@@ -1,7 +1,7 @@
-"""Git's conversion between blobs and files of a work tree: line ends and encodings by attributes
+"""Git's conversion between blobs and files of a work tree: line endings and encodings by attributes
 and settings. Pure.
 
-The rules are those of git's `convert.c` on a system whose line end is LF. Filters and `ident` are
+The rules are those of git's `convert.c` on a system with LF line endings. Filters and `ident` are
 ignored.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal
 from moothall.sandbox_runtime.text_encodings import text_codec
 
 NAMES = ("text", "crlf", "eol", "working-tree-encoding")
-"""The attributes that say how a file is converted."""
+"""The attributes that control the conversion of a file."""
 _NONE = ("unspecified", "set", "unset")
 _PRINTABLE = bytes([8, 9, 12, 27, *range(32, 127), *range(128, 256)])
 _END_OF_FILE = b"\x1a"
@@ -25,14 +25,14 @@ When = Literal["never", "always", "if text"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A person's settings of git: `core.autocrlf` and `core.eol`."""
+    """A user's git settings: `core.autocrlf` and `core.eol`."""
 
     autocrlf: Literal["false", "true", "input"] = "false"
     eol: str = ""
 
     @property
     def text_is_crlf(self) -> bool:
-        """Whether text has CRLF in the work tree unless an attribute says otherwise."""
+        """Whether text has CRLF in the work tree unless an attribute overrides it."""
         return self.autocrlf == "true" or (self.autocrlf == "false" and self.eol == "crlf")
 
 
@@ -40,9 +40,9 @@ class Settings:
 class Conversion:
     """The conversion of one file.
 
-    to_crlf: on checkout LF becomes CRLF.
-    to_lf: on storing CRLF becomes LF.
-    codec: its encoding in the work tree, '' for UTF-8.
+    to_crlf: when a checkout converts LF to CRLF.
+    to_lf: when storing converts CRLF to LF.
+    codec: the encoding in the work tree, '' for UTF-8.
     mark: the byte order mark that git writes and the codec does not.
     """
 
@@ -69,15 +69,17 @@ class Conversion:
         except UnicodeError:
             return blob  # like git, which warns
 
-    def clean(self, content: bytes, before: bytes = b"") -> bytes:
-        """Return the blob that git stores for a file of the work tree whose blob was `before`."""
+    def clean(self, content: bytes, previous_blob: bytes = b"") -> bytes:
+        """Return the blob that git stores for a file of the work tree. `previous_blob` is the blob
+        that the file had before.
+        """
         if self.codec:
             try:
                 content = content.removeprefix(self.mark).decode(self.codec).encode()
             except UnicodeError:
                 return content  # not in that encoding; a checkout converts it if it is UTF-8
         if self.to_lf == "always" or (
-            self.to_lf == "if text" and b"\r\n" not in before and not _is_binary(content)
+            self.to_lf == "if text" and b"\r\n" not in previous_blob and not _is_binary(content)
         ):
             return content.replace(b"\r\n", b"\n")
         return content
@@ -106,19 +108,16 @@ def _kind(value: str) -> str:
 
 
 def _codec(name: str) -> tuple[str, bytes]:
-    """Return Python's codec and the mark before the text; both empty for UTF-8 and unknown
-    encodings.
-    """
+    """Return Python's codec and the byte order mark; both empty for UTF-8 and unknown encodings."""
     if not name or name in _NONE:
         return "", b""
-    plain = name.upper().removesuffix("-BOM")
-    codec = text_codec(plain)
+    encoding = name.upper().removesuffix("-BOM")
+    codec = text_codec(encoding)
     marks = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
-    return (
-        ("", b"")
-        if codec == "utf-8"
-        else (codec, marks.get(codec, b"") if plain != name.upper() else b"")
-    )
+    if codec == "utf-8":
+        return "", b""
+    has_mark = encoding != name.upper()
+    return codec, marks.get(codec, b"") if has_mark else b""
 
 
 def _is_binary(content: bytes) -> bool:
@@ -131,14 +130,14 @@ def _is_binary(content: bytes) -> bool:
 
 def read_conversions(output: bytes, settings: Settings = Settings()) -> dict[str, Conversion]:
     """Return the conversions that `git check-attr -z` asks for: path → conversion."""
-    words = output.decode("utf-8", "surrogateescape").split("\0")
+    fields = output.decode("utf-8", "surrogateescape").split("\0")
     attributes: dict[str, dict[str, str]] = {}
-    for path, name, value in zip(words[::3], words[1::3], words[2::3], strict=False):
+    for path, name, value in zip(fields[::3], fields[1::3], fields[2::3], strict=False):
         attributes.setdefault(path, {})[name] = value
-    found = {path: conversion(named, settings) for path, named in attributes.items()}
-    return {path: how for path, how in found.items() if how != UNCONVERTED}
+    conversions = {path: conversion(values, settings) for path, values in attributes.items()}
+    return {path: item for path, item in conversions.items() if item != UNCONVERTED}
 
 
 def asks_for_conversion(texts: Iterable[bytes]) -> bool:
-    """Whether these .gitattributes files may make a checkout differ from the commit."""
+    """Return whether these .gitattributes files may make a checkout differ from the commit."""
     return any(word in text for text in texts for word in (b"eol", b"crlf", b"encoding"))

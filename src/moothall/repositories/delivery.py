@@ -1,4 +1,4 @@
-"""Putting a commit where its owner finds it: a branch in a local repository, or a push to a URL."""
+"""Delivery of a commit: as a branch in a local repository, or as a push to a URL."""
 
 from __future__ import annotations
 
@@ -12,72 +12,77 @@ from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.sources import Local, remote_refs
 
 _BRANCH = re.compile(r"moothall/[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-_ABSENT = "0" * 40
+_NO_SHA = "0" * 40
+"""The old value of a ref that must not exist."""
 
 
 def check_branch(branch: str) -> str:
-    """Return a branch name of ours; others are never touched. Raises `InvalidRequest`."""
+    """Return a name of one of our branches; others are never touched. Raises `InvalidRequest`."""
     if not _BRANCH.fullmatch(branch):
         raise InvalidRequest(f"{branch[:80]!r} is not a branch of ours; write moothall/<task id>")
     return branch
 
 
-async def branch_locally(
+async def create_local_branch(
     git: GitRunner, clone: Path, local: Local, *, base_sha: str, sha: str, branch: str
 ) -> None:
-    """Make the branch in a local repository. Work tree, index, HEAD and other refs stay as they
-    are; no hook runs.
+    """Create the branch in a local repository. Work tree, index, HEAD and other refs do not change,
+    and no hook runs.
 
-    Objects are handed over as a pack and the ref is written once: nothing there is fetched, merged
-    or checked out.
-    Raises `AlreadyExists` where the branch is another commit, `RepositoryError` where it can't be
-    written.
+    The objects are unpacked from a pack and the ref is written once: nothing is fetched, merged or
+    checked out there. Raises `AlreadyExists` if the branch is at another commit, and
+    `RepositoryError` if it cannot be written.
     """
     owner = owner_of(local.shared)
-    at, cwd = f"--git-dir={local.shared}", local.shared
+    git_dir, cwd = f"--git-dir={local.shared}", local.shared
     ref = f"refs/heads/{check_branch(branch)}"
-    await hand_objects(git, clone, local, base_sha=base_sha, sha=sha)
-    who = {"GIT_COMMITTER_NAME": "Moothall", "GIT_COMMITTER_EMAIL": "moothall@localhost"}
-    made = await git.call(
-        at,
+    await send_objects(git, clone, local, base_sha=base_sha, sha=sha)
+    committer = {"GIT_COMMITTER_NAME": "Moothall", "GIT_COMMITTER_EMAIL": "moothall@localhost"}
+    update = await git.call(
+        git_dir,
         "update-ref",
         "-m",
         "moothall: the winner of a deliberation",
         ref,
         sha,
-        _ABSENT,
+        _NO_SHA,
         cwd=cwd,
-        env=who,
+        env=committer,
         owner=owner,
     )
-    if not made.status:
+    if not update.status:
         return
-    there = (
-        (await git.call(at, "rev-parse", "--verify", "--quiet", ref, cwd=cwd)).out.decode().strip()
+    current_sha = (
+        (await git.call(git_dir, "rev-parse", "--verify", "--quiet", ref, cwd=cwd))
+        .out.decode()
+        .strip()
     )
-    if not there:
+    if not current_sha:
         raise RepositoryError(
-            f"cannot make the branch {branch!r} in {str(local.top)!r}: {made.reason}"
+            f"cannot make the branch {branch!r} in {str(local.top)!r}: {update.reason}"
         )
-    if there != sha:
+    if current_sha != sha:
         raise AlreadyExists(
-            f"the branch {branch!r} in {str(local.top)!r} is already another commit, {there[:12]}"
+            f"the branch {branch!r} in {str(local.top)!r} is already another commit, "
+            f"{current_sha[:12]}"
         )
 
 
-async def why_no_branch(git: GitRunner, local: Local, base_sha: str, branch: str) -> str:
+async def find_branch_obstacle(git: GitRunner, local: Local, base_sha: str, branch: str) -> str:
     """Return why the branch cannot be created in a local repository, or ''. Git prepares the update
     and aborts it.
     """
-    at, cwd, owner = f"--git-dir={local.shared}", local.shared, owner_of(local.shared)
-    if (await git.call(at, "cat-file", "-e", f"{base_sha}^{{commit}}", cwd=cwd)).status:
-        return ""  # there is no commit to try it with
-    orders = f"start\ncreate refs/heads/{check_branch(branch)} {base_sha}\nprepare\nabort\n"
-    tried = await git.call(at, "update-ref", "--stdin", cwd=cwd, stdin=orders.encode(), owner=owner)
-    return tried.reason if tried.status else ""
+    git_dir, cwd, owner = f"--git-dir={local.shared}", local.shared, owner_of(local.shared)
+    if (await git.call(git_dir, "cat-file", "-e", f"{base_sha}^{{commit}}", cwd=cwd)).status:
+        return ""  # there is no commit to prepare the update with
+    commands = f"start\ncreate refs/heads/{check_branch(branch)} {base_sha}\nprepare\nabort\n"
+    update = await git.call(
+        git_dir, "update-ref", "--stdin", cwd=cwd, stdin=commands.encode(), owner=owner
+    )
+    return update.reason if update.status else ""
 
 
-def branch_in_the_way(refs: Iterable[str], branch: str) -> str:
+def find_conflicting_branch(refs: Iterable[str], branch: str) -> str:
     """Return why a branch cannot be created beside these refs, or ''."""
     ref = f"refs/heads/{check_branch(branch)}"
     for name in refs:
@@ -86,20 +91,20 @@ def branch_in_the_way(refs: Iterable[str], branch: str) -> str:
     return ""
 
 
-async def hand_objects(
+async def send_objects(
     git: GitRunner, clone: Path, local: Local, *, base_sha: str, sha: str
 ) -> None:
-    """Write the objects of a commit that a local repository lacks, as far as those of `base_sha`
-    tell. Raises `RepositoryError`.
+    """Write the objects of a commit that a local repository lacks, except for those of `base_sha`
+    if it has that commit. Raises `RepositoryError`.
     """
-    at, cwd = f"--git-dir={local.shared}", local.shared
-    known = await git.call(at, "cat-file", "-e", f"{base_sha}^{{commit}}", cwd=cwd)
-    wanted = f"{sha}\n" if known.status else f"{sha}\n^{base_sha}\n"
+    git_dir, cwd = f"--git-dir={local.shared}", local.shared
+    base_lookup = await git.call(git_dir, "cat-file", "-e", f"{base_sha}^{{commit}}", cwd=cwd)
+    revisions = f"{sha}\n" if base_lookup.status else f"{sha}\n^{base_sha}\n"
     pack = await git.run(
-        "pack-objects", "--quiet", "--revs", "--stdout", cwd=clone, stdin=wanted.encode()
+        "pack-objects", "--quiet", "--revs", "--stdout", cwd=clone, stdin=revisions.encode()
     )
     unpacked = await git.call(
-        at, "unpack-objects", "-q", cwd=cwd, stdin=pack, owner=owner_of(local.shared)
+        git_dir, "unpack-objects", "-q", cwd=cwd, stdin=pack, owner=owner_of(local.shared)
     )
     if unpacked.status:
         raise RepositoryError(
@@ -108,39 +113,49 @@ async def hand_objects(
 
 
 async def drop_branch(git: GitRunner, local: Local, branch: str, sha: str, *, force: bool) -> bool:
-    """Remove a branch of ours that is still at `sha`; whether there was one. Work trees stay as
-    they are.
+    """Remove a branch of ours that is at `sha`, and return whether it existed. Work trees do not
+    change.
 
-    Raises `RepositoryError` where it is checked out, has been moved on, or is merged nowhere and
-    not `force`.
+    Raises `RepositoryError` if it is checked out, or if it was moved or is merged nowhere and
+    `force` is false.
     """
-    at, cwd, ref = f"--git-dir={local.shared}", local.shared, f"refs/heads/{check_branch(branch)}"
-    there = (
-        (await git.call(at, "rev-parse", "--verify", "--quiet", ref, cwd=cwd)).out.decode().strip()
+    git_dir, cwd, ref = (
+        f"--git-dir={local.shared}",
+        local.shared,
+        f"refs/heads/{check_branch(branch)}",
     )
-    if not there:
+    current_sha = (
+        (await git.call(git_dir, "rev-parse", "--verify", "--quiet", ref, cwd=cwd))
+        .out.decode()
+        .strip()
+    )
+    if not current_sha:
         return False
-    trees = await git.run(at, "worktree", "list", "--porcelain", "-z", cwd=cwd)
-    if f"branch {ref}".encode() in trees.split(b"\0"):
+    worktrees = await git.run(git_dir, "worktree", "list", "--porcelain", "-z", cwd=cwd)
+    if f"branch {ref}".encode() in worktrees.split(b"\0"):
         raise RepositoryError(f"the branch {branch!r} is checked out; check out another one first")
-    holding = await git.run(
-        at,
+    containing_refs = await git.run(
+        git_dir,
         "for-each-ref",
         "--format=%(refname)",
-        f"--contains={there}",
+        f"--contains={current_sha}",
         "refs/heads",
         "refs/tags",
         "refs/remotes",
         cwd=cwd,
     )
-    if not force and (there != sha or set(holding.decode(errors="replace").split()) <= {ref}):
-        why = "is merged nowhere" if there == sha else "has commits of somebody else's"
+    if not force and (
+        current_sha != sha or set(containing_refs.decode(errors="replace").split()) <= {ref}
+    ):
+        reason = "is merged nowhere" if current_sha == sha else "has commits of somebody else's"
         raise RepositoryError(
-            f"the branch {branch!r} {why}; merge it, or remove it all the same with --force"
+            f"the branch {branch!r} {reason}; merge it, or remove it all the same with --force"
         )
-    gone = await git.call(at, "update-ref", "-d", ref, there, cwd=cwd, owner=owner_of(local.shared))
-    if gone.status:
-        raise RepositoryError(f"cannot remove the branch {branch!r}: {gone.reason}")
+    deletion = await git.call(
+        git_dir, "update-ref", "-d", ref, current_sha, cwd=cwd, owner=owner_of(local.shared)
+    )
+    if deletion.status:
+        raise RepositoryError(f"cannot remove the branch {branch!r}: {deletion.reason}")
     return True
 
 
@@ -152,17 +167,17 @@ async def push(
     sha: str,
     branch: str,
     env: Mapping[str, str],
-    after: str = "",
+    parent: str = "",
 ) -> None:
-    """Push the commit as a new branch, or move the branch on that is at its parent `after`. Raises
-    `AlreadyExists` where it is another commit.
+    """Push the commit as a new branch, or onto a branch that is at its `parent`. Raises
+    `AlreadyExists` if the branch is at another commit.
 
-    Where git is killed, the remote is asked how far it came, and the push is made once more.
+    If git is killed, read the branch of the remote again and push once more.
     """
     try:
-        await _push(git, clone, url, sha=sha, branch=branch, env=env, after=after)
+        await _push(git, clone, url, sha=sha, branch=branch, env=env, parent=parent)
     except WorkspaceFailed:
-        await _push(git, clone, url, sha=sha, branch=branch, env=env, after=after)
+        await _push(git, clone, url, sha=sha, branch=branch, env=env, parent=parent)
 
 
 async def _push(
@@ -173,34 +188,36 @@ async def _push(
     sha: str,
     branch: str,
     env: Mapping[str, str],
-    after: str,
+    parent: str,
 ) -> None:
     ref = f"refs/heads/{check_branch(branch)}"
-    there = (await remote_refs(git, clone, url, env)).get(ref, "")
-    if there == sha:
+    current_sha = (await remote_refs(git, clone, url, env)).get(ref, "")
+    if current_sha == sha:
         return
-    if there and there != after:
+    if current_sha and current_sha != parent:
         raise AlreadyExists(
-            f"the branch {branch!r} of {url!r} is already another commit, {there[:12]}"
+            f"the branch {branch!r} of {url!r} is already another commit, {current_sha[:12]}"
         )
-    answer = await git.call(
+    result = await git.call(
         "push",
         "--quiet",
         "--no-verify",
         "--no-follow-tags",
         "--recurse-submodules=no",
-        f"--force-with-lease={ref}:{there}",
+        f"--force-with-lease={ref}:{current_sha}",
         "--",
         url,
         f"{sha}:{ref}",
         cwd=clone,
         env=env,
     )
-    if answer.status:
-        raise RepositoryError(f"cannot push the branch {branch!r} to {url!r}: {answer.reason}")
+    if result.status:
+        raise RepositoryError(f"cannot push the branch {branch!r} to {url!r}: {result.reason}")
 
 
 def owner_of(path: Path) -> tuple[int, int] | None:
-    """Return whom to write as: root leaves no files of its own in another user's repository."""
-    found = path.stat()
-    return (found.st_uid, found.st_gid) if os.geteuid() == 0 and found.st_uid != 0 else None
+    """Return the user and group to write as, so that root creates no files of its own in another
+    user's repository.
+    """
+    status = path.stat()
+    return (status.st_uid, status.st_gid) if os.geteuid() == 0 and status.st_uid != 0 else None

@@ -1,4 +1,4 @@
-"""The text of a git diff between two commits, whatever bytes their files hold."""
+"""The text of a git diff between two commits, for files with any bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable
 from moothall.repositories.scratch import scratch
 
 Run = Callable[..., Awaitable[bytes]]
-"""A git command in the repository: its words in, what it prints out. Raises `RepositoryError`."""
+"""Runs git in the repository with these arguments and returns its output. Raises
+`RepositoryError`.
+"""
 _FIXED = (
     "--binary",
     "--full-index",
@@ -19,27 +21,26 @@ _FIXED = (
 )
 
 
-async def diff_between(run: Run, old: str, new: str, only: str = "") -> str:
-    """Return what git says that changed from one full commit id to another; files that are not
-    UTF-8 come as binary.
+async def diff_between(run: Run, old: str, new: str, diff_filter: str = "") -> str:
+    """Return the git diff between two full commit ids. Files that are not UTF-8 are binary in it.
 
-    `only` is an option that leaves some changes out. Raises `RepositoryError`.
+    `diff_filter` is an option that excludes some changes. Raises `RepositoryError`.
     """
-    options = (only,) if only else ()
+    options = (diff_filter,) if diff_filter else ()
     try:
         return (await _diff(run, old, new, *options)).decode()
     except UnicodeDecodeError:
         listed = await run("diff-tree", "-r", "-z", "--name-only", "--no-renames", old, new)
     parts = []
     with scratch() as folder:
-        binary = folder / "attributes"
-        binary.write_text("* -diff\n", encoding="ascii")
+        attributes_file = folder / "attributes"
+        attributes_file.write_text("* -diff\n", encoding="ascii")
         for path in os.fsdecode(listed).split("\0")[:-1]:
             try:
                 part = (await _diff(run, old, new, *options, path=path)).decode()
             except UnicodeDecodeError:
                 part = (
-                    await _diff(run, old, new, *options, path=path, attributes=str(binary))
+                    await _diff(run, old, new, *options, path=path, attributes=str(attributes_file))
                 ).decode()
             parts.append(part)
     return "".join(parts)

@@ -1,8 +1,7 @@
-"""A `.git` for set-up alone: the commit and its nearest tag, so that what takes its version from
-tags can be built.
+"""A `.git` for set-up only: the commit and its nearest tag, for builds that derive their version
+from tags.
 
-It is ours: no hooks, no remotes, nothing of the source's configuration. Checks and agents never see
-it.
+It has no hooks, no remotes and no configuration of the source. Checks and agents never see it.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import read_text
 
-_DEEPEST = 5000
-_DESCRIBED = re.compile(r"(.+)-(\d+)-g[0-9a-f]+")
+_MAX_TAG_DISTANCE = 5000
+_DESCRIPTION = re.compile(r"(.+)-(\d+)-g[0-9a-f]+")
 _VERSION = re.compile(r"(?<![\w.])v?(\d{1,4}(?:\.\d{1,4}){1,3})(?![\w.])")
-_LOGS = re.compile(
+_CHANGE_LOGS = re.compile(
     r"(?:CHANGE|CHANGES|CHANGELOG|HISTORY|NEWS|RELEASE)[\w-]*(?:\.(?:md|rst|txt))?", re.IGNORECASE
 )
-_LOG_BYTES = 20_000
-_UNKNOWN = "0.1.0"
+_CHANGE_LOG_BYTES = 20_000
+_DEFAULT_VERSION = "0.1.0"
 # The checkout follows the attributes of the repository except these.
 _ATTRIBUTES = "* -filter -ident\n"
 
@@ -32,16 +31,18 @@ _ATTRIBUTES = "* -filter -ident\n"
 async def write_history(
     git: GitRunner, clone: TrustedClone, sha: str, folder: Path, tree: Path
 ) -> str:
-    """Make `folder`/.git of a commit whose files lie in `tree`; return the version that no tag
-    says, '' where one does.
+    """Write `folder`/.git for a commit whose files are in `tree`. Return the version that was
+    assumed because no tag gives one, '' if a tag does.
     """
-    answer = await clone.ask("describe", "--tags", "--long", "--match=*[0-9]*", sha)
-    found = (
-        _DESCRIBED.fullmatch(answer.out.decode(errors="replace").strip())
-        if not answer.status
+    description = await clone.call("describe", "--tags", "--long", "--match=*[0-9]*", sha)
+    match = (
+        _DESCRIPTION.fullmatch(description.out.decode(errors="replace").strip())
+        if not description.status
         else None
     )
-    tag, distance = (found[1], int(found[2])) if found and int(found[2]) <= _DEEPEST else ("", 0)
+    tag, distance = (
+        (match[1], int(match[2])) if match and int(match[2]) <= _MAX_TAG_DISTANCE else ("", 0)
+    )
     await git.run(
         "init", "--quiet", "--template=", "--initial-branch=main", "--", str(folder), cwd=folder
     )
@@ -62,39 +63,34 @@ async def write_history(
     if fetched.status:
         raise RepositoryError(f"the history for set-up cannot be written: {fetched.reason}")
     await git.run("read-tree", "HEAD", cwd=folder)
-    inner = folder / ".git"
-    await asyncio.to_thread(_tidy, inner)
+    git_dir = folder / ".git"
+    await asyncio.to_thread(_tidy, git_dir)
     if tag:
         return ""
     version = await asyncio.to_thread(_version, tree)
-    await asyncio.to_thread((inner / "refs/tags").mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread((git_dir / "refs/tags").mkdir, parents=True, exist_ok=True)
     await asyncio.to_thread(
-        (inner / "refs/tags" / f"v{version}").write_text, f"{sha}\n", encoding="ascii"
+        (git_dir / "refs/tags" / f"v{version}").write_text, f"{sha}\n", encoding="ascii"
     )
     return version
 
 
-def _tidy(inner: Path) -> None:
-    (inner / "info").mkdir(exist_ok=True)
-    (inner / "info/attributes").write_text(_ATTRIBUTES, encoding="ascii")
-    (inner / "FETCH_HEAD").unlink(missing_ok=True)
+def _tidy(git_dir: Path) -> None:
+    (git_dir / "info").mkdir(exist_ok=True)
+    (git_dir / "info/attributes").write_text(_ATTRIBUTES, encoding="ascii")
+    (git_dir / "FETCH_HEAD").unlink(missing_ok=True)
 
 
 def _version(tree: Path) -> str:
-    """Return the version of a release that carries no tag: what its own metadata says, or the first
-    that its change log names.
+    """Return the version of a release without a tag: from its own metadata, or the first one in its
+    change log.
     """
-    if found := re.search(
-        r"^Version: (\d[\w.]*)$", read_text(tree / "PKG-INFO", _LOG_BYTES) or "", re.MULTILINE
-    ):
-        return found[1]
-    logs = sorted(name for name in os.listdir(tree) if _LOGS.fullmatch(name))  # noqa: PTH208 - names are what is meant
-    found = next(
-        (
-            match
-            for name in logs
-            if (match := _VERSION.search(read_text(tree / name, _LOG_BYTES) or ""))
-        ),
-        None,
-    )
-    return found[1] if found else _UNKNOWN
+    metadata = read_text(tree / "PKG-INFO", _CHANGE_LOG_BYTES) or ""
+    if match := re.search(r"^Version: (\d[\w.]*)$", metadata, re.MULTILINE):
+        return match[1]
+    for name in sorted(os.listdir(tree)):  # noqa: PTH208 - only names are needed
+        if _CHANGE_LOGS.fullmatch(name):
+            text = read_text(tree / name, _CHANGE_LOG_BYTES) or ""
+            if match := _VERSION.search(text):
+                return match[1]
+    return _DEFAULT_VERSION

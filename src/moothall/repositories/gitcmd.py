@@ -1,9 +1,8 @@
-"""Running git on the trusted side: GitPython's command layer with everything that could run
-something else switched off.
+"""Running git on the trusted side, through GitPython's command layer.
 
-No hook, filter, system or user configuration, prompt, replacement object, lazy fetch, external
-diff, file system
-monitor or submodule recursion takes part. Git commands run in threads, each with a time limit.
+Everything that makes git run other programs or read other configuration is disabled: hooks,
+filters, system and user configuration, prompts, replacement objects, lazy fetches, external diffs,
+file system monitors and submodule recursion. Commands run in threads, each with a time limit.
 """
 
 from __future__ import annotations
@@ -18,29 +17,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import IO, Any, ParamSpec, TypeVar, cast
+from typing import IO, Any, NoReturn, ParamSpec, TypeVar, cast
 
 from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.telemetry import get_logger
 
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 _STDERR_CHARS = 600
-TRIES = 3  # of a git that is killed
-_PAUSE = 0.2
-_ONCE = {"push", "apply"}  # whoever calls these begins before them
-_KILLS = {
-    signal.SIGKILL,
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-}  # a git of ours that fails by itself dies of others
-_KILLED_BELOW = re.compile(r"\b(?:died of|killed by) signal (?:1|2|9|15)\b")
+ATTEMPTS = 3
+"""How often a command is tried if git is killed."""
+_RETRY_PAUSE_SECONDS = 0.2
+_NOT_RETRIED = {"push", "apply"}
+"""Commands that their callers retry, since an interrupted one may have changed something."""
+_KILL_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+"""Signals from outside; a git process that fails by itself dies of others."""
+_CHILD_KILLED = re.compile(r"\b(?:died of|killed by) signal (?:1|2|9|15)\b")
 P = ParamSpec("P")
 T = TypeVar("T")
 log = get_logger(__name__)
 
-# What the process that started us may have left in its environment (for example as a git hook).
-_UNSET = (
+# Variables that the environment of the parent process may contain, such as in a git hook.
+_INHERITED = (
     "GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES "
     "GIT_COMMON_DIR GIT_PREFIX GIT_NAMESPACE GIT_CONFIG GIT_CONFIG_COUNT GIT_CONFIG_PARAMETERS "
     "GIT_EXTERNAL_DIFF GIT_DIFF_OPTS GIT_TEMPLATE_DIR GIT_SHALLOW_FILE GIT_REPLACE_REF_BASE "
@@ -94,8 +91,8 @@ _CONFIG = (
     "safe.directory=*",
 )
 
-# A git that serves a local fetch takes settings from a file only, so these stand in one.
-_FILE = (
+# A git process that serves a local fetch reads these settings only from a file.
+_CONFIG_FILE = (
     "[safe]\n\tdirectory = *\n[uploadpack]\n\tallowAnySHA1InWant = true\n[core]\n\thooksPath = "
     "/dev/null\n\tfsmonitor = false\n"
 )
@@ -106,12 +103,12 @@ UNSET = "\0"
 
 
 class FetchTooLarge(RepositoryError):
-    """A fetch hit its limit."""
+    """A fetch that exceeded the size limit of repositories."""
 
 
 @dataclass(frozen=True, slots=True)
-class GitAnswer:
-    """What a git command came to."""
+class GitResult:
+    """The result of a git command."""
 
     status: int
     out: bytes
@@ -119,29 +116,31 @@ class GitAnswer:
 
     @property
     def killed(self) -> bool:
-        """Whether it, or a git below it, was ended by a signal that was not ours: by an operator,
-        or for want of memory.
+        """Whether git or a child process was killed from outside, such as by an operator or for
+        lack of memory.
         """
-        return -self.status in _KILLS or _KILLED_BELOW.search(self.err) is not None
+        return -self.status in _KILL_SIGNALS or _CHILD_KILLED.search(self.err) is not None
 
     @property
     def reason(self) -> str:
-        """The last words of stderr, short enough for an error message."""
+        """The end of stderr, short enough for an error message."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
         return "; ".join(lines)[-_STDERR_CHARS:] or f"git ended with status {self.status}"
 
 
 @dataclass(frozen=True, slots=True)
 class OutputCaps:
-    """Kernel limits of one command in bytes; 0 is none."""
+    """Kernel limits of one command in bytes; 0 means unlimited."""
 
     file_bytes: int = 0
     memory_bytes: int = 0
 
 
 class GitRunner:
-    """Runs git. `home` is a folder for its one configuration file; `seconds` the limit of a
-    command.
+    """A runner of git commands.
+
+    home: the folder of its configuration file.
+    seconds: the default time limit of a command.
     """
 
     def __init__(self, home: Path, seconds: float = 120.0) -> None:
@@ -157,35 +156,34 @@ class GitRunner:
         seconds: float = 0,
         caps: OutputCaps = OutputCaps(),
         owner: tuple[int, int] | None = None,
-    ) -> GitAnswer:
-        """Run `git args` in `cwd`. `owner` is the (uid, gid) to run as. A time-out is a
-        `RepositoryError`.
+    ) -> GitResult:
+        """Run `git args` in `cwd`. `owner` is the (uid, gid) to run as.
 
-        One that is killed is run again, unless nobody knows how far it came and that matters.
-        Raises `WorkspaceFailed`
-        for those, and where it happens too often.
+        A killed command is retried, except for commands that may have changed something. Raises
+        `RepositoryError` on a timeout, and `WorkspaceFailed` if git is killed and not retried, or
+        killed too often.
         """
         command, env = _command(args, caps, env or {}), env or {}
-        for _ in range(1 if _ONCE.intersection(args) else TRIES):
-            answer = await asyncio.to_thread(
+        for _ in range(1 if _NOT_RETRIED.intersection(args) else ATTEMPTS):
+            result = await asyncio.to_thread(
                 self._call, command, cwd, stdin, env, seconds=seconds or self._seconds, owner=owner
             )
-            if not answer.killed:
-                return answer
-            await self._after_a_kill(args, cwd, env)
+            if not result.killed:
+                return result
+            await self._remove_locks(args, cwd, env)
         raise WorkspaceFailed(
             f"git {_name(args)} was killed by a signal that was not ours; is there too little "
             "memory?"
         )
 
-    async def _after_a_kill(self, args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
-        """Wait a little, and remove the locks that the killed git left: nobody holds one for so
-        long.
+    async def _remove_locks(self, args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        """Remove the locks that a killed git left. A lock that is still the same after a short
+        pause has no owner.
         """
         log.warning("git was killed", command=_name(args), cwd=str(cwd))
-        before = {path: _inode(path) for path in _locks(args, cwd, env)}
-        await asyncio.sleep(_PAUSE)
-        for path, inode in before.items():
+        inodes = {path: _inode(path) for path in _locks(args, cwd, env)}
+        await asyncio.sleep(_RETRY_PAUSE_SECONDS)
+        for path, inode in inodes.items():
             if inode and _inode(path) == inode:
                 path.unlink(missing_ok=True)
 
@@ -197,11 +195,11 @@ class GitRunner:
         env: Mapping[str, str] | None = None,
         seconds: float = 0,
     ) -> bytes:
-        """Return what `git args` prints; any failure is a `RepositoryError`."""
-        answer = await self.call(*args, cwd=cwd, stdin=stdin, env=env, seconds=seconds)
-        if answer.status:
-            raise RepositoryError(f"git {args[0]} failed: {answer.reason}")
-        return answer.out
+        """Return the output of `git args`. Raises `RepositoryError` on any failure."""
+        result = await self.call(*args, cwd=cwd, stdin=stdin, env=env, seconds=seconds)
+        if result.status:
+            raise RepositoryError(f"git {args[0]} failed: {result.reason}")
+        return result.out
 
     def _call(
         self,
@@ -212,14 +210,14 @@ class GitRunner:
         *,
         seconds: float,
         owner: tuple[int, int] | None,
-    ) -> GitAnswer:
-        with tempfile.TemporaryFile() as source:
-            source.write(stdin)
-            source.seek(0)
-            answer = self._execute(
+    ) -> GitResult:
+        with tempfile.TemporaryFile() as stdin_file:
+            stdin_file.write(stdin)
+            stdin_file.seek(0)
+            result = self._execute(
                 cwd,
                 command,
-                istream=source,
+                istream=stdin_file,
                 env=self._environment(env, owner),
                 with_extended_output=True,
                 with_exceptions=False,
@@ -228,27 +226,28 @@ class GitRunner:
                 kill_after_timeout=seconds,
                 **_process_options(owner),
             )
-        status, out, err = cast("tuple[int, bytes, str]", answer)
+        status, out, err = cast("tuple[int, bytes, str]", result)
         if err.startswith("Timeout: the command"):
             raise RepositoryError(f"git took longer than {seconds:g} seconds and was stopped")
-        return GitAnswer(status, out, err)
+        return GitResult(status, out, err)
 
     @contextmanager
     def stream(
         self, *args: str, cwd: Path, stdin: bytes = b"", seconds: float = 0
     ) -> Iterator[IO[bytes]]:
-        """Yield the standard output of a running git command (to be used in a thread). One that was
-        read to
-        its end and failed is a `RepositoryError`; one that was not is stopped. One that was killed
-        is `WorkspaceFailed`, whatever was made of what it said.
+        """Yield the standard output of a running git command. Use it in a thread.
+
+        A command whose output is not read to its end is stopped. Raises `RepositoryError` if the
+        command fails after its output was read, and `WorkspaceFailed` if git was killed, also in
+        place of a `RepositoryError` of the caller.
         """
-        with tempfile.TemporaryFile() as source:
-            source.write(stdin)
-            source.seek(0)
+        with tempfile.TemporaryFile() as stdin_file:
+            stdin_file.write(stdin)
+            stdin_file.seek(0)
             running = self._execute(
                 cwd,
                 _command(args, OutputCaps(), {}),
-                istream=source,
+                istream=stdin_file,
                 env=self._environment({}, None),
                 as_process=True,
                 **_process_options(None),
@@ -259,10 +258,10 @@ class GitRunner:
             try:
                 yield process.stdout
                 if not process.stdout.read(1) and process.wait():
-                    self._check_end(args, process, timer)
+                    self._raise_failure(args, process, timer)
             except RepositoryError:
                 if not process.stdout.read(1) and process.wait():
-                    self._check_end(args, process, timer)
+                    self._raise_failure(args, process, timer)
                 raise
             finally:
                 timer.cancel()
@@ -271,21 +270,21 @@ class GitRunner:
                 process.stderr.close()
                 process.wait()
 
-    def _check_end(self, args: Sequence[str], process: Any, timer: Timer) -> None:
-        """Raise what the end of a stream means that did not end well."""
-        answer = GitAnswer(process.returncode, b"", process.stderr.read().decode(errors="replace"))
+    def _raise_failure(self, args: Sequence[str], process: Any, timer: Timer) -> NoReturn:
+        """Raise the error of a stream whose command failed."""
+        result = GitResult(process.returncode, b"", process.stderr.read().decode(errors="replace"))
         if timer.finished.is_set():
             raise RepositoryError(f"git {args[0]} took too long and was stopped")
-        if answer.killed:
+        if result.killed:
             raise WorkspaceFailed(
                 f"git {args[0]} was killed by a signal that was not ours; is there too little "
                 "memory?"
             )
-        raise RepositoryError(f"git {args[0]} failed: {answer.reason}")
+        raise RepositoryError(f"git {args[0]} failed: {result.reason}")
 
     def _execute(self, cwd: Path, command: list[str], **options: Any) -> object:
-        # Here, since a link of a pod, which calls no git, comes by this module, and each pod pays
-        # for what it imports.
+        # Imported here because the Kubernetes link of each pod imports this module, does not call
+        # git, and must stay small.
         import git
         from git.exc import GitCommandNotFound
 
@@ -295,40 +294,40 @@ class GitRunner:
             raise RepositoryError("git cannot be run; install git 2.31 or newer") from error
 
     def _environment(
-        self, more: Mapping[str, str], owner: tuple[int, int] | None
+        self, variables: Mapping[str, str], owner: tuple[int, int] | None
     ) -> dict[str, str]:
-        if owner:  # who may not read our folder, and needs no exception for what is their own
-            return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": "/dev/null", **_set(more)}
+        if owner:  # the owner may not read our folder, and trusts its own files anyway
+            return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": "/dev/null", **_set(variables)}
         if not self._config.exists():
             self._config.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._config.parent, delete=False) as file:
-                file.write(_FILE)
+                file.write(_CONFIG_FILE)
             Path(file.name).chmod(0o644)
             Path(file.name).replace(self._config)
-        return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": str(self._config), **_set(more)}
+        return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": str(self._config), **_set(variables)}
 
 
 def _set(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if value != UNSET}
 
 
-def again(work: Callable[P, T]) -> Callable[P, T]:
-    """Do `work`, which reads streams, again where a git in it was killed."""
+def retry_if_killed(read: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that reads streams: call it again if git was killed."""
 
-    @functools.wraps(work)
-    def call(*args: P.args, **named: P.kwargs) -> T:
-        for _ in range(TRIES - 1):
+    @functools.wraps(read)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for _ in range(ATTEMPTS - 1):
             try:
-                return work(*args, **named)
+                return read(*args, **kwargs)
             except WorkspaceFailed as error:
                 log.warning("git was killed", reason=error.message)
-        return work(*args, **named)
+        return read(*args, **kwargs)
 
     return call
 
 
-def over_limit(stderr: str) -> bool:
-    """Whether a git says that it, or one below it, hit the limit of what it may write."""
+def exceeds_file_limit(stderr: str) -> bool:
+    """Return whether git or a child process failed because of the file size limit."""
     return any(
         word in stderr for word in ("File too large", "signal 25", "SIGXFSZ", "index-pack died")
     )
@@ -339,9 +338,7 @@ def _name(args: Sequence[str]) -> str:
 
 
 def _locks(args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the lock files that a git with these arguments takes: of its index and of the refs that
-    it writes.
-    """
+    """Yield the lock files of a git command: those of its index and of the refs that it writes."""
     if index := env.get("GIT_INDEX_FILE"):
         yield Path(f"{index}.lock")
     folder = next(
@@ -362,24 +359,25 @@ def _inode(path: Path) -> int:
 
 def _command(args: tuple[str, ...], caps: OutputCaps, env: Mapping[str, str]) -> list[str]:
     names = [
-        *(name for name in _UNSET.split() if name not in env),
+        *(name for name in _INHERITED.split() if name not in env),
         *(name for name in env if env[name] == UNSET),
     ]
-    unset = [word for name in names for word in ("-u", name)]
-    settings = [word for setting in _CONFIG for word in ("-c", setting)]
-    command = ["env", *unset, "git", "--no-pager", *settings, *args]
-    limits = (
-        [f"ulimit -f {caps.file_bytes // 512 + 1}"] if caps.file_bytes else []
-    )  # POSIX sh counts blocks of 512
-    limits += [f"ulimit -v {caps.memory_bytes // 1024 + 1}"] if caps.memory_bytes else []
+    unset_options = [word for name in names for word in ("-u", name)]
+    config_options = [word for setting in _CONFIG for word in ("-c", setting)]
+    command = ["env", *unset_options, "git", "--no-pager", *config_options, *args]
+    limits = []
+    if caps.file_bytes:
+        limits.append(f"ulimit -f {caps.file_bytes // 512 + 1}")  # in blocks of 512 bytes
+    if caps.memory_bytes:
+        limits.append(f"ulimit -v {caps.memory_bytes // 1024 + 1}")
     if not limits:
         return command
     return ["sh", "-c", f'{" && ".join(limits)} && exec "$@"', "sh", *command]
 
 
 def _process_options(owner: tuple[int, int] | None) -> dict[str, Any]:
-    # Without a terminal of its own nothing below can ask for a password, and Ctrl-C does not tear a
-    # write apart.
+    # In a session without a terminal no child can ask for a password, and Ctrl-C does not interrupt
+    # a write.
     options: dict[str, Any] = {"start_new_session": True}
     if owner:
         options |= {"user": owner[0], "group": owner[1], "extra_groups": []}

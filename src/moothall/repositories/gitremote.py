@@ -1,8 +1,8 @@
-"""Where a workspace's git reaches beyond it, on the trusted side: its repository's origin, and
-repositories at public URLs.
+"""Access of a workspace's git to the origin of its repository and to public repositories, on the
+trusted side.
 
-No credential of ours goes anywhere but to the origin that the operator registered it for, and no
-branch is ever moved.
+A credential is sent only to the origin for which the operator registered it, and no branch is
+moved.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from moothall.repositories import sources
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.objects import Change, TreeEntry
-from moothall.repositories.patch_rules import why_target
+from moothall.repositories.patch_rules import invalid_target_reason
 from moothall.repositories.scratch import scratch
-from moothall.repositories.transport import Pin, hide_reason, stranger_transport
+from moothall.repositories.transport import Pin, anonymous_transport, hide_reason
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class Cloned:
-    """The files of a commit of another repository, below the folder `name`."""
+    """The files of a commit of another repository, in the folder `name`."""
 
     name: str
     sha: str
@@ -42,19 +42,19 @@ async def fetch_commit(
     ref: str,
     env: Mapping[str, str],
     *,
-    talking: Callable[[], AbstractContextManager[None]] = nullcontext,
+    remote_call: Callable[[], AbstractContextManager[None]] = nullcontext,
     tags: bool = True,
 ) -> str:
-    """Bring the commit that `ref` (empty: HEAD) means at a URL into a clone that is there; return
-    its sha. Inside `talking` the other side has the word. Raises `RepositoryError`.
+    """Fetch the commit that `ref` (empty: HEAD) names at a URL into an existing clone, and return
+    its sha. Each call to the remote runs inside a `remote_call` context. Raises `RepositoryError`.
     """
     name = sha = ref
     if not _SHA.fullmatch(ref):
-        with talking():
+        with remote_call():
             refs = await sources.remote_refs(git, clone.path, url, env)
         name, sha = sources.remote_commit(refs, url, ref)
     if not await clone.has(sha):
-        with talking():
+        with remote_call():
             return await clone.fetch(
                 url, name, protocols=env["GIT_ALLOW_PROTOCOL"], env=env, tags=tags
             )
@@ -62,17 +62,17 @@ async def fetch_commit(
 
 
 async def clone_public(git: GitRunner, settings: Settings, url: str, ref: str, pin: Pin) -> Cloned:
-    """Fetch a repository that nobody registered. See `stranger_transport`."""
+    """Fetch the files of a repository that is not registered. See `anonymous_transport`."""
     sources.check_url(url, settings.allowed_schemes)
     with scratch() as folder:
-        env = await stranger_transport(git, folder, url, pin)
+        env = await anonymous_transport(git, folder, url, pin)
         clone = TrustedClone(folder / "clone.git", settings, git)
-        await clone.make()
+        await clone.create()
         sha = await fetch_commit(
-            git, clone, url, ref, env, talking=lambda: hide_reason(url), tags=False
+            git, clone, url, ref, env, remote_call=lambda: hide_reason(url), tags=False
         )
         entries = [
-            entry for entry in await clone.entries(sha) if not (entry.oddity or _leads_out(entry))
+            entry for entry in await clone.entries(sha) if not (entry.oddity or _leaves_tree(entry))
         ]
         size = sum(entry.size for entry in entries)
         if len(entries) > settings.max_patch_files or size > 4 * settings.max_file_bytes:
@@ -81,18 +81,20 @@ async def clone_public(git: GitRunner, settings: Settings, url: str, ref: str, p
                 f"most {settings.max_patch_files} files with {4 * settings.max_file_bytes} bytes"
             )
         paths = {entry.path for entry in entries}
-        # A patch cannot hold the others.
+        # Entries with odd names and links out of the tree cannot be part of a patch.
         files = [file for file in await clone.contents(sha) if file.path in paths]
-    place = (
+    folder_name = (
         _NAME.sub("-", url.rstrip("/").removesuffix(".git").rpartition("/")[2]).strip(".-")[:60]
         or "repository"
     )
     return Cloned(
-        place,
+        folder_name,
         sha,
-        tuple(Change(f"{place}/{change.path}", change.mode, change.content) for change in files),
+        tuple(
+            Change(f"{folder_name}/{change.path}", change.mode, change.content) for change in files
+        ),
     )
 
 
-def _leads_out(entry: TreeEntry) -> bool:
-    return entry.target is not None and why_target(entry.path, entry.target) != ""
+def _leaves_tree(entry: TreeEntry) -> bool:
+    return entry.target is not None and invalid_target_reason(entry.path, entry.target) != ""

@@ -1,9 +1,10 @@
-"""What a patch, or a repository, may hold. Pure: names, modes and targets in, a refusal out.
+"""The rules for the content of patches and repositories. Pure: from names, modes and targets to a
+refusal.
 
-Names are refused in every form that some file system takes for `.git`. A symlink of a patch may
-climb only at the beginning of its target and only as far as the root: then no chain of such links
-can leave the tree. A base may hold other links and odd names; they stay as they are, and
-`check_links` keeps a patch from leading through them.
+Names are refused in every form that some file system treats as `.git`. A symlink in a patch may
+contain '..' only at the beginning of its target and only up to the root, so that no chain of such
+links leaves the tree. A base may contain other links and odd names. They stay as they are, and
+`check_links` keeps a patch from using them.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ MODES = (FILE, EXECUTABLE, SYMLINK)
 _NAME_BYTES = 255
 _PATH_BYTES = 4096
 _TARGET_BYTES = 4096
-_HOPS, _STEPS = 40, 4096
+_MAX_HOPS, _MAX_STEPS = 40, 4096
 _ENDLESS = "…"
-_INFLATED = re.compile(rb"^(?:literal|delta) ([0-9]+)\r?$", re.MULTILINE)
+_BINARY_SIZE = re.compile(rb"^(?:literal|delta) ([0-9]+)\r?$", re.MULTILINE)
 
-# Ignored by HFS+ when it compares names.
-_INVISIBLE = dict.fromkeys(
+# HFS+ ignores these when it compares names.
+_IGNORED_CHARACTERS = dict.fromkeys(
     [
         *range(0x200C, 0x2010),
         *range(0x202A, 0x202F),
@@ -71,7 +72,7 @@ TEST_PATTERNS: tuple[str, ...] = (
     *(f"**/spec/**/*.{kind}{script}s" for kind in ("", "c", "m") for script in "jt"),
     *EXPECTED_RESULTS,
 )
-"""Files of tests, and what they compare with, by the conventions of Python, Node, Go and Rust."""
+"""Test files and their expected results, by the conventions of Python, Node, Go and Rust."""
 
 
 LEFT_OUT = (
@@ -86,16 +87,19 @@ LEFT_OUT = (
     ".venv",
     "*.egg-info",
 )
-"""What tools and set-ups leave in a work tree: never part of a patch unless the base has it."""
+"""Leftovers of tools and set-ups: never part of a patch unless the base has them."""
 _LEFT_OUT = re.compile("|".join(map(translate, LEFT_OUT)))
 ADVICE = "Delete what a build or a test left behind, or name it in .gitignore."
-_MOST, _SHOWN_CHARS = 3, 200
+_SHOWN_PATHS, _SHOWN_CHARS = 3, 200
 
 
 @dataclass(frozen=True, slots=True)
 class RawChange:
-    """One changed path: git modes before and after (000000 if absent), a link's targets after and
-    before, size in bytes.
+    """The change of one path.
+
+    old_mode, new_mode: git modes; 000000 if absent.
+    target, old_target: the target of a symlink after and before the change.
+    size: in bytes.
     """
 
     path: str
@@ -108,7 +112,7 @@ class RawChange:
 
 @dataclass(frozen=True, slots=True)
 class ChangeLimits:
-    """How much one patch may bring."""
+    """The limits of one patch."""
 
     files: int = 1000
     file_bytes: int = 5_000_000
@@ -116,38 +120,40 @@ class ChangeLimits:
 
 
 def is_left_out(name: str) -> bool:
-    """Whether one of the `LEFT_OUT` patterns matches the name of a file or folder."""
+    """Return whether the name of a file or folder matches one of the `LEFT_OUT` patterns."""
     return _LEFT_OUT.match(name) is not None
 
 
-def most_of(amounts: Mapping[str, int], base_folders: AbstractSet[str]) -> list[tuple[str, int]]:
-    """Return which new folders, or files in a folder of the base, have most of these amounts, with
-    the sum of each.
+def largest_paths(
+    amounts: Mapping[str, int], base_folders: AbstractSet[str]
+) -> list[tuple[str, int]]:
+    """Return the new folders, or files in folders of the base, with the largest sums of these
+    amounts, and the sums.
     """
     sums: Counter[str] = Counter()
     for path, amount in amounts.items():
         parts = path.split("/")
         folders = ("/".join(parts[:end]) for end in range(1, len(parts)))
-        new = next((folder for folder in folders if folder not in base_folders), None)
-        sums[path[:_SHOWN_CHARS] if new is None else f"{new[:_SHOWN_CHARS]}/"] += amount
-    return sums.most_common(_MOST)
+        new_folder = next((folder for folder in folders if folder not in base_folders), None)
+        sums[path[:_SHOWN_CHARS] if new_folder is None else f"{new_folder[:_SHOWN_CHARS]}/"] += (
+            amount
+        )
+    return sums.most_common(_SHOWN_PATHS)
 
 
 def check_changes(changes: Sequence[RawChange], limits: ChangeLimits = ChangeLimits()) -> None:
-    """Raise `PatchRefused`, naming path and reason, unless every change may enter a repository."""
+    """Raise `PatchRefused` with path and reason if a change is not allowed."""
     if len(changes) > limits.files:
         folders = {
             change.path.rpartition("/")[0] for change in changes if change.old_mode != ABSENT
         }
-        above = {
-            "/".join(parts[:end])
-            for folder in folders
-            for parts in [folder.split("/")]
-            for end in range(1, len(parts) + 1)
-        }
+        base_folders: set[str] = set()
+        for folder in folders:
+            parts = folder.split("/")
+            base_folders.update("/".join(parts[:end]) for end in range(1, len(parts) + 1))
         shown = ", ".join(
             f"{path} ({count} files)"
-            for path, count in most_of({change.path: 1 for change in changes}, above)
+            for path, count in largest_paths({change.path: 1 for change in changes}, base_folders)
         )
         raise PatchRefused(
             f"the patch changes {len(changes)} files; at most {limits.files} "
@@ -155,7 +161,7 @@ def check_changes(changes: Sequence[RawChange], limits: ChangeLimits = ChangeLim
         )
     total = 0
     for change in changes:
-        reason = why_path(change.path) or _why_change(change, limits)
+        reason = invalid_path_reason(change.path) or _invalid_change_reason(change, limits)
         if reason:
             raise PatchRefused(f"the patch may not change {change.path[:200]!r}: {reason}.")
         total += change.size
@@ -166,25 +172,29 @@ def check_changes(changes: Sequence[RawChange], limits: ChangeLimits = ChangeLim
         )
 
 
-def check_outside(submodules: Iterable[str], paths: Sequence[str]) -> None:
-    """Raise `PatchRefused` where one of `paths` lies in a submodule."""
+def check_submodules(submodules: Iterable[str], paths: Sequence[str]) -> None:
+    """Raise `PatchRefused` if one of `paths` is in a submodule."""
     for path in paths:
-        module = next(
-            (module for module in submodules if path == module or path.startswith(f"{module}/")),
+        submodule = next(
+            (
+                submodule
+                for submodule in submodules
+                if path == submodule or path.startswith(f"{submodule}/")
+            ),
             None,
         )
-        if module is not None:
+        if submodule is not None:
             raise PatchRefused(
                 f"the patch may not change {path[:200]!r}: it lies in the submodule "
-                f"{module[:200]!r}, a repository of its own; leave what is there as it was."
+                f"{submodule[:200]!r}, a repository of its own; leave what is there as it was."
             )
 
 
 def check_binaries(diff: bytes, limit: int) -> None:
-    """Raise `PatchRefused` where a git diff holds a binary file of more than `limit` bytes,
-    whatever its own size.
+    """Raise `PatchRefused` if a git diff contains a binary file of more than `limit` bytes,
+    regardless of the size of the diff.
     """
-    for match in _INFLATED.finditer(diff):
+    for match in _BINARY_SIZE.finditer(diff):
         if len(match[1]) > 15 or int(match[1]) > limit:  # noqa: PLR2004 - digits
             raise PatchRefused(
                 f"the patch holds a binary file of more than {limit} bytes "
@@ -192,7 +202,7 @@ def check_binaries(diff: bytes, limit: int) -> None:
             )
 
 
-def _why_change(change: RawChange, limits: ChangeLimits) -> str:
+def _invalid_change_reason(change: RawChange, limits: ChangeLimits) -> str:
     if change.path.rsplit("/", 1)[-1].casefold() == ".gitmodules":
         return "submodules are not supported"
     if SUBMODULE in {change.old_mode, change.new_mode}:
@@ -200,24 +210,25 @@ def _why_change(change: RawChange, limits: ChangeLimits) -> str:
     if change.new_mode not in {*MODES, ABSENT}:
         return f"mode {change.new_mode[:12]} is not one of {', '.join(MODES)}"
     if SYMLINK in {change.old_mode, change.new_mode}:
-        return _why_link(change)
-    too_large = change.size > limits.file_bytes
-    return (
-        f"{change.size} bytes are more than the {limits.file_bytes} (workspace.max_file_bytes) "
-        "allowed for a file"
-        if too_large
-        else ""
-    )
+        return _invalid_link_reason(change)
+    if change.size > limits.file_bytes:
+        return (
+            f"{change.size} bytes are more than the {limits.file_bytes} (workspace.max_file_bytes) "
+            "allowed for a file"
+        )
+    return ""
 
 
-def _why_link(change: RawChange) -> str:
-    if change.old_mode == SYMLINK and (reason := why_target(change.path, change.old_target)):
+def _invalid_link_reason(change: RawChange) -> str:
+    if change.old_mode == SYMLINK and (
+        reason := invalid_target_reason(change.path, change.old_target)
+    ):
         return f"the existing symlink is one that no patch may create ({reason}); leave it as it is"
-    return why_target(change.path, change.target) if change.new_mode == SYMLINK else ""
+    return invalid_target_reason(change.path, change.target) if change.new_mode == SYMLINK else ""
 
 
-def why_path(path: str) -> str:
-    """Return why `path` is not a plain relative path inside a tree, or nothing."""
+def invalid_path_reason(path: str) -> str:
+    """Return why `path` is not a plain relative path inside a tree, or ''."""
     if not path:
         return "the path is empty"
     if path.startswith("/"):
@@ -231,8 +242,8 @@ def why_path(path: str) -> str:
     return next((reason for part in path.split("/") if (reason := _why_name(part))), "")
 
 
-def why_unsafe(path: str) -> str:
-    """Return why not even a base may hold `path`, or nothing: git itself would not check it out."""
+def unsafe_path_reason(path: str) -> str:
+    """Return why not even a base may contain `path`, or '': git itself would not check it out."""
     if not path:
         return "the path is empty"
     for name in path.split("/"):
@@ -259,13 +270,15 @@ def _why_name(name: str) -> str:
 
 
 def _looks_like_git(name: str) -> bool:
-    seen = unicodedata.normalize("NFKC", name.translate(_INVISIBLE)).casefold()
-    seen = seen.split(":", 1)[0].rstrip(". ")  # NTFS: streams, trailing dots and spaces
-    return seen == ".git" or _SHORT_NAME.fullmatch(seen) is not None
+    folded_name = unicodedata.normalize("NFKC", name.translate(_IGNORED_CHARACTERS)).casefold()
+    folded_name = folded_name.split(":", 1)[0].rstrip(
+        ". "
+    )  # NTFS: streams, trailing dots and spaces
+    return folded_name == ".git" or _SHORT_NAME.fullmatch(folded_name) is not None
 
 
-def why_target(path: str, target: str | None) -> str:
-    """Return why a symlink at `path` may not point to `target`, or nothing."""
+def invalid_target_reason(path: str, target: str | None) -> str:
+    """Return why a symlink at `path` may not point to `target`, or ''."""
     if not target or len(target) > _TARGET_BYTES:
         return "a symlink needs a target of 1 to 4096 characters"
     try:
@@ -275,13 +288,17 @@ def why_target(path: str, target: str | None) -> str:
     if target.startswith("/"):
         return "the symlink points to an absolute path"
     parts = [part for part in target.split("/") if part not in {"", "."}]
-    up = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
-    if up > path.count("/"):
+    climbs = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
+    if climbs > path.count("/"):
         return "the symlink leaves the tree"
-    if ".." in parts[up:]:
+    if ".." in parts[climbs:]:
         return "the symlink's target has '..' after its beginning"
     return next(
-        (f"the symlink's target: {reason}" for part in parts[up:] if (reason := _why_name(part))),
+        (
+            f"the symlink's target: {reason}"
+            for part in parts[climbs:]
+            if (reason := _why_name(part))
+        ),
         "",
     )
 
@@ -289,11 +306,11 @@ def why_target(path: str, target: str | None) -> str:
 def check_links(old: Mapping[str, str], new: Mapping[str, str]) -> None:
     """Raise `PatchRefused` if a patch makes a symlink lead out of the tree.
 
-    `old` and `new` are all symlinks before and after, path → target. Those of the base that lead
-    out may stay. Every link is followed, since a harmless one may pass through one of these.
+    `old` and `new` are all symlinks before and after: path → target. Links of the base that lead
+    out may stay. Every link is resolved, because a harmless one may pass through one of these.
     """
-    if all(not why_target(path, target) for path, target in old.items()):
-        return  # the rules for each link are enough
+    if all(not invalid_target_reason(path, target) for path, target in old.items()):
+        return  # no link of the base leads out, so the rules for each link are enough
     for path, target in new.items():
         exit_ = _find_exit(path, new)
         if exit_ and (old.get(path) != target or _find_exit(path, old) != exit_):
@@ -304,56 +321,56 @@ def check_links(old: Mapping[str, str], new: Mapping[str, str]) -> None:
 
 
 def _find_exit(path: str, links: Mapping[str, str]) -> str:
-    """Return where a symlink leaves the tree, or '' if it does not; it is resolved as by the
+    """Return where a symlink leaves the tree, or '' if it does not. It is resolved as by the
     kernel.
     """
-    place = path.split("/")[:-1]
-    left = deque([path.rpartition("/")[2]])
+    current = path.split("/")[:-1]
+    remaining = deque([path.rpartition("/")[2]])
     hops = 0
-    for _ in range(_STEPS):
-        if not left:
+    for _ in range(_MAX_STEPS):
+        if not remaining:
             return ""
-        part = left.popleft()
+        part = remaining.popleft()
         if part in {"", "."}:
             continue
         if part == "..":
-            if not place:
-                return "/".join(("..", *left))
-            place.pop()
+            if not current:
+                return "/".join(("..", *remaining))
+            current.pop()
             continue
-        place.append(part)
-        target = links.get("/".join(place))
+        current.append(part)
+        target = links.get("/".join(current))
         if target is None:
             continue
         hops += 1
-        if hops > _HOPS:
-            return ""  # the kernel follows no more
-        place.pop()
+        if hops > _MAX_HOPS:
+            return ""  # the kernel resolves no more
+        current.pop()
         if target.startswith("/"):
-            return "/".join((target, *left))
-        left.extendleft(reversed(target.split("/")))
+            return "/".join((target, *remaining))
+        remaining.extendleft(reversed(target.split("/")))
     return _ENDLESS
 
 
 def is_test(path: str) -> bool:
-    """Whether a path is a test file by the usual conventions of Python, Node and Go."""
+    """Return whether a path is a test file by the conventions of Python, Node, Go and Rust."""
     return matches(TEST_PATTERNS, path)
 
 
 def matches(patterns: Iterable[str], path: str) -> bool:
-    """Whether one of the gitignore-style patterns matches. `*` stays within a name, `**` crosses
-    folders; a
-    pattern without a slash matches at any depth; one that matches a folder matches what is in it. A
-    pattern
-    that begins with `!` takes back what those before it matched.
+    """Return whether one of the gitignore-style patterns matches.
+
+    `*` stays within a name and `**` crosses folders. A pattern without a slash matches at any
+    depth. A pattern that matches a folder matches its content. A pattern that begins with `!`
+    reverts matches of earlier patterns.
     """
     parts = tuple(path.split("/"))
-    found = False
+    matched = False
     for pattern in patterns:
-        taken_back = pattern.startswith("!")
-        if found is taken_back and _matches(_segments(pattern.removeprefix("!")), parts):
-            found = not taken_back
-    return found
+        is_negated = pattern.startswith("!")
+        if matched is is_negated and _matches(_segments(pattern.removeprefix("!")), parts):
+            matched = not is_negated
+    return matched
 
 
 @lru_cache(maxsize=4096)
@@ -364,29 +381,28 @@ def _segments(pattern: str) -> tuple[str, ...]:
 
 
 def _matches(segments: tuple[str, ...], parts: tuple[str, ...]) -> bool:
-    # All positions in the pattern that the names so far can have led to: time grows with pattern
-    # times path,
-    # whatever a hostile pattern says.
+    # The set holds all positions in the pattern that the names so far can reach. That bounds the
+    # time by pattern times path, even for hostile patterns.
     end = len(segments)
-    places = _skip(segments, {0})
+    positions = _skip(segments, {0})
     for part in parts:
-        reached = set()
-        for place in places:
-            if segments[place] == "**":
-                reached |= {place, end} if place == end - 1 else {place}
-            elif fnmatchcase(part, segments[place]):
-                reached.add(place + 1)
-        if end in reached:
+        next_positions = set()
+        for position in positions:
+            if segments[position] == "**":
+                next_positions |= {position, end} if position == end - 1 else {position}
+            elif fnmatchcase(part, segments[position]):
+                next_positions.add(position + 1)
+        if end in next_positions:
             return bool(segments)
-        places = _skip(segments, reached)
+        positions = _skip(segments, next_positions)
     return False
 
 
-def _skip(segments: tuple[str, ...], places: set[int]) -> set[int]:
-    """Add the places behind each `**`, which may stand for no folder at all (the last one may
-    not).
+def _skip(segments: tuple[str, ...], positions: set[int]) -> set[int]:
+    """Add the positions after each `**`, which may match no folder at all. The last `**` must match
+    something.
     """
-    for place in range(len(segments) - 1):
-        if place in places and segments[place] == "**":
-            places.add(place + 1)
-    return {place for place in places if place < len(segments)}
+    for position in range(len(segments) - 1):
+        if position in positions and segments[position] == "**":
+            positions.add(position + 1)
+    return {position for position in positions if position < len(segments)}

@@ -1,9 +1,9 @@
-"""What of a candidate's change takes part in a proof: its code, and nothing that says how tests are
+"""The parts of a candidate's change that are judged: its code, but nothing that controls how tests
 run. Pure.
 
-What a runner, a compiler or an interpreter reads beside the code is as on the base, in whatever
-spelling and folder, and removed where it is new; so are test files. Of a package.json, whose other
-parts are code's business, only what says how tests run.
+Files that a test runner, a compiler or an interpreter reads beside the code are restored to the
+base, in any spelling and folder, and removed if they are new; so are test files. In a package.json
+only the keys that control tests are restored.
 """
 
 from __future__ import annotations
@@ -127,12 +127,13 @@ CONFIGURATION: tuple[str, ...] = (
     "Gruntfile.*",
     "playwright.config.*",
 )
-"""What can change the result of a test without being one."""
-_BROUGHT = ("node_modules/**", "vendor/**", "__pycache__/**", "*.pyc", ".env")
-"""Never brought by a patch: code of others, and what was compiled."""
-_RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "unittest", "node_modules"})
-"""Names that a new file or folder at the top may not take: an interpreter would find it in their
-place.
+"""Files that are no tests but can change the result of a test."""
+_NEVER_PATCHED = ("node_modules/**", "vendor/**", "__pycache__/**", "*.pyc", ".env")
+"""Third-party and compiled code, which a patch never adds."""
+_RUNNER_MODULES = frozenset(
+    {"pytest", "_pytest", "pluggy", "iniconfig", "unittest", "node_modules"}
+)
+"""Names that a new file or folder at the top must not have, because it would shadow a test runner.
 """
 _PACKAGE_KEYS = (
     "name",
@@ -158,16 +159,18 @@ _PACKAGE_KEYS = (
 )
 _SCRIPTS = ("pretest", "test", "posttest")
 _SECTIONS = ("jest", "mocha", "ava", "tap", "nyc", "c8", "vitest")
-_DEPTH = 8
+_MAX_DEPTH = 8
 _SETTING = (
     r"\b(?:setup\w*|global(?:Setup|Teardown)|(?:testE|e)nvironment|require|import{more})['\"]?\s*[:=]"
     r"(\s*\[[^\]]{{0,2000}}\]|(?:[ \t]*\n[ \t]*-[^\n]{{0,300}}){{1,50}}|[^\n]{{1,300}})"
 )
-_NAMES, _NAMES_OF_MOCHA = (re.compile(_SETTING.format(more=more)) for more in ("", "|file"))
-"""What names further files; `file` does so to mocha alone, and elsewhere is what a build writes."""
-_WORD = re.compile(r"[\w@./-]{1,300}")
-_ENDINGS = ("", ".js", ".cjs", ".mjs", ".ts", ".mts", ".cts")
-_MAKES = (
+_FILE_SETTING, _MOCHA_FILE_SETTING = (
+    re.compile(_SETTING.format(more=more)) for more in ("", "|file")
+)
+"""Settings that name further files. `file` is one in mocha only; elsewhere it is a build output."""
+_PATH = re.compile(r"[\w@./-]{1,300}")
+_EXTENSIONS = ("", ".js", ".cjs", ".mjs", ".ts", ".mts", ".cts")
+_MAKEFILES = (
     "Makefile",
     "makefile",
     "GNUmakefile",
@@ -177,8 +180,8 @@ _MAKES = (
     "Taskfile.yml",
     "Taskfile.yaml",
 )
-NAMING = (
-    *_MAKES,
+REFERRING_CONFIGURATION = (
+    *_MAKEFILES,
     "jest.config.*",
     "vitest.config.*",
     "vitest.workspace.*",
@@ -187,26 +190,26 @@ NAMING = (
     ".mocharc",
     ".mocharc.*",
 )
-"""What configures a runner of Node, or holds the commands that run tests, in a file of its own, and
-may name further files that steer it.
+"""Separate files that configure a Node test runner or contain the commands that run tests, and that
+may name further files.
 """
-_SHELL = re.compile(
+_SHELL_FILE = re.compile(
     r"(?m)(?:^|&&|[|;])[ \t]*+[@+-]*+(?:\w++=\S*+[ "
     r"\t]++)*+(?:(?:(?:ba|z|da)?sh|source|\.|exec|time|env|python[\d.]*+|node|bats|include)[ "
     r"\t]++(?:-\w++[ \t]++)*+)*+"
     r"(?:\$[({]\w++[)}]/|\./)?+([\w./-]++)(?=[ \t;&|)]|$)"
 )
-"""What the recipe of a makefile runs, and what it includes."""
-_SCRIPT = re.compile(
+"""Files that the recipes of a makefile run or include."""
+_SCRIPT_NAME = re.compile(
     r"(?:\.(?:sh|bash|zsh|bats|mk|mak|awk|pl|rb)|(?:test|check|spec|verify)[\w.-]*)\Z"
 )
-"""Of these, a script by its name, which may decide what a test comes to."""
-_STEP = re.compile(r"&&|[|][|]|[;|&\n]")
+"""Names of scripts among these files, which may decide the result of a test."""
+_COMMAND_SEPARATOR = re.compile(r"&&|[|][|]|[;|&\n]")
 _INVOKES = frozenset({"invoke", "inv"})
-_CALLS = re.compile(
+_SCRIPT_CALL = re.compile(
     r"\b(?:npm|pnpm|yarn|bun|run-[sp]|npm-run-all\d?|concurrently|wireit|turbo|nx)\b|--run\b"
 )
-"""What runs other scripts of a package."""
+"""Commands that run other scripts of a package."""
 _LINTERS = frozenset(
     {
         "eslint",
@@ -232,104 +235,109 @@ _LINTERS = frozenset(
     "isort",
     "doctest",
 }
-_OF_CODE = re.compile(
+_CODE_OPTION = re.compile(
     r"cover|include|exclude|ignore|^-*all$|moduleNameMapper|roots|paths|directories|extension",
     re.IGNORECASE,
 )
-"""Options and keys whose values are the code under test, not what tests it."""
+"""Options and keys whose values name the code under test."""
 
 
-def kept_files(
-    existed: Collection[str],
+def base_controlled_files(
+    base_files: Collection[str],
     protected: Iterable[str],
     commands: Iterable[Sequence[str]],
     package: str,
     configuration: Mapping[str, str],
 ) -> frozenset[str]:
-    """Return the files of the base that no candidate changes in a proof: tests, what configures
-    them, what their commands name.
+    """Return the files of the base that a candidate cannot change when it is judged: tests, their
+    configuration, and files that their commands name.
 
-    `package` is the text of the base's package.json, empty where there is none; `configuration`
-    those of files that are `NAMING`.
+    package: the text of the base's package.json, empty if there is none.
+    configuration: the texts of files that match `REFERRING_CONFIGURATION`, by path.
     """
     patterns = (*protected, *CONFIGURATION)
     commands = tuple(commands)
-    named = {path for command in commands for path in _operands(command)} | set(
+    named_paths = {path for command in commands for path in _operands(command)} | set(
         _paths_in_package(package)
     )
     if any(posixpath.basename(word) in _INVOKES for command in commands for word in command):
-        named.add("tasks.py")  # elsewhere it is code like any other
-    named |= {name for path, text in configuration.items() for name in _paths_in_config(path, text)}
-    kept = {path for path in existed if patch_rules.matches(patterns, path) or path in named}
-    return frozenset(path for path in kept if path.rpartition("/")[2] != "package.json")
+        named_paths.add("tasks.py")  # without invoke it is ordinary code
+    named_paths |= {
+        name for path, text in configuration.items() for name in _paths_in_config(path, text)
+    }
+    controlled = {
+        path for path in base_files if patch_rules.matches(patterns, path) or path in named_paths
+    }
+    return frozenset(path for path in controlled if path.rpartition("/")[2] != "package.json")
 
 
 def _operands(words: Sequence[str]) -> Iterator[str]:
-    """Yield what may be the path of a file that runs or steers tests; a linter is given the code
-    itself, as are doctests.
+    """Yield arguments that may be paths of files that run or control tests. Arguments of linters
+    and doctests are the code itself, so they yield nothing.
     """
     if any(word.rpartition("/")[2] in _LINTERS or "doctest" in word for word in words):
         return
-    before = ""
+    previous = ""
     for word in words:
         option, _, value = word.rpartition("=")
-        if not _OF_CODE.search(option or (before if before.startswith("-") else "")):
+        if not _CODE_OPTION.search(option or (previous if previous.startswith("-") else "")):
             yield value.removeprefix("<rootDir>/").removeprefix("./")
-        before = word
+        previous = word
 
 
 def _paths_in_package(text: str) -> Iterator[str]:
-    """Yield the paths that the scripts of tests, or what configures a runner, speak of."""
-    said = _object(text)
-    scripts = said.get("scripts")
+    """Yield the paths in test scripts and in the configuration of test runners."""
+    package = _object(text)
+    scripts = package.get("scripts")
     if isinstance(scripts, dict):
-        for step in _STEP.split("\n".join(_reached(scripts))):
+        for step in _COMMAND_SEPARATOR.split("\n".join(_test_scripts(scripts))):
             yield from _operands(step.replace('"', " ").replace("'", " ").split())
     for name in _SECTIONS:
-        yield from _strings(said.get(name))
+        yield from _strings(package.get(name))
 
 
-def _reached(scripts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the scripts that run tests, and those that these name."""
-    waiting, seen = [name for name in _SCRIPTS if name in scripts], set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name not in seen:
-            seen.add(name)
-            yield str(scripts[name])
-            words = {
-                word
-                for step in _STEP.split(str(scripts[name]))
-                if _CALLS.search(step)
-                for word in step.split()
-            }
-            waiting += [
-                f"{more}{each}"
-                for each in words
-                for more in ("pre", "", "post")
-                if f"{more}{each}" in scripts
-            ]
+def _test_scripts(scripts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the scripts that run tests, and those that these run."""
+    pending, seen = [name for name in _SCRIPTS if name in scripts], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        script = str(scripts[name])
+        yield script
+        words = {
+            word
+            for command in _COMMAND_SEPARATOR.split(script)
+            if _SCRIPT_CALL.search(command)
+            for word in command.split()
+        }
+        for word in words:
+            candidates = (f"pre{word}", word, f"post{word}")
+            pending += [candidate for candidate in candidates if candidate in scripts]
 
 
 def _paths_in_config(path: str, text: str) -> Iterator[str]:
-    """Yield the paths, with any ending, that a file which configures a runner may load besides the
-    tests.
+    """Yield the paths, with each possible extension, that the configuration of a runner may load
+    besides the tests.
     """
     folder = path.rpartition("/")[0]
-    if patch_rules.matches(_MAKES, path):
+    if patch_rules.matches(_MAKEFILES, path):
         scripts = (
-            name for name in _SHELL.findall(text) if _SCRIPT.search(posixpath.basename(name))
+            file_path
+            for file_path in _SHELL_FILE.findall(text)
+            if _SCRIPT_NAME.search(posixpath.basename(file_path))
         )
-        yield from (posixpath.normpath(posixpath.join(folder, name)) for name in scripts)
+        yield from (posixpath.normpath(posixpath.join(folder, file_path)) for file_path in scripts)
         return
-    for match in (_NAMES_OF_MOCHA if ".mocharc" in path else _NAMES).finditer(text):
-        for word in _WORD.findall(match[1].replace("<rootDir>", ".")):
-            name = posixpath.normpath(posixpath.join(folder, word.lstrip("/")))
-            yield from (f"{name}{ending}" for ending in _ENDINGS)
+    for match in (_MOCHA_FILE_SETTING if ".mocharc" in path else _FILE_SETTING).finditer(text):
+        for word in _PATH.findall(match[1].replace("<rootDir>", ".")):
+            file_path = posixpath.normpath(posixpath.join(folder, word.lstrip("/")))
+            yield from (f"{file_path}{ending}" for ending in _EXTENSIONS)
 
 
-def _strings(value: Any, depth: int = _DEPTH) -> Iterator[str]:
-    """Yield the texts of what configures a runner, down to `depth`, but for what names the code
+def _strings(value: Any, depth: int = _MAX_DEPTH) -> Iterator[str]:
+    """Yield the strings in the configuration of a runner, down to `depth`, except names of the code
     under test.
     """
     if isinstance(value, str):
@@ -338,49 +346,51 @@ def _strings(value: Any, depth: int = _DEPTH) -> Iterator[str]:
         for key, item in (
             value.items() if isinstance(value, dict) else [("", item) for item in value]
         ):
-            if not _OF_CODE.search(key):
+            if not _CODE_OPTION.search(key):
                 yield from _strings(item, depth - 1)
 
 
-def takes_part(
-    path: str, kept: frozenset[str], existed: Collection[str], protected: Iterable[str]
+def is_patchable(
+    path: str, controlled: frozenset[str], base_files: Collection[str], protected: Iterable[str]
 ) -> bool:
-    """Whether a candidate's change at `path` is there when it is judged. A file in the place of a
-    folder would take the tests in it away; a new file may be neither a test nor steer one.
+    """Return whether a candidate's change at `path` is part of what is judged.
+
+    A file in place of a folder would delete the tests in it, and a new file must not be a test or
+    control one.
     """
-    folders = [path[:at] for at, char in enumerate(path) if char == "/"]
+    folders = [path[:index] for index, char in enumerate(path) if char == "/"]
     if (
-        path in kept
-        or any(folder in kept for folder in folders)
-        or any(other.startswith(f"{path}/") for other in kept)
+        path in controlled
+        or any(folder in controlled for folder in folders)
+        or any(other.startswith(f"{path}/") for other in controlled)
     ):
         return False
-    if path in existed:
+    if path in base_files:
         return True
     if path.rpartition("/")[2] == "package.json":
         return False
-    first = path.partition("/")[0].partition(".")[0]
-    shadows = first in _RUNNERS and not any(
-        other.partition("/")[0].partition(".")[0] == first for other in existed
+    module = path.partition("/")[0].partition(".")[0]
+    shadows = module in _RUNNER_MODULES and not any(
+        other.partition("/")[0].partition(".")[0] == module for other in base_files
     )
     return not shadows and not patch_rules.matches(
-        (*CONFIGURATION, *_BROUGHT, *patch_rules.TEST_PATTERNS, *protected), path
+        (*CONFIGURATION, *_NEVER_PATCHED, *patch_rules.TEST_PATTERNS, *protected), path
     )
 
 
-def steers(path: str) -> bool:
-    """Whether a new file of this name, brought by another seat's tests, could decide what becomes
-    of them.
+def controls_tests(path: str) -> bool:
+    """Return whether a new file of this name, added by another seat's tests, could decide the
+    results of those tests.
     """
     return (
-        patch_rules.matches((*CONFIGURATION, *_BROUGHT), path)
+        patch_rules.matches((*CONFIGURATION, *_NEVER_PATCHED), path)
         or path.rpartition("/")[2] == "package.json"
     )
 
 
-def as_judged(change: Change, base: bytes) -> Change:
-    """Return a changed file with those of its parts that are tests, or say how tests run, as they
-    were in `base`.
+def restore_base_parts(change: Change, base: bytes) -> Change:
+    """Return a change with the parts of the file that are tests, or control them, restored from
+    `base`.
     """
     name = change.path.rpartition("/")[2]
     if change.content is None or change.mode == patch_rules.SYMLINK:
@@ -398,38 +408,39 @@ def as_judged(change: Change, base: bytes) -> Change:
     return change
 
 
-def with_inline_tests(text: bytes, author: bytes) -> bytes:
-    """Return a Rust file with the tests that stand inside the author's version of it."""
+def restore_inline_tests(text: bytes, author: bytes) -> bytes:
+    """Return a Rust file with the inline tests of the author's version."""
     return restore_base_tests(
         text.decode(errors="replace"), author.decode(errors="replace")
     ).encode()
 
 
-def wants_base(path: str) -> bool:
-    """Whether `as_judged` looks into a file of this name."""
+def needs_base(path: str) -> bool:
+    """Return whether `restore_base_parts` reads the base of a file with this name."""
     return path.endswith(".rs") or path.rpartition("/")[2] == "package.json"
 
 
 def _package(content: bytes, base: bytes) -> bytes:
-    now, before = _object(content.decode(errors="replace")), _object(base.decode(errors="replace"))
-    if not now:
+    new_package, base_package = (
+        _object(content.decode(errors="replace")),
+        _object(base.decode(errors="replace")),
+    )
+    if not new_package:
         return base
-    rest = {key: value for key, value in now.items() if key not in _PACKAGE_KEYS}
-    if isinstance(
-        names := before.get("imports"), dict
-    ):  # what tests may ask for by such a name stays where it was
-        rest["imports"] = {
-            **(rest["imports"] if isinstance(rest.get("imports"), dict) else {}),
-            **names,
-        }
+    package = {key: value for key, value in new_package.items() if key not in _PACKAGE_KEYS}
+    if isinstance(base_imports := base_package.get("imports"), dict):
+        # Tests may import by such a name, so it keeps its target.
+        imports = package.get("imports")
+        package["imports"] = {**(imports if isinstance(imports, dict) else {}), **base_imports}
     return json.dumps(
-        {**rest, **{key: before[key] for key in _PACKAGE_KEYS if key in before}}, indent=2
+        {**package, **{key: base_package[key] for key in _PACKAGE_KEYS if key in base_package}},
+        indent=2,
     ).encode()
 
 
 def _object(text: str) -> Mapping[str, Any]:
     try:
-        said = json.loads(text) if text else {}
+        value = json.loads(text) if text else {}
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return value if isinstance(value, dict) else {}

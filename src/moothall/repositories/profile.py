@@ -1,10 +1,9 @@
-"""How a repository is set up and checked: said by `.moothall.toml` or the registry, else found out
-from its files.
+"""How a repository is set up and checked: from `.moothall.toml` or the registry, else detected from
+its files.
 
-Commands are argv lists, run in the sandbox in the checkout. One that names /env/bin/… gets a Python
-environment
-at /env, made before setup; its `bin` is first on the PATH. A `.moothall.toml` (all keys optional; a
-string is split into words as a shell would, but no shell runs it):
+Commands are argv lists, run in the sandbox in the checkout. A command that names /env/bin/… gets a
+Python environment at /env, created before setup; its `bin` is first on the PATH. All keys of a
+`.moothall.toml` are optional; a string is split into words as by a shell, but no shell runs it:
 
     setup = ["/env/bin/pip install -r ci.txt"]
     build = ["python setup.py build_ext --inplace"] # before each check, on the files as they are
@@ -45,19 +44,19 @@ from moothall.domain.repository import BuildStep, Profile
 from moothall.errors import RepositoryError, wrong_fields
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.detect import (
-    MOST_PROJECTS,
+    MAX_PROJECTS,
     Detected,
     detect,
-    setup_of,
-    setup_reads,
-    wanted_files,
+    find_manifests,
+    likely_setup_files,
+    setup_commands,
 )
 from moothall.repositories.detect.literals import parse
 from moothall.repositories.detect.project import Project
-from moothall.repositories.patch_rules import TEST_PATTERNS, matches, why_path
+from moothall.repositories.patch_rules import TEST_PATTERNS, invalid_path_reason, matches
 from moothall.repositories.pristine_files import CONFIGURATION
 
-_LISTS = (
+_PACKAGE_LISTS = (
     "requirements*.txt",
     "requirements*.in",
     "*[-_]requirements.txt",
@@ -65,7 +64,7 @@ _LISTS = (
     "reqs/**",
     "environment*.y*ml",
 )
-_MOST_FILES, _MOST_NAMES = 40, 2000
+_MAX_LISTS, _MAX_PACKAGES = 40, 2000
 _TABLES = re.compile(r"^(?:.*dependenc(?:y|ies)(?:-groups)?|(?:build-)?requires)$")
 _INI_KEYS = re.compile(r"^(?:.*requires?|deps)$")
 _KEYWORDS = re.compile(r"requires?$")
@@ -75,38 +74,38 @@ _LINE = re.compile(r"\s*(?:-\s+)?(?:[\w{},!.-]+:\s+)?(?P<name>[A-Za-z0-9][A-Za-z
 _EGG = re.compile(r"[#&]egg=(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
-def lists_of_packages(files: Collection[str]) -> tuple[str, ...]:
+def find_package_lists(files: Collection[str]) -> tuple[str, ...]:
     """Return the files that list packages, other than manifests."""
-    return tuple(sorted(path for path in files if matches(_LISTS, path)))[:_MOST_FILES]
+    return tuple(sorted(path for path in files if matches(_PACKAGE_LISTS, path)))[:_MAX_LISTS]
 
 
 def declared_packages(texts: Mapping[str, str], setup: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the normalised names of all packages that files and the commands of `setup` name as
     dependencies.
     """
-    found = [name for argv in setup for name in _of_command(argv)]
+    names = [name for argv in setup for name in _of_command(argv)]
     for path, text in texts.items():
         project = Project("", frozenset(), {path: text})
         match path.rpartition("/")[2]:
             case "pyproject.toml":
-                found += _of_tables(_toml(project, path))
+                names += _of_tables(_toml(project, path))
             case "Pipfile":
                 data = _toml(project, path)
-                found += [*_names(data.get("packages")), *_names(data.get("dev-packages"))]
+                names += [*_names(data.get("packages")), *_names(data.get("dev-packages"))]
             case "setup.cfg" | "tox.ini":
-                found += _of_sections(project.ini(path))
+                names += _of_sections(project.ini(path))
             case "setup.py" | "noxfile.py":
-                found += _of_code(parse(text))
-            case _ if matches(_LISTS, path):
-                found += _of_lines(text.splitlines())
-    return tuple(sorted({re.sub(r"[-_.]+", "-", name).lower() for name in found}))[:_MOST_NAMES]
+                names += _of_code(parse(text))
+            case _ if matches(_PACKAGE_LISTS, path):
+                names += _of_lines(text.splitlines())
+    return tuple(sorted({re.sub(r"[-_.]+", "-", name).lower() for name in names}))[:_MAX_PACKAGES]
 
 
 def _of_command(argv: Sequence[str]) -> Iterator[str]:
     words = argv[argv.index("install") + 1 :] if "install" in argv else ()
     for word in words:
-        if found := _NAME.match(word):
-            yield found[0]
+        if match := _NAME.match(word):
+            yield match[0]
 
 
 def _toml(project: Project, path: str) -> Mapping[str, Any]:
@@ -125,12 +124,12 @@ def _of_tables(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _names(data: Any) -> Iterator[str]:
-    """Yield the packages of a list of requirements, of a table of versions (poetry), or of groups
+    """Yield the packages of a list of requirements, of a table of versions (Poetry), or of groups
     of either.
     """
     if isinstance(data, list):
         yield from (
-            found[0] for item in data if isinstance(item, str) and (found := _NAME.match(item))
+            match[0] for item in data if isinstance(item, str) and (match := _NAME.match(item))
         )
     elif isinstance(data, dict):
         for key, value in data.items():
@@ -149,34 +148,37 @@ def _of_sections(sections: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 
 def _of_lines(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
-        found = _EGG.search(line) or _LINE.match(line)
-        if found and not line.lstrip().startswith(("#", "-r", "-c")):
-            yield found["name"]
+        match = _EGG.search(line) or _LINE.match(line)
+        if match and not line.lstrip().startswith(("#", "-r", "-c")):
+            yield match["name"]
 
 
 def _of_code(tree: ast.Module) -> Iterator[str]:
-    """Yield the packages that setup() requires, that lists of requirements hold and that sessions
-    of nox install.
+    """Yield the packages that setup() requires, that are in lists of requirements, and that nox
+    sessions install.
     """
     for node in ast.walk(tree):
-        held: list[ast.expr] = []
+        values: list[ast.expr] = []
         if isinstance(node, ast.Call):
-            held = [
-                given.value for given in node.keywords if given.arg and _KEYWORDS.search(given.arg)
+            values = [
+                keyword.value
+                for keyword in node.keywords
+                if keyword.arg and _KEYWORDS.search(keyword.arg)
             ]
             if isinstance(node.func, ast.Attribute) and node.func.attr == "install":
-                held += node.args
+                values += node.args
         elif isinstance(node, ast.Assign) and any(
             _CODE_LISTS.search(ast.unparse(target)) for target in node.targets
         ):
-            held = [node.value]
-        for inner in (inner for value in held for inner in ast.walk(value)):
-            if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-                yield from _of_lines(inner.value.splitlines())
+            values = [node.value]
+        for value in values:
+            for part in ast.walk(value):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield from _of_lines(part.value.splitlines())
 
 
-OWN_FILE = ".moothall.toml"
-PROTECTED = (*TEST_PATTERNS, *CONFIGURATION, OWN_FILE)
+CONFIG_FILE = ".moothall.toml"
+PROTECTED = (*TEST_PATTERNS, *CONFIGURATION, CONFIG_FILE)
 TEXT_BYTES = 1_000_000
 _CHECK_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
@@ -195,7 +197,7 @@ def _no_null(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _folder(folder: str) -> str:
-    if reason := why_path(folder):
+    if reason := invalid_path_reason(folder):
         raise ValueError(f"a check's folder lies in the repository: {reason}")
     return folder
 
@@ -239,7 +241,7 @@ class Hidden(BaseModel):
 
 
 class Commands(BaseModel):
-    """What a person says about a repository; None is left to detection."""
+    """The settings of a repository that a person made; None is left to detection."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -268,8 +270,8 @@ class Commands(BaseModel):
     hidden: Hidden = Hidden()
 
     def over(self, other: Commands) -> Commands:
-        """Return these where they say something, else the other's; patterns and failures of
-        both.
+        """Return these commands with defaults from `other`; patterns, failures and advisory checks
+        are combined.
         """
         return Commands(
             setup=other.setup if self.setup is None else self.setup,
@@ -289,24 +291,33 @@ async def read_profile(
     sha: str,
     registered: Commands | None = None,
     *,
-    most: int = MOST_PROJECTS,
-    own: str | None = None,
+    max_projects: int = MAX_PROJECTS,
+    uncommitted_config: str | None = None,
 ) -> Profile:
-    """Return the profile of a commit; what was `registered` goes before the repository's own file.
+    """Return the profile of a commit. `registered` settings override the repository's own file.
 
-    `own` stands in for the text of that file. Projects in folders beyond `most` have no check.
+    uncommitted_config: a text that replaces that of the committed file.
+    max_projects: projects in more folders have no check.
     """
     objects = {
         entry.path: entry.oid
         for entry in await clone.entries(sha)
         if entry.target is None and not entry.oddity
     }
-    wanted = dict.fromkeys((*wanted_files(objects, most), *lists_of_packages(objects)))
-    paths = [*wanted, *([OWN_FILE] if OWN_FILE in objects and own is None else [])]
+    manifests = dict.fromkeys(
+        (*find_manifests(objects, max_projects), *find_package_lists(objects))
+    )
+    paths = [
+        *manifests,
+        *([CONFIG_FILE] if CONFIG_FILE in objects and uncommitted_config is None else []),
+    ]
     blobs = await clone.read_all(sha, paths, TEXT_BYTES)
     texts = {path: blob.decode(errors="replace") for path, blob in zip(paths, blobs, strict=True)}
     return make_profile(
-        objects, texts if own is None else {**texts, OWN_FILE: own}, registered, most
+        objects,
+        texts if uncommitted_config is None else {**texts, CONFIG_FILE: uncommitted_config},
+        registered,
+        max_projects,
     )
 
 
@@ -314,66 +325,66 @@ def make_profile(
     objects: Mapping[str, str],
     texts: Mapping[str, str],
     registered: Commands | None = None,
-    most: int = MOST_PROJECTS,
+    max_projects: int = MAX_PROJECTS,
 ) -> Profile:
-    """Return the profile of a tree of path → object id; `texts` are the files that say something,
-    `most` the projects. Pure.
+    """Return the profile of a tree of path → object id, from the texts of its manifests and lists.
+    Pure.
     """
-    own = parse_own(texts[OWN_FILE]) if OWN_FILE in texts else Commands()
-    said = registered.over(own) if registered else own
+    file_commands = parse_config_file(texts[CONFIG_FILE]) if CONFIG_FILE in texts else Commands()
+    commands = registered.over(file_commands) if registered else file_commands
     try:
-        found = detect(objects, texts, most)
+        detected = detect(objects, texts, max_projects)
     except RepositoryError:
-        if said.setup is None or said.checks is None:
+        if commands.setup is None or commands.checks is None:
             raise
-        found = Detected()  # a person said all that is to be known
-    detected = said.checks is None
-    setup = setup_of(found.steps) if said.setup is None else said.setup
-    checks = dict(found.checks if said.checks is None else said.checks)
-    folders = {**(found.folders if detected else {}), **said.folders}
+        detected = Detected()  # a person configured everything
+    checks_detected = commands.checks is None
+    setup = setup_commands(detected.steps) if commands.setup is None else commands.setup
+    checks = dict(detected.checks if commands.checks is None else commands.checks)
+    folders = {**(detected.folders if checks_detected else {}), **commands.folders}
     reads = sorted(
         {
             path
-            for path in (found.reads if said.setup is None else setup_reads(objects))
+            for path in (detected.reads if commands.setup is None else likely_setup_files(objects))
             if path in objects
         }
     )
     return Profile(
         setup=setup,
         checks=checks,
-        protected=(*PROTECTED, *found.protected, *said.protected),
-        known_failures=said.known_failures,
-        reports=dict(said.reports or {}),
+        protected=(*PROTECTED, *detected.protected, *commands.protected),
+        known_failures=commands.known_failures,
+        reports=dict(commands.reports or {}),
         lock_digest=_lock_digest(setup, {path: objects[path] for path in reads}),
         advisory=tuple(
             name
             for name in checks
-            if name in said.advisory or (detected and name in found.advisory)
+            if name in commands.advisory or (checks_detected and name in detected.advisory)
         ),
         folders={name: folder for name, folder in folders.items() if name in checks},
-        steps=found.steps if said.setup is None else (),
-        needs=found.needs,
-        depends=found.depends if detected else {},
-        notes=found.notes if detected else (),
-        history=found.history or said.setup is not None,
+        steps=detected.steps if commands.setup is None else (),
+        needs=detected.needs,
+        depends=detected.depends if checks_detected else {},
+        notes=detected.notes if checks_detected else (),
+        history=detected.history or commands.setup is not None,
         declared=declared_packages(texts, setup),
-        builds=_builds(found, said),
-        hidden=said.hidden.tests,
+        builds=_builds(detected, commands),
+        hidden=commands.hidden.tests,
     )
 
 
-def _builds(found: Detected, said: Commands) -> tuple[BuildStep, ...]:
-    """Return the steps that build before a check: those of the person, or the detected ones if the
-    set-up is detected too.
+def _builds(detected: Detected, commands: Commands) -> tuple[BuildStep, ...]:
+    """Return the build steps before a check: the configured ones, or the detected ones if the setup
+    is detected too.
     """
-    if said.build is not None:
-        return tuple(BuildStep(argv) for argv in said.build)
-    return found.builds if said.setup is None else ()
+    if commands.build is not None:
+        return tuple(BuildStep(argv) for argv in commands.build)
+    return detected.builds if commands.setup is None else ()
 
 
 def read_text(path: Path, limit: int = TEXT_BYTES) -> str | None:
-    """Return what a regular file says, at most `limit` bytes of it; None where none is there. A
-    link is not followed.
+    """Return the text of a regular file, at most `limit` bytes of it, None if there is none. Links
+    are not followed.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -389,9 +400,9 @@ def read_text(path: Path, limit: int = TEXT_BYTES) -> str | None:
         os.close(descriptor)
 
 
-def parse_own(text: str, name: str = OWN_FILE) -> Commands:
-    """Return what a `.moothall.toml`, or another file like it, says; raises `RepositoryError` with
-    the line that is wrong.
+def parse_config_file(text: str, name: str = CONFIG_FILE) -> Commands:
+    """Parse a `.moothall.toml` or another file of that format. Raises `RepositoryError` that names
+    the wrong line.
     """
     try:
         return Commands.model_validate(tomllib.loads(text))
@@ -400,19 +411,19 @@ def parse_own(text: str, name: str = OWN_FILE) -> Commands:
     except ValidationError as error:
         first = wrong_fields(error)[0]
         keys = [str(part) for part in first.place if part != "[key]"]
-        known = (
+        hint = (
             ""
             if first.fault != "extra_forbidden"
             else f"; the keys are {', '.join(Commands.model_fields)}"
         )
         raise RepositoryError(
             f"{name}, line {_line_of(text, keys)}: {'.'.join(keys) or 'file'}: "
-            f"{first.sentence}{known}"
+            f"{first.sentence}{hint}"
         ) from error
 
 
 def _line_of(text: str, keys: list[str]) -> int:
-    """Find the line of the innermost key that the text spells (indices of lists are none)."""
+    """Return the line of the innermost key that is in the text (list indices are not)."""
     lines = text.splitlines()
     for key in reversed(keys):
         for number, line in enumerate(lines, 1):

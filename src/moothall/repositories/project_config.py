@@ -1,4 +1,4 @@
-"""Writing a `.moothall.toml` that says what a profile says. Pure, but for the one file."""
+"""Writing a `.moothall.toml` from a profile. Pure, except for writing the file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from moothall.domain.repository import Profile
 from moothall.errors import AlreadyExists, RepositoryError
-from moothall.repositories.detect import setup_of
-from moothall.repositories.profile import OWN_FILE, PROTECTED, Commands
+from moothall.repositories.detect import setup_commands
+from moothall.repositories.profile import CONFIG_FILE, PROTECTED, Commands
 
 _HEAD = (
     "# How Moothall sets this repository up and checks it. Councils read it from the commit that "
@@ -23,10 +23,10 @@ _HEAD = (
 
 
 def commands_of(profile: Profile) -> Commands:
-    """Return what a file must say so that the same profile comes of it."""
-    said = {
+    """Return the settings that give the same profile."""
+    settings = {
         "setup": profile.setup,
-        "build": setup_of(profile.builds),
+        "build": setup_commands(profile.builds),
         "checks": dict(profile.checks),
         "protected": tuple(pattern for pattern in profile.protected if pattern not in PROTECTED),
         "known_failures": profile.known_failures,
@@ -35,24 +35,26 @@ def commands_of(profile: Profile) -> Commands:
         "hidden": {"tests": profile.hidden},
     }
     return Commands.model_validate(
-        {name: value for name, value in said.items() if name in Commands.model_fields}
+        {name: value for name, value in settings.items() if name in Commands.model_fields}
     )
 
 
 def to_toml(commands: Commands) -> str:
-    """Return the text of a file that says this; commands as a line where it splits into the same
-    words.
+    """Return the text of a configuration file. A command is written as one line if that splits into
+    the same words.
     """
-    said = {
+    settings = {
         name: value
         for name, value in commands.model_dump(mode="json").items()
         if value or name in {"setup", "checks"}
     }
-    tables = {name: _filled(value) for name, value in said.items() if isinstance(value, Mapping)}
+    tables = {
+        name: _filled(value) for name, value in settings.items() if isinstance(value, Mapping)
+    }
     tables = {name: table for name, table in tables.items() if table or name == "checks"}
     lines = [
         f"{name} = {_value(value)}"
-        for name, value in said.items()
+        for name, value in settings.items()
         if not isinstance(value, Mapping) and value is not None
     ]
     for name, table in tables.items():
@@ -64,11 +66,11 @@ def to_toml(commands: Commands) -> str:
     return _HEAD + "\n" + "\n".join(lines) + "\n"
 
 
-def write_own(top: Path, text: str, *, replace: bool) -> Path:
+def write_config_file(top: Path, text: str, *, replace: bool) -> Path:
     """Write the file at the top of a work tree and return its path. Raises `AlreadyExists`,
     `RepositoryError`.
     """
-    path = top / OWN_FILE
+    path = top / CONFIG_FILE
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if replace else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
@@ -103,7 +105,7 @@ def _items(values: Sequence[object]) -> Iterator[str]:
 
 
 def _command(value: object) -> str:
-    """A command as the line that splits into its words, where it is one."""
+    """Return a command as one line that splits into its words, else as a list."""
     if isinstance(value, list) and "\n" not in (line := shlex.join(map(str, value))):
         return _string(line)
     return _value(value)

@@ -1,5 +1,5 @@
-"""What is known of each repository: one JSON file each, written atomically. Secrets are named,
-never held.
+"""The records of repositories: one JSON file each, written atomically. Secrets are named, never
+stored.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ def _credential(value: str) -> str:
 
 
 class Registered(BaseModel):
-    """A repository of a tenant. `origin` is the absolute path of a local one, or a URL.
+    """A repository of a tenant.
 
-    `push` says what may be delivered: a branch in a local repository, a push to a URL, or nothing.
-    `on_approval` says what becomes of an approved story's branch: it is left, handed over though
-    `push` says nothing, or merged into the branch `base`.
-    Not `listed`: it was only used once; commits pinned then can still be used. Where `of` names
-    another record, this is that one with the commands of a file that a caller named: found by its
-    id alone.
+    origin: the absolute path of a local repository, or a URL.
+    push: the delivery that is allowed: a branch in a local repository, a push to a URL, or none.
+    on_approval: what happens to the branch of an approved story: it is left, pushed regardless of
+    `push`, or merged into the branch `base`.
+    listed: false for a repository that was used without registration. Commits that were pinned
+    then can still be used.
+    of: the record of which this one is a variant with commands from a caller's file. A variant is
+    found by its id only.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,53 +58,53 @@ class Registered(BaseModel):
 
     @property
     def clone(self) -> str:
-        """The id under which its clone lies."""
+        """The id under which its clone is stored."""
         return self.of or self.id
 
     @property
     def local(self) -> bool:
-        """Whether it lies on this machine."""
+        """Whether it is on this machine."""
         return self.origin.startswith("/")
 
 
 def repository_id(origin: str, tenant: str) -> str:
-    """Return the id of a tenant's repository that nobody named: readable, and the same each
-    time.
+    """Return the id of a tenant's repository that was registered without one: readable, and always
+    the same.
     """
     name = re.split(r"[/:]", origin.rstrip("/").removesuffix(".git"))[-1]
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "repository"
     return f"{slug}-{digest(tenant, origin)[:12]}"
 
 
-def make_registered(origin: str, *, tenant: str = "local", **said: Any) -> Registered:
-    """Return a checked record. What is not `said`, empty or None has its default: an id made of the
-    origin, and a push policy by which a local repository gets branches and a URL nothing.
+def make_registered(origin: str, *, tenant: str = "local", **fields: Any) -> Registered:
+    """Return a checked record. Fields that are missing, empty or None get defaults: an id derived
+    from the origin, and a push policy of branches for local repositories and none for URLs.
     """
-    usual = {
+    defaults = {
         "id": repository_id(origin, tenant),
         "push": "local-branch" if origin.startswith("/") else "none",
     }
-    said = {name: value for name, value in said.items() if value is not None and value != ""}
+    fields = {name: value for name, value in fields.items() if value is not None and value != ""}
     try:
-        return Registered(**{**usual, **said, "origin": origin, "tenant": tenant})
+        return Registered(**{**defaults, **fields, "origin": origin, "tenant": tenant})
     except ValidationError as error:
         raise InvalidRequest(f"the repository's {wrong(error)}") from error
 
 
 class Registry:
-    """The records below `folder`. Files are small: methods block for less than a disk write."""
+    """The records in `folder`. The methods block, but files are small."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def add(self, entry: Registered) -> None:
-        """Store, replacing an older record of the same repository. Raises `AlreadyExists` for a
-        taken id.
+        """Store a record, replacing an older one of the same repository. Raises `AlreadyExists` for
+        a taken id.
         """
         path = self._path(entry.id)
         if path.exists():
-            known = self._read(path)
-            if (known.origin, known.tenant) != (entry.origin, entry.tenant):
+            existing = self._read(path)
+            if (existing.origin, existing.tenant) != (entry.origin, entry.tenant):
                 raise AlreadyExists(
                     f"the id {entry.id!r} is taken by another repository; choose another one"
                 )
@@ -114,30 +116,31 @@ class Registry:
         Path(file.name).replace(path)
 
     def get(self, repository: str, tenant: str) -> Registered:
-        """Return a tenant's record; another tenant's is `NotFound` too."""
+        """Return a tenant's record. Raises `NotFound`, also for a record of another tenant."""
         entry = self.find(repository)
         if entry.tenant != tenant:
             raise NotFound(f"no repository {repository[:80]!r}")
         return entry
 
     def find(self, repository: str) -> Registered:
-        """Return the record of an id that the trusted side itself gave out. Raises `NotFound`."""
+        """Return the record of an id that the server itself gave out. Raises `NotFound`."""
         path = self._path(repository)
         if not path.exists():
             raise NotFound(f"no repository {repository[:80]!r}")
         return self._read(path)
 
     def of_origin(self, origin: str, tenant: str) -> Registered | None:
-        """Return the tenant's record of a path or URL, a listed one first."""
-        found = [
+        """Return the tenant's record of a path or URL, preferably a listed one."""
+        matches = [
             entry
             for entry in self.all()
             if (entry.origin, entry.tenant, entry.of) == (origin, tenant, "")
         ]
-        return next((entry for entry in found if entry.listed), found[0] if found else None)
+        listed = (entry for entry in matches if entry.listed)
+        return next(listed, matches[0] if matches else None)
 
     def list(self, tenant: str) -> tuple[Registered, ...]:
-        """Return what the tenant registered, by id."""
+        """Return the repositories that the tenant registered, by id."""
         return tuple(
             entry
             for entry in self.all()
@@ -145,7 +148,7 @@ class Registry:
         )
 
     def remove(self, repository: str) -> None:
-        """Forget a record. Raises `NotFound`."""
+        """Delete a record. Raises `NotFound`."""
         self.find(repository)
         self._path(repository).unlink(missing_ok=True)
 

@@ -1,5 +1,5 @@
-"""Small repositories of our own: one to try Moothall on, whose test fails until somebody adds
-hello_world(), and one with nothing in it.
+"""Small repositories of our own: a sample whose test fails until hello_world() is added, and an
+empty one.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ pythonpath = ["."]
 
 
 async def make_sample_repository(path: Path) -> str:
-    """Make it at `path` and return its only commit."""
+    """Create the sample at `path` and return its only commit."""
     return await asyncio.to_thread(_make, path, _FILES, "A sample to work on")
 
 
 async def make_blank_repository(path: Path) -> str:
-    """Make one at `path` with one empty commit and return that."""
+    """Create an empty repository at `path` and return its only commit."""
     return await asyncio.to_thread(_make, path, {}, "Nothing yet")
 
 

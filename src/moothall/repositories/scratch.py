@@ -1,5 +1,5 @@
-"""Temporary folders that do not outlive a killed process for long: each is locked by its owner, and
-what nobody holds is swept.
+"""Temporary folders that are cleaned up even after a killed process: each is locked by its owner,
+and folders without an owner are removed.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ _PREFIX = "moothall-scratch-"
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder for as long as the context lasts. A process's first one sweeps away what killed
-    processes left.
+    """Yield a folder that exists as long as the context. The first call in a process removes the
+    folders that killed processes left.
     """
     _sweep_once()
-    folder, held = _make()
+    folder, lock = _create()
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
+        os.close(lock)
 
 
 def sweep() -> int:
-    """Remove the folders whose owner is gone; return how many there were."""
-    swept = 0
+    """Remove the folders whose owner is gone, and return their number."""
+    count = 0
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        held = _hold(folder)
-        if held is not None:
+        lock = _lock(folder)
+        if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
-            os.close(held)
-            swept += 1
-    return swept
+            os.close(lock)
+            count += 1
+    return count
 
 
 @functools.cache
@@ -48,19 +48,19 @@ def _sweep_once() -> None:
     sweep()
 
 
-def _make() -> tuple[Path, int]:
+def _create() -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        held = _hold(folder)
-        if held is not None:
+        lock = _lock(folder)
+        if lock is not None:
             if folder.exists():
-                return folder, held
-            os.close(held)  # somebody swept it in the moment in which it was nobody's
+                return folder, lock
+            os.close(lock)  # another process removed the folder before it was locked
 
 
-def _hold(folder: Path) -> int | None:
-    """Return a descriptor that holds the folder's lock; None where another has it, or it is gone or
-    another user's.
+def _lock(folder: Path) -> int | None:
+    """Return a descriptor that locks the folder. Return None if another process holds the lock, or
+    if the folder is gone or belongs to another user.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

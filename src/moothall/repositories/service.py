@@ -17,12 +17,12 @@ from moothall.domain.repository import Base, MergeResult, Patch, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, PatchRefused, Refused, RepositoryError
 from moothall.repositories import delivery, patch_rules, sources
-from moothall.repositories import merge as landing
-from moothall.repositories.blame import LineOrigin, origin_of
+from moothall.repositories import merge as merging
+from moothall.repositories.blame import LineOrigin, find_line_origin
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.gitremote import Cloned, clone_public, fetch_commit
-from moothall.repositories.profile import OWN_FILE, TEXT_BYTES, Commands, read_profile, read_text
+from moothall.repositories.profile import CONFIG_FILE, TEXT_BYTES, Commands, read_profile, read_text
 from moothall.repositories.registry import (
     Approval,
     PushPolicy,
@@ -33,26 +33,28 @@ from moothall.repositories.registry import (
 from moothall.repositories.submodules import Submodules
 from moothall.repositories.transport import (
     Pin,
+    anonymous_transport,
     hide_reason,
     refuse_any,
     registered_transport,
-    stranger_transport,
 )
 from moothall.sandbox_runtime.text_encodings import find_encoding
 
 Prepare = Callable[[Base, Callable[[str], None] | None], Awaitable[Prepared]]
-"""Makes a base ready to work on."""
+"""Prepares a base: checks it out, sets it up and runs its checks once."""
 _SHA = re.compile(r"[0-9a-f]{40}")
-_TRIES = 3  # of moving a branch that others move too
+_MOVE_ATTEMPTS = 3
+"""How often a branch is moved to a merge if others move it at the same time."""
 
 
 class RepositoryService:
-    """Clones in `data_dir`/repos, records in `data_dir`/repositories.
+    """Access to repositories: fetches them, prepares bases, and delivers commits.
 
-    `roots` are the folders whose repositories may be named by path without being registered.
-    `secrets` are
-    the environment variables that a record's credential may name. `pin` judges the URLs that nobody
-    registered.
+    Clones are in `data_dir`/repos, records in `data_dir`/repositories.
+
+    roots: folders whose repositories can be named by path without being registered.
+    secrets: environment variables that the credential of a record may name.
+    pin: checks the URLs of repositories that are not registered.
     """
 
     def __init__(
@@ -74,8 +76,8 @@ class RepositoryService:
         self._pin = pin
         self._git = GitRunner(self._clones, settings.git_seconds)
         self.fetch_missing: Callable[[str, str, str], Awaitable[None]] | None = None
-        """Brings a patch (repository, base, commit) that a host on another disk made; None where
-        there is no such host.
+        """Fetches a patch (repository, base, commit) from a host with another disk; None if there
+        is no such host.
         """
 
     def clone(self, repository: str) -> TrustedClone:
@@ -90,31 +92,32 @@ class RepositoryService:
         origin: str,
         *,
         tenant: str = "local",
-        id: str = "",  # noqa: A002 - the record's own word
+        id: str = "",  # noqa: A002 - the field's name in the record
         credential: str = "",
         push: PushPolicy | None = None,
         on_approval: Approval | None = None,
         base: str = "",
         commands: Commands | None = None,
     ) -> Registered:
-        """Record a path or URL for the operator, who may name any; what is not given stays as it
-        was. Approved stories are merged into `base`, by default the branch that is checked out in a
-        local repository now.
+        """Register a path or URL for the operator, who may name any. Arguments that are not given
+        keep their recorded values.
 
+        base: the branch that approved stories are merged into; by default the branch that is
+        checked out in a local repository now.
         Raises `RepositoryError`, `InvalidRequest`, `Refused`, `AlreadyExists`.
         """
         if sources.is_url(origin):
-            place = sources.check_url(origin, self._settings.allowed_schemes)
+            location = sources.check_url(origin, self._settings.allowed_schemes)
         else:
             path = await asyncio.to_thread(
                 sources.check_path, origin, self._settings.allowed_schemes, None
             )
-            place = str((await sources.find_local(self._git, path)).top)
-        known = await asyncio.to_thread(self.registry.of_origin, place, tenant)
-        if known and id not in {"", known.id}:
-            known = None
-        before = dict(known) if known else {}
-        given = {
+            location = str((await sources.find_local(self._git, path)).top)
+        registered = await asyncio.to_thread(self.registry.of_origin, location, tenant)
+        if registered and id not in {"", registered.id}:
+            registered = None
+        registered_fields = dict(registered) if registered else {}
+        arguments = {
             "id": id,
             "on_approval": on_approval,
             "base": base,
@@ -122,12 +125,12 @@ class RepositoryService:
             "push": push,
             "commands": commands,
         }
-        said: dict[str, Any] = {
-            name: value or before.get(name, "") for name, value in given.items()
+        fields: dict[str, Any] = {
+            name: value or registered_fields.get(name, "") for name, value in arguments.items()
         }
-        if said["on_approval"] == "merge":
-            said["base"] = await self._base(place, said["base"])
-        entry = make_registered(place, tenant=tenant, **said)
+        if fields["on_approval"] == "merge":
+            fields["base"] = await self._base(location, fields["base"])
+        entry = make_registered(location, tenant=tenant, **fields)
         if entry.push == "local-branch" and not entry.local:
             raise InvalidRequest(
                 "a URL's push policy is 'push' or 'none'; only a local repository gets a branch"
@@ -135,80 +138,86 @@ class RepositoryService:
         await asyncio.to_thread(self.registry.add, entry)
         return entry
 
-    async def _base(self, place: str, named: str) -> str:
+    async def _base(self, location: str, branch: str) -> str:
         """Return the branch into which approved stories are merged. Raises `InvalidRequest`,
         `RepositoryError`.
         """
-        if named:
-            return sources.check_ref(named)
-        if sources.is_url(place):
+        if branch:
+            return sources.check_ref(branch)
+        if sources.is_url(location):
             raise InvalidRequest(
                 "into which branch are approved stories merged? say it with --base, such as --base "
                 "main"
             )
-        local = await sources.find_local(self._git, Path(place))
-        at = await self._git.call(
+        local = await sources.find_local(self._git, Path(location))
+        head = await self._git.call(
             f"--git-dir={local.git_dir}", "symbolic-ref", "--short", "HEAD", cwd=local.git_dir
         )
-        if at.status:
+        if head.status:
             raise InvalidRequest(
-                f"no branch is checked out in {place!r}; name the one that approved stories are "
+                f"no branch is checked out in {location!r}; name the one that approved stories are "
                 "merged into with --base"
             )
-        return at.out.decode().strip()
+        return head.out.decode().strip()
 
     async def with_profile(self, entry: Registered, commands: Commands) -> Registered:
-        """Record `entry` once more, with other commands, for those who ask for just these; the same
-        for the same commands.
+        """Register a variant of `entry` with other commands. The id is derived from the commands,
+        so the same commands give the same variant.
         """
-        own = f"{entry.id[:80]}-{digest(commands.model_dump_json())[:12]}"
-        variant = entry.model_copy(update={"id": own, "of": entry.clone, "commands": commands})
+        variant_id = f"{entry.id[:80]}-{digest(commands.model_dump_json())[:12]}"
+        variant = entry.model_copy(
+            update={"id": variant_id, "of": entry.clone, "commands": commands}
+        )
         await asyncio.to_thread(self.registry.add, variant)
         return variant
 
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
-        """Fetch and pin a commit. Raises `RepositoryError`, `NotFound`, `Refused`,
-        `InvalidRequest`.
+        """Fetch and pin a commit.
 
-        A full commit id that this tenant pinned before is answered from the clone, wherever the
-        source is now.
+        A full commit id that was pinned before is read from the clone, even if the origin is gone.
+        Raises `RepositoryError`, `NotFound`, `Refused`, `InvalidRequest`.
         """
         entry = await self._entry(ref, tenant)
         clone = self._clone(entry)
         pinned = _SHA.fullmatch(ref.ref) is not None and await clone.has(ref.ref)
         sha = ref.ref if pinned else await self._fetch(clone, entry, ref.ref)
-        own, notes = await self._own_file(clone, entry, sha)
+        uncommitted_config, notes = await self._read_uncommitted_config(clone, entry, sha)
         if not pinned:
-            notes += await self._submodules(clone, entry, sha)
+            notes += await self._fetch_submodules(clone, entry, sha)
         profile = await read_profile(
-            clone, sha, entry.commands, most=self._settings.max_projects, own=own
+            clone,
+            sha,
+            entry.commands,
+            max_projects=self._settings.max_projects,
+            uncommitted_config=uncommitted_config,
         )
         return Base(
             entry.id, sha, replace(profile, notes=(*profile.notes, *notes)), origin=entry.origin
         )
 
-    async def _own_file(
+    async def _read_uncommitted_config(
         self, clone: TrustedClone, entry: Registered, sha: str
     ) -> tuple[str | None, tuple[str, ...]]:
-        """Return what the work tree of a local repository says of set-up and checks, where the
-        commit says otherwise, and a note.
+        """Return the configuration file in the work tree of a local repository, and a note on it.
+
+        Return (None, ()) if it equals the committed file, or if the work tree may not be read.
         """
         if not entry.local or not (
             entry.listed or any(Path(entry.origin).is_relative_to(root) for root in self._roots)
         ):
             return None, ()
-        text = await asyncio.to_thread(read_text, Path(entry.origin, OWN_FILE))
+        text = await asyncio.to_thread(read_text, Path(entry.origin, CONFIG_FILE))
         committed = (
-            (await clone.read(sha, OWN_FILE, TEXT_BYTES)).decode(errors="replace")
-            if OWN_FILE in await clone.files(sha)
+            (await clone.read(sha, CONFIG_FILE, TEXT_BYTES)).decode(errors="replace")
+            if CONFIG_FILE in await clone.files(sha)
             else None
         )
         if text is None or text == committed:
             return None, ()
         differs = "is not committed" if committed is None else "differs from the commit's"
-        return text, (f"{OWN_FILE} in the work tree {differs}; it is used as it lies there",)
+        return text, (f"{CONFIG_FILE} in the work tree {differs}; it is used as it lies there",)
 
-    async def _submodules(
+    async def _fetch_submodules(
         self, clone: TrustedClone, entry: Registered, sha: str
     ) -> tuple[str, ...]:
         if not await clone.submodules(sha):
@@ -225,17 +234,18 @@ class RepositoryService:
     async def prepare(
         self, base: Base, on_progress: Callable[[str], None] | None = None
     ) -> Prepared:
-        """Set up, check out, run the checks once. Tests that the profile hides are not in it, and
-        are returned beside it.
+        """Check out a base, set it up, and run its checks once.
+
+        Tests that its profile hides are not checked out; they are returned in `hidden`.
         """
-        base, hidden = await self._hide(base)
+        base, hidden = await self._hide_tests(base)
         return replace(await self._prepare(base, on_progress), hidden=hidden)
 
-    async def _hide(self, base: Base) -> tuple[Base, Mapping[str, str]]:
+    async def _hide_tests(self, base: Base) -> tuple[Base, Mapping[str, str]]:
         """Return a base without the tests that its profile hides, and their texts by path.
 
-        It is a commit of its own without a history, which would hold them. Raises
-        `RepositoryError`.
+        The new base is a commit without parents, because its history would contain the tests.
+        Raises `RepositoryError`.
         """
         if not base.profile.hidden:
             return base, {}
@@ -257,21 +267,22 @@ class RepositoryService:
 
     async def read(self, base: Base, path: str, limit: int = 65536) -> str:
         """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""
-        raw = await self.clone(base.repository).read(
-            base.sha, path, 4 * limit
-        )  # a character has at most 4 bytes
+        # A character has at most 4 bytes.
+        raw = await self.clone(base.repository).read(base.sha, path, 4 * limit)
         return _text_of(raw, whole=len(raw) < 4 * limit)[:limit]
 
     async def paths(self, repository: str, ref: str, *, tenant: str) -> tuple[str, tuple[str, ...]]:
-        """Return a commit of a registered repository, by default the newest, and its files. Raises
-        `NotFound`, `RepositoryError`, `InvalidRequest`.
+        """Return the sha of a commit of a registered repository and the paths of its files.
+
+        `ref` is a branch, tag or commit id; empty means the newest commit of the default branch.
+        Raises `NotFound`, `RepositoryError`, `InvalidRequest`.
         """
         clone, sha = await self._pin_ref(repository, ref, tenant)
         return sha, await clone.files(sha)
 
     async def text(self, repository: str, sha: str, path: str, *, tenant: str) -> str:
-        """Return a text file of a commit that `paths` told. Raises `NotFound`, and `InvalidRequest`
-        for what is no text or is too large.
+        """Return a text file of a commit that `paths` returned. Raises `NotFound`, and
+        `InvalidRequest` for binary and large files.
         """
         clone, sha = await self._pin_ref(repository, sha, tenant)
         raw = await clone.read(sha, path, TEXT_BYTES + 1)
@@ -282,11 +293,11 @@ class RepositoryService:
     async def origin(
         self, repository: str, ref: str, path: str, line: int, *, tenant: str
     ) -> LineOrigin:
-        """Return which commit a line of a registered repository comes from. Raises `NotFound`,
+        """Return the commit that a line of a registered repository comes from. Raises `NotFound`,
         `InvalidRequest`, `RepositoryError`.
         """
         clone, sha = await self._pin_ref(repository, ref, tenant)
-        return await origin_of(self._git, clone.path, sha, path, line)
+        return await find_line_origin(self._git, clone.path, sha, path, line)
 
     async def _pin_ref(self, repository: str, ref: str, tenant: str) -> tuple[TrustedClone, str]:
         entry = await asyncio.to_thread(self.registry.get, repository, tenant)
@@ -295,8 +306,8 @@ class RepositoryService:
         return clone, ref if pinned else await self._fetch(clone, entry, ref)
 
     async def diff(self, base: Base, commit_sha: str) -> str:
-        """Return what a commit has changed. Raises `PatchRefused` where the clone does not have
-        it.
+        """Return the diff of a commit against its base. Raises `PatchRefused` if neither the clone
+        nor another host has the commit.
         """
         clone = self.clone(base.repository)
         if self.fetch_missing is not None and not await clone.has(commit_sha):
@@ -304,35 +315,34 @@ class RepositoryService:
                 await self.fetch_missing(base.repository, base.sha, commit_sha)
         if not await clone.has(commit_sha):
             raise PatchRefused(f"the commit {commit_sha[:40]} is not in the clone any more.")
-        return await clone.diff(await clone.begin_of(commit_sha, base.sha), commit_sha)
+        return await clone.diff(await clone.find_base(commit_sha, base.sha), commit_sha)
 
     async def merge(self, base: Base, commits: Sequence[str]) -> Patch:
-        """Merge one commit after the other into the base. Raises `MergeConflict`, `PatchRefused`,
+        """Merge commits into the base, in order. Raises `MergeConflict`, `PatchRefused`,
         `RepositoryError`.
         """
         entry = await asyncio.to_thread(self.registry.find, base.repository)
         clone, merged = self._clone(entry), Patch(base.sha, base.sha, "")
         for sha in commits:
-            await self._bring(clone, entry, sha)
+            await self._ensure_commit(clone, entry, sha)
             merged = await clone.merge(base.sha, merged.commit_sha, sha, f"Merge {sha[:12]}")
         return merged
 
-    async def _bring(self, clone: TrustedClone, entry: Registered, sha: str) -> None:
+    async def _ensure_commit(self, clone: TrustedClone, entry: Registered, sha: str) -> None:
         if not await clone.has(sha):
             await self._fetch(clone, entry, sha)
 
     async def check_delivery(self, repository: str, base_sha: str, branch: str) -> None:
-        """Raise `RepositoryError` if the push policy wants a branch of that name and it cannot be
-        created. Change nothing.
+        """Raise `RepositoryError` if the branch of a delivery cannot be created. Change nothing.
 
-        An unreachable origin is no reason: it may be reachable at delivery.
+        An unreachable origin raises nothing, because it may be reachable at delivery.
         """
         entry = await asyncio.to_thread(self.registry.find, repository)
         if entry.push == "none" and entry.on_approval != "push":
             return
         if entry.local:
             local = await sources.find_local(self._git, Path(entry.origin))
-            why = await delivery.why_no_branch(self._git, local, base_sha, branch)
+            obstacle = await delivery.find_branch_obstacle(self._git, local, base_sha, branch)
         else:
             env = registered_transport(entry, self._settings.allowed_schemes, self._secrets)
             refs: Mapping[str, str] = {}
@@ -340,41 +350,43 @@ class RepositoryService:
                 refs = await sources.remote_refs(
                     self._git, self._clone(entry).path, entry.origin, env
                 )
-            why = delivery.branch_in_the_way(refs, branch)
-        if why:
+            obstacle = delivery.find_conflicting_branch(refs, branch)
+        if obstacle:
             raise RepositoryError(
                 f"the winner could not be delivered as the branch {branch!r} of {entry.origin!r}: "
-                f"{why}. Rename or delete what is in the way, or turn delivery off: moothall repo "
-                "add PATH_OR_URL --push none"
+                f"{obstacle}. Rename or delete what is in the way, or turn delivery off: moothall "
+                "repo add PATH_OR_URL --push none"
             )
 
     async def deliver(
         self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()
     ) -> str:
-        """Commit `diff` on the base and on the commits whose work it is, where it brings some
-        together, make the branch where the push policy allows, return the commit's sha.
+        """Commit `diff` on the base, create the branch if the push policy allows it, and return the
+        sha of the commit.
 
-        Same input, same sha. Raises `PatchRefused` (also for an empty diff), `AlreadyExists` where
-        the branch
-        is another commit, `RepositoryError`.
+        `merged` are further parents: the commits whose work the diff combines. The same input gives
+        the same sha. Raises `PatchRefused` (also for an empty diff), `AlreadyExists` if the branch
+        is at another commit, and `RepositoryError`.
         """
         delivery.check_branch(branch)
         entry = await asyncio.to_thread(self.registry.find, base.repository)
         clone = self.clone(entry.id)
         for sha in merged:
-            await self._bring(clone, entry, sha)
+            await self._ensure_commit(clone, entry, sha)
         patch = await clone.apply(base.sha, diff, message, merged)
         if not patch.diff:
             raise PatchRefused("the patch is empty; there is nothing to deliver.")
-        await self._hand_over(entry, base.sha, patch.commit_sha, branch)
+        await self._create_branch(entry, base_sha=base.sha, sha=patch.commit_sha, branch=branch)
         return patch.commit_sha
 
-    async def _hand_over(self, entry: Registered, base_sha: str, sha: str, branch: str) -> None:
-        """Make the branch at the origin where the push policy is one that lets it."""
+    async def _create_branch(
+        self, entry: Registered, *, base_sha: str, sha: str, branch: str
+    ) -> None:
+        """Create the branch at the origin if the push policy allows it."""
         clone = self.clone(entry.id)
         if entry.local and entry.push != "none":
             local = await sources.find_local(self._git, Path(entry.origin))
-            await delivery.branch_locally(
+            await delivery.create_local_branch(
                 self._git, clone.path, local, base_sha=base_sha, sha=sha, branch=branch
             )
         elif entry.push == "push":
@@ -386,8 +398,8 @@ class RepositoryService:
     async def land(
         self, ref: RepositoryRef, sha: str, branch: str, message: str, tenant: str
     ) -> MergeResult:
-        """Do with an approved commit, which lies on `branch`, what the repository's policy says.
-        Done again, it changes nothing.
+        """Apply the approval policy of a repository to an approved commit on `branch`. Repeating it
+        changes nothing.
 
         Raises `NotFound`, `AlreadyExists`, `RepositoryError`, `MergeConflict`.
         """
@@ -395,91 +407,96 @@ class RepositoryService:
         clone = self._clone(entry)
         if entry.on_approval == "leave":
             return MergeResult("left", branch, sha)
-        await self._bring(clone, entry, sha)
+        await self._ensure_commit(clone, entry, sha)
         if entry.on_approval == "push":
-            begin = (await clone.ask("rev-parse", f"{sha}^1")).out.decode().strip()
-            allowed = entry.model_copy(update={"push": "local-branch" if entry.local else "push"})
-            await self._hand_over(allowed, begin, sha, delivery.check_branch(branch))
+            parent = (await clone.call("rev-parse", f"{sha}^1")).out.decode().strip()
+            pushing_entry = entry.model_copy(
+                update={"push": "local-branch" if entry.local else "push"}
+            )
+            await self._create_branch(
+                pushing_entry, base_sha=parent, sha=sha, branch=delivery.check_branch(branch)
+            )
             return MergeResult("pushed", branch, sha)
-        why = ""
-        for _ in range(_TRIES):
+        reason = ""
+        for _ in range(_MOVE_ATTEMPTS):
             tip = await self._fetch(clone, entry, f"refs/heads/{entry.base}")
-            merged = await landing.merge_onto(clone, entry.base, tip, sha, message)
+            merged = await merging.merge_onto(clone, entry.base, tip, sha, message)
             if merged.status != "merged" or not merged.tip:
                 return merged
-            if not (why := await self._move(entry, clone, merged)):
+            reason = await self._move_branch(entry, clone, merged)
+            if not reason:
                 return merged
-            if (
-                await self._fetch(clone, entry, f"refs/heads/{entry.base}") == tip
-            ):  # nobody was faster
-                break
-        return MergeResult("left", branch, sha, why=why)
+            if await self._fetch(clone, entry, f"refs/heads/{entry.base}") == tip:
+                break  # nobody else moved the branch, so another attempt would fail too
+        return MergeResult("left", branch, sha, why=reason)
 
-    async def _move(self, entry: Registered, clone: TrustedClone, merged: MergeResult) -> str:
-        """Move a branch at the origin to a merge; return '', or why it stays."""
+    async def _move_branch(
+        self, entry: Registered, clone: TrustedClone, merged: MergeResult
+    ) -> str:
+        """Move a branch at the origin to a merge. Return '', or the reason why it was not moved."""
         if entry.local:
-            return await landing.move_local(
+            return await merging.move_local_branch(
                 self._git, clone, await sources.find_local(self._git, Path(entry.origin)), merged
             )
         env = registered_transport(entry, self._settings.allowed_schemes, self._secrets)
-        return await landing.push_merge(self._git, clone.path, entry.origin, merged, env)
+        return await merging.push_merge(self._git, clone.path, entry.origin, merged, env)
 
     def remote(self, repository: str) -> Remote:
-        """Return what a workspace on a repository reaches beyond itself."""
+        """Return the access of a workspace's git tools to the origin of a repository."""
         return Remote(self, repository)
 
     async def push(self, repository: str, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
-        """Make a new branch of a commit at the origin. See `Remote`."""
-        name = delivery.check_branch(
-            f"moothall/{branch}"
-        )  # as all that is ours: no branch of anybody else's is touched
+        """Create the branch `moothall/<branch>` at the origin. See `Remote.push`."""
+        # The prefix keeps it from touching branches of other people.
+        name = delivery.check_branch(f"moothall/{branch}")
         entry = await asyncio.to_thread(self.registry.find, repository)
         if entry.push == "none":
             raise Refused(
                 f"the push policy of {entry.id} is none; an operator changes it with `moothall "
                 "repo add --push`"
             )
-        await self._hand_over(entry, base_sha, sha, name)
+        await self._create_branch(entry, base_sha=base_sha, sha=sha, branch=name)
         return name, entry.origin
 
     async def offer(self, repository: str, sha: str, branch: str) -> None:
-        """Push a commit of ours to a URL whatever the push policy, as a new branch or onto one that
-        is at its parent. Done again, it changes nothing. Raises `AlreadyExists` where the branch is
-        another commit, `RepositoryError`.
+        """Push a commit to a URL regardless of the push policy: as a new branch, or onto a branch
+        that is at its parent. Repeating it changes nothing.
+
+        Raises `AlreadyExists` if the branch is at another commit, and `RepositoryError`.
         """
         entry = await asyncio.to_thread(self.registry.find, repository)
         clone = self._clone(entry)
         parent = (
-            (await clone.ask("rev-parse", "--verify", "--quiet", f"{sha}^1")).out.decode().strip()
+            (await clone.call("rev-parse", "--verify", "--quiet", f"{sha}^1")).out.decode().strip()
         )
         if not parent:
             raise RepositoryError(f"the commit {sha[:40]} is not in the clone any more.")
         env = registered_transport(entry, self._settings.allowed_schemes, self._secrets)
         await delivery.push(
-            self._git, clone.path, entry.origin, sha=sha, branch=branch, env=env, after=parent
+            self._git, clone.path, entry.origin, sha=sha, branch=branch, env=env, parent=parent
         )
 
     async def fetch(self, repository: str, ref: str = "") -> str:
-        """Bring what `ref` means at the origin here, by default the newest commit of its default
-        branch; return its sha. One that is here by its full id is not asked for. Raises
-        `RepositoryError`.
+        """Fetch a ref from the origin, by default its default branch, and return the sha.
+
+        A full commit id that the clone has is not fetched. Raises `RepositoryError`.
         """
         entry = await asyncio.to_thread(self.registry.find, repository)
         clone = self._clone(entry)
         return ref if await clone.has(ref) else await self._fetch(clone, entry, ref)
 
     async def clone_other(self, url: str, ref: str) -> Cloned:
-        """Bring the files of another repository. See `gitremote.clone_public`."""
+        """Fetch the files of another repository. See `gitremote.clone_public`."""
         return await clone_public(self._git, self._settings, url, ref, self._pin)
 
     async def drop_branch(
         self, repository: str, branch: str, sha: str, *, force: bool
     ) -> tuple[str, str]:
-        """Remove a branch of ours from a local repository. Returns the branch, '' where none was
-        removed, and what is left.
+        """Remove a branch of ours from a local repository. Return the branch ('' if none was
+        removed), and a description of what remains.
 
-        Raises `NotFound` for an unknown repository, `RepositoryError` where the branch is checked
-        out, or holds what no other ref does and not `force`.
+        Raises `NotFound` for an unknown repository, and `RepositoryError` if the branch is checked
+        out, or if no other ref contains its commits and `force` is false.
         """
         entry = await asyncio.to_thread(self.registry.find, repository)
         if not entry.local:
@@ -502,8 +519,8 @@ class RepositoryService:
             origin = sources.check_url(ref.url, self._settings.allowed_schemes)
         else:
             origin = await self._local_origin(ref.url, tenant)
-        known = await asyncio.to_thread(self.registry.of_origin, origin, tenant)
-        return known or make_registered(origin, tenant=tenant, listed=False)
+        registered = await asyncio.to_thread(self.registry.of_origin, origin, tenant)
+        return registered or make_registered(origin, tenant=tenant, listed=False)
 
     async def _local_origin(self, text: str, tenant: str) -> str:
         path = await asyncio.to_thread(
@@ -511,33 +528,33 @@ class RepositoryService:
         )
         if await asyncio.to_thread(self.registry.of_origin, str(path), tenant):
             return str(path)
-        sources.inside(path, self._roots)
+        sources.check_inside(path, self._roots)
         return str((await sources.find_local(self._git, path)).top)
 
     async def _fetch(self, clone: TrustedClone, entry: Registered, ref: str) -> str:
         if entry.local:
             roots = None if entry.listed else self._roots
-            sources.inside(Path(entry.origin), roots)
+            sources.check_inside(Path(entry.origin), roots)
             local = await sources.find_local(self._git, Path(entry.origin))
             for path in (local.top, local.shared, local.git_dir):
-                sources.inside(await asyncio.to_thread(path.resolve), roots)
+                sources.check_inside(await asyncio.to_thread(path.resolve), roots)
             sha = await sources.local_commit(self._git, local, ref)
             if not await clone.has(sha):
                 await clone.fetch(str(local.shared), sha, tags=True)
         else:
-            await clone.make()
+            await clone.create()
             if entry.listed:
                 env = registered_transport(entry, self._settings.allowed_schemes, self._secrets)
                 sha = await fetch_commit(self._git, clone, entry.origin, ref, env)
             else:
-                env = await stranger_transport(self._git, clone.path, entry.origin, self._pin)
+                env = await anonymous_transport(self._git, clone.path, entry.origin, self._pin)
                 sha = await fetch_commit(
                     self._git,
                     clone,
                     entry.origin,
                     ref,
                     env,
-                    talking=lambda: hide_reason(entry.origin),
+                    remote_call=lambda: hide_reason(entry.origin),
                 )
         await clone.entries(sha)
         if not entry.listed:
@@ -546,39 +563,40 @@ class RepositoryService:
 
 
 def _text_of(raw: bytes, *, whole: bool = True) -> str:
-    """Return the text of a file in its own encoding; binary data is read as UTF-8 with
-    replacements.
+    """Return the text of a file in its own encoding. Binary data is decoded as UTF-8 with
+    replacement characters.
 
-    whole: the file was not cut.
+    whole: false if the file was truncated.
     """
     with suppress(UnicodeDecodeError):
         return codecs.getincrementaldecoder("utf-8")().decode(raw, final=whole)
-    found = find_encoding(raw)
-    return found.decode(raw) if found and found.errors == "strict" else raw.decode(errors="replace")
+    encoding = find_encoding(raw)
+    if encoding and encoding.errors == "strict":
+        return encoding.decode(raw)
+    return raw.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """What the git tools of a workspace reach beyond it."""
+    """Access of a workspace's git tools to the origin and to other repositories."""
 
     repositories: RepositoryService
     repository: str
 
     async def push(self, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
-        """Make the new branch `moothall/<branch>` of a commit where the push policy allows; return
-        its name and where it is.
+        """Create the branch `moothall/<branch>` at the origin. Return its name and the origin.
 
-        Raises `Refused` where it allows none, `AlreadyExists` where the branch is another commit,
-        `RepositoryError`.
+        Raises `Refused` if the push policy is none, `AlreadyExists` if the branch is at another
+        commit, and `RepositoryError`.
         """
         return await self.repositories.push(self.repository, base_sha, sha, branch)
 
     async def fetch(self) -> str:
-        """Bring the newest commit of the origin's default branch here. Raises `RepositoryError`."""
+        """Fetch the newest commit of the origin's default branch. Raises `RepositoryError`."""
         return await self.repositories.fetch(self.repository)
 
     async def clone(self, url: str, ref: str) -> Cloned:
-        """Bring the files of another repository. Raises `Refused`, `InvalidRequest`,
+        """Fetch the files of another repository. Raises `Refused`, `InvalidRequest`,
         `RepositoryError`.
         """
         return await self.repositories.clone_other(url, ref)

@@ -1,6 +1,4 @@
-"""Where repositories come from: checking paths and URLs, and asking a source which commit a ref
-means.
-"""
+"""Sources of repositories: checks paths and URLs, and resolves refs at a source."""
 
 from __future__ import annotations
 
@@ -18,13 +16,15 @@ _SCP = re.compile(
     r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)(?P<host>[A-Za-z0-9._][A-Za-z0-9._-]*):(?!/?/?-)[^\s:]+"
 )
 _BAD_REF = re.compile(r"[\x00-\x20\x7f:?*\[\\]|\.\.|@\{|//|^[-/^]|/$|\.lock$")
-_SHOWN = 8
+_SHOWN_REFS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """A repository on this machine: `top` is its work tree (or itself, if bare), `shared` where its
-    refs and objects lie.
+    """A repository on this machine.
+
+    top: its work tree, or the repository itself if it is bare.
+    shared: the folder with its refs and objects.
     """
 
     top: Path
@@ -33,15 +33,15 @@ class Local:
 
 
 def is_url(text: str) -> bool:
-    """Whether this names something to fetch over a transport (and no file: URL or path)."""
+    """Return whether the text is a URL of a network transport, not a path or a file: URL."""
     return (
         "://" in text or "::" in text or _SCP.fullmatch(text) is not None
     ) and not text.lower().startswith("file://")
 
 
 def check_url(url: str, schemes: Sequence[str]) -> str:
-    """Return a URL that git may be given. Raises `InvalidRequest` or `Refused`; never repeats a
-    password.
+    """Return a URL that is safe to pass to git. Raises `InvalidRequest` or `Refused`; the messages
+    never contain a password.
     """
     if not url.isprintable() or " " in url or url.startswith("-") or "::" in url.split("/", 1)[0]:
         raise InvalidRequest(
@@ -80,9 +80,9 @@ def check_url(url: str, schemes: Sequence[str]) -> str:
 
 
 def check_path(text: str, schemes: Sequence[str], roots: Sequence[Path] | None) -> Path:
-    """Return the real path that a path or file: URL names, below one of the roots (None: anywhere).
+    """Return the resolved path of a path or file: URL below one of the roots (None: any path).
 
-    Raises `Refused` without looking at what lies outside.
+    Raises `InvalidRequest`, and `Refused` for a path outside, without reading there.
     """
     if text.lower().startswith("file://"):
         if "file" not in schemes:
@@ -100,12 +100,12 @@ def check_path(text: str, schemes: Sequence[str], roots: Sequence[Path] | None) 
             "name"
         )
     path = Path(text).resolve()
-    inside(path, roots)
+    check_inside(path, roots)
     return path
 
 
-def inside(path: Path, roots: Sequence[Path] | None) -> None:
-    """Raise `Refused` unless the (real) path is one of the roots or below one."""
+def check_inside(path: Path, roots: Sequence[Path] | None) -> None:
+    """Raise `Refused` if the (resolved) path is not one of the roots or below one."""
     if roots is not None and not any(path.is_relative_to(root) for root in roots):
         raise Refused(
             f"the local path {str(path)!r} is not below an allowed root; register it with "
@@ -114,33 +114,33 @@ def inside(path: Path, roots: Sequence[Path] | None) -> None:
 
 
 def check_ref(ref: str) -> str:
-    """Return a ref that git can be given. Raises `InvalidRequest`."""
+    """Return a ref that is safe to pass to git. Raises `InvalidRequest`."""
     if len(ref) > 255 or _BAD_REF.search(ref):  # noqa: PLR2004 - as long as a file name
         raise InvalidRequest(f"{ref[:80]!r} is not a ref; write a branch, a tag or a commit id")
     return ref
 
 
 async def find_local(git: GitRunner, path: Path) -> Local:
-    """Return the repository that `path` lies in. Raises `RepositoryError`."""
+    """Return the repository that contains `path`. Raises `RepositoryError`."""
     if not await asyncio.to_thread(path.exists):
         raise RepositoryError(f"the repository {str(path)!r} does not exist")
     if not await asyncio.to_thread(path.is_dir):
         raise RepositoryError(f"{str(path)!r} is a file; name the repository's folder")
-    answer = await git.call(
+    result = await git.call(
         "rev-parse", "--is-inside-work-tree", "--absolute-git-dir", "--git-common-dir", cwd=path
     )
-    if answer.status:
+    if result.status:
         raise RepositoryError(
             f"{str(path)!r} is not a git repository; run `git init` and commit something there "
             "first"
         )
     in_tree, git_dir, shared = (
-        line for line in answer.out.decode(errors="surrogateescape").split("\n")[:3]
+        line for line in result.out.decode(errors="surrogateescape").split("\n")[:3]
     )
     folder = Path(git_dir)
-    # core.worktree could name any folder: it is enough to climb to where the .git is.
+    # core.worktree may name any folder, so the work tree is the folder with the .git.
     top = (
-        next((at for at in (path, *path.parents) if (at / ".git").exists()), folder)
+        next((parent for parent in (path, *path.parents) if (parent / ".git").exists()), folder)
         if in_tree == "true"
         else folder
     )
@@ -154,13 +154,11 @@ async def find_local(git: GitRunner, path: Path) -> Local:
 
 
 async def local_commit(git: GitRunner, local: Local, ref: str) -> str:
-    """Return the sha that `ref` (empty: HEAD) means in a local repository. Raises
-    `RepositoryError`.
-    """
-    at = f"--git-dir={local.git_dir}"
+    """Return the sha of `ref` (empty: HEAD) in a local repository. Raises `RepositoryError`."""
+    git_dir = f"--git-dir={local.git_dir}"
     name = check_ref(ref) if ref else "HEAD"
-    answer = await git.call(
-        at,
+    result = await git.call(
+        git_dir,
         "rev-parse",
         "--verify",
         "--quiet",
@@ -168,10 +166,10 @@ async def local_commit(git: GitRunner, local: Local, ref: str) -> str:
         f"{name}^{{commit}}",
         cwd=local.git_dir,
     )
-    if not answer.status:
-        return answer.out.decode().split()[-1]
+    if not result.status:
+        return result.out.decode().split()[-1]
     listing = await git.run(
-        at,
+        git_dir,
         "for-each-ref",
         "--format=%(refname:short)",
         "refs/heads",
@@ -187,7 +185,7 @@ async def local_commit(git: GitRunner, local: Local, ref: str) -> str:
 
 
 def remote_commit(refs: Mapping[str, str], url: str, ref: str) -> tuple[str, str]:
-    """Return (full ref to fetch, its sha) for `ref` (empty: HEAD) among the refs of a URL. Raises
+    """Return the full name and the sha of `ref` (empty: HEAD) among the refs of a URL. Raises
     `RepositoryError`.
     """
     name = check_ref(ref) if ref else "HEAD"
@@ -209,19 +207,18 @@ async def remote_refs(
     git: GitRunner, cwd: Path, url: str, env: Mapping[str, str]
 ) -> dict[str, str]:
     """Return all refs of a URL with their shas."""
-    answer = await git.call("ls-remote", "--quiet", "--", url, cwd=cwd, env=env)
-    if answer.status:
-        raise RepositoryError(f"cannot reach the repository {url!r}: {answer.reason}")
+    result = await git.call("ls-remote", "--quiet", "--", url, cwd=cwd, env=env)
+    if result.status:
+        raise RepositoryError(f"cannot reach the repository {url!r}: {result.reason}")
     pairs = (
         line.split("\t", 1)
-        for line in answer.out.decode(errors="replace").splitlines()
+        for line in result.out.decode(errors="replace").splitlines()
         if "\t" in line
     )
     return {name: sha for sha, name in pairs}
 
 
 def _unknown_ref(ref: str, where: str, names: Sequence[str]) -> RepositoryError:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return RepositoryError(
-        f"no ref {ref[:80]!r} in {where!r}; there are {', '.join(names[:_SHOWN]) or 'none'}{more}"
-    )
+    shown, rest = ", ".join(names[:_SHOWN_REFS]), len(names) - _SHOWN_REFS
+    more = f" and {rest} more" if rest > 0 else ""
+    return RepositoryError(f"no ref {ref[:80]!r} in {where!r}; there are {shown or 'none'}{more}")

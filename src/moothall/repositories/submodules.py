@@ -1,6 +1,4 @@
-"""The submodules of a commit: brought into the trusted clone, each at the commit that is
-recorded.
-"""
+"""The submodules of a commit: fetched into the trusted clone, each at its recorded commit."""
 
 from __future__ import annotations
 
@@ -15,23 +13,23 @@ from moothall.errors import MoothallError, Refused
 from moothall.repositories import sources
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.patch_rules import why_path
+from moothall.repositories.patch_rules import invalid_path_reason
 from moothall.repositories.registry import Registered
 from moothall.repositories.transport import (
     Pin,
+    anonymous_transport,
     hide_reason,
     registered_transport,
-    stranger_transport,
 )
 
-_DEEPEST = 3
-_REASON = 200
+_MAX_DEPTH = 3
+_REASON_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Submodule:
-    """One: `path` from the root, the commit that is recorded, and why it is not here ('' where it
-    is).
+    """A submodule: its path from the root, its recorded commit, and why it is missing ('' if it is
+    not).
     """
 
     path: str
@@ -40,10 +38,10 @@ class Submodule:
 
 
 class Submodules:
-    """Brings the submodules of commits of one repository.
+    """A fetcher of the submodules of a repository's commits.
 
-    What a repository names elsewhere than at its own registered host is called as nobody, where
-    `pin` lets it.
+    URLs on the host of a registered repository are fetched with its credential, others anonymously
+    if `pin` allows them.
     """
 
     def __init__(
@@ -64,88 +62,97 @@ class Submodules:
         self._pin = pin
 
     async def fetch(self, sha: str, modules: Path | None) -> tuple[str, ...]:
-        """Bring those of a commit that can be had, and return a line for each that cannot.
-        `modules` is where a local repository keeps its own ('.git/modules').
+        """Fetch the submodules of a commit, and return a message for each that is left out.
+
+        `modules` is the folder with a local repository's own copies ('.git/modules').
         """
-        found = [one async for one in self._of(sha, "", modules, self._entry.origin, _DEEPEST)]
+        submodules = [
+            submodule
+            async for submodule in self._fetch_all(sha, "", modules, self._entry.origin, _MAX_DEPTH)
+        ]
         return tuple(
-            f"the submodule {one.path} is left out: {one.missing}" for one in found if one.missing
+            f"the submodule {submodule.path} is left out: {submodule.missing}"
+            for submodule in submodules
+            if submodule.missing
         )
 
-    async def _of(
-        self, sha: str, above: str, modules: Path | None, origin: str, depth: int
+    async def _fetch_all(
+        self, sha: str, prefix: str, modules: Path | None, origin: str, depth: int
     ) -> AsyncIterator[Submodule]:
-        named = await _names(self._clone, sha)
-        links = {
+        config = await _names(self._clone, sha)
+        commits = {
             path: commit
             for path, commit in (await self._clone.submodules(sha)).items()
-            if not why_path(path)
+            if not invalid_path_reason(path)
         }
-        for number, (path, commit) in enumerate(links.items()):
-            whole = f"{above}{path}"
+        for number, (path, commit) in enumerate(commits.items()):
+            full_path = f"{prefix}{path}"
             if number >= self._settings.max_submodules or not depth:
                 yield Submodule(
-                    whole,
+                    full_path,
                     commit,
                     "there are too many (workspace.max_submodules), or they lie too deep in each "
                     "other",
                 )
                 continue
-            name, url = named.get(path, ("", ""))
-            here = await asyncio.to_thread(_inside, modules, name)
+            name, url = config.get(path, ("", ""))
+            own_copy = await asyncio.to_thread(_inside, modules, name)
             try:
-                where = await self._bring(commit, url, origin, here)
+                resolved_url = await self._fetch_one(commit, url, origin, own_copy)
             except MoothallError as error:
-                yield Submodule(whole, commit, " ".join(error.message.split())[:_REASON])
+                yield Submodule(full_path, commit, " ".join(error.message.split())[:_REASON_CHARS])
                 continue
-            yield Submodule(whole, commit)
-            async for one in self._of(
-                commit, f"{whole}/", here and here / "modules", where, depth - 1
+            yield Submodule(full_path, commit)
+            async for submodule in self._fetch_all(
+                commit, f"{full_path}/", own_copy and own_copy / "modules", resolved_url, depth - 1
             ):
-                yield one
+                yield submodule
 
-    async def _bring(self, commit: str, url: str, origin: str, here: Path | None) -> str:
-        """Fetch a commit, from the user's own copy where there is one. Returns its URL."""
-        whole = absolute_url(url, origin)
+    async def _fetch_one(self, commit: str, url: str, origin: str, own_copy: Path | None) -> str:
+        """Fetch a commit, preferably from the user's own copy, and return its URL."""
+        full_url = absolute_url(url, origin)
         if await self._clone.has(commit):
-            return whole
-        if here is not None:
-            await self._clone.fetch(str(here), commit)
-            return whole
-        if not sources.is_url(whole):
+            return full_url
+        if own_copy is not None:
+            await self._clone.fetch(str(own_copy), commit)
+            return full_url
+        if not sources.is_url(full_url):
             raise Refused(
-                f"its URL {whole[:100]!r} names no repository to fetch; run `git submodule update "
-                "--init` in yours first"
+                f"its URL {full_url[:100]!r} names no repository to fetch; run `git submodule "
+                "update --init` in yours first"
             )
-        checked = sources.check_url(whole, self._settings.allowed_schemes)
+        checked = sources.check_url(full_url, self._settings.allowed_schemes)
         if self._entry.listed and _host(checked) == _host(self._entry.origin):
             env = registered_transport(self._entry, self._settings.allowed_schemes, self._secrets)
             await self._clone.fetch(checked, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
             return checked
-        env = await stranger_transport(self._git, self._clone.path, checked, self._pin)
+        env = await anonymous_transport(self._git, self._clone.path, checked, self._pin)
         with hide_reason(checked):
             await self._clone.fetch(checked, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
         return checked
 
 
 async def _names(clone: TrustedClone, sha: str) -> dict[str, tuple[str, str]]:
-    """Return what a commit's .gitmodules says: path → (name, URL)."""
+    """Read a commit's .gitmodules: path → (name, URL)."""
     pattern = r"^submodule\..*\.(path|url)$"
-    answer = await clone.ask(
+    result = await clone.call(
         "config", "--null", f"--blob={sha}:.gitmodules", "--get-regexp", pattern
     )
-    said: dict[str, dict[str, str]] = {}
-    for pair in answer.out.decode(errors="replace").split("\0") if not answer.status else ():
+    pairs = result.out.decode(errors="replace").split("\0") if not result.status else []
+    sections: dict[str, dict[str, str]] = {}
+    for pair in pairs:
         key, _, value = pair.partition("\n")
-        name, _, what = key.removeprefix("submodule.").rpartition(".")
-        said.setdefault(name, {})[what] = value
-    return {one["path"]: (name, one.get("url", "")) for name, one in said.items() if "path" in one}
+        name, _, field = key.removeprefix("submodule.").rpartition(".")
+        sections.setdefault(name, {})[field] = value
+    return {
+        section["path"]: (name, section.get("url", ""))
+        for name, section in sections.items()
+        if "path" in section
+    }
 
 
 def _inside(modules: Path | None, name: str) -> Path | None:
-    """Return the folder of a submodule's own repository below `modules`, None where there is
-    none.
-    """
+    """Return the folder of a submodule's own repository below `modules`, None if there is none."""
     if modules is None or not name or "\0" in name:
         return None
     folder = (modules / name).resolve()
@@ -159,15 +166,13 @@ def _host(url: str) -> str:
 
 
 def absolute_url(url: str, origin: str) -> str:
-    """Return a submodule's URL, which may be relative to that of the repository that it stands
-    in.
-    """
+    """Return the URL of a submodule, which may be relative to that of its parent repository."""
     if not url.startswith(("./", "../")):
         return url
     base = origin.rstrip("/")
     while url.startswith(("./", "../")):
         if url.startswith("../"):
-            at = max(base.rfind("/"), base.rfind(":"))
-            base = base[:at] if at > 0 else base
+            separator = max(base.rfind("/"), base.rfind(":"))
+            base = base[:separator] if separator > 0 else base
         url = url.partition("/")[2]
     return f"{base}/{url}"

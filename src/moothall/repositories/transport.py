@@ -1,4 +1,4 @@
-"""With what git calls a URL: as its operator where an operator registered it, as nobody where a
+"""Git's environment for a URL: with the operator's credential if it is registered, anonymous if a
 caller or a repository named it.
 """
 
@@ -20,27 +20,26 @@ from moothall.telemetry import get_logger
 log = get_logger(__name__)
 
 Pin = Callable[[str], Awaitable[str]]
-"""Returns `host:port:address` of a URL that may be called: the address that was judged. Raises
-`Refused`, `InvalidRequest`.
+"""Checks a URL and returns `host:port:address` with the address that was checked. Raises `Refused`,
+`InvalidRequest`.
 """
 
-_PINS_SINCE = (2, 37)
+_PINNING_GIT_VERSION = (2, 37)
 _VERSION = re.compile(rb"git version (\d+)\.(\d+)")
-# Nothing that one program reads as a host and another does not: what was judged must be what git
-# calls.
-_PLAIN = re.compile(
+# URLs that all programs parse alike, so that git calls the host that was checked.
+_PLAIN_URL = re.compile(
     r"(?i:https?)://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?/[A-Za-z0-9._~/+-]+"
 )
-_NOBODY = {
-    "HOME": "/dev/null",  # where .netrc, .ssh and the credentials of helpers would be
+_ANONYMOUS = {
+    "HOME": "/dev/null",  # no .netrc, no .ssh and no credentials of helpers
     "XDG_CONFIG_HOME": "/dev/null",
     "SSH_AUTH_SOCK": "",
     "GIT_SSL_CERT": "",
     "GIT_SSL_KEY": "",
 }
-_SETTINGS = {
+_ANONYMOUS_CONFIG = {
     "http.followRedirects": "false",
-    "http.proxy": "",  # a proxy would ask for the name again, and reach what it likes
+    "http.proxy": "",  # a proxy would resolve the name again
     "http.sslCert": "",
     "http.sslKey": "",
     "http.cookieFile": "",
@@ -48,33 +47,32 @@ _SETTINGS = {
 
 
 async def refuse_any(url: str) -> str:
-    """Judge every URL as one that may not be called."""
+    """Refuse every URL."""
     raise Refused(f"{url[:120]!r} may not be called: only registered repositories are fetched here")
 
 
-async def stranger_transport(git: GitRunner, cwd: Path, url: str, pin: Pin) -> dict[str, str]:
-    """Return git's environment for a URL that no operator registered: over https to the address
-    that was judged, with nothing of the operator's and no redirects. Raises `Refused`,
-    `InvalidRequest`.
+async def anonymous_transport(git: GitRunner, cwd: Path, url: str, pin: Pin) -> dict[str, str]:
+    """Return git's environment for a URL that is not registered: over HTTPS to the address that was
+    checked, without credentials and redirects. Raises `Refused`, `InvalidRequest`.
     """
     if not url.lower().startswith(("https://", "http://")):
         raise Refused(
             "a repository that is not registered is fetched over https; over ssh the operator's "
             "keys would be shown to any host: an operator registers it with `moothall repo add`"
         )
-    if not _PLAIN.fullmatch(url):
+    if not _PLAIN_URL.fullmatch(url):
         raise InvalidRequest(
             f"{url[:120]!r} is not a plain URL such as https://host.example/team/tools.git"
         )
     version = _VERSION.match(await git.run("version", cwd=cwd))
-    if version is None or (int(version[1]), int(version[2])) < _PINS_SINCE:
+    if version is None or (int(version[1]), int(version[2])) < _PINNING_GIT_VERSION:
         raise Refused(
             "a repository that is not registered needs git 2.37 or newer, which keeps to the "
             "address that was judged"
         )
-    settings = {**_SETTINGS, "http.curloptResolve": await pin(url)}
+    settings = {**_ANONYMOUS_CONFIG, "http.curloptResolve": await pin(url)}
     env = {
-        **_NOBODY,
+        **_ANONYMOUS,
         "GIT_ALLOW_PROTOCOL": url.partition(":")[0].lower(),
         "GIT_CONFIG_COUNT": str(len(settings)),
     }
@@ -85,8 +83,8 @@ async def stranger_transport(git: GitRunner, cwd: Path, url: str, pin: Pin) -> d
 
 @contextmanager
 def hide_reason(url: str) -> Iterator[None]:
-    """Say of a URL that a stranger named only that it failed: closed, silent, not there or no
-    repository is nothing for them.
+    """Replace the reason of a failed fetch from an unregistered URL by a general message: callers
+    must not probe the network with it.
     """
     try:
         yield
@@ -107,10 +105,10 @@ def hide_reason(url: str) -> Iterator[None]:
 def registered_transport(
     entry: Registered, schemes: Sequence[str], secrets: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return git's environment for a URL that an operator registered: allowed protocols, and the
-    credential that the record names.
+    """Return git's environment for a registered URL: the allowed protocols, and the credential that
+    the record names.
 
-    `secrets` are the environment variables that records may name. A secret stays out of every
+    `secrets` are the environment variables that records may name. The credential is never part of a
     command line.
     """
     env = {"GIT_ALLOW_PROTOCOL": ":".join(scheme for scheme in schemes if scheme != "file")}

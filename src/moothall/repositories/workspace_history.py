@@ -1,9 +1,8 @@
-"""The git directory that the shell of a workspace reads: the history of one commit, and nothing
-else of the clone.
+"""The git directory that the shell of a workspace reads: the history of one commit.
 
-It holds the objects that are reachable from the commit, the tags of its history and an index that
-matches the checkout. It has no hooks, no remotes and none of the source's configuration. Git runs
-on it here once, before any code of others can have written to it.
+It contains the objects that are reachable from the commit, the tags of its history, and an index
+that matches the checkout. It has no hooks, no remotes and no configuration of the source. Git runs
+on it here once, before untrusted code can write to it.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from moothall.errors import RepositoryError
-from moothall.repositories.bundles import shallow_of
+from moothall.repositories.bundles import shallow_commits
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.gitcmd import UNSET, GitAnswer, GitRunner, OutputCaps
+from moothall.repositories.gitcmd import UNSET, GitResult, GitRunner, OutputCaps
 from moothall.repositories.patch_rules import LEFT_OUT
 
 NAME = "history.git"
 BRANCH = "work"
-"""What the tools `git.*` call the branch of a workspace, too."""
-# The checkout follows the attributes of the repository but for these.
+"""The branch of a workspace, also in the results of the `git.*` tools."""
+# The checkout follows the attributes of the repository except these.
 _ATTRIBUTES = "* -filter -ident\n"
-# The index was made on the host: only sizes and times of files are the same in a sandbox.
+# The index is written on the host: only sizes and times of files are the same in a sandbox.
 _CONFIG = """[core]
 \trepositoryformatversion = 0
 \tfilemode = true
@@ -51,19 +50,21 @@ async def export_history(
     *,
     commits: int,
     seconds: float,
-    most_bytes: int,
+    max_bytes: int,
 ) -> bool:
-    """Make `folder` the git directory of the commit whose files lie in `tree`; return whether older
-    history was left out.
+    """Write the git directory `folder` of the commit whose files are in `tree`. Return whether
+    older history was omitted.
 
-    `commits` is how many of the newest commits it holds. Raises `RepositoryError`.
+    `commits` is the number of commits that it contains at most. Raises `RepositoryError`.
     """
     parents = await _newest_commits(git, clone, sha, commits, seconds)
-    ends = [commit for commit, above in parents.items() if not above <= parents.keys()]
-    ends += [commit for commit in shallow_of(clone) if commit in parents and commit not in ends]
+    ends = [commit for commit, parent_shas in parents.items() if not parent_shas <= parents.keys()]
+    ends += [
+        commit for commit in shallow_commits(clone) if commit in parents and commit not in ends
+    ]
     await asyncio.to_thread((folder / "objects" / "pack").mkdir, parents=True)
     tags = await _tags(clone, sha, parents)
-    orders = "".join(
+    revisions = "".join(
         [
             *(f"--shallow {commit}\n" for commit in ends),
             *(f"{name}\n" for name in (sha, *tags.values())),
@@ -72,7 +73,7 @@ async def export_history(
     _require_success(
         await git.call(
             "--shallow-file",
-            "",  # which commits are the last is said in the orders
+            "",  # the end of the history is in the revisions
             "pack-objects",
             "--quiet",
             "--revs",
@@ -80,31 +81,31 @@ async def export_history(
             "--window=0",
             str(folder / "objects" / "pack" / "pack"),
             cwd=clone.path,
-            stdin=orders.encode(),
+            stdin=revisions.encode(),
             seconds=seconds,
-            caps=OutputCaps(file_bytes=most_bytes),
+            caps=OutputCaps(file_bytes=max_bytes),
         )
     )
     await asyncio.to_thread(_write_files, folder, sha, ends, tags)
     await _write_index(git, folder, tree, sha, seconds)
-    return any(above - parents.keys() for above in parents.values())
+    return any(parent_shas - parents.keys() for parent_shas in parents.values())
 
 
 async def _newest_commits(
-    git: GitRunner, clone: TrustedClone, sha: str, most: int, seconds: float
+    git: GitRunner, clone: TrustedClone, sha: str, limit: int, seconds: float
 ) -> Mapping[str, frozenset[str]]:
     """Return the newest commits of a history with their parents."""
-    listed = await git.run(
-        "rev-list", "--parents", f"--max-count={most}", sha, cwd=clone.path, seconds=seconds
+    output = await git.run(
+        "rev-list", "--parents", f"--max-count={limit}", sha, cwd=clone.path, seconds=seconds
     )
-    rows = [line.split() for line in listed.decode("ascii").splitlines()]
+    rows = [line.split() for line in output.decode("ascii").splitlines()]
     return {row[0]: frozenset(row[1:]) for row in rows}
 
 
 async def _tags(clone: TrustedClone, sha: str, commits: Iterable[str]) -> Mapping[str, str]:
     """Return the tags of these commits: name → object."""
-    known = frozenset(commits)
-    listed = await clone.ask(
+    shas = frozenset(commits)
+    listed = await clone.call(
         "for-each-ref",
         "--format=%(refname) %(objectname) %(*objectname)",
         f"--merged={sha}",
@@ -112,31 +113,28 @@ async def _tags(clone: TrustedClone, sha: str, commits: Iterable[str]) -> Mappin
     )
     rows = [line.split(" ") for line in listed.out.decode(errors="surrogateescape").splitlines()]
     return {
-        name: tag
-        for name, tag, *commit in rows
-        if (commit[-1:] or [""])[0] in known or tag in known
+        name: tag for name, tag, *commit in rows if (commit[-1:] or [""])[0] in shas or tag in shas
     }
 
 
 async def _write_index(git: GitRunner, folder: Path, tree: Path, sha: str, seconds: float) -> None:
-    """Make the index of a fresh checkout. What the checkout holds in another form, as files of LFS,
-    counts as unchanged.
+    """Write the index of a fresh checkout. Files that the checkout has in another form, such as LFS
+    files, count as unchanged.
     """
-    env = {
-        "GIT_ATTR_SOURCE": UNSET
-    }  # line ends are as the checkout's own attributes say; no filter is configured
+    # Line endings follow the attributes of the checkout; no filter is configured.
+    env = {"GIT_ATTR_SOURCE": UNSET}
 
-    async def call(*args: str, stdin: bytes = b"") -> GitAnswer:
-        place = (f"--git-dir={folder}", f"--work-tree={tree}")
-        return await git.call(*place, *args, cwd=tree, stdin=stdin, env=env, seconds=seconds)
+    async def call(*args: str, stdin: bytes = b"") -> GitResult:
+        location = (f"--git-dir={folder}", f"--work-tree={tree}")
+        return await git.call(*location, *args, cwd=tree, stdin=stdin, env=env, seconds=seconds)
 
     _require_success(await call("read-tree", sha))
-    await call("update-index", "-q", "--refresh")  # fails where a file differs
-    differing = await call("diff-files", "--name-only", "-z")
-    _require_success(differing)
-    if differing.out:
+    await call("update-index", "-q", "--refresh")  # fails if a file differs
+    modified = await call("diff-files", "--name-only", "-z")
+    _require_success(modified)
+    if modified.out:
         _require_success(
-            await call("update-index", "--assume-unchanged", "-z", "--stdin", stdin=differing.out)
+            await call("update-index", "--assume-unchanged", "-z", "--stdin", stdin=modified.out)
         )
 
 
@@ -152,10 +150,10 @@ def _write_files(folder: Path, sha: str, ends: Iterable[str], tags: Mapping[str,
     (folder / "info" / "exclude").write_text(
         "".join(f"{pattern}\n" for pattern in LEFT_OUT), encoding="ascii"
     )
-    if last := "".join(f"{commit}\n" for commit in ends):
-        (folder / "shallow").write_text(last, encoding="ascii")
+    if shallow := "".join(f"{commit}\n" for commit in ends):
+        (folder / "shallow").write_text(shallow, encoding="ascii")
 
 
-def _require_success(answer: GitAnswer) -> None:
-    if answer.status:
-        raise RepositoryError(f"the history for workspaces cannot be written: {answer.reason}")
+def _require_success(result: GitResult) -> None:
+    if result.status:
+        raise RepositoryError(f"the history for workspaces cannot be written: {result.reason}")

@@ -1,4 +1,4 @@
-"""Conversion between a person's work tree and the form that git stores, by their own git settings
+"""Conversion between a user's work tree and the form that git stores, by the user's git settings
 and attributes.
 """
 
@@ -24,17 +24,21 @@ from moothall.repositories.conversion import (
 from moothall.repositories.gitcmd import UNSET, GitRunner
 from moothall.repositories.sources import Local
 
-_OWN = {"GIT_CONFIG_GLOBAL": UNSET, "GIT_CONFIG_NOSYSTEM": UNSET, "GIT_CONFIG_SYSTEM": UNSET}
-_TRUE = {"", "true", "yes", "on", "1"}
+_USER_CONFIG = {
+    "GIT_CONFIG_GLOBAL": UNSET,
+    "GIT_CONFIG_NOSYSTEM": UNSET,
+    "GIT_CONFIG_SYSTEM": UNSET,
+}
+_TRUE_VALUES = {"", "true", "yes", "on", "1"}
 ATTRIBUTES_OF_FILES = {"GIT_ATTR_SOURCE": UNSET}
-"""Attributes are read from the work tree."""
+"""Makes git read attributes from the work tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSettings:
-    """A person's configuration of line ends: as options of a git command, and parsed.
+    """A user's configuration of line endings: as options of a git command, and parsed.
 
-    attributes: options that name their own attributes file, which may name filters too.
+    attributes: options that name the user's attributes file, which may name filters too.
     """
 
     options: tuple[str, ...] = ()
@@ -43,10 +47,8 @@ class OwnSettings:
 
 
 async def read_own_settings(git: GitRunner, local: Local) -> OwnSettings:
-    """Return the settings of the repository and of the person who runs this. The rest of their
-    configuration is ignored.
-    """
-    told = await git.call(
+    """Return the settings of the repository and of the current user that concern line endings."""
+    output = await git.call(
         f"--git-dir={local.git_dir}",
         "config",
         "--null",
@@ -54,30 +56,30 @@ async def read_own_settings(git: GitRunner, local: Local) -> OwnSettings:
         "--get-regexp",
         r"^core\.(autocrlf|eol|attributesfile)$",
         cwd=local.top,
-        env=_OWN,
+        env=_USER_CONFIG,
     )
-    words = told.out.decode(errors="surrogateescape").split("\0")
-    said: dict[str, str] = {}
-    for scope, pair in zip(words[::2], words[1::2], strict=False):
+    fields = output.out.decode(errors="surrogateescape").split("\0")
+    values: dict[str, str] = {}
+    for scope, pair in zip(fields[::2], fields[1::2], strict=False):
         key, _, value = pair.partition("\n")
-        if scope != "command":  # those are ours
-            said[key.lower()] = value
+        if scope != "command":  # values from the command line are ours
+            values[key.lower()] = value
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     attributes = (
         "-c",
-        f"core.attributesFile={said.pop('core.attributesfile', home / 'git/attributes')}",
+        f"core.attributesFile={values.pop('core.attributesfile', home / 'git/attributes')}",
     )
     options = tuple(
-        word for key, value in said.items() for word in ("-c", f"{key}={value or 'true'}")
+        option for key, value in values.items() for option in ("-c", f"{key}={value or 'true'}")
     )
-    crlf = said.get("core.autocrlf", "false").lower()
+    crlf = values.get("core.autocrlf", "false").lower()
     autocrlf: Literal["false", "true", "input"] = (
-        "input" if crlf == "input" else "true" if crlf in _TRUE else "false"
+        "input" if crlf == "input" else "true" if crlf in _TRUE_VALUES else "false"
     )
-    return OwnSettings(options, attributes, Settings(autocrlf, said.get("core.eol", "").lower()))
+    return OwnSettings(options, attributes, Settings(autocrlf, values.get("core.eol", "").lower()))
 
 
-async def find_conversions_here(
+async def find_work_tree_conversions(
     git: GitRunner, local: Local, own: OwnSettings, paths: Sequence[str]
 ) -> dict[str, Conversion]:
     """Return git's conversions of `paths` in this work tree. Raises `RepositoryError`."""
@@ -99,16 +101,16 @@ async def find_conversions_here(
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file or symlink as git stores it; None: there is none."""
+    """A file or symlink in the form that git stores; without content if there is none."""
 
     content: bytes | None = None
     mode: str = patch_rules.ABSENT
 
 
 def copy_stored(
-    top: Path, target: Path, paths: Sequence[str], how: Mapping[str, Conversion]
+    top: Path, target: Path, paths: Sequence[str], conversions: Mapping[str, Conversion]
 ) -> dict[str, _File]:
-    """Copy the files at `paths` below `top` into the new folder `target`, in the form that git
+    """Copy the files at `paths` below `top` to the new folder `target`, in the form that git
     stores, and return them.
 
     Raises `RepositoryError` for a path that leads out of `top`.
@@ -116,66 +118,73 @@ def copy_stored(
     target.mkdir(parents=True)
     copied = {}
     for path in paths:
-        _check_way(top, path)
-        found = copied[path] = _read(top / path, how.get(path, UNCONVERTED))
+        _check_path(top, path)
+        file = copied[path] = _read(top / path, conversions.get(path, UNCONVERTED))
         if (top / path).is_dir() and not (top / path).is_symlink():
-            (target / path).mkdir(parents=True, exist_ok=True)  # git reports that it is in the way
-        elif found.content is not None:
+            # Git then reports that the folder is in the way.
+            (target / path).mkdir(parents=True, exist_ok=True)
+        elif file.content is not None:
             (target / path).parent.mkdir(parents=True, exist_ok=True)
-            _write(target / path, found)
+            _write(target / path, file)
     return copied
 
 
-def take_back(
-    top: Path, source: Path, before: Mapping[str, _File], how: Mapping[str, Conversion]
+def copy_back(
+    top: Path, source: Path, stored: Mapping[str, _File], conversions: Mapping[str, Conversion]
 ) -> None:
-    """Copy the files of `source` that differ from `before` to `top`, in the form of the work tree.
-    Removals come first.
+    """Copy the files of `source` that differ from `stored` to `top`, in the form of the work tree.
+    Deletions come first.
 
-    New contents are written beside the old files before any of them is removed.
+    New contents are written to temporary files beside the old ones before anything is deleted.
     """
-    after = {path: _read(source / path, UNCONVERTED) for path in before}
-    changed = {path: file for path, file in after.items() if file != before[path]}
-    made: list[tuple[Path, Path]] = []
+    after = {path: _read(source / path, UNCONVERTED) for path in stored}
+    changed = {path: file for path, file in after.items() if file != stored[path]}
+    written: list[tuple[Path, Path]] = []
     try:
         for path in (path for path, file in changed.items() if file.content is None):
-            _check_way(top, path)
+            _check_path(top, path)
         for path, file in changed.items():
-            if file.content is not None and not _parent_goes(path, changed):
-                made.append(
-                    (_write_beside(top / path, file, how.get(path, UNCONVERTED)), top / path)
+            if file.content is not None and not _replaces_parent(path, changed):
+                written.append(
+                    (
+                        _write_beside(top / path, file, conversions.get(path, UNCONVERTED)),
+                        top / path,
+                    )
                 )
         for path, file in changed.items():
             if file.content is None:
                 _remove(top, path)
-        for making, final in made:
-            making.replace(final)
-        made.clear()
+        for temporary, final in written:
+            temporary.replace(final)
+        written.clear()
         for path, file in changed.items():
-            if file.content is not None and _parent_goes(path, changed):
-                _write_beside(top / path, file, how.get(path, UNCONVERTED)).replace(top / path)
+            if file.content is not None and _replaces_parent(path, changed):
+                _write_beside(top / path, file, conversions.get(path, UNCONVERTED)).replace(
+                    top / path
+                )
     finally:
-        for making, _ in made:
-            making.unlink(missing_ok=True)
+        for temporary, _ in written:
+            temporary.unlink(missing_ok=True)
 
 
-def _parent_goes(path: str, changed: Mapping[str, _File]) -> bool:
-    """Whether a file has to be removed before this one's folder can be created."""
-    parents = (path[:at] for at, char in enumerate(path) if char == "/")
+def _replaces_parent(path: str, changed: Mapping[str, _File]) -> bool:
+    """Return whether a file must be deleted before the folder of this one can be created."""
+    parents = (path[:index] for index, char in enumerate(path) if char == "/")
     return any(parent in changed for parent in parents)
 
 
-def _check_way(top: Path, path: str) -> None:
-    if reason := patch_rules.why_unsafe(path):
+def _check_path(top: Path, path: str) -> None:
+    if reason := patch_rules.unsafe_path_reason(path):
         raise RepositoryError(f"the diff changes {path[:200]!r}: {reason}; nothing was applied")
-    for at in (at for at, char in enumerate(path) if char == "/"):
-        if (top / path[:at]).is_symlink():
+    for index in (index for index, char in enumerate(path) if char == "/"):
+        if (top / path[:index]).is_symlink():
             raise RepositoryError(
-                f"{path[:200]!r} lies behind the symlink {path[:at][:200]!r}; nothing was applied"
+                f"{path[:200]!r} lies behind the symlink {path[:index][:200]!r}; nothing was "
+                "applied"
             )
 
 
-def _read(path: Path, how: Conversion) -> _File:
+def _read(path: Path, conversion: Conversion) -> _File:
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -185,26 +194,28 @@ def _read(path: Path, how: Conversion) -> _File:
     if not stat.S_ISREG(status.st_mode):
         return _File()
     mode = patch_rules.EXECUTABLE if status.st_mode & 0o100 else patch_rules.FILE
-    return _File(how.clean(path.read_bytes()), mode)
+    return _File(conversion.clean(path.read_bytes()), mode)
 
 
 def _write(path: Path, file: _File) -> None:
     if file.mode == patch_rules.SYMLINK:
         path.symlink_to(os.fsdecode(file.content or b""))
         return
-    bits = 0o777 if file.mode == patch_rules.EXECUTABLE else 0o666  # less the umask, as git has it
+    bits = 0o777 if file.mode == patch_rules.EXECUTABLE else 0o666  # reduced by the umask
     with os.fdopen(
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, bits), "wb"
     ) as out:
         out.write(file.content or b"")
 
 
-def _write_beside(path: Path, file: _File, how: Conversion) -> Path:
-    making = path.with_name(f".{secrets.token_hex(8)}.moothall")
+def _write_beside(path: Path, file: _File, conversion: Conversion) -> Path:
+    temporary = path.with_name(f".{secrets.token_hex(8)}.moothall")
     path.parent.mkdir(parents=True, exist_ok=True)
-    plain = file.mode == patch_rules.SYMLINK
-    _write(making, file if plain else _File(how.smudge(file.content or b""), file.mode))
-    return making
+    is_symlink = file.mode == patch_rules.SYMLINK
+    _write(
+        temporary, file if is_symlink else _File(conversion.smudge(file.content or b""), file.mode)
+    )
+    return temporary
 
 
 def _remove(top: Path, path: str) -> None:

@@ -1,3 +1,3 @@
-"""Tools that need a client library and run on the trusted side, on behalf of a workspace that has
-no network of its own.
+"""Tools that need a client library and run on the trusted side, for a workspace without a
+network.
 """

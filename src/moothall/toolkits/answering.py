@@ -1,4 +1,4 @@
-"""What all toolkits share: a call ends in time, and what fails is a status with a reason."""
+"""Shared parts of toolkits: a call ends in time, and a failure is a status with a reason."""
 
 from __future__ import annotations
 
@@ -20,50 +20,52 @@ _STATUSES: Final[tuple[tuple[type[MoothallError], ToolStatus], ...]] = (
 )
 
 
-class NotStored(Exception):
-    """The workspace did not take or give the file; the result says why."""
+class WorkspaceToolFailed(Exception):
+    """A workspace tool failed; `result` has the reason."""
 
     def __init__(self, result: ToolResult) -> None:
         super().__init__(result.error)
         self.result = result
 
 
-async def answer_within(
+async def run_within(
     call: ToolCall,
-    most_seconds: float,
-    work: Awaitable[Output],
+    max_seconds: float,
+    output: Awaitable[Output],
     *,
-    late: ToolStatus = ToolStatus.TIMEOUT,
+    timeout_status: ToolStatus = ToolStatus.TIMEOUT,
 ) -> ToolResult:
-    """Return what comes of `work` until the call's deadline or `most_seconds`; then its status is
-    `late`.
+    """Await the output of a tool until the call's deadline, or for `max_seconds`, and return the
+    result. After that time its status is `timeout_status`.
     """
-    seconds = max(min(seconds_until(call.deadline), most_seconds), 0)
+    seconds = max(min(seconds_until(call.deadline), max_seconds), 0)
     try:
         async with asyncio.timeout(seconds):
-            output = await work
+            content = await output
     except TimeoutError:
         return ToolResult(
             call.request_id,
             call.tool,
-            late,
+            timeout_status,
             error=f"no whole answer within {seconds:.0f} seconds; the call was ended",
         )
-    except NotStored as failed:
+    except WorkspaceToolFailed as failed:
         return failed.result
     except MoothallError as error:
         status = next(status for kind, status in _STATUSES if isinstance(error, kind))
         return ToolResult(call.request_id, call.tool, status, error=error.message)
-    return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, output)
+    return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, content)
 
 
-async def in_workspace(
+async def call_workspace_tool(
     workspace: Workspace, call: ToolCall, tool: str, args: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Let the workspace run one of its own tools, and return its output. Raises `NotStored`."""
+    """Call one of the workspace's own tools, and return its output. Raises
+    `WorkspaceToolFailed`.
+    """
     result = await workspace.call(ToolCall(call.request_id, tool, args, call.deadline))
     if result.status is not ToolStatus.SUCCESS:
-        raise NotStored(
+        raise WorkspaceToolFailed(
             ToolResult(
                 call.request_id, call.tool, result.status, error=result.error, usage=result.usage
             )

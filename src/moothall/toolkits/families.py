@@ -1,4 +1,4 @@
-"""The families of tools beside those that a workspace runs, in the order of prompts."""
+"""The families of tools that workspaces do not run themselves, in the order of prompts."""
 
 from __future__ import annotations
 
@@ -35,11 +35,9 @@ def family_tools(settings: Settings, families: Families = FAMILIES) -> Mapping[s
 def unset_tools(
     settings: Settings, tenant: str, families: Families = FAMILIES
 ) -> Mapping[str, str]:
-    """Return, by the name of each tool that a tenant cannot use yet, the setting that is
-    missing.
-    """
+    """Return the tools that a tenant cannot use yet: name → missing setting."""
     return {
-        name: lack
+        name: missing_setting
         for family in families
-        for name, lack in family.missing_settings(settings, tenant).items()
+        for name, missing_setting in family.missing_settings(settings, tenant).items()
     }

@@ -1,5 +1,5 @@
-"""What a family of tools declares: its tools, its settings, what runs it, what it lacks, and how
-one sees that it works.
+"""The declaration of a family of tools: its tools, its settings, what runs it, what is missing, and
+how it is tested.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, cast
 
 from moothall.config import Section, Settings
 
-if TYPE_CHECKING:  # `moothall config` needs the settings alone
+if TYPE_CHECKING:  # `moothall config` needs only the settings
     from moothall.domain.status import Finding
     from moothall.ports import Toolkit
     from moothall.tools.spec import ToolSpec
@@ -22,8 +22,8 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class OpenedFamily:
-    """What runs a family's tools. `close_workspace` is called with the id of each one that ends,
-    where tools leave something elsewhere.
+    """A running family. `close_workspace` is called with the id of each workspace that ends, for
+    tools that leave something elsewhere.
     """
 
     toolkit: Toolkit
@@ -31,38 +31,38 @@ class OpenedFamily:
 
 
 class Family(ABC, Generic[S]):
-    """A family of tools that no workspace runs itself: a folder of its own here, and its line in
+    """A family of tools that no workspace runs itself. It has its own package here and a line in
     `families.FAMILIES`.
 
-    `section` is the name of its settings, `kind` their class, whose defaults hold where nothing is
-    said. Every method is given all settings, as a family may go by another's too, and imports what
-    only it needs: `moothall config` needs the settings alone.
+    section: the name of its settings.
+    kind: the class of its settings.
+
+    Methods get all settings, because a family may depend on those of another. They import their
+    dependencies themselves, because `moothall config` needs only the settings.
     """
 
     section: ClassVar[str]
     kind: type[S]
 
     def own(self, settings: Settings) -> S:
-        """Return the family's own section of the settings."""
+        """Return the family's section of the settings."""
         return cast("S", getattr(settings, self.section))
 
     @abstractmethod
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
-        """Return what the catalogue says of the tools: always the same ones, in the order of
-        prompts.
-        """
+        """Return the entries of the catalogue: always the same tools, in the order of prompts."""
 
     def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
-        """Return, by the name of each tool that a tenant cannot use yet, what is not set."""
+        """Return the tools that a tenant cannot use yet: name → missing setting."""
         del settings, tenant
         return {}
 
     @abstractmethod
     def open(self, settings: Settings) -> AbstractAsyncContextManager[OpenedFamily]:
-        """Run what the tools need for as long as the context lasts. Raises `ConfigurationError`."""
+        """Run what the tools need while the context is open. Raises `ConfigurationError`."""
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
-        """Try what is set, for `moothall doctor`. None of it is needed; what is set must work."""
+        """Test what is configured, for `moothall doctor`. Nothing has to be configured."""
         del settings
         nothing: tuple[Finding, ...] = ()
         for finding in nothing:

@@ -1,3 +1,1 @@
-"""Where tools act: bases made ready, isolated checkouts of them opened, and what is asked in them
-run.
-"""
+"""Workspaces: prepares bases, opens isolated checkouts of them, and runs tools in them."""

@@ -1,8 +1,8 @@
 """The code in every sandbox: the package `sandbox_runtime`, compiled once per process, and the
 source of the plugins that report test cases, for the project's own interpreter.
 
-It is compiled outside because a sandbox cannot write it: without bytecode Python would compile it
-again for every workspace.
+It is compiled outside, because a sandbox cannot write bytecode and would compile it again for each
+workspace.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from moothall.sandbox_runtime import syntax
 from moothall.sandbox_runtime.plugins import FOLDER as REPORTERS
 
 INSIDE = "/opt/moothall"
-_HERE = Path(sandbox_runtime.__file__).parent
+_RUNTIME_FOLDER = Path(sandbox_runtime.__file__).parent
 
 
 def bundle(folder: Path) -> None:
-    """Put `inside` into `folder`, a new one, as bytecode without source, for every uid to read; and
-    the reporters of cases into its `plugins`.
+    """Write the sandbox runtime to the new folder `folder`, as bytecode without source that every
+    uid can read, and the plugins to its `plugins`.
     """
-    for made in (
+    for subfolder in (
         folder,
         folder / "moothall",
         folder / "moothall" / "sandbox_runtime",
         folder / "plugins",
         folder / "plugins" / "bin",
     ):
-        made.mkdir()
-        made.chmod(0o755)
-    for source in (_HERE.parent / "__init__.py", *_HERE.glob("*.py")):
-        name = source.relative_to(_HERE.parent.parent)
+        subfolder.mkdir()
+        subfolder.chmod(0o755)
+    for source in (_RUNTIME_FOLDER.parent / "__init__.py", *_RUNTIME_FOLDER.glob("*.py")):
+        name = source.relative_to(_RUNTIME_FOLDER.parent.parent)
         target = folder / name.with_suffix(".pyc")
         py_compile.compile(
             str(source),
@@ -51,10 +51,10 @@ def bundle(folder: Path) -> None:
 
 
 def grammars() -> tuple[tuple[Path, str], ...]:
-    """Return what a sandbox is shown of the packages that read source code, and where."""
-    found = {name: find_spec(name) for name in syntax.PACKAGES}
+    """Return the packages that parse source code, and their paths in a sandbox."""
+    specs = {name: find_spec(name) for name in syntax.PACKAGES}
     return tuple(
         (Path(spec.origin).parent, f"{syntax.GRAMMARS}/{name}")
-        for name, spec in found.items()
+        for name, spec in specs.items()
         if spec and spec.origin
     )

@@ -1,6 +1,4 @@
-"""What preparation keeps on disk, with sizes, and removing it. All of it is made again when it is
-needed.
-"""
+"""Listing and removal of prepared data on the disk. All of it is made again when it is needed."""
 
 from __future__ import annotations
 
@@ -25,10 +23,11 @@ DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """One thing: a checkout, history, environment, starter or clone, its size in bytes and when it
-    was last used (seconds since 1970).
+    """A stored item: a checkout, history, environment, base environment (starter) or clone.
 
-    `lock` is what whoever works on it holds.
+    size: in bytes.
+    used: the time of its last use, in seconds since 1970.
+    lock: the name of the lock that its users hold.
     """
 
     kind: str
@@ -38,18 +37,20 @@ class StoredItem:
     lock: str = ""
 
 
-def list_kept(data_dir: Path) -> tuple[StoredItem, ...]:
-    """Return all that is there, the largest first. Blocks: reads every folder."""
+def list_stored(data_dir: Path) -> tuple[StoredItem, ...]:
+    """Return all stored items, the largest first. This blocks: it reads all folders."""
     layout = Layout(data_dir)
-    found: list[StoredItem] = []
+    items: list[StoredItem] = []
     records = list(layout.prepared_file("-").parent.glob("[!.]*.json"))
-    users: dict[str, float] = {}
+    last_use_by_environment: dict[str, float] = {}
     for record in records:
         name = environment_of(record)
-        users[name] = max(users.get(name, 0.0), _last_used(record))
+        last_use_by_environment[name] = max(
+            last_use_by_environment.get(name, 0.0), _last_used(record)
+        )
     for path in _folders(layout.tree("-").parent):
         record = layout.prepared_file(path.name)
-        found.append(
+        items.append(
             StoredItem(
                 "checkout",
                 path,
@@ -60,7 +61,7 @@ def list_kept(data_dir: Path) -> tuple[StoredItem, ...]:
         )
     for path in _folders(layout.history("-").parent):
         record = layout.prepared_file(path.name)
-        found.append(
+        items.append(
             StoredItem(
                 "history",
                 path,
@@ -71,48 +72,49 @@ def list_kept(data_dir: Path) -> tuple[StoredItem, ...]:
         )
     for path in _folders(layout.environment("-").parent):
         kind = "starter" if path.name.startswith("starter-") else "environment"
-        found.append(
+        items.append(
             StoredItem(
                 kind,
                 path,
                 size_of(path),
-                max(_last_used(path), users.get(path.name, 0.0)),
+                max(_last_used(path), last_use_by_environment.get(path.name, 0.0)),
                 f"env-{path.name}",
             )
         )
     clones = (path for path in _folders(data_dir / "repos") if path.suffix == ".git")
-    found += [
+    items += [
         StoredItem("clone", path, size_of(path), max(map(_last_used, (path, *_parts(path)))))
         for path in clones
     ]
-    return tuple(sorted(found, key=lambda item: item.size, reverse=True))
+    return tuple(sorted(items, key=lambda item: item.size, reverse=True))
 
 
 def choose(
     items: Sequence[StoredItem], *, older_than: float, everything: bool, registered: Sequence[str]
 ) -> tuple[StoredItem, ...]:
-    """Return what goes: what was not used for `older_than` days, or `everything`. Of clones, which
-    also hold what councils proposed, only those of no registered repository, unless it is
-    everything.
+    """Return the items to remove: those that were not used for `older_than` days, or everything.
+
+    Clones also contain the patches of councils. Those of registered repositories are kept, unless
+    everything is removed.
     """
-    before = time.time() - older_than * DAY
+    cutoff = time.time() - older_than * DAY
     return tuple(
         item
         for item in items
         if everything
-        or (item.path.stem not in registered if item.kind == "clone" else item.used < before)
+        or (item.path.stem not in registered if item.kind == "clone" else item.used < cutoff)
     )
 
 
 async def clean(
     data_dir: Path, items: Sequence[StoredItem], removed: Callable[[StoredItem], None]
 ) -> tuple[StoredItem, ...]:
-    """Remove these and return those that are in use and stay. The caller holds the data
+    """Remove items, and return those that are in use and were kept. The caller must hold the data
     directory.
     """
     layout, busy = Layout(data_dir), []
     for item in items:
-        with _hold(data_dir / "locks", item.lock) as free:
+        with _try_hold(data_dir / "locks", item.lock) as free:
             if not free:
                 busy.append(item)
                 continue
@@ -123,13 +125,13 @@ async def clean(
     return tuple(busy)
 
 
-def at_work(data_dir: Path) -> bool:
-    """Whether a process has workspaces open here."""
+def has_open_workspaces(data_dir: Path) -> bool:
+    """Return whether a process has open workspaces here."""
     for folder in _folders(Layout(data_dir).run):
         try:
             descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            continue  # just being made, or just gone
+            continue  # it is being created or removed
         try:
             if not try_lock(descriptor):
                 return True
@@ -139,26 +141,26 @@ def at_work(data_dir: Path) -> bool:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes on disk below a folder; a file with several names counts once."""
+    """Return the bytes on disk in a folder. A file with several names counts once."""
     seen: set[tuple[int, int]] = set()
     total = 0
-    for at, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         for name in (*folders, *names):
             try:
-                found = os.lstat(os.path.join(at, name))  # noqa: PTH118 - a Path for each of a million files costs seconds
+                status = os.lstat(os.path.join(parent, name))  # noqa: PTH118 - a Path for each of a million files costs seconds
             except OSError:
                 continue
-            if found.st_nlink > 1:
-                if (found.st_dev, found.st_ino) in seen:
+            if status.st_nlink > 1:
+                if (status.st_dev, status.st_ino) in seen:
                     continue
-                seen.add((found.st_dev, found.st_ino))
-            total += found.st_blocks * 512
+                seen.add((status.st_dev, status.st_ino))
+            total += status.st_blocks * 512
     return total
 
 
 @contextmanager
-def _hold(folder: Path, name: str) -> Iterator[bool]:
-    """Hold a lock of the layout's, unless somebody else does."""
+def _try_hold(folder: Path, name: str) -> Iterator[bool]:
+    """Hold a lock of the layout, and yield whether it was free."""
     if not name:
         yield True
         return
@@ -168,7 +170,7 @@ def _hold(folder: Path, name: str) -> Iterator[bool]:
 
 
 def _folders(parent: Path) -> list[Path]:
-    """The folders there, but those that are just being made."""
+    """Return the folders in `parent`, except for those that are being created."""
     return [
         path for path in sorted(parent.glob("*")) if path.is_dir() and not path.name.startswith(".")
     ]
@@ -187,50 +189,52 @@ def _last_used(path: Path) -> float:
 
 
 async def prune_preparations(data_dir: Path, keep_days: float) -> int:
-    """Remove checkouts and histories, with what is known of them, and environments that were not
-    used for `keep_days`; return how many.
+    """Remove checkouts, histories, their records, and environments that were not used for
+    `keep_days`. Return their number.
 
-    The caller holds the data directory: a workspace kept warm shows a checkout for as long as its
-    process lives.
+    The caller must hold the data directory: a warm workspace uses a checkout as long as its process
+    lives.
     """
     layout = Layout(data_dir)
-    before = time.time() - keep_days * DAY
-    kept, old = await asyncio.to_thread(_sort, layout, before)
-    for key in old:
+    cutoff = time.time() - keep_days * DAY
+    kept_records, old_keys = await asyncio.to_thread(_split_records, layout, cutoff)
+    for key in old_keys:
         layout.prepared_file(key).unlink()
         (data_dir / "locks" / key).unlink(missing_ok=True)
-    known = {path.stem for path in kept}
+    kept_keys = {path.stem for path in kept_records}
     parents = (layout.tree("-").parent, layout.history("-").parent)
-    of_bases = [
+    base_folders = [
         folder
         for parent in parents
-        for folder in await asyncio.to_thread(_unused_folders, parent, before)
+        for folder in await asyncio.to_thread(_unused_folders, parent, cutoff)
     ]
-    gone = [folder for folder in of_bases if folder.name not in known]
-    used = {name for path in kept if (name := await asyncio.to_thread(environment_of, path))}
-    environments = await asyncio.to_thread(_unused_folders, layout.environment("-").parent, before)
-    gone += [folder for folder in environments if folder.name not in used]
-    for folder in gone:
+    unused = [folder for folder in base_folders if folder.name not in kept_keys]
+    used_environments = {
+        name for path in kept_records if (name := await asyncio.to_thread(environment_of, path))
+    }
+    environments = await asyncio.to_thread(_unused_folders, layout.environment("-").parent, cutoff)
+    unused += [folder for folder in environments if folder.name not in used_environments]
+    for folder in unused:
         await remove_tree(folder)
-    return len(gone)
+    return len(unused)
 
 
-def _sort(layout: Layout, before: float) -> tuple[list[Path], list[str]]:
-    """Return the records that stay and the keys of those that go."""
+def _split_records(layout: Layout, cutoff: float) -> tuple[list[Path], list[str]]:
+    """Return the records that are kept, and the keys of the others."""
     records = list(layout.prepared_file("-").parent.glob("*.json"))
-    old = [path.stem for path in records if path.stat().st_mtime < before]
-    return [path for path in records if path.stem not in old], old
+    old_keys = [path.stem for path in records if path.stat().st_mtime < cutoff]
+    return [path for path in records if path.stem not in old_keys], old_keys
 
 
-def _unused_folders(parent: Path, before: float) -> list[Path]:
-    return [path for path in parent.glob("*") if path.is_dir() and path.stat().st_mtime < before]
+def _unused_folders(parent: Path, cutoff: float) -> list[Path]:
+    return [path for path in parent.glob("*") if path.is_dir() and path.stat().st_mtime < cutoff]
 
 
 def environment_of(path: Path) -> str:
-    """Return the environment that a prepared base uses."""
+    """Return the name of the environment that a prepared base uses, '' if there is none."""
     try:
         return environment_key(
             codec.load(Prepared, json.loads(path.read_text(encoding="utf-8"))).base
         )
     except (ValueError, InvalidRequest):
-        return ""  # half written: it is prepared again
+        return ""  # incomplete: it is prepared again

@@ -1,12 +1,12 @@
-"""Kept environments: archives that hosts on different disks share, and the base environment.
+"""Stored environments: archives that hosts with different disks share, and the base environments.
 
-A host writes an archive right after a set-up, before any model's code has run. It is in a folder
-that all hosts mount, and only hosts: a workspace gets a copy. The name of an archive depends on the
-repository and therefore the tenant, on lock files and commands, and on all that a set-up gets from
-the host. A set-up may be hostile, so an archive is unpacked like anything from a workspace.
+A host writes an archive right after a set-up, before a model's code has run. It is in a folder that
+only the hosts mount: a workspace gets a copy. The name of an archive depends on the repository and
+so on the tenant, on lock files and commands, and on everything that a set-up gets from the host. A
+set-up may be hostile, so an archive is unpacked like data from a workspace.
 
-The base environment is a venv with pytest, created once and copied for each repository. Nothing of
-any repository is in it, or near it while it is created, so repositories can share it.
+A base environment is a venv with pytest, created once and copied for each repository. No repository
+is near it while it is created, so repositories can share it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from moothall.telemetry import get_logger
 from moothall.workspace.executor_client import ExecutorSetup, remove_tree
 from moothall.workspace.kubernetes.archive import pack, unpack
 from moothall.workspace.layout import Layout
-from moothall.workspace.packages import setup_reach
+from moothall.workspace.packages import setup_network_access
 from moothall.workspace.pool import ExecutorPool
 from moothall.workspace.toolchains import Toolchain
 
@@ -50,10 +50,8 @@ _PYTEST = (
 )
 
 
-class Starter:
-    """Makes and copies it. One a process; processes that share a data directory share what is
-    made.
-    """
+class BaseEnvironments:
+    """The base environments. Processes that share a data directory share them."""
 
     def __init__(self, settings: WorkspaceSections, pool: ExecutorPool) -> None:
         self._settings = settings
@@ -62,8 +60,8 @@ class Starter:
     async def copy_to(
         self, env: Path, python: Toolchain, image: str, report_progress: Callable[[str], None]
     ) -> None:
-        """Copy that of an image to `env`, whose parent exists. Raises `RepositoryError` where not
-        even a venv can be made.
+        """Copy the base environment of an image to `env`, whose parent exists. Raises
+        `RepositoryError` if not even an empty venv can be made.
         """
         venv = (str(python.program), "-m", "venv", ENVIRONMENT)
         network = self._settings.workspace.setup_network != "off"
@@ -96,7 +94,9 @@ class Starter:
         image: str,
         network: bool,
     ) -> Path | None:
-        """Return its folder; None where a command failed, which is tried again the next time."""
+        """Return the folder of a base environment. Return None if a command failed; the next call
+        tries again.
+        """
         layout = self._pool.layout
         parts = [python.version, str(python.program), *([image] if image else [])]
         name = f"starter-{kind}-{digest(*parts)[:16]}"
@@ -104,9 +104,9 @@ class Starter:
             final = layout.environment(name)
             if final.is_dir():
                 return final / "env"
-            making = final.with_name(f".{name}-{secrets.token_hex(4)}")
+            temporary = final.with_name(f".{name}-{secrets.token_hex(4)}")
             uid = drop_uid(self._settings.sandbox)
-            for folder in (making, making / "env", making / "empty"):
+            for folder in (temporary, temporary / "env", temporary / "empty"):
                 folder.mkdir(parents=True)
                 own(folder, uid)
             try:
@@ -114,40 +114,42 @@ class Starter:
                     f"making an environment of Python {python.version} with {kind}, once for all "
                     "repositories"
                 )
-                if not await self._run(making, python, commands, image=image, network=network):
+                if not await self._run(temporary, python, commands, image=image, network=network):
                     return None
-                making.rename(final)
+                temporary.rename(final)
             finally:
-                await remove_tree(making)
+                await remove_tree(temporary)
             return final / "env"
 
     async def _run(
         self,
-        making: Path,
+        temporary: Path,
         python: Toolchain,
         commands: tuple[tuple[str, ...], ...],
         *,
         image: str,
         network: bool,
     ) -> bool:
-        place = ExecutorSetup(
-            key=making.name.lstrip("."),
-            tree=(making / "empty",),
-            env=making / "env",
+        setup = ExecutorSetup(
+            key=temporary.name.lstrip("."),
+            tree=(temporary / "empty",),
+            env=temporary / "env",
             env_writable=True,
-            reach=await asyncio.to_thread(setup_reach, making, self._settings) if network else None,
+            reach=await asyncio.to_thread(setup_network_access, temporary, self._settings)
+            if network
+            else None,
             python=python.home,
             image=image,
         )
         seconds = self._settings.workspace.setup_seconds
-        async with self._pool.start(place) as box:
+        async with self._pool.start(setup) as executor:
             for argv in commands:
-                answer = await box.request(
-                    "setup", wall_seconds=seconds, argv=argv, env=box.variables()
+                answer = await executor.request(
+                    "setup", wall_seconds=seconds, argv=argv, env=executor.variables()
                 )
                 if answer.get("status") != "success" or answer.get("exit_code") != 0:
                     return False
-            await box.take_back()
+            await executor.fetch_setup_output()
         return True
 
 
@@ -162,20 +164,20 @@ def _add_reporters(env: Path) -> None:
 log = get_logger(__name__)
 
 _DAY = 86_400.0
-_LEFT_SECONDS = 3600.0
-"""After which a half-written archive is one of a host that was killed."""
+_ABANDONED_SECONDS = 3600.0
+"""A half-written archive of this age belongs to a killed host."""
 
 
-def _is_made(path: str, _status: os.stat_result) -> bool:
-    """Whether it is what a set-up made, and not what it was shown."""
+def _is_setup_output(path: str, _status: os.stat_result) -> bool:
+    """Return whether a path is output of the set-up, not part of its input."""
     return path.partition("/")[0] in {"env", "layer"}
 
 
 class Archives:
-    """Keeps environments in `workspace.environments`, and nothing where that is not set."""
+    """The archives in `workspace.environments`. Without that setting, nothing is stored."""
 
     def __init__(self, settings: WorkspaceSections) -> None:
-        made_on = (
+        host_properties = (
             settings.workspace.kind,
             settings.jobs.image,
             platform.machine(),
@@ -183,14 +185,14 @@ class Archives:
             sys.prefix,
         )
         top = settings.workspace.environments
-        self._folder = top / digest(*made_on)[:32] if top else None
-        self._most = settings.workspace.environments_bytes
+        self._folder = top / digest(*host_properties)[:32] if top else None
+        self._max_bytes = settings.workspace.environments_bytes
         self._keep_seconds = settings.workspace.keep_days * _DAY
         self._owner = drop_uid(settings.sandbox)
 
     @asynccontextmanager
-    async def alone(self, name: str) -> AsyncIterator[None]:
-        """Keep other hosts from setting the same up."""
+    async def lock(self, name: str) -> AsyncIterator[None]:
+        """Keep other hosts from making the same environment."""
         async with AsyncExitStack() as stack:
             if self._folder is not None:
                 try:
@@ -201,15 +203,15 @@ class Archives:
                     )
             yield
 
-    async def take(self, name: str, folder: Path, report_progress: Progress) -> bool:
-        """Unpack an environment into an empty folder; whether there was one."""
+    async def restore(self, name: str, folder: Path, report_progress: Progress) -> bool:
+        """Unpack an environment into an empty folder, and return whether there was one."""
         if self._folder is None or not (path := self._folder / name).is_file():
             return False
         try:
-            await asyncio.to_thread(self._take, path, folder)
+            await asyncio.to_thread(self._unpack, path, folder)
         except (OSError, WorkspaceFailed) as error:
-            # One that is broken goes; what fails here alone, as a full disk, is no reason to take
-            # it from all.
+            # A broken archive is removed. An error of this host, such as a full disk, is no reason
+            # to remove it for all.
             if isinstance(error, WorkspaceFailed):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
@@ -220,16 +222,16 @@ class Archives:
         report_progress("another host has set it up")
         return True
 
-    def _take(self, path: Path, folder: Path) -> None:
+    def _unpack(self, path: Path, folder: Path) -> None:
         with path.open("rb") as file:
-            unpack(file, folder, owner=self._owner, most=self._most)
+            unpack(file, folder, owner=self._owner, most=self._max_bytes)
         os.utime(path)
 
-    async def keep(self, name: str, folder: Path) -> None:
-        """Keep what a set-up made. Where it cannot be kept, the next host sets it up itself."""
+    async def store(self, name: str, folder: Path) -> None:
+        """Store the output of a set-up. If that fails, the next host makes it itself."""
         if self._folder is not None:
             try:
-                await asyncio.to_thread(self._keep, self._folder / name, folder)
+                await asyncio.to_thread(self._pack, self._folder / name, folder)
             except OSError as error:
                 log.warning(
                     "an environment could not be shared",
@@ -237,32 +239,32 @@ class Archives:
                     reason=str(error),
                 )
 
-    def _keep(self, path: Path, folder: Path) -> None:
+    def _pack(self, path: Path, folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        making = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+        temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         try:
-            with making.open("xb") as file:
-                pack(folder, file, _is_made)
-            if making.stat().st_size <= self._most:
-                making.rename(path)
+            with temporary.open("xb") as file:
+                pack(folder, file, _is_setup_output)
+            if temporary.stat().st_size <= self._max_bytes:
+                temporary.rename(path)
         finally:
-            making.unlink(missing_ok=True)
-        self._make_room(path.parent.parent)
+            temporary.unlink(missing_ok=True)
+        self._free_space(path.parent.parent)
 
-    def _make_room(self, top: Path) -> None:
-        """Remove what was not used for long, then what was not used for longest, until the rest may
-        stay.
+    def _free_space(self, top: Path) -> None:
+        """Remove archives that were not used for long, then the least recently used ones until the
+        rest fits.
         """
-        now, left = time.time(), self._most
-        found = []
+        now, free_bytes = time.time(), self._max_bytes
+        files = []
         for path in top.glob("*/*"):
             with suppress(FileNotFoundError):
                 if path.is_file():
-                    found.append((path.stat().st_mtime, path.stat().st_size, path))
-        for used, size, path in sorted(found, reverse=True):
-            left -= size
-            if left < 0 or now - used > (
-                _LEFT_SECONDS if path.name.startswith(".") else self._keep_seconds
+                    files.append((path.stat().st_mtime, path.stat().st_size, path))
+        for mtime, size, path in sorted(files, reverse=True):
+            free_bytes -= size
+            if free_bytes < 0 or now - mtime > (
+                _ABANDONED_SECONDS if path.name.startswith(".") else self._keep_seconds
             ):
                 path.unlink(missing_ok=True)
-                left += size
+                free_bytes += size

@@ -1,6 +1,6 @@
-"""Making what set-up makes: an environment for a lock file, and what set-up left in the checkout.
+"""Environments: what set-up writes for a lock file, and what it leaves in the checkout.
 
-Set-up runs what the repository says, so it runs in a sandbox too, but may have the network.
+Set-up runs commands of the repository, so it runs in a sandbox too, but may have the network.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.domain.repository import Base, SetupStep
 from moothall.errors import RepositoryError
-from moothall.repositories.checkout import Progress, give
+from moothall.repositories.checkout import Progress, change_owner
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.detect.builds import NODE_HEADERS
 from moothall.repositories.detect.python import LINE_BY_LINE, LOCKED, PIP
@@ -25,22 +25,22 @@ from moothall.repositories.git_snapshot import write_history
 from moothall.repositories.gitcmd import GitRunner
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox.spawn import drop_uid, own
-from moothall.workspace.environment_cache import Archives, Starter
+from moothall.workspace.environment_cache import Archives, BaseEnvironments
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
 from moothall.workspace.limits import describe_setup_limit
-from moothall.workspace.packages import setup_reach
+from moothall.workspace.packages import setup_network_access
 from moothall.workspace.pool import ExecutorPool
 from moothall.workspace.toolchains import choose
 
-_SAYS_WHY = re.compile(
+_REASON = re.compile(
     r"error|fatal|cannot|could not|couldn't|unable|no matching|no candidates|not found|no "
     r"such|denied|unsupported|requires? |exception|traceback"
     r"|unmet|conflict|missing|failed|forbidden",
     re.IGNORECASE,
 )
-# Lines that say no more than that something failed.
-_SAYS_NOTHING = re.compile(
+# Lines that only say that something failed.
+_GENERIC_FAILURE = re.compile(
     r"subprocess-exited-with-error|did not run successfully|exit code: ?\d|\[end of "
     r"output\]|\[\d+ lines of output\]"
     r"|This error originates from a subprocess|hint: See above|note: This|^\s*[╰│─>]*\s*$|npm "
@@ -48,68 +48,75 @@ _SAYS_NOTHING = re.compile(
     r"|Encountered error while|Failed with errors in|npm error (?:code|path|command)\b|warning",
     re.IGNORECASE,
 )
-_LINE, _FIRST, _TAIL, _MOST, _HOSTS = 300, 12, 25, 8000, 5
-_BEFORE = 3
-"""Lines of each kind that are said of a first choice, where what was run instead of it failed too.
-"""
+_LINE_CHARS, _REASON_LINES, _TAIL_LINES, _EXCERPT_CHARS, _SHOWN_HOSTS = 300, 12, 25, 8000, 5
+_EARLIER_LINES = 3
+"""Lines of each kind that are shown of the first attempt if its alternative failed too."""
 
 
-def reason(output: str) -> str:
-    """Return the line that says best why a command failed: the last of an exception, else the first
-    that says why; '' for none.
+def find_reason(output: str) -> str:
+    """Return the line that explains best why a command failed: the last exception, else the first
+    informative line; '' if there is none.
     """
     lines = [line.strip() for line in output.splitlines()]
-    telling = [line for line in lines if _SAYS_WHY.search(line) and not _SAYS_NOTHING.search(line)]
-    raised = [
-        line for line in telling if re.match(r"(?:E\s+)?[\w.]*(?:Error|Exception|Warning): ", line)
+    informative = [
+        line for line in lines if _REASON.search(line) and not _GENERIC_FAILURE.search(line)
     ]
-    return ((raised or telling)[-1 if raised else 0])[:_LINE] if telling else ""
+    exceptions = [
+        line
+        for line in informative
+        if re.match(r"(?:E\s+)?[\w.]*(?:Error|Exception|Warning): ", line)
+    ]
+    return (
+        ((exceptions or informative)[-1 if exceptions else 0])[:_LINE_CHARS] if informative else ""
+    )
 
 
-def excerpt(output: str, first: int = _FIRST, tail: int = _TAIL) -> str:
-    """Return the `first` lines that say why and the last `tail` lines of all, in order, at most
-    8,000 characters.
+def excerpt(output: str, first: int = _REASON_LINES, tail: int = _TAIL_LINES) -> str:
+    """Return the first informative lines and the last lines of an output, in order, at most
+    `_EXCERPT_CHARS` characters.
     """
-    lines = [line.rstrip()[:_LINE] for line in output.strip().splitlines() if line.strip()]
-    cut = max(0, len(lines) - tail)
-    why = [
-        at
-        for at, line in enumerate(lines[:cut])
-        if _SAYS_WHY.search(line) and not _SAYS_NOTHING.search(line)
+    lines = [line.rstrip()[:_LINE_CHARS] for line in output.strip().splitlines() if line.strip()]
+    tail_start = max(0, len(lines) - tail)
+    reasons = [
+        index
+        for index, line in enumerate(lines[:tail_start])
+        if _REASON.search(line) and not _GENERIC_FAILURE.search(line)
     ]
     parts, last = list[str](), -1
-    for at in (*why[:first], *range(cut, len(lines))):
-        if at > last + 1:
+    for index in (*reasons[:first], *range(tail_start, len(lines))):
+        if index > last + 1:
             parts.append("…")
-        parts.append(lines[at])
-        last = at
-    return "\n".join(parts)[-_MOST:]
+        parts.append(lines[index])
+        last = index
+    return "\n".join(parts)[-_EXCERPT_CHARS:]
 
 
 _DOWNLOADS = f"{ENVIRONMENT}/.downloads"
-_ON_DISK = {
+_DOWNLOAD_VARIABLES = {
     "XDG_CACHE_HOME": f"{_DOWNLOADS}/cache",
     "TMPDIR": f"{_DOWNLOADS}/tmp",  # noqa: S108 - a folder of the environment
     "npm_config_cache": f"{_DOWNLOADS}/npm",
     "npm_config_store_dir": f"{_DOWNLOADS}/pnpm",
     "npm_config_devdir": NODE_HEADERS,
 }
-"""What package managers keep of what they download: for a large project more than /tmp holds, which
-is memory. It goes when all is set up.
+"""Variables that put the downloads of package managers on the disk: those of a large project do not
+fit in /tmp, which is memory. They are removed after the set-up.
 """
 _CLEAN_SECONDS = 120.0
 _MAY_FAIL = frozenset({"success", "disk", "memory", "processes"})
-_LEFT_OUT, _LEFT_OUT_SHOWN = "left out: ", 20
+_LEFT_OUT_PREFIX, _MAX_LEFT_OUT = "left out: ", 20
 
 
-def explain(argv: Sequence[str], ended: str, output: str, *, hint: str = "", before: str) -> str:
-    """Return the message of a set-up that failed: which command, how, why, what had failed `before`
-    it, and what to write where.
+def explain(
+    argv: Sequence[str], outcome: str, output: str, *, hint: str = "", earlier_failure: str
+) -> str:
+    """Return the message of a failed set-up: the command, the outcome, the cause, the earlier
+    failure, and how to configure the commands.
     """
-    why = reason(output)
+    cause = find_reason(output)
     return (
-        f"set-up command {' '.join(argv)[:_LINE]!r} failed, "
-        f"{ended}{hint}{f': {why}' if why else ''}\n{excerpt(output)}\n{before}"
+        f"set-up command {' '.join(argv)[:_LINE_CHARS]!r} failed, "
+        f"{outcome}{hint}{f': {cause}' if cause else ''}\n{excerpt(output)}\n{earlier_failure}"
         'Say which commands do it: setup = ["…"] in the repository\'s .moothall.toml (it need not '
         "be committed), "
         "or `moothall repo add PATH --setup '…'`."
@@ -120,208 +127,224 @@ _OPAQUE = "user.overlay.opaque"
 
 
 class Environments:
-    """Makes environments, each once, whatever process asks for it."""
+    """The environments of a data directory. Each is made once, by whichever process needs it."""
 
     def __init__(self, settings: WorkspaceSections, pool: ExecutorPool) -> None:
         self._settings = settings
         self._pool = pool
         self._layout = pool.layout
-        self._starter = Starter(settings, pool)
+        self._base_environments = BaseEnvironments(settings, pool)
         self._archives = Archives(settings)
 
-    async def make(
+    async def ensure(
         self, base: Base, key: str, clone: TrustedClone, report_progress: Progress
     ) -> None:
-        """Make the environment of `base`, whose checkout `key` is there, unless it was made before.
-        Raises `RepositoryError`.
+        """Make the environment of `base`, whose checkout is `key`, unless it exists. Raises
+        `RepositoryError`.
         """
         name = environment_key(base)
-        chosen = choose(base.profile.needs)
-        for note in (*base.profile.notes, *chosen.notes):
+        toolchains = choose(base.profile.needs)
+        for note in (*base.profile.notes, *toolchains.notes):
             report_progress(note)
         if not name:
             return
-        if chosen.missing and (base.profile.steps or uses_environment(base)):
-            raise RepositoryError(chosen.missing)
+        if toolchains.missing and (base.profile.steps or uses_environment(base)):
+            raise RepositoryError(toolchains.missing)
         async with self._layout.lock(f"env-{name}"):
             final = self._layout.environment(name)
             if final.is_dir():
                 os.utime(final)
                 return
-            making = await fresh_beside(final)
-            making.mkdir(parents=True)
+            temporary = await temporary_sibling(final)
+            temporary.mkdir(parents=True)
             try:
-                async with self._archives.alone(name):
-                    if not await self._archives.take(name, making, report_progress):
-                        await remove_tree(making)
-                        making.mkdir()
-                        await self._fill(base, key, making, clone, report_progress)
-                        await self._archives.keep(name, making)
-                making.rename(final)
+                async with self._archives.lock(name):
+                    if not await self._archives.restore(name, temporary, report_progress):
+                        await remove_tree(temporary)
+                        temporary.mkdir()
+                        await self._fill(base, key, temporary, clone, report_progress)
+                        await self._archives.store(name, temporary)
+                temporary.rename(final)
             finally:
-                await remove_tree(making)
+                await remove_tree(temporary)
 
     async def _fill(
-        self, base: Base, key: str, making: Path, clone: TrustedClone, report_progress: Progress
+        self, base: Base, key: str, temporary: Path, clone: TrustedClone, report_progress: Progress
     ) -> None:
-        chosen = choose(base.profile.needs)
+        toolchains = choose(base.profile.needs)
         if uses_environment(base):
-            await self._starter.copy_to(making / "env", chosen.python, base.image, report_progress)
+            await self._base_environments.copy_to(
+                temporary / "env", toolchains.python, base.image, report_progress
+            )
         else:
-            (making / "env").mkdir()
-            own(making / "env", drop_uid(self._settings.sandbox))
+            (temporary / "env").mkdir()
+            own(temporary / "env", drop_uid(self._settings.sandbox))
         history = (
-            await self._history(base, key, making, clone, report_progress)
+            await self._history(base, key, temporary, clone, report_progress)
             if base.profile.history
             else ()
         )
-        place = ExecutorSetup(
-            key=f"setup-{making.name}",
+        setup = ExecutorSetup(
+            key=f"setup-{temporary.name}",
             tree=(*history, self._layout.tree(key)),
-            env=making / "env",
+            env=temporary / "env",
             env_writable=True,
-            reach=await asyncio.to_thread(setup_reach, making, self._settings),
-            toolchains=chosen.homes,
-            python=foreign_python(chosen),
+            reach=await asyncio.to_thread(setup_network_access, temporary, self._settings),
+            toolchains=toolchains.homes,
+            python=foreign_python(toolchains),
             image=base.image,
         )
         folder = None
         try:
-            async with self._pool.start(place, keep=True) as box:
-                folder = box.folder
+            async with self._pool.start(setup, keep=True) as executor:
+                folder = executor.folder
                 end = time.monotonic() + self._settings.workspace.setup_seconds
                 steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
                 local = self._settings.workspace.kind == "local"
-                variables = _ON_DISK | (_node_headers(chosen.homes) if local else {})
-                make = ("mkdir", "-p", _ON_DISK["TMPDIR"])
-                await box.request(
-                    "setup", wall_seconds=_CLEAN_SECONDS, argv=make, env=box.variables(), folder=""
+                variables = _DOWNLOAD_VARIABLES | (_node_headers(toolchains.homes) if local else {})
+                make_folder = ("mkdir", "-p", _DOWNLOAD_VARIABLES["TMPDIR"])
+                await executor.request(
+                    "setup",
+                    wall_seconds=_CLEAN_SECONDS,
+                    argv=make_folder,
+                    env=executor.variables(),
+                    folder="",
                 )
-                await _Steps(box, end, report_progress, variables, self._settings.sandbox).run(
+                await _Steps(executor, end, report_progress, variables, self._settings.sandbox).run(
                     steps
                 )
-                await box.request(
+                await executor.request(
                     "setup",
                     wall_seconds=_CLEAN_SECONDS,
                     argv=("rm", "-rf", _DOWNLOADS),
-                    env=box.variables(),
+                    env=executor.variables(),
                     folder="",
                 )
-                await box.take_back()
-            await remove_tree(box.upper / ".git")
+                await executor.fetch_setup_output()
+            await remove_tree(executor.upper / ".git")
             tracked = frozenset(entry.path for entry in await clone.entries(base.sha))
-            if await asyncio.to_thread(_keep_untracked, box.upper, tracked):
-                box.upper.rename(making / "layer")
+            if await asyncio.to_thread(_remove_tracked, executor.upper, tracked):
+                executor.upper.rename(temporary / "layer")
         finally:
-            for left in (folder, *history):
-                if left is not None:
-                    await remove_tree(left)
+            for leftover in (folder, *history):
+                if leftover is not None:
+                    await remove_tree(leftover)
 
     async def _history(
-        self, base: Base, key: str, making: Path, clone: TrustedClone, report_progress: Progress
+        self, base: Base, key: str, temporary: Path, clone: TrustedClone, report_progress: Progress
     ) -> tuple[Path, ...]:
-        """Return a folder with a `.git` that lies over the checkout while it is set up."""
-        folder = making / "history"
+        """Return a folder with a `.git` that is laid over the checkout during the set-up."""
+        folder = temporary / "history"
         folder.mkdir()
         git = GitRunner(self._settings.data_dir / "repos", self._settings.workspace.setup_seconds)
         if version := await write_history(git, clone, base.sha, folder, self._layout.tree(key)):
             report_progress(f"no tag says which version this is; set-up is told {version}")
-        await asyncio.to_thread(give, folder, drop_uid(self._settings.sandbox))
+        await asyncio.to_thread(change_owner, folder, drop_uid(self._settings.sandbox))
         return (folder,)
 
 
 class _Steps:
-    """Runs the steps of one set-up, until `end`, and says what it does."""
+    """A runner of the steps of one set-up until `end`, which reports its progress."""
 
     def __init__(
         self,
-        box: ExecutorClient,
+        executor: ExecutorClient,
         end: float,
         report_progress: Progress,
         variables: Mapping[str, str],
         limits: SandboxSettings,
     ) -> None:
-        self._box = box
+        self._executor = executor
         self._end = end
         self._report_progress = report_progress
         self._variables = variables
         self._limits = limits
 
-    async def run(self, steps: Sequence[SetupStep], before: str = "") -> None:
-        """Run them in order; raises `RepositoryError` where one that must not fail has, and nothing
-        helps instead.
+    async def run(self, steps: Sequence[SetupStep], earlier_failure: str = "") -> None:
+        """Run steps in order. Raises `RepositoryError` if a required step and its alternatives
+        fail.
 
-        `before` is why these are run: the failure of the first choice, said where they fail too.
+        `earlier_failure` describes the failed step whose alternatives these are; it is shown if
+        they fail too.
         """
         for step in steps:
-            where = f" in {step.folder}" if step.folder else ""
-            self._report_progress(f"setting up{where}: {command_line(step.argv)}"[:300])
-            answer = await self._box.request(
+            location = f" in {step.folder}" if step.folder else ""
+            self._report_progress(f"setting up{location}: {command_line(step.argv)}"[:300])
+            answer = await self._executor.request(
                 "setup",
                 wall_seconds=self._end - time.monotonic(),
                 argv=step.argv,
-                env={**self._box.variables(), **self._variables},
+                env={**self._executor.variables(), **self._variables},
                 folder=step.folder,
             )
             output = str(answer.get("output") or answer.get("error") or "")
             if answer.get("status") == "success" and answer.get("exit_code") == 0:
                 self._tell_left_out(step, output)
                 continue
-            fails = answer.get("status") in _MAY_FAIL  # less may succeed
-            if step.instead and fails:
+            may_continue = answer.get("status") in _MAY_FAIL  # less may succeed
+            if step.instead and may_continue:
                 self._report_progress(f"that failed{_because(output)}; trying with less")
-                said = excerpt(output, _BEFORE, _BEFORE).replace("\n", "\n  ")
+                earlier_output = excerpt(output, _EARLIER_LINES, _EARLIER_LINES).replace(
+                    "\n", "\n  "
+                )
                 try:
                     await self.run(
                         step.instead,
-                        before
-                        or f"Before it {' '.join(step.argv)[:_LINE]!r} had failed:\n  {said}\n",
+                        earlier_failure
+                        or f"Before it {' '.join(step.argv)[:_LINE_CHARS]!r} had failed:\n"
+                        f"  {earlier_output}\n",
                     )
                 except RepositoryError as error:
                     if not step.optional:
                         raise
-                    self._report_progress(f"left out{where}: {error.message.splitlines()[0]}"[:400])
-            elif step.optional and fails:
+                    self._report_progress(
+                        f"left out{location}: {error.message.splitlines()[0]}"[:400]
+                    )
+            elif step.optional and may_continue:
                 self._report_progress(
-                    f"left out{where}: {command_line(step.argv)[-150:]}{_because(output)}"
+                    f"left out{location}: {command_line(step.argv)[-150:]}{_because(output)}"
                 )
             else:
-                raise RepositoryError(self._why(step, answer, output, before))
+                raise RepositoryError(self._why(step, answer, output, earlier_failure))
 
     def _tell_left_out(self, step: SetupStep, output: str) -> None:
-        """Report the lines that an installation line by line left out."""
+        """Report the lines that a line-by-line installation left out."""
         if step.argv[: len(LINE_BY_LINE)] == LINE_BY_LINE:
-            for line in [line for line in output.splitlines() if line.startswith(_LEFT_OUT)][
-                :_LEFT_OUT_SHOWN
+            for line in [line for line in output.splitlines() if line.startswith(_LEFT_OUT_PREFIX)][
+                :_MAX_LEFT_OUT
             ]:
                 self._report_progress(line[:400])
 
-    def _why(self, step: SetupStep, answer: dict[str, object], output: str, before: str) -> str:
+    def _why(
+        self, step: SetupStep, answer: dict[str, object], output: str, earlier_failure: str
+    ) -> str:
         status, code = answer.get("status"), answer.get("exit_code")
-        ended = f"exit code {code}" if status == "success" else f"stopped: {status}"
+        outcome = f"exit code {code}" if status == "success" else f"stopped: {status}"
         if status == "timeout":
-            ended += " (workspace.setup_seconds)"
+            outcome += " (workspace.setup_seconds)"
         elif limit := describe_setup_limit(str(status), self._limits):
-            ended += f" ({limit})"
+            outcome += f" ({limit})"
         hint = (
-            "" if self._box.place.reach else " (without network: workspace.setup_network is 'off')"
+            ""
+            if self._executor.setup.reach
+            else " (without network: workspace.setup_network is 'off')"
         )
-        if refused := self._box.refused:
+        if refused := self._executor.refused:
             hint = (
-                f" (it asked for {', '.join(refused[:_HOSTS])[:_LINE]}, which set-ups may not "
-                "reach: workspace.setup_hosts)"
+                f" (it asked for {', '.join(refused[:_SHOWN_HOSTS])[:_LINE_CHARS]}, which "
+                "set-ups may not reach: workspace.setup_hosts)"
             )
-        return explain(step.argv, ended, output, hint=hint, before=before)
+        return explain(step.argv, outcome, output, hint=hint, earlier_failure=earlier_failure)
 
 
 def _node_headers(homes: Sequence[Path]) -> dict[str, str]:
-    """Return the variable that leads node-gyp to the headers of this machine's Node, or {} if Node
-    comes without them.
+    """Return the variable with the path of Node's headers on this machine for node-gyp, {} if they
+    are missing.
     """
     for home in (*homes, Path("/usr/local"), Path("/usr")):
         if (home / "bin" / "node").exists():
-            there = (home / "include" / "node" / "node_version.h").exists()
-            return {"npm_config_nodedir": str(home)} if there else {}
+            has_headers = (home / "include" / "node" / "node_version.h").exists()
+            return {"npm_config_nodedir": str(home)} if has_headers else {}
     return {}
 
 
@@ -335,27 +358,25 @@ def command_line(argv: Sequence[str]) -> str:
 
 
 def _because(output: str) -> str:
-    why = reason(output)
-    return f" ({why[:200]})" if why else ""
+    cause = find_reason(output)
+    return f" ({cause[:200]})" if cause else ""
 
 
-async def fresh_beside(final: Path) -> Path:
-    """Return a free path beside `final`, whose lock is held, and remove what a killed process left
-    half made.
+async def temporary_sibling(final: Path) -> Path:
+    """Return an unused path beside `final`, whose lock must be held. Remove what a killed process
+    left there.
     """
     await asyncio.to_thread(final.parent.mkdir, parents=True, exist_ok=True)
-    for left in await asyncio.to_thread(lambda: list(final.parent.glob(f".{final.name}-*"))):
-        await remove_tree(left)
+    for leftover in await asyncio.to_thread(lambda: list(final.parent.glob(f".{final.name}-*"))):
+        await remove_tree(leftover)
     return final.with_name(f".{final.name}-{secrets.token_hex(4)}")
 
 
-def _keep_untracked(upper: Path, tracked: frozenset[str]) -> bool:
-    """Leave in what set-up wrote into the checkout only what the repository doesn't hold itself; is
-    there any?
-
-    So that it can lie over other commits with the same lock file.
+def _remove_tracked(upper: Path, tracked: frozenset[str]) -> bool:
+    """Remove from the output of set-up in the checkout the files that the repository has itself, so
+    that it can be laid over other commits with the same lock file. Return whether files are left.
     """
-    kept = False
+    has_untracked = False
     for folder, _, names in os.walk(upper):
         if _OPAQUE in os.listxattr(folder):
             os.removexattr(folder, _OPAQUE)
@@ -364,5 +385,5 @@ def _keep_untracked(upper: Path, tracked: frozenset[str]) -> bool:
             if str(path.relative_to(upper)) in tracked or stat.S_ISCHR(path.lstat().st_mode):
                 path.unlink()
             else:
-                kept = True
-    return kept
+                has_untracked = True
+    return has_untracked

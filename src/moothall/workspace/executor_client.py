@@ -1,4 +1,4 @@
-"""One workspace's executor, wherever it runs: asked, measured, and what it needs to be asked."""
+"""The client of a workspace's executor, wherever the executor runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.network.proxy import Proxy
 from moothall.processes import start_process
-from moothall.repositories.changes import AskIgnored, ChangeCaps, Written
+from moothall.repositories.changes import AskIgnored, ChangeCaps, WorkspaceChanges
 from moothall.repositories.detect import GO_CACHE
 from moothall.repositories.profile import read_text
 from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
@@ -33,12 +33,11 @@ from moothall.workspace.slots import Slot, Slots
 
 EXECUTOR = "moothall.sandbox_runtime.executor"
 START_SECONDS = 20.0
-# less than the gateway's: an executor that says nothing is lost, and its turns are done again
-# elsewhere
+# Less than the gateway's: a silent executor is lost, and its turns are repeated in another one.
 _GRACE_SECONDS = 5.0
-_LOOK_PAUSE = 0.25
-_LONG = frozenset({"setup", "build", "check", "shell"})  # the caller sets their limits
-_OFFLINE = {
+_WATCH_PAUSE_SECONDS = 0.25
+_CALLER_LIMITED = frozenset({"setup", "build", "check", "shell"})  # the caller sets their limits
+_OFFLINE_VARIABLES = {
     "GOPROXY": "off",
     "CARGO_NET_OFFLINE": "true",
     "npm_config_offline": "true",
@@ -46,7 +45,7 @@ _OFFLINE = {
 }
 # If a check calls its package manager again, it uses what set-up resolved and does not look for
 # other versions.
-_RESOLVED = {
+_RESOLVED_VARIABLES = {
     "COREPACK_ENABLE_NETWORK": "0",
     "COREPACK_ENABLE_STRICT": "0",
     "COREPACK_ENABLE_AUTO_PIN": "0",
@@ -56,46 +55,55 @@ _RESOLVED = {
     "UV_PYTHON_DOWNLOADS": "never",
     "YARN_ENABLE_NETWORK": "0",
 }
-_PNPM = {
-    # With this, pnpm leaves its version to corepack, even if started directly.
+_PNPM_VARIABLES = {
+    # This makes pnpm leave its version to corepack, even if started directly.
     "COREPACK_ROOT": f"{ENVIRONMENT}/corepack",
     "pnpm_config_manage_package_manager_versions": "false",
     "pnpm_config_verify_deps_before_run": "false",
 }
-_VERIFIES = "npm_config_verify_deps_before_run"
+_VERIFY_DEPENDENCIES = "npm_config_verify_deps_before_run"
 """Read by older pnpm. npm warns about it, so it is set only if the project asks pnpm to install
 before it runs."""
-_YARN = {"YARN_NODE_LINKER": "node-modules", "YARN_ENABLE_TELEMETRY": "0", "YARN_IGNORE_PATH": "1"}
-"""As detected set-ups install: Plug'n'Play needs a cache outside the repository."""
-_PROXIES = (
+_YARN_VARIABLES = {
+    "YARN_NODE_LINKER": "node-modules",
+    "YARN_ENABLE_TELEMETRY": "0",
+    "YARN_IGNORE_PATH": "1",
+}
+"""As in detected set-ups: Plug'n'Play needs a cache outside the repository."""
+_PROXY_VARIABLES = (
     "HTTP_PROXY",
     "HTTPS_PROXY",
     "http_proxy",
     "https_proxy",
     "YARN_HTTP_PROXY",
-    "YARN_HTTPS_PROXY",  # yarn reads no others from its second version on
+    "YARN_HTTPS_PROXY",  # the only ones that Yarn 2 and later read
 )
-_OF_OTHERS = frozenset({"run", "code"})  # what runs code of others
+_FOREIGN_CODE = frozenset({"run", "code"})  # operations that run untrusted code
 # These take a slot. Set-up does not: it mostly waits for the network.
 _SLOTTED = frozenset({"run", "build", "check", "code", "shell"})
-_WRITING = frozenset(
+_WRITING_TOOLS = frozenset(
     {"files.write", "files.append", "files.edit", "files.define", "files.mkdir", "files.store"}
 )
 
 Answer = dict[str, Any]
-Asked = Callable[[Answer], Awaitable[Answer]]
-"""What answers a request that asks something meanwhile."""
+QuestionHandler = Callable[[Answer], Awaitable[Answer]]
+"""Answers a question that a running request asks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
-    """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders
-    read-only. Without a tree there is an empty folder. `program` answers in it; `limits` hold
-    instead of the settings'; `cpu_share` is the processors that a command may use on average, 0: as
-    the limits say. `toolchains` are shown where they lie, and their bin is put on PATH; `reach` is
-    what it may reach, through a proxy: without, nothing; `python` is the prefix of the interpreter
-    that /env was made with, where it is not our own. `image`: what a pod of it runs in, where that
-    is not the one for all.
+    """The setup of an executor.
+
+    tree: folders of the overlay at /workspace, topmost first; without any, the folder is empty.
+    env: the environment at /env.
+    reach: what it may reach over a proxy; without it, nothing.
+    ro: more read-only folders, with their paths inside.
+    program: the module that runs in it.
+    limits: limits that replace those of the settings.
+    cpu_share: the processors that a command may use on average; 0: as in the limits.
+    toolchains: folders that are shown at their own paths, and whose bin is added to PATH.
+    python: the prefix of the interpreter of /env if it is not our own.
+    image: the image of its pod if it is not the common one.
     """
 
     key: str
@@ -111,12 +119,11 @@ class ExecutorSetup:
     python: Path | None = None
     image: str = ""
     history: Path | None = None
-    """A folder with the git directory that the shell reads; without, there is no git in the
-    workspace.
+    """A folder with the git directory that the shell reads; without it, the workspace has no git.
     """
 
-    def describe_walls(self, limits: SandboxSettings, **more: Any) -> dict[str, Any]:
-        """Return what the program in it is told of its walls."""
+    def describe_limits(self, limits: SandboxSettings, **options: Any) -> dict[str, Any]:
+        """Return the options of the program that describe its limits."""
         return {
             "landlock": "landlock" not in limits.allow_degraded,
             "writable": [ENVIRONMENT] if self.env and self.env_writable else [],
@@ -124,12 +131,12 @@ class ExecutorSetup:
             "processes": limits.processes,
             "memory_bytes": limits.memory_bytes,
             "disk_bytes": limits.disk_bytes,
-            **more,
+            **options,
         }
 
 
 async def remove_tree(path: Path) -> None:
-    """Remove a tree that hostile code may have written: any depth, any modes, no link followed."""
+    """Remove a tree of hostile code: any depth, any modes, without following links."""
     for attempt in range(2):
         if not await asyncio.to_thread(path.exists):
             return
@@ -149,35 +156,35 @@ async def _quietly(*command: str) -> None:
 
 
 class ExecutorClient(ABC):
-    """A running executor. One request at a time; the lock is held for a whole request."""
+    """A running executor. It handles one request at a time."""
 
-    def __init__(self, place: ExecutorSetup, folder: Path, settings: WorkspaceSections) -> None:
-        self.place = place
+    def __init__(self, setup: ExecutorSetup, folder: Path, settings: WorkspaceSections) -> None:
+        self.setup = setup
         self.folder = folder
         self.upper = folder / "upper"
-        self.called = folder.name
-        self.whose: Mapping[str, str] = {}
+        self.log_name = folder.name
+        self.owner: Mapping[str, str] = {}
         self.slots: Slots | None = None
         self._slot: Slot | None = None
         self._since = 0.0
         self._settings = settings
-        self._limits = place.limits or settings.sandbox
+        self._limits = setup.limits or settings.sandbox
         self._link: ExecutorConnection | None = None
         self._lock = asyncio.Lock()
-        self._outside = contextlib.AsyncExitStack()
+        self._proxies = contextlib.AsyncExitStack()
         self._proxy: Proxy | None = None
         self._port = 0
 
     @property
     def name(self) -> str:
-        """The folder's name, which is unique."""
+        """The unique name of its folder."""
         return self.folder.name
 
-    def belong_to(self, whose: Mapping[str, str]) -> None:
-        """Let people who look on see whose it is: `task_id`, `tenant`, `seat`, as far as they are
-        known. Before it is started or later.
+    def assign_owner(self, owner: Mapping[str, str]) -> None:
+        """Set the owner that observers see: `task_id`, `tenant` and `seat`, as far as known. It can
+        be set before and after the start.
         """
-        self.whose = whose
+        self.owner = owner
         self._since = time.time()
 
     @property
@@ -190,88 +197,86 @@ class ExecutorClient(ABC):
         """Whether the executor runs."""
 
     @property
-    def spent(self) -> bool:
-        """Whether too much of its life has gone while it was kept ready for it to be taken."""
+    def is_expired(self) -> bool:
+        """Whether a spare executor is too old to be used."""
         return False
 
     @property
     def pid(self) -> int:
-        """The pid on this machine of the process that holds it; 0 where it runs elsewhere."""
+        """The pid on this machine of the process that holds it; 0 if it runs elsewhere."""
         return 0
 
     @property
     def python(self) -> str:
-        """Our own Python, as it is found inside."""
+        """The path of our own Python inside."""
         return str(interpreter())
 
     @abstractmethod
     async def start(self) -> None:
-        """Start the executor and wait until it has shut itself in.
+        """Start the executor and wait until it has confined itself.
 
-        Raises `SandboxUnavailable` with the reason; then nothing is left.
+        Raises `SandboxUnavailable` with the reason, and leaves nothing then.
         """
 
     @abstractmethod
     async def show_history(self) -> str:
-        """Return where inside the git directory lies that the shell reads, '' where there is
-        none.
-        """
+        """Return the path inside of the git directory that the shell reads, '' if there is none."""
 
     @abstractmethod
     async def changes(
         self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored
-    ) -> Written:
-        """Return what differs from the checkout; `ignored` says what .gitignore files leave out.
-        Raises `PatchRefused` for what no patch can hold, `WorkspaceFailed`.
+    ) -> WorkspaceChanges:
+        """Return the changes against the checkout; `ignored` asks which paths .gitignore files
+        exclude. Raises `PatchRefused` for changes that no patch can contain, `WorkspaceFailed`.
         """
 
     @abstractmethod
-    async def take_back(self) -> None:
-        """Bring what set-up wrote to this machine: into `place.env`, and what it left in the tree
-        into `upper`.
+    async def fetch_setup_output(self) -> None:
+        """Fetch the output of set-up to this machine: the environment into `setup.env`, and files
+        in the tree into `upper`.
         """
 
     @abstractmethod
     def kill(self) -> None:
-        """End everything inside, at once."""
+        """Kill all processes inside."""
 
     @abstractmethod
     async def _end(self) -> None:
-        """End it, and wait until that is done."""
+        """End it and wait for its end."""
 
     @abstractmethod
-    async def _last_words(self) -> str:
-        """Return the end of what it said beside its answers, or what is said of its end."""
+    async def _read_log_tail(self) -> str:
+        """Return the end of its log, or the reason of its end."""
 
     @abstractmethod
-    def _note(self, text: str) -> None:
+    def _write_log(self, text: str) -> None:
         """Add a line to its log."""
 
     @abstractmethod
     def _count_memory_kills(self) -> int:
-        """Return how many processes were killed because its memory was used up."""
+        """Return how many processes were killed for lack of memory."""
 
     @abstractmethod
     async def _disk_is_full(self) -> bool:
-        """Whether what was written is more than it may be."""
+        """Return whether the written files exceed the limit."""
 
     async def close(self, *, keep: bool = False) -> None:
-        """End everything inside and remove the folder (`keep`: leave it)."""
+        """End everything inside, and remove the folder unless `keep` is true."""
         self.kill()
         if self._link:
             self._link.close()
         try:
             await self._end()
-            await self._outside.aclose()
+            await self._proxies.aclose()
         finally:
             if not keep:
-                executor_log.keep(self._log, self._settings.data_dir, self.called)
+                executor_log.store_log(self._log, self._settings.data_dir, self.log_name)
                 with contextlib.suppress(FileNotFoundError):
                     await remove_tree(self.folder)
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Hosts and ports that the box asked for and may not reach."""
+        """Hosts and ports that it asked for and may not reach."""
         return tuple(f"{host}:{port}" for host, port in self._proxy.refused) if self._proxy else ()
 
     async def request(
@@ -279,19 +284,19 @@ class ExecutorClient(ABC):
         op: str,
         *,
         wall_seconds: float,
-        asked: Asked | None = None,
+        answer_question: QuestionHandler | None = None,
         deadline: datetime | None = None,
         patience: float = 1.0,
         alone: bool = False,
         unslotted: bool = False,
         **fields: Any,
     ) -> Answer:
-        """Ask the executor and return its answer. Raises `WorkspaceFailed` when it is gone or
-        silent.
+        """Send a request to the executor and return its answer. Raises `WorkspaceFailed` if the
+        executor is gone or silent.
 
-        When the caller is cancelled, so is the command. `asked` answers what the request asks
-        meanwhile, one question at a time; the time that this takes is not the request's. What it
-        raises, this raises.
+        If the caller is cancelled, the command is stopped. `answer_question` answers the questions
+        of the request, one at a time; that time does not count for the request, and its errors are
+        raised here.
 
         A command waits for a slot first (`alone`: for all, `unslotted`: for none), and its time
         starts with the slot. Time spent waiting for a core does not count, up to `patience` times
@@ -310,115 +315,130 @@ class ExecutorClient(ABC):
                         )
                 except TimeoutError:
                     return {"status": "timeout", "output": "no slot was free before the deadline"}
-            left = math.inf if deadline is None else seconds_until(deadline)
-            wall = min(wall_seconds, left if op in _LONG else self._limits.wall_seconds)
-            most = max(wall, min(patience * wall, left))
-            return await self._ask(op, max(0.05, wall), max(0.05, most), asked, fields)
+            remaining = math.inf if deadline is None else seconds_until(deadline)
+            wall_limit = min(
+                wall_seconds, remaining if op in _CALLER_LIMITED else self._limits.wall_seconds
+            )
+            max_wall = max(wall_limit, min(patience * wall_limit, remaining))
+            return await self._ask(
+                op, max(0.05, wall_limit), max(0.05, max_wall), answer_question, fields
+            )
 
     async def _ask(
-        self, op: str, wall: float, most: float, asked: Asked | None, fields: Mapping[str, Any]
+        self,
+        op: str,
+        wall_limit: float,
+        max_wall: float,
+        answer_question: QuestionHandler | None,
+        fields: Mapping[str, Any],
     ) -> Answer:
         limits = self._limits
-        long = op in _LONG
-        cpu = wall * (os.cpu_count() or 1) if long else limits.cpu_seconds
+        caller_limited = op in _CALLER_LIMITED
+        cpu = wall_limit * (os.cpu_count() or 1) if caller_limited else limits.cpu_seconds
         message = {
-            "op": "run" if long else op,
+            "op": "run" if caller_limited else op,
             "limits": {
-                "wall_seconds": wall,
-                "most_seconds": most,
-                "cpu_seconds": min(cpu, wall * self.place.cpu_share)
-                if self.place.cpu_share
+                "wall_seconds": wall_limit,
+                "most_seconds": max_wall,
+                "cpu_seconds": min(cpu, wall_limit * self.setup.cpu_share)
+                if self.setup.cpu_share
                 else cpu,
                 "output_bytes": limits.output_bytes,
-                "any_output": long
-                and op != "shell",  # its time is what bounds it, and a report comes with it
+                # The time limits the output of the others, and a report is part of it.
+                "any_output": caller_limited and op != "shell",
                 "file_bytes": self._settings.workspace.max_file_bytes,
             },
             **fields,
         }
         if self._link is None:
             raise WorkspaceFailed("the workspace is not open")
-        # Only foreign code can use up the memory; asking the kernel costs more than reading a file.
-        killed = self._count_memory_kills() if message["op"] in _OF_OTHERS else None
+        # Only untrusted code can exhaust the memory; asking the kernel costs more than reading a
+        # file.
+        memory_kills = self._count_memory_kills() if message["op"] in _FOREIGN_CODE else None
         number, answer = self._link.ask(message)
-        following = self._follow(number, answer, most, asked)
+        waiting = self._follow(number, answer, max_wall, answer_question)
         try:
-            if killed is None:
-                result = await following
+            if memory_kills is None:
+                result = await waiting
             else:
-                result = await self._watch_block(number, following, killed, disk=op != "setup")
+                result = await self._watch_block(number, waiting, memory_kills, disk=op != "setup")
         except WorkspaceFailed as error:
             raise WorkspaceFailed(
-                f"{error.message}: {await self._last_words() or 'it said nothing'}"
+                f"{error.message}: {await self._read_log_tail() or 'it said nothing'}"
             ) from error
         except asyncio.CancelledError:
             self._link.stop(number, "cancelled")
             raise
-        starved = killed is not None and self._count_memory_kills() > killed
-        # A command may be over before the watch looks, and writing files has no watch.
+        out_of_memory = memory_kills is not None and self._count_memory_kills() > memory_kills
+        # A command may end before the watch looks, and file writes have no watch.
         if (
-            not starved
+            not out_of_memory
             and result.get("status") == "success"
-            and _writes(op, fields)
+            and _may_fill_disk(op, fields)
             and await self._disk_is_full()
         ):
-            said = f"the workspace exceeds sandbox.disk_bytes = {limits.disk_bytes}; delete files"
-            result = {**result, "status": "disk", "verdict": "errored", "error": said}
-        if starved and (
+            disk_error = (
+                f"the workspace exceeds sandbox.disk_bytes = {limits.disk_bytes}; delete files"
+            )
+            result = {**result, "status": "disk", "verdict": "errored", "error": disk_error}
+        if out_of_memory and (
             (result.get("status") == "success" and result.get("exit_code")) or result.get("crashed")
         ):
             result = {**result, "status": "memory", "verdict": "errored"}
-        if killed is not None:
-            self._note(executor_log.line(op, fields, result))
+        if memory_kills is not None:
+            self._write_log(executor_log.format_line(op, fields, result))
         return result
 
     async def _follow(
-        self, number: int, answer: asyncio.Future[Answer], wall: float, asked: Asked | None
+        self,
+        number: int,
+        answer: asyncio.Future[Answer],
+        max_wall: float,
+        answer_question: QuestionHandler | None,
     ) -> Answer:
-        """Wait for an answer, and answer questions meanwhile. The command leaves its slot then,
-        since the answer may need one.
+        """Wait for an answer and answer questions meanwhile. The command releases its slot during a
+        question, because answering may need one.
         """
         link = self._link
-        assert link is not None  # noqa: S101 - request made sure
+        assert link is not None  # noqa: S101 - checked by the caller
         loop = asyncio.get_running_loop()
-        end = loop.time() + wall + _GRACE_SECONDS
+        deadline = loop.time() + max_wall + _GRACE_SECONDS
         while True:
-            await asyncio.wait([answer], timeout=max(0.0, end - loop.time()))
+            await asyncio.wait([answer], timeout=max(0.0, deadline - loop.time()))
             if not answer.done():
                 self.kill()
                 raise WorkspaceFailed(
-                    f"the executor gave no answer within {wall + _GRACE_SECONDS:g} s and was ended"
+                    f"the executor gave no answer within {max_wall + _GRACE_SECONDS:g} s and was "
+                    "ended"
                 )
-            said = answer.result()
-            if asked is None or said.get("op") != "call":
-                return said
-            begun = loop.time()
-            answer = link.more(number)  # it may be stopped, or die, while it waits
+            reply = answer.result()
+            if answer_question is None or reply.get("op") != "call":
+                return reply
+            question_start = loop.time()
+            answer = link.expect_more(number)  # it may be stopped, or die, while it waits
             if self._slot is not None:
-                self._slot.leave()
-            told = await asked(said)
+                self._slot.release()
+            result = await answer_question(reply)
             if self._slot is not None:
-                await self._slot.take()
-            end += loop.time() - begun
+                await self._slot.acquire()
+            deadline += loop.time() - question_start
             if not answer.done():
-                link.reply(number, told)
+                link.reply(number, result)
 
     async def _watch_block(
-        self, number: int, following: Awaitable[Answer], killed: int, *, disk: bool
+        self, number: int, waiting: Awaitable[Answer], memory_kills: int, *, disk: bool
     ) -> Answer:
-        """Follow what runs code of others, and look at memory and disk meanwhile, also while it
-        waits for an answer of ours.
+        """Wait for an answer to untrusted code, and watch memory and disk meanwhile, also during
+        questions.
         """
         result: Answer | MoothallError
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(
-                self._watch(number, killed, disk=disk), name=f"watch {self.name}"
+                self._watch(number, memory_kills, disk=disk), name=f"watch {self.name}"
             )
             try:
-                result = await following
-            except (
-                MoothallError
-            ) as error:  # it goes out of here as it is, and not as one of a group
+                result = await waiting
+            except MoothallError as error:  # raised below, outside of an exception group
                 result = error
             finally:
                 watch.cancel()
@@ -426,29 +446,29 @@ class ExecutorClient(ABC):
             raise result
         return result
 
-    async def _watch(self, number: int, killed: int, *, disk: bool) -> None:
-        """Stop a request whose memory or disk is used up."""
-        loop, pause, broken = asyncio.get_running_loop(), _LOOK_PAUSE, ""
-        while not broken:
+    async def _watch(self, number: int, memory_kills: int, *, disk: bool) -> None:
+        """Stop a request that has exhausted its memory or disk."""
+        loop, pause, limit = asyncio.get_running_loop(), _WATCH_PAUSE_SECONDS, ""
+        while not limit:
             await asyncio.sleep(pause)
-            begun = loop.time()
-            broken = (
+            started = loop.time()
+            limit = (
                 "memory"
-                if self._count_memory_kills() > killed
+                if self._count_memory_kills() > memory_kills
                 else "disk"
                 if disk and await self._disk_is_full()
                 else ""
             )
-            pause = max(_LOOK_PAUSE, 10 * (loop.time() - begun))
+            pause = max(_WATCH_PAUSE_SECONDS, 10 * (loop.time() - started))
         if self._link:
-            self._link.stop(number, broken)
+            self._link.stop(number, limit)
 
     def variables(self) -> dict[str, str]:
-        """Return the environment of a command: nothing of ours, nothing of the operator's."""
-        place = self.place
-        path = [f"{ENVIRONMENT}/bin"] if place.env else []
+        """Return the environment of a command, without variables of ours or the operator's."""
+        setup = self.setup
+        path = [f"{ENVIRONMENT}/bin"] if setup.env else []
         path += [
-            f"{folder}/bin" for folder in (*self._settings.sandbox.toolchains, *place.toolchains)
+            f"{folder}/bin" for folder in (*self._settings.sandbox.toolchains, *setup.toolchains)
         ]
         path += [
             str(Path(self.python).parent),
@@ -472,51 +492,52 @@ class ExecutorClient(ABC):
             "GOCACHE": self._go_cache(),
             "GOMODCACHE": f"{ENVIRONMENT}/go",
             "GOTOOLCHAIN": "local",
-            # Go's index of folders whose files rest for two seconds ends it where the cache is
-            # read-only
+            # Go's index of folders fails with a read-only cache.
             "GODEBUG": "goindex=0",
             "CARGO_HOME": f"{ENVIRONMENT}/cargo",
-            "COREPACK_HOME": f"{ENVIRONMENT}/corepack" if place.env else f"{HOME}/.cache/corepack",
+            "COREPACK_HOME": f"{ENVIRONMENT}/corepack" if setup.env else f"{HOME}/.cache/corepack",
         }
-        if place.env:
+        if setup.env:
             variables["VIRTUAL_ENV"] = ENVIRONMENT
-        if not place.reach:
-            return {**variables, **_OFFLINE, **self._resolved()}
-        way = f"http://127.0.0.1:{self._port}"
+        if not setup.reach:
+            return {**variables, **_OFFLINE_VARIABLES, **self._resolved_variables()}
+        proxy_url = f"http://127.0.0.1:{self._port}"
         return {
             **variables,
-            **dict.fromkeys(_PROXIES, way),
+            **dict.fromkeys(_PROXY_VARIABLES, proxy_url),
             "NODE_USE_ENV_PROXY": "1",
-            **place.reach.variables,
+            **setup.reach.variables,
         }
 
-    def _resolved(self) -> dict[str, str]:
-        """Return what keeps package managers to what set-up resolved."""
-        env = self.place.env
-        found = {**_RESOLVED}
-        if env and not any((tree / ".venv").is_dir() for tree in self.place.tree):
-            found["UV_PROJECT_ENVIRONMENT"] = ENVIRONMENT
+    def _resolved_variables(self) -> dict[str, str]:
+        """Return variables that make package managers use what set-up resolved."""
+        env = self.setup.env
+        variables = {**_RESOLVED_VARIABLES}
+        if env and not any((tree / ".venv").is_dir() for tree in self.setup.tree):
+            variables["UV_PROJECT_ENVIRONMENT"] = ENVIRONMENT
         if env and os.path.lexists(env / "bin" / "yarn"):
-            found |= _YARN
+            variables |= _YARN_VARIABLES
         if env and os.path.lexists(env / "bin" / "pnpm"):
-            found |= _PNPM
-            said = [
-                read_text(self.place.tree[-1] / name) or ""
+            variables |= _PNPM_VARIABLES
+            config = [
+                read_text(self.setup.tree[-1] / name) or ""
                 for name in ("pnpm-workspace.yaml", ".npmrc")
             ]
-            if re.search(r"verifyDepsBeforeRun|verify-deps-before-run", "".join(said)):
-                found[_VERIFIES] = "false"
-        return found
+            if re.search(r"verifyDepsBeforeRun|verify-deps-before-run", "".join(config)):
+                variables[_VERIFY_DEPENDENCIES] = "false"
+        return variables
 
     def _go_cache(self) -> str:
-        """What set-up compiled need not be compiled again: Go takes a cache that it cannot write
-        to.
+        """Return Go's build cache: that of set-up if there is one, since Go can use a read-only
+        cache.
         """
-        place = self.place
-        filled = place.env is not None and (place.env_writable or (place.env / GO_CACHE).is_dir())
-        return f"{ENVIRONMENT}/{GO_CACHE}" if filled else f"{HOME}/.cache/go"
+        setup = self.setup
+        has_cache = setup.env is not None and (
+            setup.env_writable or (setup.env / GO_CACHE).is_dir()
+        )
+        return f"{ENVIRONMENT}/{GO_CACHE}" if has_cache else f"{HOME}/.cache/go"
 
 
-def _writes(op: str, fields: Mapping[str, Any]) -> bool:
-    """Whether a request may fill the disk of the workspace. A set-up has a limit of its own."""
-    return op in _SLOTTED or (op == "files" and fields.get("tool") in _WRITING)
+def _may_fill_disk(op: str, fields: Mapping[str, Any]) -> bool:
+    """Return whether a request may fill the disk of the workspace. Set-up has its own limit."""
+    return op in _SLOTTED or (op == "files" and fields.get("tool") in _WRITING_TOOLS)

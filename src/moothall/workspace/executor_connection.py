@@ -1,4 +1,4 @@
-"""The trusted side's end of an executor's socket: requests out, answers in, by id."""
+"""The trusted side's end of an executor's socket: sends requests and matches answers by id."""
 
 from __future__ import annotations
 
@@ -10,77 +10,77 @@ from moothall.errors import WorkspaceFailed
 from moothall.sandbox_runtime.protocol import FrameReader, ProtocolError, pack
 
 READY = 0
-# messages that nobody waits for any more, for each request: one that was given up asks, and then
-# ends
+# Unexpected messages that are allowed for each request: an abandoned one may ask a question and
+# then end.
 _STRAYS = 4
 
 
 class ExecutorConnection(asyncio.Protocol):
-    """One connection. Answers that nobody waits for any more are dropped."""
+    """A connection. Answers that nobody waits for are dropped."""
 
     def __init__(self) -> None:
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._last = READY
+        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._last_id = READY
         self._strays = 0
-        self._gone = ""
+        self._close_reason = ""
         self.ready: asyncio.Future[dict[str, Any]] = self._expect(READY)
 
     @classmethod
     async def over(cls, end: socket.socket) -> ExecutorConnection:
-        """Take over one end of a socket pair."""
+        """Create a connection over one end of a socket pair."""
         _, link = await asyncio.get_running_loop().create_unix_connection(cls, sock=end)
         return link
 
     def ask(self, message: dict[str, Any]) -> tuple[int, asyncio.Future[dict[str, Any]]]:
-        """Send a request; return its id and the future of its answer (`WorkspaceFailed` once the
-        link is gone).
+        """Send a request. Return its id, and the future of its answer, which fails with
+        `WorkspaceFailed` if the connection is lost.
         """
-        if self._gone or self._transport is None:
-            raise WorkspaceFailed(self._gone or "the executor is not connected")
-        self._last += 1
-        answer = self._expect(self._last)
+        if self._close_reason or self._transport is None:
+            raise WorkspaceFailed(self._close_reason or "the executor is not connected")
+        self._last_id += 1
+        answer = self._expect(self._last_id)
         try:
-            self._transport.write(pack({**message, "id": self._last}))
+            self._transport.write(pack({**message, "id": self._last_id}))
         except ProtocolError as error:
-            del self._asked[self._last]
+            del self._pending[self._last_id]
             raise WorkspaceFailed(f"the request cannot be sent: {error}") from error
-        return self._last, answer
+        return self._last_id, answer
 
-    def more(self, request: int) -> asyncio.Future[dict[str, Any]]:
-        """Return the future of what a request that runs says next."""
-        if self._gone:
-            raise WorkspaceFailed(self._gone)
+    def expect_more(self, request: int) -> asyncio.Future[dict[str, Any]]:
+        """Return the future of the next message of a running request."""
+        if self._close_reason:
+            raise WorkspaceFailed(self._close_reason)
         return self._expect(request)
 
     def reply(self, request: int, message: dict[str, Any]) -> None:
-        """Answer what a request that runs asked us."""
-        if self._gone or self._transport is None:
-            raise WorkspaceFailed(self._gone or "the executor is not connected")
+        """Answer a question of a running request."""
+        if self._close_reason or self._transport is None:
+            raise WorkspaceFailed(self._close_reason or "the executor is not connected")
         try:
             self._transport.write(pack({"op": "answer", **message, "id": request}))
         except ProtocolError as error:
             raise WorkspaceFailed(f"the answer cannot be sent: {error}") from error
 
     def stop(self, request: int, reason: str) -> None:
-        """Ask for the end of a request that runs; its answer will have `reason` as its status."""
-        if self._transport and not self._gone:
+        """Stop a running request; its answer then has `reason` as its status."""
+        if self._transport and not self._close_reason:
             self._transport.write(pack({"op": "stop", "id": request, "reason": reason}))
 
     def close(self) -> None:
-        """Close the socket: the executor ends."""
+        """Close the socket, which ends the executor."""
         self._fail("the workspace is closed")
         if self._transport:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport."""
         # uvloop's transports are no subclass, so this cannot be asserted.
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand out the answers that are complete."""
+        """Deliver complete answers."""
         try:
             messages = self._frames.feed(data)
         except ProtocolError as error:
@@ -88,21 +88,21 @@ class ExecutorConnection(asyncio.Protocol):
             return
         for message in messages:
             number = message.get("id")
-            answer = self._asked.pop(number, None) if isinstance(number, int) else None
+            answer = self._pending.pop(number, None) if isinstance(number, int) else None
             if answer and not answer.done():
                 answer.set_result(message)
             else:
                 self._strays += 1
-        if self._strays > _STRAYS * (self._last + 1):
+        if self._strays > _STRAYS * (self._last_id + 1):
             self._break("it says what nobody asked")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell all who wait."""
+        """Fail all pending requests."""
         self._fail(f"the executor is gone{f' ({exc})' if exc else ''}")
 
     def _expect(self, number: int) -> asyncio.Future[dict[str, Any]]:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
+        self._pending[number] = answer
         return answer
 
     def _break(self, why: str) -> None:
@@ -111,9 +111,9 @@ class ExecutorConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _fail(self, why: str) -> None:
-        self._gone = self._gone or why
-        for answer in self._asked.values():
+        self._close_reason = self._close_reason or why
+        for answer in self._pending.values():
             if not answer.done():
-                answer.set_exception(WorkspaceFailed(self._gone))
-                answer.exception()  # heard: who gave up waiting must not be warned of it
-        self._asked.clear()
+                answer.set_exception(WorkspaceFailed(self._close_reason))
+                answer.exception()  # retrieved, so that asyncio does not warn about it
+        self._pending.clear()

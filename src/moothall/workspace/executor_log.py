@@ -1,6 +1,4 @@
-"""What a sandbox said and what ran in it, kept beside the data of the workspace after it is
-closed.
-"""
+"""The log of a sandbox, which is stored in the data directory after its workspace is closed."""
 
 from __future__ import annotations
 
@@ -14,57 +12,55 @@ from typing import Any
 from moothall.domain.codec import mapping_of
 from moothall.domain.text import one_line
 
-KEPT = 1000
-"""Logs of closed workspaces, the newest; older ones go at the next start."""
+MAX_LOGS = 1000
+"""How many logs of closed workspaces are stored; older ones are removed at the next start."""
 
-_ODD = re.compile(r"[^A-Za-z0-9._-]+")
-_SHOWN = 200
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
+_VALUE_CHARS = 200
 
 
-def folder_of(data_dir: Path) -> Path:
-    """Return where the logs of closed workspaces lie."""
+def log_folder(data_dir: Path) -> Path:
+    """Return the folder with the logs of closed workspaces."""
     return data_dir / "logs" / "workspaces"
 
 
-def line(op: str, request: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """Return one line: what ran, how it ended, what it used. Programs only: arguments may hold a
-    model's code, or secrets.
-
-    The result is hostile.
+def format_line(op: str, request: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return a log line about a command: its program, its end and its usage. Arguments are left
+    out, because they may contain a model's code or secrets. The result is hostile.
     """
-    used = mapping_of(result.get("usage"))
+    usage = mapping_of(result.get("usage"))
     argv = request.get("argv") or ("?",)
     program = next((part for part in argv if part != "env" and "=" not in str(part)), "?")
-    said = {
+    fields = {
         "program": str(program),
         "status": result.get("status"),
         "exit_code": result.get("exit_code"),
         "ms": result.get("duration_ms"),
-        "cpu_ms": used.get("cpu_ms"),
-        "max_rss_bytes": used.get("max_rss_bytes"),
+        "cpu_ms": usage.get("cpu_ms"),
+        "max_rss_bytes": usage.get("max_rss_bytes"),
         "output_bytes": result.get("output_bytes"),
     }
-    words = " ".join(
-        f"{name}={one_line(str(value), _SHOWN)}"
-        for name, value in said.items()
+    text = " ".join(
+        f"{name}={one_line(str(value), _VALUE_CHARS)}"
+        for name, value in fields.items()
         if isinstance(value, str | int | float)
     )
-    return f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {op} {words}\n"
+    return f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {op} {text}\n"
 
 
-def keep(log: Path, data_dir: Path, name: str) -> None:
-    """Move the log of a workspace that is being closed to where logs are kept. One that cannot be
-    moved goes with its folder.
+def store_log(log: Path, data_dir: Path, name: str) -> None:
+    """Move the log of a closing workspace to the log folder. If that fails, it is removed with its
+    folder.
     """
-    target = folder_of(data_dir) / f"{_ODD.sub('-', name)[:_SHOWN]}.log"
+    target = log_folder(data_dir) / f"{_UNSAFE_CHARACTERS.sub('-', name)[:_VALUE_CHARS]}.log"
     with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         log.replace(target)
 
 
 def prune(data_dir: Path) -> None:
-    """Remove all but the newest."""
+    """Remove all but the newest logs."""
     with contextlib.suppress(FileNotFoundError):
-        found = sorted(folder_of(data_dir).glob("*.log"), key=lambda path: path.stat().st_mtime)
-        for path in found[:-KEPT]:
+        logs = sorted(log_folder(data_dir).glob("*.log"), key=lambda path: path.stat().st_mtime)
+        for path in logs[:-MAX_LOGS]:
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Where preparation leaves things in the data directory, and the locks that guard them."""
+"""Paths of prepared data in the data directory, and their locks."""
 
 from __future__ import annotations
 
@@ -26,38 +26,41 @@ class Layout:
 
     @property
     def run(self) -> Path:
-        """Folders of open workspaces, one folder a process."""
+        """Folders of open workspaces, one for each process."""
         return self.data_dir / "run"
 
     def prepared_file(self, key: str) -> Path:
-        """What is known of a prepared base, as JSON."""
+        """Return the path of the result of preparing a base, as JSON."""
         return self.data_dir / "prepared" / f"{key}.json"
 
     def tree(self, key: str) -> Path:
-        """The shared checkout."""
+        """Return the path of the shared checkout."""
         return self.data_dir / "checkouts" / key
 
     def history(self, key: str) -> Path:
-        """A folder with the git directory that the shell of workspaces reads."""
+        """Return the folder with the git directory that the shell of workspaces reads."""
         return self.data_dir / "histories" / key
 
     def environment(self, key: str) -> Path:
-        """What set-up made: `env` for /env, `layer` for what it left in the checkout."""
+        """Return the folder of an environment: `env` for /env, `layer` for the checkout."""
         return self.data_dir / "environments" / key
 
-    def place(self, base: Base, key: str) -> ExecutorSetup:
-        """What a workspace on `base` shows."""
-        environment, chosen = environment_key(base), choose(base.profile.needs)
+    def executor_setup(self, base: Base, key: str) -> ExecutorSetup:
+        """Return the setup of a workspace's executor on `base`."""
+        env_key, toolchains = environment_key(base), choose(base.profile.needs)
         history = self.history(key) if self.history(key).is_dir() else None
-        place = ExecutorSetup(
-            key, (self.tree(key),), toolchains=chosen.homes, image=base.image, history=history
+        setup = ExecutorSetup(
+            key, (self.tree(key),), toolchains=toolchains.homes, image=base.image, history=history
         )
-        if not environment:
-            return place
-        folder = self.environment(environment)
+        if not env_key:
+            return setup
+        folder = self.environment(env_key)
         layer = (folder / "layer",) if (folder / "layer").is_dir() else ()
         return replace(
-            place, tree=(*layer, self.tree(key)), env=folder / "env", python=foreign_python(chosen)
+            setup,
+            tree=(*layer, self.tree(key)),
+            env=folder / "env",
+            python=foreign_python(toolchains),
         )
 
     def lock(self, name: str) -> AbstractAsyncContextManager[None]:
@@ -66,8 +69,8 @@ class Layout:
 
 
 def uses_environment(base: Base) -> bool:
-    """Whether the profile wants a Python environment at /env: set-up installs into it, or checks
-    run from it.
+    """Return whether the profile needs a Python environment at /env: set-up installs into it, or
+    checks run from it.
     """
     profile = base.profile
     steps = (*(step.argv for step in profile.steps), *(step.argv for step in profile.builds))
@@ -79,20 +82,20 @@ def uses_environment(base: Base) -> bool:
 
 
 def environment_key(base: Base) -> str:
-    """Name what set-up makes: the same for all commits with the same lock files, in the same image.
-    '' where nothing is set up.
+    """Return the key of an environment, equal for all commits with the same lock files in the same
+    image. Return '' if nothing is set up.
     """
     profile = base.profile
     if not profile.setup and not uses_environment(base):
         return ""
-    chosen = choose(profile.needs)
+    toolchains = choose(profile.needs)
     python = (
         sys.version
-        if foreign_python(chosen) is None
-        else f"{chosen.python.version} {chosen.python.program}"
+        if foreign_python(toolchains) is None
+        else f"{toolchains.python.version} {toolchains.python.program}"
     )
-    more = (*map(str, chosen.homes), *map(repr, profile.steps), *_image(base))
-    return digest(base.repository, profile.lock_digest, repr(profile.setup), python, *more)[
+    other_parts = (*map(str, toolchains.homes), *map(repr, profile.steps), *_image(base))
+    return digest(base.repository, profile.lock_digest, repr(profile.setup), python, *other_parts)[
         :_KEY_CHARS
     ]
 
@@ -101,13 +104,13 @@ def _image(base: Base) -> tuple[str, ...]:
     return (f"image {base.image}",) if base.image else ()
 
 
-def foreign_python(chosen: ChosenToolchain) -> Path | None:
-    """Return the prefix of the Python of an environment, None where it is our own."""
-    return None if chosen.python.program == interpreter() else chosen.python.home
+def foreign_python(toolchains: ChosenToolchain) -> Path | None:
+    """Return the prefix of an environment's Python, None if it is our own."""
+    return None if toolchains.python.program == interpreter() else toolchains.python.home
 
 
 def prepared_key(base: Base) -> str:
-    """Name a prepared base: commit, profile and environment."""
+    """Return the key of a prepared base, from its commit, profile and environment."""
     checks = repr(sorted(base.profile.checks.items())) + (
         repr(sorted(base.profile.folders.items())) if base.profile.folders else ""
     )

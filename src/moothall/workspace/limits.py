@@ -1,6 +1,4 @@
-"""How long a check, and one of its cases, may take: by how long they took on the untouched base.
-Pure.
-"""
+"""Time limits of checks and their cases, derived from their times on the untouched base. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class CheckLimit:
-    """Seconds of a whole check and of one case; `why` says where the first comes from."""
+    """The limits of a check and of one case in seconds; `why` is the origin of the first."""
 
     seconds: float
     case_seconds: float
@@ -31,41 +29,52 @@ class CheckLimit:
 
 
 def limit(settings: WorkspaceSettings, prepared: Prepared, name: str) -> CheckLimit:
-    """Return the limit of a check of `prepared`; without a run of the base, that of the base
-    itself.
+    """Return the limit of a check of `prepared`. If it did not run on the base yet, return the
+    limit for the base.
     """
-    most, base = settings.check_seconds, prepared.runs.get(name)
+    max_seconds, base = settings.check_seconds, prepared.runs.get(name)
     if base is None:
-        why, profile = "workspace.check_seconds", prepared.base.profile
-        silent = not may_tell_cases(profile.checks.get(name, ())) and name not in profile.reports
-        if silent and settings.base_seconds < most:
-            most, why = settings.base_seconds, "workspace.base_seconds"
-        return CheckLimit(most, min(most, _BASE_CASE_FACTOR * settings.case_seconds), why)
-    stopped = {case for case, said in base.details.items() if HIT_LIMIT in said}
-    took = base.duration_ms / 1000 - sum(base.durations.get(case, 0) for case in stopped) / 1000
-    if base.status != "success":  # it was stopped as a whole: what its cases took is what is known
-        took = sum(ms for case, ms in base.durations.items() if case not in stopped) / 1000
+        reason, profile = "workspace.check_seconds", prepared.base.profile
+        names_no_cases = (
+            not may_tell_cases(profile.checks.get(name, ())) and name not in profile.reports
+        )
+        if names_no_cases and settings.base_seconds < max_seconds:
+            max_seconds, reason = settings.base_seconds, "workspace.base_seconds"
+        return CheckLimit(
+            max_seconds, min(max_seconds, _BASE_CASE_FACTOR * settings.case_seconds), reason
+        )
+    stopped_cases = {case for case, detail in base.details.items() if HIT_LIMIT in detail}
+    base_seconds = (
+        base.duration_ms / 1000 - sum(base.durations.get(case, 0) for case in stopped_cases) / 1000
+    )
+    if base.status != "success":  # it was stopped as a whole, so count the finished cases
+        base_seconds = (
+            sum(ms for case, ms in base.durations.items() if case not in stopped_cases) / 1000
+        )
     longest = (
-        max((ms for case, ms in base.durations.items() if case not in stopped), default=0) / 1000
+        max((ms for case, ms in base.durations.items() if case not in stopped_cases), default=0)
+        / 1000
     )
     case_seconds = max(settings.case_seconds, settings.check_factor * longest)
-    allowed = settings.check_factor * max(took, 0.0)
-    if allowed > most:
-        return CheckLimit(most, min(most, case_seconds), "workspace.check_seconds")
+    allowed = settings.check_factor * max(base_seconds, 0.0)
+    if allowed > max_seconds:
+        return CheckLimit(max_seconds, min(max_seconds, case_seconds), "workspace.check_seconds")
     if allowed > settings.check_floor_seconds:
         return CheckLimit(
             allowed,
             case_seconds,
-            f"workspace.check_factor times the {took:.1f} s of the untouched base",
+            f"workspace.check_factor times the {base_seconds:.1f} s of the untouched base",
         )
-    seconds = min(most, settings.check_floor_seconds)
+    seconds = min(max_seconds, settings.check_floor_seconds)
     return CheckLimit(seconds, min(seconds, case_seconds), "workspace.check_floor_seconds")
 
 
-def describe_limit(name: str, status: str, given: CheckLimit, sandbox: SandboxSettings) -> str:
-    """Say which limit a check hit, and which setting it is."""
+def describe_limit(
+    name: str, status: str, check_limit: CheckLimit, sandbox: SandboxSettings
+) -> str:
+    """Return which limit a check hit, and its setting."""
     if status == "timeout":
-        return f"{name} {HIT_LIMIT} {given.seconds:.0f} s ({given.why})"
+        return f"{name} {HIT_LIMIT} {check_limit.seconds:.0f} s ({check_limit.why})"
     if setting := _SETTINGS.get(status):
         value = getattr(sandbox, setting.partition(".")[2])
         return (
@@ -77,23 +86,27 @@ def describe_limit(name: str, status: str, given: CheckLimit, sandbox: SandboxSe
 
 
 def describe_shell_limit(
-    status: str, seconds: float, asked: float, most: float, sandbox: SandboxSettings
+    status: str, seconds: float, requested: float, max_seconds: float, sandbox: SandboxSettings
 ) -> str:
-    """Say why a command of the shell was stopped, and what to do about it; '' for one that ended by
-    itself. `asked` is the time that it was to have, `seconds` what it had, and `most` what a
-    command may have.
+    """Return why a shell command was stopped, with advice; '' for one that ended by itself.
+
+    seconds: the time that it had.
+    requested: the time that the caller asked for.
+    max_seconds: the time that a command may have at most.
     """
     if status == "timeout":
-        more = f"timeout_seconds gives a command up to {most:g} s (code.shell_seconds)"
-        if asked >= most:
-            more = (
-                f"{most:g} s is the most that a command may take (code.shell_seconds); run less at "
+        advice = f"timeout_seconds gives a command up to {max_seconds:g} s (code.shell_seconds)"
+        if requested >= max_seconds:
+            advice = (
+                f"{max_seconds:g} s is the most that a command may take (code.shell_seconds); run "
+                "less at "
                 "once"
             )
-        if seconds < min(asked, most) - 1:
-            more = "no more time was left for it"
+        if seconds < min(requested, max_seconds) - 1:
+            advice = "no more time was left for it"
         return (
-            f"the command was stopped after {seconds:.0f} s; {more}. What it printed until then is "
+            f"the command was stopped after {seconds:.0f} s; {advice}. What it printed until then "
+            "is "
             "in the output"
         )
     if setting := _SETTINGS.get(status):
@@ -109,10 +122,10 @@ def describe_setup_limit(status: str, sandbox: SandboxSettings) -> str:
     setting = _SETTINGS.get(status, "")
     if not setting:
         return ""
-    said = f"{setting} = {getattr(sandbox, setting.partition('.')[2]):g}"
+    value = f"{setting} = {getattr(sandbox, setting.partition('.')[2]):g}"
     if status == "disk":
         return (
-            f"a file may have {said} bytes, and /tmp half of sandbox.memory_bytes = "
+            f"a file may have {value} bytes, and /tmp half of sandbox.memory_bytes = "
             f"{sandbox.memory_bytes:g}; raise it, unless the disk itself is full"
         )
-    return said
+    return value

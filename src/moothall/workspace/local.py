@@ -1,6 +1,4 @@
-"""Workspaces on this machine: an overlay over a shared checkout, with an executor inside a
-sandbox.
-"""
+"""Workspaces on this machine: an overlay over a shared checkout, with an executor in a sandbox."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ from moothall.errors import (
 from moothall.ports import NOTHING, Hear
 from moothall.ranking.contention import hit_limit_under_load
 from moothall.repositories import patch_rules
-from moothall.repositories.changes import ChangeCaps, Written
+from moothall.repositories.changes import ChangeCaps, WorkspaceChanges
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
 from moothall.repositories.service import Remote
@@ -55,31 +53,31 @@ from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.initial_changes import InitialChanges
 from moothall.workspace.limits import describe_shell_limit
 from moothall.workspace.local_executor import LocalExecutor
-from moothall.workspace.pool import ExecutorPool, MakeBox
+from moothall.workspace.pool import ExecutorPool, MakeExecutor
 from moothall.workspace.result_parsing import (
-    check_run,
-    code_output,
-    result_of,
-    shell_answer,
-    tests_output,
+    parse_check_run,
+    parse_code_output,
+    parse_result,
+    parse_shell_answer,
+    parse_tests_output,
 )
 from moothall.workspace.stdio_session import (
     RequestAnswerer,
     converse,
     endless_run,
     full_run,
-    most_asked,
+    max_questions,
 )
-from moothall.workspace.wasm import ModuleFolder, answer_of
+from moothall.workspace.wasm import ModuleFolder, tool_answer
 
 _SHELL_VARIABLES = {
-    "PYTHONUNBUFFERED": "1",  # what was printed before a time limit was hit is shown
+    "PYTHONUNBUFFERED": "1",  # so that output before a timeout is shown
     "PAGER": "cat",
     "GIT_PAGER": "cat",
 }
 HIDDEN_RULE = "reserved for hidden tests"
-_AGAIN = "this proves nothing about the code; run it again"
-_REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
+_RERUN_ADVICE = "this proves nothing about the code; run it again"
+_ERROR_STATUSES: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
     (InvalidRequest, ToolStatus.INVALID),
     (Refused, ToolStatus.BLOCKED),
     (AlreadyExists, ToolStatus.ERROR),
@@ -91,7 +89,9 @@ _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class _CheckOrder:
-    """How a check is run: narrowed to `cases`. The others are those of `ExecutorClient.request`."""
+    """Options of a check run: the cases that it is narrowed to, and those of
+    `ExecutorClient.request`.
+    """
 
     cases: Sequence[str] = ()
     deadline: datetime | None = None
@@ -100,12 +100,12 @@ class _CheckOrder:
 
 
 class LocalWorkspace:
-    """One open workspace. `clone` and `base` are the trusted side's; git tools work on them."""
+    """An open workspace. `clone` and `base` belong to the trusted side; git tools work on them."""
 
     def __init__(
         self,
         name: str,
-        box: ExecutorClient,
+        executor: ExecutorClient,
         prepared: Prepared,
         *,
         clone: TrustedClone,
@@ -116,7 +116,7 @@ class LocalWorkspace:
     ) -> None:
         self._pool = pool
         self._name = name
-        self._box = box
+        self._executor = executor
         self._settings = settings
         self._module_folder = module_folder
         self._remote = remote
@@ -126,22 +126,22 @@ class LocalWorkspace:
 
     @property
     def id(self) -> str:
-        """The workspace's id."""
+        """The id of the workspace."""
         return self._name
 
     @property
     def base(self) -> Base:
-        """The commit that it began with."""
+        """The commit with which it began."""
         return self.prepared.base
 
     @property
     def _limits(self) -> SandboxSettings:
-        return self._box.place.limits or self._settings.sandbox
+        return self._executor.setup.limits or self._settings.sandbox
 
     @property
     def pid(self) -> int:
-        """The host's pid of its sandbox."""
-        return self._box.pid
+        """The pid of its sandbox on the host."""
+        return self._executor.pid
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Run a tool. See `ports.Workspace`."""
@@ -155,10 +155,10 @@ class LocalWorkspace:
                 ToolStatus.TIMEOUT,
                 error="the deadline had passed before the call",
             )
-        return result_of(call, await self._answer(call, seconds))
+        return parse_result(call, await self._answer(call, seconds))
 
     async def _answer(self, call: ToolCall, seconds: float) -> dict[str, Any]:
-        """Let the executor run it, and return its answer as the tool's."""
+        """Run a tool in the executor and return its answer in the form of the tool's result."""
         match call.tool.partition(".")[0]:
             case "tests" if call.tool in checks.DEFAULTS:
                 limit = replace(
@@ -167,56 +167,58 @@ class LocalWorkspace:
                 command = self._tests_command(call.tool, call.arguments, limit.case_seconds)
                 answer = await self._run_check("tests", command, limit, _CheckOrder(patience=1.0))
                 if hit_limit_under_load(
-                    check_run("tests", answer), self.prepared.runs.get("tests")
+                    parse_check_run("tests", answer), self.prepared.runs.get("tests")
                 ):
                     answer = {
                         **answer,
                         "verdict": cases.ERRORED,
-                        "error": f"a time limit was hit under load: {_AGAIN}",
+                        "error": f"a time limit was hit under load: {_RERUN_ADVICE}",
                     }
-                return {**answer, "output": tests_output(answer)}
+                return {**answer, "output": parse_tests_output(answer)}
             case "code" | "wasm" as category:
                 return await (self._run_code if category == "code" else self._run_wasm)(
                     call, seconds
                 )
             case "files":
-                return await self._box.request(
+                return await self._executor.request(
                     "files", wall_seconds=seconds, tool=call.tool, args=dict(call.arguments)
                 )
             case "system" if call.tool == "system.info":
-                return {"status": "success", "output": self._about()}
+                return {"status": "success", "output": self._system_info()}
             case "system" if call.tool == "system.processes":
-                return await self._box.request("processes", wall_seconds=seconds)
+                return await self._executor.request("processes", wall_seconds=seconds)
         return {"status": "invalid", "error": f"{call.tool} does not run in a local workspace"}
 
     async def _run_code(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         if call.tool == SHELL:
             return await self._run_shell(call, seconds)
         answer = await self._run(code_sessions.command(call.tool, call.arguments), seconds)
-        return {**answer, "output": code_output(answer)}
+        return {**answer, "output": parse_code_output(answer)}
 
     async def _run_shell(self, call: ToolCall, seconds: float) -> dict[str, Any]:
-        answer = await self._box.request(
+        answer = await self._executor.request(
             "shell",
             wall_seconds=seconds,
             argv=code_sessions.command(call.tool, call.arguments),
-            env={**self._box.variables(), **_SHELL_VARIABLES},
+            env={**self._executor.variables(), **_SHELL_VARIABLES},
             shell_state={
-                "history": await self._box.show_history(),
+                "history": await self._executor.show_history(),
                 "session": bool(call.arguments.get("session")),
             },
         )
-        asked, most = (
+        requested_seconds, max_seconds = (
             call.arguments.get("timeout_seconds") or USUAL_SECONDS,
             self._settings.code.shell_seconds,
         )
-        return shell_answer(
+        return parse_shell_answer(
             answer,
-            describe_shell_limit(str(answer.get("status")), seconds, asked, most, self._limits),
+            describe_shell_limit(
+                str(answer.get("status")), seconds, requested_seconds, max_seconds, self._limits
+            ),
         )
 
     async def _run_wasm(self, call: ToolCall, seconds: float) -> dict[str, Any]:
-        return answer_of(
+        return tool_answer(
             call.tool,
             await self._run(
                 self._module_folder.command(call.tool, call.arguments, seconds), seconds
@@ -224,8 +226,8 @@ class LocalWorkspace:
         )
 
     async def _run(self, argv: tuple[str, ...], seconds: float) -> dict[str, Any]:
-        return await self._box.request(
-            "run", wall_seconds=seconds, argv=argv, env=self._box.variables()
+        return await self._executor.request(
+            "run", wall_seconds=seconds, argv=argv, env=self._executor.variables()
         )
 
     async def check(
@@ -256,18 +258,22 @@ class LocalWorkspace:
                 status="timeout",
             )
         folder = self.base.profile.folders.get(name, "")
-        within = [
+        check_paths = [
             path.removeprefix(f"{folder}/")
             for path in paths
             if not folder or path.startswith(f"{folder}/")
         ]
-        command = checks.command(argv, within, cases=cases, seconds=limit.case_seconds)
+        command = checks.command(argv, check_paths, cases=cases, seconds=limit.case_seconds)
         order = _CheckOrder(tuple(cases), deadline, alone=alone)
-        before = await self._written()
-        run = check_run(name, await self._run_check(name, command, limit, order))
-        after = await self._written()
-        if before is not None and after is not None and before != after:
-            await self.restore(before)
+        changes_before = await self._changes_or_none()
+        run = parse_check_run(name, await self._run_check(name, command, limit, order))
+        changes_after = await self._changes_or_none()
+        if (
+            changes_before is not None
+            and changes_after is not None
+            and changes_before != changes_after
+        ):
+            await self.restore(changes_before)
         if run.status == ToolStatus.SUCCESS:
             return run
         if deadline and run.status == ToolStatus.TIMEOUT and run.duration_ms < 1000 * limit.seconds:
@@ -279,8 +285,8 @@ class LocalWorkspace:
             output=f"{limits.describe_limit(name, run.status, limit, self._limits)}\n{run.output}",
         )
 
-    async def _written(self) -> Sequence[Change] | None:
-        """Return the changes, None if they are refused: whoever asks for the patch is told why."""
+    async def _changes_or_none(self) -> Sequence[Change] | None:
+        """Return the changes, None if they are refused: that is reported when a patch is made."""
         try:
             return await self.changes()
         except PatchRefused:
@@ -293,48 +299,47 @@ class LocalWorkspace:
         variables = checks.variables(command, seconds=limit.case_seconds, cases=order.cases)
         if any(checks.SITE in word for step in profile.builds for word in step.argv):
             variables["PYTHONPATH"] += f":{checks.SITE}"
-        told = {
+        check = {
             "name": name,
             "folder": profile.folders.get(name, ""),
             "seconds": limit.case_seconds,
             "reports": profile.reports.get(name, ()),
         }
-        async with self._built(limit.seconds, order) as (box, failed):
+        async with self._build_on_copy(limit.seconds, order) as (executor, failed):
             if failed is not None:
                 return failed
-            return await box.request(
+            return await executor.request(
                 "check",
                 wall_seconds=limit.seconds,
                 deadline=order.deadline,
                 patience=order.patience,
                 alone=order.alone,
                 argv=command,
-                env={**box.variables(), **variables},
-                check=told,
+                env={**executor.variables(), **variables},
+                check=check,
             )
 
     @asynccontextmanager
-    async def _built(
+    async def _build_on_copy(
         self, seconds: float, order: _CheckOrder
     ) -> AsyncIterator[tuple[ExecutorClient, dict[str, Any] | None]]:
-        """Yield a box with the current files built, and the answer of the build if it failed, else
-        None.
+        """Yield an executor with the current files built, and None or the answer of a failed build.
 
-        The products of a build are no changes of the workspace: it runs in a second box, or its
-        changes are reverted.
+        Build products are not part of the workspace's changes: the build runs in a second executor,
+        or its changes are reverted.
         """
-        steps = await self._builds()
+        steps = await self._required_builds()
         if not steps:
-            yield self._box, None
+            yield self._executor, None
             return
-        if isinstance(self._box, LocalExecutor):
-            place = self._place_beside("build", self._limits)
-            async with self._pool.start(place, beside=self._box) as box:
-                yield box, await self._build(box, steps, seconds, order)
+        if isinstance(self._executor, LocalExecutor):
+            setup = self._setup_beside("build", self._limits)
+            async with self._pool.start(setup, beside=self._executor) as executor:
+                yield executor, await self._build(executor, steps, seconds, order)
             return
         before = await self.collect()
         try:
-            yield self._box, await self._build(self._box, steps, seconds, order)
+            yield self._executor, await self._build(self._executor, steps, seconds, order)
         finally:
             with suppress(PatchRefused, WorkspaceFailed):  # the next use reports them
                 after = await self.collect()
@@ -347,8 +352,8 @@ class LocalWorkspace:
                 ]
                 await self.write([Change(path, patch_rules.FILE, None) for path in products])
 
-    async def _builds(self) -> tuple[BuildStep, ...]:
-        """Return the steps whose sources differ from the base, and those that list no sources."""
+    async def _required_builds(self) -> tuple[BuildStep, ...]:
+        """Return the build steps whose sources were changed, and those that list no sources."""
         steps = self.base.profile.builds
         if all(not step.sources for step in steps):
             return steps
@@ -363,61 +368,65 @@ class LocalWorkspace:
         )
 
     async def _build(
-        self, box: ExecutorClient, steps: Sequence[BuildStep], seconds: float, order: _CheckOrder
+        self,
+        executor: ExecutorClient,
+        steps: Sequence[BuildStep],
+        seconds: float,
+        order: _CheckOrder,
     ) -> dict[str, Any] | None:
-        """Run steps in order; return the first failure as a check's answer, or None."""
-        wall = max(seconds, self._settings.workspace.check_seconds)
+        """Run build steps in order. Return the first failure as the answer of a check, or None."""
+        wall_seconds = max(seconds, self._settings.workspace.check_seconds)
         for step in steps:
-            answer = await box.request(
+            answer = await executor.request(
                 "build",
-                wall_seconds=wall,
+                wall_seconds=wall_seconds,
                 deadline=order.deadline,
                 patience=order.patience,
                 argv=step.argv,
-                env=box.variables(),
+                env=executor.variables(),
                 folder=step.folder,
             )
             if answer.get("status") == "success" and answer.get("exit_code") == 0:
                 continue
-            said = (
+            output = (
                 f"the build failed: {shlex.join(step.argv)}\n"
                 f"{answer.get('output') or answer.get('error') or ''}"
             )
-            return {**answer, "output": said, "cases": {}, "verdict": cases.FAILED}
+            return {**answer, "output": output, "cases": {}, "verdict": cases.FAILED}
         return None
 
     async def changes(self) -> Sequence[Change]:
-        """Return what differs from the base, as git would store it, without ignored files. Raises
-        `PatchRefused`.
+        """Return the changes against the base as git would store them, without ignored files.
+        Raises `PatchRefused`.
         """
         return (await self.collect()).changes
 
-    async def collect(self) -> Written:
-        """Return `changes`, and what .gitignore files keep out of them. Raises `PatchRefused`."""
+    async def collect(self) -> WorkspaceChanges:
+        """Return the changes, and what .gitignore files exclude. Raises `PatchRefused`."""
         workspace = self._settings.workspace
         caps = ChangeCaps(
             file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes
         )
         # Odd names included: deleting such a file is a change too.
         files = [entry.path for entry in await self.clone.entries(self.base.sha)]
-        written = await self._box.changes(files, caps, partial(self.clone.ignored, self.base.sha))
+        written = await self._executor.changes(
+            files, caps, partial(self.clone.ignored, self.base.sha)
+        )
         hidden = self.base.profile.hidden
         changes = [
             change for change in written.changes if not patch_rules.matches(hidden, change.path)
         ]
-        left_out = {
+        hidden_paths = {
             change.path: HIDDEN_RULE
             for change in written.changes
             if patch_rules.matches(hidden, change.path)
         }
-        return Written(
-            await self.clone.clean(self.base.sha, changes), {**written.ignored, **left_out}
+        return WorkspaceChanges(
+            await self.clone.clean(self.base.sha, changes), {**written.ignored, **hidden_paths}
         )
 
     async def write(self, changes: Sequence[Change]) -> None:
-        """Apply changes, given in the form that git stores. Raises `WorkspaceFailed` if that is not
-        possible.
-        """
+        """Apply changes in the form that git stores. Raises `WorkspaceFailed` if that fails."""
         if not changes:
             return
         message = [
@@ -430,7 +439,7 @@ class LocalWorkspace:
             }
             for change in await self.clone.smudge(self.base.sha, changes)
         ]
-        answer = await self._box.request(
+        answer = await self._executor.request(
             "apply", wall_seconds=self._settings.sandbox.wall_seconds, changes=message
         )
         if answer.get("status") != "success":
@@ -439,19 +448,21 @@ class LocalWorkspace:
             )
 
     async def restore(self, changes: Sequence[Change]) -> None:
-        """Make the workspace differ from the base by just these changes."""
-        wanted = {change.path for change in changes}
+        """Revert all changes except for these, which are applied."""
+        kept_paths = {change.path for change in changes}
         entries = {entry.path: entry for entry in await self.clone.entries(self.base.sha)}
-        back = []
-        for path in [change.path for change in await self.changes() if change.path not in wanted]:
+        reverted = []
+        for path in [
+            change.path for change in await self.changes() if change.path not in kept_paths
+        ]:
             entry = entries.get(path)
             content = await self.clone.read(self.base.sha, path, entry.size) if entry else None
-            back.append(Change(path, entry.mode if entry else patch_rules.FILE, content))
-        await self.write([*back, *changes])
+            reverted.append(Change(path, entry.mode if entry else patch_rules.FILE, content))
+        await self.write([*reverted, *changes])
 
     async def _call_git(self, call: ToolCall) -> ToolResult:
-        begun = time.monotonic()
-        status, output, said = ToolStatus.SUCCESS, {}, ""
+        started = time.monotonic()
+        status, output, error_message = ToolStatus.SUCCESS, {}, ""
         try:
             output = await git_tool(
                 self.clone,
@@ -462,14 +473,19 @@ class LocalWorkspace:
                 restore=self.restore,
                 remote=self._remote,
             )
-        except tuple(kind for kind, _ in _REFUSALS) as error:
-            status, said = (
-                next(status for kind, status in _REFUSALS if isinstance(error, kind)),
+        except tuple(kind for kind, _ in _ERROR_STATUSES) as error:
+            status, error_message = (
+                next(status for kind, status in _ERROR_STATUSES if isinstance(error, kind)),
                 error.message,
             )
-        duration = round((time.monotonic() - begun) * 1000)
+        duration = round((time.monotonic() - started) * 1000)
         return ToolResult(
-            call.request_id, call.tool, status, output=output, error=said, duration_ms=duration
+            call.request_id,
+            call.tool,
+            status,
+            output=output,
+            error=error_message,
+            duration_ms=duration,
         )
 
     async def patch(self, message: str) -> Patch:
@@ -483,8 +499,8 @@ class LocalWorkspace:
     async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
         """Run a block in CPython. See `ports.Workspace`.
 
-        Its box is one more on the same files, so that tools are run by this workspace's own
-        executor while the block waits.
+        It runs in a second executor on the same files, so that this workspace's executor can run
+        the tools that the block calls.
         """
         runner, sandbox = self._settings.runner, self._limits
         seconds = min(
@@ -492,70 +508,77 @@ class LocalWorkspace:
             sandbox.wall_seconds,
             block.seconds or sandbox.wall_seconds,
         )
-        memory = min(block.memory_bytes or sandbox.memory_bytes, sandbox.memory_bytes)
-        place = self._place_beside("code", sandbox.model_copy(update={"memory_bytes": memory}))
-        asking = RequestAnswerer(ask, most_asked(runner.tool_calls))
-        # What serves blocks is compiled for our own Python, so another one cannot read it.
+        memory_bytes = min(block.memory_bytes or sandbox.memory_bytes, sandbox.memory_bytes)
+        setup = self._setup_beside(
+            "code", sandbox.model_copy(update={"memory_bytes": memory_bytes})
+        )
+        answerer = RequestAnswerer(ask, max_questions(runner.tool_calls))
+        # The programs for blocks are compiled for our own Python, so another one cannot load them.
         python = (
             f"{ENVIRONMENT}/bin/python"
-            if place.python is None and _has_python(place.env)
-            else self._box.python
+            if setup.python is None and _has_python(setup.env)
+            else self._executor.python
         )
-        told = {
+        block_fields = {
             "code": block.code,
             "tools": {name: list(names) for name, names in block.tools.items()},
             "inputs": dict(block.inputs),
             "agents": block.agents,
         }
         try:
-            async with self._pool.start(place, beside=self._box) as box:
-                answer = await box.request(
+            async with self._pool.start(setup, beside=self._executor) as executor:
+                answer = await executor.request(
                     "run",
                     wall_seconds=seconds,
-                    asked=asking,
+                    asked=answerer,
                     argv=(python, "-B", "-c", COMMAND),
-                    env=box.variables(),
-                    block=told,
+                    env=executor.variables(),
+                    block=block_fields,
                 )
         except (WorkspaceFailed, SandboxUnavailable) as error:
-            if asking.failed is not None:
-                raise asking.failed from error
-            if asking.endless:
+            if answerer.failed is not None:
+                raise answerer.failed from error
+            if answerer.endless:
                 return endless_run()
             return BlockRun(
                 ToolStatus.ERROR, error="CPython was lost while it ran this; its tool calls stand"
             )
         return full_run(answer, runner.output_bytes)
 
-    def _place_beside(self, what: str, limits: SandboxSettings) -> ExecutorSetup:
-        """Return the place of one more box on the same files; what it writes is its own."""
-        place = self._box.place
+    def _setup_beside(self, purpose: str, limits: SandboxSettings) -> ExecutorSetup:
+        """Return the setup of another executor on the same files, whose writes stay separate."""
+        setup = self._executor.setup
         return replace(
-            place,
-            key=f"{self._box.name}-{what}",
-            tree=(self._box.upper, *place.tree),
+            setup,
+            key=f"{self._executor.name}-{purpose}",
+            tree=(self._executor.upper, *setup.tree),
             limits=limits,
         )
 
     async def converse(
-        self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool
+        self,
+        argv: Sequence[str],
+        hear: Hear,
+        *,
+        seconds: float,
+        most: int,
+        keeps: bool,
     ) -> str:
-        """Run a program that is talked to. See `ports.Workspace`."""
+        """Run a program that talks to its caller. See `ports.Workspace`."""
         if keeps:
-            return await converse(self._box, argv, hear, seconds, most)
-        apart = isinstance(
-            self._box, LocalExecutor
-        )  # in a pod, what is beside works on the very files
-        before = [] if apart else await self.changes()
+            return await converse(self._executor, argv, hear, seconds, most)
+        # In a pod, an executor beside another one works on the very same files.
+        is_copy = isinstance(self._executor, LocalExecutor)
+        before = [] if is_copy else await self.changes()
         async with self._pool.start(
-            self._place_beside("program", self._settings.sandbox), beside=self._box
-        ) as box:
-            why = await converse(box, argv, hear, seconds, most)
-        if not apart and await self.changes() != before:
+            self._setup_beside("program", self._settings.sandbox), beside=self._executor
+        ) as executor:
+            reason = await converse(executor, argv, hear, seconds, most)
+        if not is_copy and await self.changes() != before:
             await self.restore(before)
-        return why
+        return reason
 
-    def _about(self) -> dict[str, Any]:
+    def _system_info(self) -> dict[str, Any]:
         limits, kernel = self._limits, os.uname()
         return {
             "system": f"{kernel.sysname} {kernel.release}",
@@ -571,12 +594,16 @@ class LocalWorkspace:
     def _tests_command(self, tool: str, arguments: Any, seconds: float) -> tuple[str, ...]:
         if tool == "tests.make":
             return (*checks.DEFAULTS[tool], "--", str(arguments.get("target") or "test"))
-        own = self.base.profile.checks.get("tests", ())
+        configured = self.base.profile.checks.get("tests", ())
         default = checks.DEFAULTS[tool]
-        fits = checks.is_pytest(own) if tool == "tests.pytest" else own[:1] == default[:1]
+        fits = (
+            checks.is_pytest(configured)
+            if tool == "tests.pytest"
+            else configured[:1] == default[:1]
+        )
         keyword = arguments.get("keyword", "")
         return checks.command(
-            own if fits else default, arguments.get("paths", ()), keyword, seconds=seconds
+            configured if fits else default, arguments.get("paths", ()), keyword, seconds=seconds
         )
 
 
@@ -586,17 +613,18 @@ def _is_source(step: BuildStep, path: str) -> bool:
 
 
 def _has_python(env: Path | None) -> bool:
-    """Whether an environment has an interpreter: one of packages for Node or Go has none. One on
-    another machine is taken to have.
+    """Return whether an environment has an interpreter; one with packages for Node or Go only has
+    none. An environment on another machine is assumed to have one.
     """
     return env is not None and (os.path.lexists(env / "bin" / "python") or not env.exists())
 
 
 class LocalWorkspaces:
-    """Opens workspaces. An async context manager: everything it started is gone when it ends.
+    """The workspaces of this process. As an async context manager, it ends all that it started.
 
-    `clones` gives the trusted clone of a registered repository, `remotes` what its workspaces reach
-    beyond themselves, `make` their executors where these run elsewhere.
+    clones: returns the trusted clone of a repository.
+    remotes: returns the access of a workspace to the origin of its repository.
+    make_executor: creates executors that run elsewhere than on this machine.
     """
 
     def __init__(
@@ -604,17 +632,17 @@ class LocalWorkspaces:
         settings: WorkspaceSections,
         clones: Callable[[str], TrustedClone],
         remotes: Callable[[str], Remote] | None = None,
-        make: MakeBox | None = None,
+        make_executor: MakeExecutor | None = None,
     ) -> None:
         self._settings = settings
         self._clones = clones
         self._remotes = remotes
         self._module_folder = ModuleFolder(settings)
-        self._first = InitialChanges()
-        self.pool = ExecutorPool(settings, (*self._module_folder.binds, *grammars()), make)
+        self._initial_changes = InitialChanges()
+        self.pool = ExecutorPool(settings, (*self._module_folder.binds, *grammars()), make_executor)
 
     async def __aenter__(self) -> Self:
-        await self._module_folder.fill()
+        await self._module_folder.compile_all()
         await self.pool.__aenter__()
         return self
 
@@ -633,19 +661,19 @@ class LocalWorkspaces:
         files: Mapping[str, str] = NOTHING,
         append: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[LocalWorkspace]:
-        """Open a fresh workspace. See `ports.Workspaces`."""
+        """Open a new workspace. See `ports.Workspaces`."""
         clone = self._clones(prepared.base.repository)
-        changes = await self._first.of(
+        changes = await self._initial_changes.compute(
             prepared.base, clone, patch, extra, judged=judged, files=files, append=append
         )
         # The origin has the hidden tests, and its history is unrelated to a base without them.
         remotes = None if prepared.base.profile.hidden else self._remotes
         remote = remotes(prepared.base.repository) if remotes else None
-        async with self.pool.box(prepared) as box:
-            box.called = f"{name}.{box.name}"
+        async with self.pool.executor(prepared) as executor:
+            executor.log_name = f"{name}.{executor.name}"
             workspace = LocalWorkspace(
                 name,
-                box,
+                executor,
                 prepared,
                 clone=clone,
                 settings=self._settings,

@@ -1,4 +1,4 @@
-"""One sandbox on this machine with an executor in it."""
+"""An executor in a sandbox on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from pathlib import Path
 from moothall.config import WorkspaceSections
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.network.proxy import listener, proxying
-from moothall.repositories.changes import AskIgnored, ChangeCaps, ChangeScan, Written, measure
+from moothall.repositories.changes import (
+    AskIgnored,
+    ChangeCaps,
+    ChangeScan,
+    WorkspaceChanges,
+    measure,
+)
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.sandbox.bubblewrap import (
     ENVIRONMENT,
@@ -33,31 +39,33 @@ _DISK_ENTRIES = 200_000
 _HISTORY = "/opt/history"
 
 
-def _prefix(place: ExecutorSetup) -> tuple[Path, ...]:
-    return (place.python,) if place.python and not place.python.is_relative_to("/usr") else ()
+def _prefix(setup: ExecutorSetup) -> tuple[Path, ...]:
+    return (setup.python,) if setup.python and not setup.python.is_relative_to("/usr") else ()
 
 
 class LocalExecutor(ExecutorClient):
-    """A running executor, of the code in the folder `code`, over an overlay whose changes are in
-    `upper`; `shown` is read-only and at the same place in every sandbox.
+    """An executor over an overlay whose changes are in `upper`.
+
+    code: the folder with the executor's own code.
+    shown: folders that every sandbox sees read-only at the same path.
     """
 
     def __init__(
         self,
-        place: ExecutorSetup,
+        setup: ExecutorSetup,
         folder: Path,
         settings: WorkspaceSections,
         code: Path,
         shown: Sequence[tuple[Path, str]],
     ) -> None:
-        super().__init__(place, folder, settings)
+        super().__init__(setup, folder, settings)
         self._code = code
         self._shown = tuple(shown)
         self._sandbox: Sandboxed | None = None
 
     @property
     def pid(self) -> int:
-        """The host's pid of the sandbox."""
+        """The pid of the sandbox on the host."""
         return self._sandbox.pid if self._sandbox else 0
 
     @property
@@ -66,9 +74,9 @@ class LocalExecutor(ExecutorClient):
         return bool(self._sandbox and self._sandbox.alive)
 
     async def start(self) -> None:
-        """Make the folders, start the executor and wait until it has shut itself in.
+        """Create the folders, start the executor, and wait until it has confined itself.
 
-        Raises `SandboxUnavailable` with the reason; then nothing is left.
+        Raises `SandboxUnavailable` with the reason, and leaves nothing then.
         """
         try:
             await self._start()
@@ -81,21 +89,21 @@ class LocalExecutor(ExecutorClient):
         for folder in (self.folder, self.upper, self.folder / "work"):
             folder.mkdir(mode=0o755)
             own(folder, uid)
-        ours, theirs = socket.socketpair()
-        with theirs:
+        our_socket, their_socket = socket.socketpair()
+        with their_socket:
             try:
-                self._sandbox = await spawn(self._spec(theirs.fileno()))
+                self._sandbox = await spawn(self._spec(their_socket.fileno()))
             except BaseException:
-                ours.close()
+                our_socket.close()
                 raise
         try:
             async with asyncio.timeout(START_SECONDS):
                 try:
-                    if self.place.reach:
-                        await self._open_way(self.place.reach, ours)
-                    self._link = await ExecutorConnection.over(ours)
+                    if self.setup.reach:
+                        await self._open_proxy(self.setup.reach, our_socket)
+                    self._link = await ExecutorConnection.over(our_socket)
                 except BaseException:
-                    ours.close()
+                    our_socket.close()
                     raise
                 await self._link.ready
         except (TimeoutError, ConnectionError, WorkspaceFailed) as error:
@@ -108,16 +116,16 @@ class LocalExecutor(ExecutorClient):
             ) from error
         self._sandbox.note(f"sandbox {self.name}: memory and processes are held by {way()}\n")
 
-    async def _open_way(self, reach: NetworkAccess, ours: socket.socket) -> None:
-        """Serve the port that was opened inside: the box's only way out."""
-        listening = await listener(ours)
-        self._port = listening.getsockname()[1]
-        self._proxy = await self._outside.enter_async_context(
-            proxying(reach.destinations, listening, reach.most, reach.credentials)
+    async def _open_proxy(self, reach: NetworkAccess, our_socket: socket.socket) -> None:
+        """Serve the proxy on the port that was opened inside, the only way to the network."""
+        proxy_socket = await listener(our_socket)
+        self._port = proxy_socket.getsockname()[1]
+        self._proxy = await self._proxies.enter_async_context(
+            proxying(reach.destinations, proxy_socket, reach.most, reach.credentials)
         )
 
     def _spec(self, descriptor: int) -> SandboxSpec:
-        place, limits = self.place, self._limits
+        setup, limits = self.setup, self._limits
         spec = SandboxSpec(
             name=self.name,
             argv=(),
@@ -128,53 +136,53 @@ class LocalExecutor(ExecutorClient):
                 *(
                     (path, str(path))
                     for path in dict.fromkeys(
-                        (*limits.toolchains, *place.toolchains, *_prefix(place))
+                        (*limits.toolchains, *setup.toolchains, *_prefix(setup))
                     )
                 ),
-                *(self._shown if place.tree else ()),
-                *(((place.history, _HISTORY),) if place.history else ()),
-                *place.ro,
-                *(place.reach.ro if place.reach else ()),
+                *(self._shown if setup.tree else ()),
+                *(((setup.history, _HISTORY),) if setup.history else ()),
+                *setup.ro,
+                *(setup.reach.ro if setup.reach else ()),
             ),
-            overlay=Overlay(place.tree, self.upper, self.folder / "work") if place.tree else None,
+            overlay=Overlay(setup.tree, self.upper, self.folder / "work") if setup.tree else None,
             fds=(descriptor,),
             log=self._log,
         )
-        binds = ((place.env, ENVIRONMENT),) if place.env else ()
-        options = place.describe_walls(
-            limits, cgroup=parents() is not None, proxied=place.reach is not None
+        binds = ((setup.env, ENVIRONMENT),) if setup.env else ()
+        options = setup.describe_limits(
+            limits, cgroup=parents() is not None, proxied=setup.reach is not None
         )
         argv = (
             str(interpreter()),
             "-I",
             "-S",
             "-c",
-            BOOT.format(module=place.program),
+            BOOT.format(module=setup.program),
             str(descriptor),
             json.dumps(options),
         )
-        if place.env_writable:
+        if setup.env_writable:
             return replace(spec, argv=argv, rw=binds)
         return replace(spec, argv=argv, ro=(*spec.ro, *binds))
 
     async def show_history(self) -> str:
-        """It is bound, read-only and shared by all workspaces on the commit."""
-        return f"{_HISTORY}/{HISTORY_NAME}" if self.place.history else ""
+        """Return the path of the read-only history, which all workspaces on the commit share."""
+        return f"{_HISTORY}/{HISTORY_NAME}" if self.setup.history else ""
 
     async def changes(
         self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored
-    ) -> Written:
-        """Read them from the upper folder of the overlay."""
-        survey = ChangeScan(self.upper, base_files, caps, base=self.place.tree[-1])
-        while (new := await asyncio.to_thread(survey.look)) is not None:
-            await asyncio.to_thread(survey.leave_out, await ignored(new))
-        return await asyncio.to_thread(survey.read)
+    ) -> WorkspaceChanges:
+        """Read the changes from the upper folder of the overlay."""
+        scan = ChangeScan(self.upper, base_files, caps, base=self.setup.tree[-1])
+        while (new := await asyncio.to_thread(scan.list_new_paths)) is not None:
+            await asyncio.to_thread(scan.apply_ignore_rules, await ignored(new))
+        return await asyncio.to_thread(scan.read)
 
-    async def take_back(self) -> None:
-        """It is written here already."""
+    async def fetch_setup_output(self) -> None:
+        """Do nothing: the output is on this machine already."""
 
     def kill(self) -> None:
-        """End everything inside, at once."""
+        """Kill all processes in the sandbox."""
         if self._sandbox:
             self._sandbox.kill()
 
@@ -182,10 +190,10 @@ class LocalExecutor(ExecutorClient):
         if self._sandbox:
             await self._sandbox.close()
 
-    async def _last_words(self) -> str:
+    async def _read_log_tail(self) -> str:
         return self._sandbox.log_tail() if self._sandbox else ""
 
-    def _note(self, text: str) -> None:
+    def _write_log(self, text: str) -> None:
         if self._sandbox:
             self._sandbox.note(text)
 

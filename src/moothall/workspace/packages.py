@@ -1,5 +1,5 @@
-"""What set-up gets of the network: the operator's package indexes through a proxy of ours, and none
-of their secrets.
+"""The network access of set-ups: the operator's package indexes through our proxy, without the
+operator's secrets.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from moothall.sandbox.spawn import drop_uid, own
 if TYPE_CHECKING:
     from moothall.network.credentials import Credentials
 
-_USUAL = (
+_DEFAULT_HOSTS = (
     "pypi.org",
     "files.pythonhosted.org",
     "registry.npmjs.org",
     "registry.yarnpkg.com",
-    "nodejs.org",  # the last: headers that addons are compiled with
+    "nodejs.org",  # headers for compiling addons
     "proxy.golang.org",
     "sum.golang.org",
-    "storage.googleapis.com",  # the last: where the first leaves large modules
+    "storage.googleapis.com",  # where proxy.golang.org stores large modules
     "index.crates.io",
     "static.crates.io",
     "crates.io",
 )
 _PORTS = {"http": 80, "https": 443}
 _CONFIG = "/opt/config"
-_TRUST = (
+_CERTIFICATE_VARIABLES = (
     "SSL_CERT_FILE",
     "PIP_CERT",
     "REQUESTS_CA_BUNDLE",
@@ -47,8 +47,11 @@ _TRUST = (
 
 @dataclass(frozen=True, slots=True)
 class NetworkAccess:
-    """Where a box may connect to through the proxy, as whom, and how many bytes; `ro` and
-    `variables` tell it so.
+    """The network access of an executor.
+
+    destinations, credentials: where it may connect through the proxy, and as whom.
+    most: the bytes that it may transfer.
+    ro, variables: the files and variables that configure its programs for that.
     """
 
     destinations: Destinations
@@ -58,24 +61,22 @@ class NetworkAccess:
     variables: dict[str, str]
 
 
-def setup_reach(folder: Path, settings: WorkspaceSections) -> NetworkAccess | None:
-    """Return what a set-up may reach, None without a network; files that it is shown are written to
-    `folder`.
+def setup_network_access(folder: Path, settings: WorkspaceSections) -> NetworkAccess | None:
+    """Return the network access of a set-up, None if there is no network. Files that it sees are
+    written to `folder`.
 
-    Raises `ConfigurationError` where a configuration of the operator's, or workspace.setup_hosts,
-    cannot be read.
+    Raises `ConfigurationError` if the operator's configuration or workspace.setup_hosts cannot be
+    read.
     """
     if settings.workspace.setup_network == "off":
         return None
-    from moothall.network.credentials import (
-        Credential,
-        Credentials,
-    )  # costs start time, which only set-up has
+    # Imported here to save start time.
+    from moothall.network.credentials import Credential, Credentials
 
     indexes = read_indexes()
-    places = [(one, urlsplit(one)) for one in indexes.urls]
-    hosts = {f"{host}:443" for host in _USUAL} | {
-        f"{at.hostname}:{at.port or _PORTS[at.scheme]}" for _, at in places
+    urls = [(url, urlsplit(url)) for url in indexes.urls]
+    hosts = {f"{host}:443" for host in _DEFAULT_HOSTS} | {
+        f"{parts.hostname}:{parts.port or _PORTS[parts.scheme]}" for _, parts in urls
     }
     destinations = Destinations.read(
         (*sorted(hosts), *settings.workspace.setup_hosts),
@@ -83,10 +84,11 @@ def setup_reach(folder: Path, settings: WorkspaceSections) -> NetworkAccess | No
         setting="workspace.setup_hosts",
     )
     credentials = Credentials(
-        (Credential(URL(url), said) for url, said in indexes.credentials), indexes.certificates
+        (Credential(URL(url), credential) for url, credential in indexes.credentials),
+        indexes.certificates,
     )
     ro, variables = _show(folder, indexes, credentials, drop_uid(settings.sandbox))
-    local = {at.hostname for _, at in places}
+    local = {parts.hostname for _, parts in urls}
     variables["NO_PROXY"] = variables["no_proxy"] = ",".join(
         sorted({"localhost", "127.0.0.1", "::1"} - local)
     )
@@ -102,13 +104,12 @@ def _show(
     )
     files = dict(indexes.files)
     if indexes.certificates or indexes.credentials:
-        files |= dict.fromkeys(_TRUST, credentials.bundle)
+        files |= dict.fromkeys(_CERTIFICATE_VARIABLES, credentials.bundle)
     copies: dict[str, Path] = {}
     for variable, text in files.items():
         if text not in copies:
-            copies[text] = (
-                folder / f"{len(copies)}.conf"
-            )  # a copy: the dropped uid may not read the operator's own
+            # A copy, because the sandbox's uid may not read the operator's own file.
+            copies[text] = folder / f"{len(copies)}.conf"
             copies[text].write_text(text, encoding="utf-8")
             own(copies[text], uid)
             binds.append((copies[text], f"{_CONFIG}/{copies[text].stem}"))

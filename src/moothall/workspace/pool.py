@@ -1,4 +1,4 @@
-"""Boxes kept ready: an executor is started before somebody needs it."""
+"""A pool of executors: spare ones are started before they are needed."""
 
 from __future__ import annotations
 
@@ -32,36 +32,37 @@ from moothall.workspace.layout import Layout
 from moothall.workspace.local_executor import LocalExecutor
 from moothall.workspace.slots import Slots, slots_folder
 
-_KEYS_KEPT = 4
-_DYING, _DYING_PAUSE = 50, 0.1
+_MAX_SPARE_KEYS = 4
+_END_ATTEMPTS, _END_PAUSE_SECONDS = 50, 0.1
 _log = telemetry.get_logger(__name__)
 
-MakeBox = Callable[[ExecutorSetup, Path, ExecutorClient | None], ExecutorClient]
-"""Makes a box that is not started yet: on a place, with a folder of its own, perhaps beside another
-on whose files it works.
+MakeExecutor = Callable[[ExecutorSetup, Path, ExecutorClient | None], ExecutorClient]
+"""Creates an executor without starting it, from a setup and a folder of its own, and perhaps beside
+another one on whose files it works.
 """
 
 
 class ExecutorPool:
-    """Starts boxes, keeps `settings.workspace.warm` spare ones a prepared key, and clears all away.
+    """A pool that starts executors, keeps spare ones, and removes all of them at its end.
 
-    `shown` is read-only and at the same place in every sandbox. An async context manager with a
-    task group inside: enter and leave it in the same task.
+    It has up to `workspace.warm` spare executors of a prepared base. `shown` are folders that every
+    sandbox sees read-only at the same path. It is an async context manager with a task group:
+    enter and leave it in the same task.
     """
 
     def __init__(
         self,
         settings: WorkspaceSections,
         shown: Sequence[tuple[Path, str]] = (),
-        make: MakeBox | None = None,
+        make_executor: MakeExecutor | None = None,
     ) -> None:
         self._settings = settings
         self._shown = tuple(shown)
-        self._make = make or self._on_this_machine
+        self._make = make_executor or self._make_local
         self.layout = Layout(settings.data_dir)
         self._slots = (
             None
-            if make
+            if make_executor
             else Slots(
                 lambda: slots_folder(settings.data_dir / "slots"),
                 settings.sandbox.cores or cores() + 1,
@@ -86,8 +87,8 @@ class ExecutorPool:
         await asyncio.to_thread(scratch.sweep)
         await asyncio.to_thread(executor_log.prune, self._settings.data_dir)
         await asyncio.to_thread(bundle, self._folder / "code")
-        # Cleans up after a killed host: a sandbox that was just starting, cgroups, our folder. Its
-        # stdin ends with us.
+        # The reaper cleans up after a killed host: a starting sandbox, cgroups and our folder. It
+        # acts when its stdin is closed.
         groups = sorted({str(folder) for folder in await asyncio.to_thread(cgroups.parents) or ()})
         self._reaper = await start_process(
             sys.executable,
@@ -99,7 +100,7 @@ class ExecutorPool:
             *groups,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us
+            start_new_session=True,  # so that Ctrl-C does not end it
             cwd="/",
             env={},
         )
@@ -110,19 +111,26 @@ class ExecutorPool:
     async def __aexit__(self, *details: object) -> None:
         group, self._group = self._group, None
         try:
-            for box in (*self._open, *(box for boxes in self._spares.values() for box in boxes)):
-                box.kill()
+            for executor in (
+                *self._open,
+                *(executor for executors in self._spares.values() for executor in executors),
+            ):
+                executor.kill()
             if group:
                 await group.__aexit__(None, None, None)
         finally:
             await self._clear()
 
     async def _clear(self) -> None:
-        for box in (*self._open, *(box for boxes in self._spares.values() for box in boxes)):
-            await box.close()
+        for executor in (
+            *self._open,
+            *(executor for executors in self._spares.values() for executor in executors),
+        ):
+            await executor.close()
         self._spares.clear()
         self._open.clear()
-        await _end_all(f"{self._instance}-")  # nobody sweeps after us once our folder is gone
+        # Nobody cleans up after us once our folder is gone.
+        await _end_sandboxes(f"{self._instance}-")
         if self._reaper is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._reaper.kill()
@@ -131,199 +139,197 @@ class ExecutorPool:
         os.close(self._lock_fd)
 
     @asynccontextmanager
-    async def box(self, prepared: Prepared) -> AsyncIterator[ExecutorClient]:
-        """A fresh box on `prepared`, a spare one where there is one. Raises
+    async def executor(self, prepared: Prepared) -> AsyncIterator[ExecutorClient]:
+        """Yield a new executor on `prepared`, a spare one if possible. Raises
         `SandboxUnavailable`.
         """
-        async with self.start(self._place(prepared)) as box:
-            self._refill(box.place)
-            yield box
+        async with self.start(self._setup_for(prepared)) as executor:
+            self._refill(executor.setup)
+            yield executor
 
-    def _place(self, prepared: Prepared) -> ExecutorSetup:
-        """What a workspace shows; bounds narrow the settings' limits, and never widen them."""
-        place, bounds, limits = (
-            self.layout.place(prepared.base, prepared.key),
+    def _setup_for(self, prepared: Prepared) -> ExecutorSetup:
+        """Return the setup of a workspace. Bounds can only narrow the limits of the settings."""
+        setup, bounds, limits = (
+            self.layout.executor_setup(prepared.base, prepared.key),
             prepared.bounds,
             self._settings.sandbox,
         )
         if bounds == Bounds():
-            return place
+            return setup
         memory = min(bounds.memory_bytes or limits.memory_bytes, limits.memory_bytes)
         return replace(
-            place,
-            key=f"{place.key}-{memory}-{bounds.cpu_share:g}",
+            setup,
+            key=f"{setup.key}-{memory}-{bounds.cpu_share:g}",
             limits=limits.model_copy(update={"memory_bytes": memory}),
             cpu_share=bounds.cpu_share,
         )
 
     @asynccontextmanager
     async def start(
-        self, place: ExecutorSetup, *, keep: bool = False, beside: ExecutorClient | None = None
+        self, setup: ExecutorSetup, *, keep: bool = False, beside: ExecutorClient | None = None
     ) -> AsyncIterator[ExecutorClient]:
-        """A box on `place`; `keep` leaves its folder to the caller. `beside`: a box whose files it
-        works on, wherever that runs.
+        """Yield an executor. With `keep`, its folder is left to the caller. `beside` is an executor
+        on whose files it works.
         """
-        box = await self.take(place, beside)
+        executor = await self.acquire(setup, beside)
         try:
-            yield box
+            yield executor
         finally:
-            await box.close(keep=keep)
-            self._open.discard(box)
+            await executor.close(keep=keep)
+            self._open.discard(executor)
 
-    async def take(
+    async def acquire(
         self,
-        place: ExecutorSetup,
+        setup: ExecutorSetup,
         beside: ExecutorClient | None = None,
-        whose: Mapping[str, str] | None = None,
+        owner: Mapping[str, str] | None = None,
     ) -> ExecutorClient:
-        """Return a box on `place` for the caller to `drop`. `whose`: by default that of the running
-        code.
+        """Return an executor that the caller must `release`. `owner` is by default that of the
+        running code.
 
         Raises `SandboxUnavailable`, `WorkspaceFailed`.
         """
-        whose = telemetry.bound_values() if whose is None else whose
-        if box := self._spare(place) or await self._await_coming(place):
-            box.belong_to(whose)
+        owner = telemetry.bound_values() if owner is None else owner
+        if executor := self._pop_spare(setup) or await self._await_starting(setup):
+            executor.assign_owner(owner)
         else:
-            box = await self._fresh(place, beside, whose)
-        self._open.add(box)
-        return box
+            executor = await self._start_executor(setup, beside, owner)
+        self._open.add(executor)
+        return executor
 
-    def drop(self, box: ExecutorClient) -> None:
-        """End a box that was taken; it is cleared away meanwhile."""
-        self._open.discard(box)
-        self._discard(box)
+    def release(self, executor: ExecutorClient) -> None:
+        """End an acquired executor; it is removed in the background."""
+        self._open.discard(executor)
+        self._discard(executor)
 
-    def _spare(self, place: ExecutorSetup) -> ExecutorClient | None:
-        boxes = self._spares.get(place.key, [])
-        while boxes:
-            box = boxes.pop()
-            if self._fits(box, place):
-                return box
+    def _pop_spare(self, setup: ExecutorSetup) -> ExecutorClient | None:
+        executors = self._spares.get(setup.key, [])
+        while executors:
+            executor = executors.pop()
+            if self._fits(executor, setup):
+                return executor
         return None
 
-    def _fits(self, box: ExecutorClient, place: ExecutorSetup) -> bool:
-        """Whether a spare is what is wanted; it is thrown away where not."""
-        if box.alive and not box.spent and box.place == place and self._group:
+    def _fits(self, executor: ExecutorClient, setup: ExecutorSetup) -> bool:
+        """Return whether a spare is usable; discard it if not."""
+        if executor.alive and not executor.is_expired and executor.setup == setup and self._group:
             return True
-        self._discard(box)
+        self._discard(executor)
         return False
 
-    async def _await_coming(self, place: ExecutorSetup) -> ExecutorClient | None:
-        """The spare that is just being started, if nobody waits for it yet: it is ready before a
-        new one would be.
+    async def _await_starting(self, setup: ExecutorSetup) -> ExecutorClient | None:
+        """Wait for the spare that is being started, if no other caller does: it is ready before a
+        new one.
         """
-        if place.key not in self._filling or place.key in self._waiting:
+        if setup.key not in self._filling or setup.key in self._waiting:
             return None
-        coming = self._waiting[place.key] = asyncio.get_running_loop().create_future()
+        starting = self._waiting[setup.key] = asyncio.get_running_loop().create_future()
         try:
-            box = await coming
+            executor = await starting
         except asyncio.CancelledError:
-            if coming.done() and not coming.cancelled() and (box := coming.result()):
-                self._discard(box)
+            if starting.done() and not starting.cancelled() and (executor := starting.result()):
+                self._discard(executor)
             raise
         finally:
-            del self._waiting[place.key]
-        return box if box and self._fits(box, place) else None
+            del self._waiting[setup.key]
+        return executor if executor and self._fits(executor, setup) else None
 
-    def _on_this_machine(
-        self, place: ExecutorSetup, folder: Path, _beside: ExecutorClient | None
+    def _make_local(
+        self, setup: ExecutorSetup, folder: Path, _beside: ExecutorClient | None
     ) -> ExecutorClient:
-        box = LocalExecutor(place, folder, self._settings, self._folder / "code", self._shown)
-        box.slots = self._slots
-        return box
+        executor = LocalExecutor(setup, folder, self._settings, self._folder / "code", self._shown)
+        executor.slots = self._slots
+        return executor
 
-    async def _fresh(
+    async def _start_executor(
         self,
-        place: ExecutorSetup,
+        setup: ExecutorSetup,
         beside: ExecutorClient | None = None,
-        whose: Mapping[str, str] = NOTHING,
+        owner: Mapping[str, str] = NOTHING,
     ) -> ExecutorClient:
         if self._group is None:
             raise WorkspaceFailed("no workspaces can be opened any more: they are being closed")
         self._number += 1
-        box = self._make(place, self._folder / f"{self._instance}-{self._number}", beside)
-        box.belong_to(whose)
+        executor = self._make(setup, self._folder / f"{self._instance}-{self._number}", beside)
+        executor.assign_owner(owner)
         try:
-            await box.start()
+            await executor.start()
         except OSError as error:
             raise WorkspaceFailed(
                 f"a workspace cannot be made in {self._folder}: {error.strerror or error}; is the "
                 "disk full?"
             ) from error
-        return box
+        return executor
 
-    def _discard(self, box: ExecutorClient) -> None:
-        box.kill()
+    def _discard(self, executor: ExecutorClient) -> None:
+        executor.kill()
         if self._group:
-            self._group.create_task(box.close(), name=f"close {box.name}")
+            self._group.create_task(executor.close(), name=f"close {executor.name}")
 
-    def _refill(self, place: ExecutorSetup) -> None:
-        wanted = self._settings.workspace.warm
-        boxes = self._spares.setdefault(place.key, [])
-        self._spares.move_to_end(place.key)
-        while len(self._spares) > _KEYS_KEPT:
-            for box in self._spares.popitem(last=False)[1]:
-                self._discard(box)
-        if self._group and len(boxes) < wanted and place.key not in self._filling:
-            self._filling.add(place.key)
-            self._group.create_task(self._fill(place, wanted), name=f"warm {place.key}")
+    def _refill(self, setup: ExecutorSetup) -> None:
+        target = self._settings.workspace.warm
+        executors = self._spares.setdefault(setup.key, [])
+        self._spares.move_to_end(setup.key)
+        while len(self._spares) > _MAX_SPARE_KEYS:
+            for executor in self._spares.popitem(last=False)[1]:
+                self._discard(executor)
+        if self._group and len(executors) < target and setup.key not in self._filling:
+            self._filling.add(setup.key)
+            self._group.create_task(self._fill(setup, target), name=f"warm {setup.key}")
 
-    async def _fill(self, place: ExecutorSetup, wanted: int) -> None:
+    async def _fill(self, setup: ExecutorSetup, target: int) -> None:
         try:
-            while self._group and len(self._spares.get(place.key, ())) < wanted:
-                box = await self._fresh(place)
-                if self._group is None or place.key not in self._spares:
-                    await box.close()
+            while self._group and len(self._spares.get(setup.key, ())) < target:
+                executor = await self._start_executor(setup)
+                if self._group is None or setup.key not in self._spares:
+                    await executor.close()
                     return
-                self._keep(box)
-        except MoothallError as error:  # the next open meets the same fault, and tells its caller
+                self._store_spare(executor)
+        except MoothallError as error:  # the next caller gets the same error
             _log.warning("no executor could be kept ready", error=str(error))
         finally:
-            self._filling.discard(place.key)
-            coming = self._waiting.get(place.key)
-            if coming and not coming.done():
-                coming.set_result(None)
+            self._filling.discard(setup.key)
+            starting = self._waiting.get(setup.key)
+            if starting and not starting.done():
+                starting.set_result(None)
 
-    def _keep(self, box: ExecutorClient) -> None:
-        coming = self._waiting.get(box.place.key)
-        if coming and not coming.done():
-            coming.set_result(box)
+    def _store_spare(self, executor: ExecutorClient) -> None:
+        starting = self._waiting.get(executor.setup.key)
+        if starting and not starting.done():
+            starting.set_result(executor)
         else:
-            self._spares[box.place.key].append(box)
+            self._spares[executor.setup.key].append(executor)
 
 
-async def _end_all(prefix: str) -> bool:
-    """End the sandboxes whose name begins with `prefix`; whether nothing is left of them. What was
-    killed may take a moment to die.
+async def _end_sandboxes(prefix: str) -> bool:
+    """End the sandboxes with a name prefix, and return whether none is left. Killed processes may
+    take a moment to end.
     """
-    for _ in range(_DYING):
+    for _ in range(_END_ATTEMPTS):
         if await asyncio.to_thread(lambda: orphans.end(prefix) == 0 and cgroups.sweep(prefix)):
             return True
-        await asyncio.sleep(_DYING_PAUSE)
+        await asyncio.sleep(_END_PAUSE_SECONDS)
     return False
 
 
 async def sweep(layout: Layout) -> int:
-    """Remove what killed processes left in the run folder; return how many there were.
+    """Remove what killed processes left in the run folder, and return the number of them.
 
-    Their sandboxes die with them, all but those that were just starting; here those end too, and
-    folders and cgroups go. Whoever is started again at once comes while they die, and may be the
-    last who looks: so that is waited for.
+    Their sandboxes end with them, except for those that were just starting; these are ended here.
+    This waits for their end, because a process that starts now may be the last one to look.
     """
-    swept = 0
+    count = 0
     for folder in layout.run.iterdir():
         try:
             descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            continue  # just being made, or just gone
+            continue  # it is being created or removed
         try:
-            if try_lock(descriptor) and await _end_all(
-                f"{folder.name}-"
-            ):  # else whoever comes next tries again
+            # If that fails, the next process tries again.
+            if try_lock(descriptor) and await _end_sandboxes(f"{folder.name}-"):
                 await remove_tree(folder)
-                swept += 1
+                count += 1
         finally:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-    return swept
+    return count

@@ -1,7 +1,7 @@
-"""Making a base ready to work on: checkout, set-up, and one run of its checks as it is.
+"""Preparation of a base: its checkout, its set-up, and one run of its checks on the untouched code.
 
-Each part is made once and kept: the checkout and the history for a commit, the environment for a
-lock file, the runs for both.
+Each part is made once and stored: the checkout and the history by commit, the environment by lock
+file, and the runs by both.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from moothall.errors import InvalidRequest, RepositoryError
 from moothall.ranking import diagnose
 from moothall.ranking.assess import differing_cases, unmatched_cases
 from moothall.ranking.contention import as_errored, hit_limit_under_load, stopped_cases
-from moothall.repositories.checkout import Progress, check_out, give
+from moothall.repositories.checkout import Progress, change_owner, check_out
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.repositories.workspace_history import export_history
 from moothall.sandbox.spawn import drop_uid
-from moothall.workspace.environments import Environments, fresh_beside
+from moothall.workspace.environments import Environments, temporary_sibling
 from moothall.workspace.executor_client import remove_tree
 from moothall.workspace.layout import prepared_key
 from moothall.workspace.limits import limit
@@ -38,7 +38,7 @@ from moothall.workspace.toolchains import choose
 
 
 class Preparer:
-    """Prepares bases with workspaces of this machine."""
+    """A preparer of bases on this machine."""
 
     def __init__(
         self,
@@ -53,32 +53,31 @@ class Preparer:
         self._environments = Environments(settings, workspaces.pool)
 
     async def prepare(self, base: Base, on_progress: Progress | None = None) -> Prepared:
-        """Return `base` prepared; what was done before is read. Raises `RepositoryError`,
+        """Return `base` prepared; stored parts are reused. Raises `RepositoryError`,
         `SandboxUnavailable`.
         """
         report_progress = on_progress or (lambda _: None)
         base = replace(base, image=self._settings.jobs.image_of(base.repository, base.origin))
         key = prepared_key(base)
         async with self._layout.lock(key):
-            known = await asyncio.to_thread(self._read_known, base, key, report_progress)
+            stored = await asyncio.to_thread(self._read_stored, base, key, report_progress)
             clone = self._clones(base.repository)
-            if known:
+            if stored:
                 await self._export_history(clone, base, key, report_progress)
-                return known
+                return stored
             files = await clone.files(base.sha)
             if not self._layout.tree(key).is_dir():
                 report_progress(f"checking out {base.sha[:12]}")
                 await self._check_out(clone, base, key, report_progress)
             await self._export_history(clone, base, key, report_progress)
-            await self._environments.make(base, key, clone, report_progress)
+            await self._environments.ensure(base, key, clone, report_progress)
             notes = () if base.image else choose(base.profile.needs).notes
             prepared = Prepared(base, key, files, notes=notes)
             prepared = await self._run_checks(prepared, report_progress)
-            useless = {
-                row.check for row in diagnose(prepared).faults
-            }  # a program that is missing may be there next time
+            # A program that is missing now may be there next time.
+            faulty_checks = {row.check for row in diagnose(prepared).faults}
             if all(
-                (run.check not in useless and _says_something(run))
+                (run.check not in faulty_checks and _is_conclusive(run))
                 or self._hits_limit_again(prepared, run)
                 for run in prepared.runs.values()
             ):
@@ -87,102 +86,104 @@ class Preparer:
                 )
             return prepared
 
-    def _read_known(self, base: Base, key: str, report_progress: Progress) -> Prepared | None:
+    def _read_stored(self, base: Base, key: str, report_progress: Progress) -> Prepared | None:
         document = self._layout.prepared_file(key)
         try:
-            stored = codec.load(Prepared, json.loads(document.read_text(encoding="utf-8")))
+            prepared = codec.load(Prepared, json.loads(document.read_text(encoding="utf-8")))
             age = time.time() - document.stat().st_mtime
         except (FileNotFoundError, ValueError, InvalidRequest):
-            return None  # not there, or half written
-        place = self._layout.place(base, key)
+            return None  # missing or incomplete
+        place = self._layout.executor_setup(base, key)
         complete = all(
             path.is_dir() for path in (*place.tree, *((place.env,) if place.env else ()))
         )
-        stopped = [run for run in stored.runs.values() if not _says_something(run)]
-        if not complete or (stopped and age > self._settings.workspace.stopped_seconds):
+        inconclusive = [run for run in prepared.runs.values() if not _is_conclusive(run)]
+        if not complete or (inconclusive and age > self._settings.workspace.stopped_seconds):
             return None
-        if any(not self._hits_limit_again(replace(stored, base=base), run) for run in stopped):
+        if any(
+            not self._hits_limit_again(replace(prepared, base=base), run) for run in inconclusive
+        ):
             return None  # it may have more time now
-        for run in stopped:
+        for run in inconclusive:
             report_progress(
                 f"{run.check} hit its limit {age / 60:.0f} minutes ago and is not run again yet "
                 "(workspace.stopped_seconds)"
             )
-        if not stopped:
-            os.utime(document)  # `prune` goes by when it was last used
-        return replace(stored, base=base)
+        if not inconclusive:
+            os.utime(document)  # `prune` removes the least recently used ones
+        return replace(prepared, base=base)
 
     def _hits_limit_again(self, prepared: Prepared, run: CheckRun) -> bool:
-        """Whether a check that hit its limit without a word would have no more time now."""
-        given = limit(self._settings.workspace, replace(prepared, runs={}), run.check)
-        return run.status == "timeout" and run.duration_ms >= 1000 * given.seconds
+        """Return whether a check that hit its limit without results would have no more time now."""
+        current_limit = limit(self._settings.workspace, replace(prepared, runs={}), run.check)
+        return run.status == "timeout" and run.duration_ms >= 1000 * current_limit.seconds
 
     async def _check_out(
         self, clone: TrustedClone, base: Base, key: str, report_progress: Progress
     ) -> None:
         final = self._layout.tree(key)
-        making = await fresh_beside(final)
+        temporary = await temporary_sibling(final)
         try:
-            await check_out(clone, base, making, self._settings, report_progress)
-            making.rename(final)
+            await check_out(clone, base, temporary, self._settings, report_progress)
+            temporary.rename(final)
         finally:
-            await remove_tree(making)
+            await remove_tree(temporary)
 
     async def _export_history(
         self, clone: TrustedClone, base: Base, key: str, report_progress: Progress
     ) -> None:
-        """Make the git directory of the shells on `base`, unless it was made before. Workspaces
-        work without one, too.
+        """Write the git directory for shells on `base` if it does not exist. Workspaces also work
+        without it.
         """
         final, settings = self._layout.history(key), self._settings.workspace
         if not settings.history_commits or await asyncio.to_thread(final.is_dir):
             return
-        making = await fresh_beside(final)
+        temporary = await temporary_sibling(final)
         try:
-            cut = await export_history(
+            is_truncated = await export_history(
                 GitRunner(self._settings.data_dir / "repos", settings.git_seconds),
                 clone,
                 base.sha,
-                making / HISTORY_NAME,
+                temporary / HISTORY_NAME,
                 self._layout.tree(key),
                 commits=settings.history_commits,
                 seconds=settings.setup_seconds,
-                most_bytes=settings.max_repository_bytes,
+                max_bytes=settings.max_repository_bytes,
             )
-            await asyncio.to_thread(give, making, drop_uid(self._settings.sandbox))
-            await asyncio.to_thread(making.rename, final)
+            await asyncio.to_thread(change_owner, temporary, drop_uid(self._settings.sandbox))
+            await asyncio.to_thread(temporary.rename, final)
         except RepositoryError as error:
             report_progress(f"git shows no history in workspaces: {error.message}")
         else:
-            if cut:
+            if is_truncated:
                 report_progress(
                     f"git shows the newest {settings.history_commits} commits in workspaces "
                     "(workspace.history_commits)"
                 )
         finally:
-            await remove_tree(making)
+            await remove_tree(temporary)
 
     async def _run_checks(self, prepared: Prepared, report_progress: Progress) -> Prepared:
-        """Run the checks on the untouched base, twice where that is cheap: what differs is
+        """Run the checks on the untouched base, twice if that is cheap: cases that differ are
         flaky.
         """
         runs: dict[str, CheckRun] = {}
         flaky: set[str] = set()
-        most = 1000 * self._settings.workspace.flaky_seconds
+        max_ms = 1000 * self._settings.workspace.flaky_seconds
         for name in prepared.base.profile.checks:
             report_progress(f"running {name} on the untouched base")
             run = runs[name] = await self._run_check(prepared, name)
             if hit_limit_under_load(run):
                 flaky |= {*stopped_cases(run)}
-            if run.status == "success" and not run.findings and run.duration_ms < most:
+            if run.status == "success" and not run.findings and run.duration_ms < max_ms:
                 report_progress(
                     f"running {name} on the untouched base once more, for what differs from run to "
                     "run"
                 )
-                # With the limits that follow from the first: what hangs is not waited for as long
-                # again.
-                again = await self._run_check(replace(prepared, runs={name: run}), name)
-                flaky |= differing_cases(run, again) | unmatched_cases(run, again)
+                # The second run has the limits that follow from the first, so a case that hangs
+                # takes less time.
+                second_run = await self._run_check(replace(prepared, runs={name: run}), name)
+                flaky |= differing_cases(run, second_run) | unmatched_cases(run, second_run)
         return replace(prepared, runs=runs, flaky=tuple(sorted(flaky)))
 
     async def _run_check(self, prepared: Prepared, name: str) -> CheckRun:
@@ -195,12 +196,12 @@ class Preparer:
         return as_errored(run) if hit_limit_under_load(run) else run
 
 
-def _says_something(run: CheckRun) -> bool:
+def _is_conclusive(run: CheckRun) -> bool:
     return run.status == "success" or (bool(run.cases) and not hit_limit_under_load(run))
 
 
 def _write_json(path: Path, document: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    making = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    making.write_text(json.dumps(document), encoding="utf-8")
-    making.rename(path)
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    temporary.write_text(json.dumps(document), encoding="utf-8")
+    temporary.rename(path)

@@ -1,4 +1,4 @@
-"""An executor's answers, taken as what they must be: it is hostile, so every part is checked."""
+"""Parsing of an executor's answers. They are hostile, so each part is checked."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from moothall.sandbox.cgroups import cores
 from moothall.sandbox_runtime import cases, checks
 from moothall.sandbox_runtime.tool_proxy import plain
 
-BROKEN = (TypeError, ValueError, AttributeError, RecursionError)
-"""What reading an answer raises that is none."""
+PARSE_ERRORS = (TypeError, ValueError, AttributeError, RecursionError)
+"""Errors that the parsing of an invalid answer raises."""
 _CASES_SHOWN = 50
-_WAITED, _ALL = 0.2, 0.8  # shares of a command's time, and of all cores
-_MOST = 1 << 53  # beyond it not every door can tell a number
+_MIN_WAIT_SHARE, _ALL_CORES_SHARE = 0.2, 0.8
+"""Shares of a command's time, and of the time of all cores."""
+_MAX_INTEGER = 1 << 53
+"""The largest integer that all APIs can represent."""
 _RESULTS = frozenset({cases.PASSED, cases.FAILED, cases.ERRORED, cases.SKIPPED})
 
 
-def result_of(call: ToolCall, answer: dict[str, Any]) -> ToolResult:
-    """Return an answer as a tool's result. Raises `WorkspaceFailed`."""
+def parse_result(call: ToolCall, answer: dict[str, Any]) -> ToolResult:
+    """Parse the result of a tool. Raises `WorkspaceFailed`."""
     try:
         return ToolResult(
             call.request_id,
@@ -30,85 +32,87 @@ def result_of(call: ToolCall, answer: dict[str, Any]) -> ToolResult:
             ToolStatus(answer.get("status", "")),
             output=plain(dict(answer.get("output") or {})),
             error=str(answer.get("error") or ""),
-            duration_ms=whole(answer.get("duration_ms", 0)),
-            usage=usage_of(answer),
+            duration_ms=parse_integer(answer.get("duration_ms", 0)),
+            usage=parse_usage(answer),
         )
-    except BROKEN as error:
+    except PARSE_ERRORS as error:
         raise WorkspaceFailed(f"the executor broke its protocol: {error}") from error
 
 
-def whole(value: object) -> int:
-    """Return a number as a whole one that can be told. Raises `ValueError` for what is none: JSON
-    as it is read here knows Infinity.
+def parse_integer(value: object) -> int:
+    """Convert a number to an integer. Raises `ValueError` for anything else, such as Infinity,
+    which Python's JSON parser accepts.
     """
-    if not isinstance(value, int | float) or not abs(value) <= _MOST:
+    if not isinstance(value, int | float) or not abs(value) <= _MAX_INTEGER:
         raise ValueError(f"{str(value)[:40]!r} where a number belongs")
     return int(value)
 
 
-def usage_of(answer: Mapping[str, Any]) -> ToolUsage:
-    """Return what an answer says that was used. Raises what is `BROKEN`."""
-    used = answer.get("usage") or {}
-    return ToolUsage(whole(used.get("cpu_ms", 0)), whole(used.get("max_rss_bytes", 0)))
+def parse_usage(answer: Mapping[str, Any]) -> ToolUsage:
+    """Parse the resource usage in an answer. Raises `PARSE_ERRORS`."""
+    usage = answer.get("usage") or {}
+    return ToolUsage(
+        parse_integer(usage.get("cpu_ms", 0)), parse_integer(usage.get("max_rss_bytes", 0))
+    )
 
 
 def _is_contended(answer: Mapping[str, Any]) -> bool:
-    """Whether a command waited for cores that others used. It did not if it used nearly all cores
-    itself.
+    """Return whether a command waited for cores that other processes used. That is not so if it
+    used nearly all cores itself.
     """
-    duration, cpu = whole(answer.get("duration_ms", 0)), usage_of(answer).cpu_ms
-    waited = whole(answer.get("contended_ms", 0)) >= _WAITED * duration
-    return waited and duration > 0 and cpu < _ALL * duration * cores()
+    duration, cpu = parse_integer(answer.get("duration_ms", 0)), parse_usage(answer).cpu_ms
+    waited = parse_integer(answer.get("contended_ms", 0)) >= _MIN_WAIT_SHARE * duration
+    return waited and duration > 0 and cpu < _ALL_CORES_SHARE * duration * cores()
 
 
 def _results(answer: dict[str, Any]) -> dict[str, str]:
-    found = answer.get("cases") or {}
-    if not isinstance(found, dict) or not _RESULTS.issuperset(map(str, found.values())):
+    results = answer.get("cases") or {}
+    if not isinstance(results, dict) or not _RESULTS.issuperset(map(str, results.values())):
         raise WorkspaceFailed("the executor broke its protocol: cases are no object of results")
-    return {str(case)[: cases.MAX_CASE_ID]: str(result) for case, result in found.items()}
+    return {str(case)[: cases.MAX_CASE_ID]: str(result) for case, result in results.items()}
 
 
-def tests_output(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return what a model is shown of a test run: counts, the tests that are not green, the end of
-    the output.
+def parse_tests_output(answer: dict[str, Any]) -> dict[str, Any]:
+    """Parse the result of a test run for a model: counts, failing tests, and the end of the
+    output.
     """
     results = _results(answer)
-    red = [case for case, result in results.items() if result in cases.RED]
+    failing = [case for case, result in results.items() if result in cases.RED]
     return {
         "verdict": answer.get("verdict", cases.ERRORED),
         **{
             word: sum(result == word for result in results.values())
             for word in ("passed", "failed", "errored", "skipped")
         },
-        "red": red[:_CASES_SHOWN],
+        "red": failing[:_CASES_SHOWN],
         "exit_code": answer.get("exit_code", -1),
         "output": str(answer.get("output", "")),
     }
 
 
-def code_output(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a caller is shown of a piece of code: nothing where it did not run."""
+def parse_code_output(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the exit code and output of code, as far as it ran."""
     return {name: answer[name] for name in ("exit_code", "output") if answer.get(name) is not None}
 
 
-def shell_answer(answer: dict[str, Any], stopped: str) -> dict[str, Any]:
-    """Return an answer to a command of the shell as the tool's; `stopped` says why it did not end
-    by itself.
-    """
-    folder, left, note = (answer.get(name) for name in ("folder", "left", "note"))
-    output = code_output(answer)
+def parse_shell_answer(answer: dict[str, Any], stopped: str) -> dict[str, Any]:
+    """Parse the answer to a shell command; `stopped` is the reason if it did not end by itself."""
+    folder, ended, note = (answer.get(name) for name in ("folder", "left", "note"))
+    output = parse_code_output(answer)
     output |= (
         {"working_directory": folder} if isinstance(folder, str) and folder != WORKSPACE else {}
     )
     output |= (
-        {"ended_processes": [str(one) for one in left]} if isinstance(left, list) and left else {}
+        {"ended_processes": [str(process) for process in ended]}
+        if isinstance(ended, list) and ended
+        else {}
     )
     output |= {"note": str(note)} if note else {}
     return {**answer, "output": output, "error": answer.get("error") or stopped}
 
 
-def check_run(name: str, answer: dict[str, Any]) -> CheckRun:
-    """Return an answer to a command as the run of a check. Raises `WorkspaceFailed`."""
+def parse_check_run(name: str, answer: dict[str, Any]) -> CheckRun:
+    """Parse the answer to a check. Raises `WorkspaceFailed`."""
     try:
         status = ToolStatus(answer.get("status", ""))
         verdict = (
@@ -121,18 +125,19 @@ def check_run(name: str, answer: dict[str, Any]) -> CheckRun:
             verdict=verdict,
             cases=_results(answer),
             output=str(answer.get("output") or answer.get("error") or ""),
-            duration_ms=whole(answer.get("duration_ms", 0)),
-            exit_code=whole(answer.get("exit_code", -1)),
+            duration_ms=parse_integer(answer.get("duration_ms", 0)),
+            exit_code=parse_integer(answer.get("exit_code", -1)),
             status=status,
             details={
-                str(case): str(said) for case, said in dict(answer.get("details") or {}).items()
+                str(case): str(detail) for case, detail in dict(answer.get("details") or {}).items()
             },
             durations={
-                str(case): whole(ms) for case, ms in dict(answer.get("durations") or {}).items()
+                str(case): parse_integer(ms)
+                for case, ms in dict(answer.get("durations") or {}).items()
             },
             findings=tuple(str(line) for line in answer.get("findings") or ()),
-            usage=usage_of(answer),
+            usage=parse_usage(answer),
             contended=_is_contended(answer),
         )
-    except BROKEN as error:
+    except PARSE_ERRORS as error:
         raise WorkspaceFailed(f"the executor broke its protocol: {error}") from error

@@ -1,9 +1,9 @@
-"""Blocks of Python that a model wrote: run in boxes of their own, which hold nothing, with tools
-asked of the trusted side.
+"""Blocks of Python that a model wrote, run in executors of their own that call tools on the trusted
+side.
 
-The first tier is Monty, in a box without workspace, network or files: what a block is given are
-functions that ask here. What Monty says that it cannot run goes, before any of it ran, to CPython
-in a box of the workspace's kind (`Workspace.run_code`).
+The first tier is Monty, in an executor without workspace, network or files: a block can only call
+functions that are answered here. A block that Monty cannot run goes, before any of it ran, to
+CPython in an executor on the workspace's files (`Workspace.run_code`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,23 @@ from moothall.sandbox_runtime.code_runner import MONTY
 from moothall.telemetry import get_logger
 from moothall.workspace.executor_client import Answer, ExecutorClient, ExecutorSetup
 from moothall.workspace.pool import ExecutorPool
-from moothall.workspace.stdio_session import RequestAnswerer, code_run, cut, endless_run, most_asked
+from moothall.workspace.stdio_session import (
+    RequestAnswerer,
+    code_run,
+    cut,
+    endless_run,
+    max_questions,
+)
 
 log = get_logger(__name__)
 
 _PROGRAM = "moothall.sandbox_runtime.code_runner"
-_SPARE_MEMORY = 256_000_000  # of the process that holds the worker, and of the worker itself
-_PROCESSES, _OPEN_FILES = 32, 128
+_EXTRA_MEMORY_BYTES = 256_000_000  # for the process that holds the worker, and the worker itself
+_MAX_PROCESSES, _MAX_OPEN_FILES = 32, 128
 
 
 def monty_binds() -> tuple[tuple[Path, str], ...]:
-    """Return what shows Monty inside. Raises `ConfigurationError` where it is not installed."""
+    """Return the binds of Monty. Raises `ConfigurationError` if it is not installed."""
     package, extensions = find_spec("pydantic_monty"), find_spec("typing_extensions")
     binary = shutil.which("monty", path=sysconfig.get_path("scripts")) or shutil.which("monty")
     if (
@@ -61,10 +67,10 @@ def monty_binds() -> tuple[tuple[Path, str], ...]:
 
 
 class LocalRunner:
-    """Runs blocks of Python. Its boxes are the pool's, and end with it. Belongs to one event loop.
+    """A runner of Python blocks, whose executors belong to the pool. It belongs to one event loop.
 
-    A box serves one tenant, one block at a time, and is thrown away after any block that did not
-    end by itself.
+    An executor serves one tenant and one block at a time. It is discarded after a block that did
+    not end by itself.
     """
 
     def __init__(self, settings: WorkspaceSections, pool: ExecutorPool) -> None:
@@ -73,88 +79,88 @@ class LocalRunner:
         sandbox = settings.sandbox
         limits = sandbox.model_copy(
             update={
-                "memory_bytes": settings.runner.memory_bytes + _SPARE_MEMORY,
-                "processes": _PROCESSES,
-                "open_files": _OPEN_FILES,
+                "memory_bytes": settings.runner.memory_bytes + _EXTRA_MEMORY_BYTES,
+                "processes": _MAX_PROCESSES,
+                "open_files": _MAX_OPEN_FILES,
                 "wall_seconds": settings.runner.seconds,
                 "toolchains": (),
             }
         )
-        self._place = ExecutorSetup("runner", (), ro=monty_binds(), program=_PROGRAM, limits=limits)
+        self._setup = ExecutorSetup("runner", (), ro=monty_binds(), program=_PROGRAM, limits=limits)
         self._idle: dict[str, list[ExecutorClient]] = {}
         self._slots = asyncio.Semaphore(settings.runner.workers)
-        # Of each depth its own: a block holds its box while it waits for agents whose blocks want
-        # one.
+        # Each depth has its own slots: a block holds its executor while it waits for agents whose
+        # blocks need one too.
         self._full_slots: defaultdict[int, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(settings.runner.full_workers)
         )
 
     async def run(self, block: CodeBlock, workspace: Workspace, ask: Ask) -> BlockRun:
         """Run a block. See `ports.RunCode`."""
-        left = seconds_until(block.deadline)
+        seconds_left = seconds_until(block.deadline)
         try:
-            async with asyncio.timeout(max(left, 0.0)) as limit:
-                ran, why = await self._first(block, ask)
-                if not why:
-                    return ran
+            async with asyncio.timeout(max(seconds_left, 0.0)) as limit:
+                result, reason = await self._try_monty(block, ask)
+                if not reason:
+                    return result
                 if not (self._settings.full and block.full):
-                    other = (
+                    alternative = (
                         ", or let it read files too (files.read), as CPython wants"
                         if self._settings.full
                         else ""
                     )
                     return replace(
-                        ran, error=f"this Python cannot run it: {why}; write it without{other}"
+                        result,
+                        error=f"this Python cannot run it: {reason}; write it without{alternative}",
                     )
-                log.info("a block goes to CPython", reason=why)
+                log.info("a block goes to CPython", reason=reason)
                 async with self._full_slots[block.depth]:
-                    return replace(await workspace.run_code(block, ask), tier="python", why=why)
+                    return replace(await workspace.run_code(block, ask), tier="python", why=reason)
         except TimeoutError:
             if not limit.expired():
                 raise
             return BlockRun(ToolStatus.TIMEOUT, error="its time was over, and it was stopped")
 
-    async def first(self, block: CodeBlock, ask: Ask) -> BlockRun:
-        """Run a block in the first tier alone."""
-        ran, why = await self._first(block, ask)
+    async def run_in_monty(self, block: CodeBlock, ask: Ask) -> BlockRun:
+        """Run a block in the first tier only."""
+        result, reason = await self._try_monty(block, ask)
         return (
-            replace(ran, error=f"this Python cannot run it: {why}; write it without")
-            if why
-            else ran
+            replace(result, error=f"this Python cannot run it: {reason}; write it without")
+            if reason
+            else result
         )
 
-    async def _first(self, block: CodeBlock, ask: Ask) -> tuple[BlockRun, str]:
-        """Let Monty run it; with why it cannot, where that is so."""
+    async def _try_monty(self, block: CodeBlock, ask: Ask) -> tuple[BlockRun, str]:
+        """Run a block in Monty; return the result, and why Monty cannot run it or ''."""
 
         async def ask_without_slot(name: str, arguments: Mapping[str, Any]) -> ToolResult:
             if name != AGENTS_RUN:
                 return await ask(name, arguments)
-            # Its agents run blocks too: whoever waits for them may not have the place that they
-            # need.
-            slot.leave()
+            # The agents run blocks too, and may need the slot of the block that waits for them.
+            slot.release()
             result = await ask(name, arguments)
-            await slot.take()
+            await slot.acquire()
             return result
 
-        asking, slot = (
-            RequestAnswerer(ask_without_slot, most_asked(self._settings.tool_calls)),
+        answerer, slot = (
+            RequestAnswerer(ask_without_slot, max_questions(self._settings.tool_calls)),
             _Slot(self._slots),
         )
         async with slot:
             try:
-                box = await self._take(block.tenant)
+                executor = await self._acquire_executor(block.tenant)
             except (SandboxUnavailable, WorkspaceFailed) as error:
                 return BlockRun(
                     ToolStatus.ERROR, error=f"no Python can be started: {error.message}"
                 ), ""
-            whole = False
+            is_reusable = False
             try:
-                answer = await self._ask(box, block, asking)
-                whole = not answer.get("crashed") and box.alive
+                answer = await self._ask(executor, block, answerer)
+                is_reusable = not answer.get("crashed") and executor.alive
             except WorkspaceFailed as error:
-                if asking.failed is not None:
-                    raise asking.failed from error
-                if asking.endless:
+                if answerer.failed is not None:
+                    raise answerer.failed from error
+                if answerer.endless:
                     return endless_run(), ""
                 log.warning("a runner was lost", reason=error.message)
                 return BlockRun(
@@ -162,20 +168,22 @@ class LocalRunner:
                     error="the interpreter was lost while it ran this; its tool calls stand",
                 ), ""
             finally:
-                self._give_back(box, block.tenant, whole=whole)
+                self._return_executor(executor, block.tenant, is_reusable=is_reusable)
         if answer.get("status") == "unsupported":
             return BlockRun(ToolStatus.INVALID), cut(
                 str(answer.get("why") or "it does not say why")
             )
         return code_run(answer, self._settings.output_bytes), ""
 
-    async def _ask(self, box: ExecutorClient, block: CodeBlock, asking: RequestAnswerer) -> Answer:
+    async def _ask(
+        self, executor: ExecutorClient, block: CodeBlock, answerer: RequestAnswerer
+    ) -> Answer:
         limits = self._settings
         seconds = min(block.seconds or limits.seconds, limits.seconds)
-        return await box.request(
+        return await executor.request(
             "code",
             wall_seconds=seconds,
-            asked=asking,
+            asked=answerer,
             code=block.code,
             tools={name: list(names) for name, names in block.tools.items()},
             inputs=dict(block.inputs),
@@ -188,47 +196,46 @@ class LocalRunner:
             seed=digest(block.code),
         )
 
-    async def _take(self, tenant: str) -> ExecutorClient:
+    async def _acquire_executor(self, tenant: str) -> ExecutorClient:
         idle = self._idle.get(tenant, [])
         while idle:
-            box = idle.pop()
-            if box.alive:
-                return box
-            self._pool.drop(box)
-        # Another tenant's are in the way: no more boxes than workers.
+            executor = idle.pop()
+            if executor.alive:
+                return executor
+            self._pool.release(executor)
+        # No more executors than workers: one of another tenant must go.
         if sum(map(len, self._idle.values())) >= self._settings.workers:
-            other = next(boxes for boxes in self._idle.values() if boxes)
-            self._pool.drop(other.pop())
-        return await self._pool.take(
-            self._place, whose={"tenant": tenant}
-        )  # any block of it may come
+            other = next(executors for executors in self._idle.values() if executors)
+            self._pool.release(other.pop())
+        # Any block of the tenant may run in it.
+        return await self._pool.acquire(self._setup, owner={"tenant": tenant})
 
-    def _give_back(self, box: ExecutorClient, tenant: str, *, whole: bool) -> None:
-        if whole and sum(map(len, self._idle.values())) < self._settings.workers:
-            self._idle.setdefault(tenant, []).append(box)
+    def _return_executor(self, executor: ExecutorClient, tenant: str, *, is_reusable: bool) -> None:
+        if is_reusable and sum(map(len, self._idle.values())) < self._settings.workers:
+            self._idle.setdefault(tenant, []).append(executor)
         else:
-            self._pool.drop(box)
+            self._pool.release(executor)
 
 
 class _Slot:
-    """One of the places for blocks that compute; it can be left and taken again."""
+    """A slot for a block that computes; it can be released and acquired again."""
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots = slots
         self._held = False
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         await self._slots.acquire()
         self._held = True
 
-    def leave(self) -> None:
+    def release(self) -> None:
         if self._held:
             self._held = False
             self._slots.release()
 
     async def __aenter__(self) -> Self:
-        await self.take()
+        await self.acquire()
         return self
 
     async def __aexit__(self, *details: object) -> None:
-        self.leave()
+        self.release()

@@ -30,10 +30,12 @@ _log = get_logger(__name__)
 
 _POLL_SECONDS = 0.05
 _BEAT_SECONDS = 1.0
-_STILL_SECONDS = 10.0  # without a beat; then the holder of a slot stands still
-_SILENT_SECONDS = 2.0  # without a look at the slots; then nobody lets the process go first
-_LEFT_SECONDS = 600.0
-_SLOT, _ALONE, _WAITING = "slot-", "alone", "waiting-"
+_STOPPED_SECONDS = 10.0
+"""A lock without a beat for so long belongs to a stopped process."""
+_SILENT_SECONDS = 2.0
+"""A process that has not looked at the slots for so long loses its place in the queue."""
+_ABANDONED_SECONDS = 600.0
+_SLOT_PREFIX, _EXCLUSIVE_LOCK, _QUEUE_PREFIX = "slot-", "alone", "waiting-"
 _since: ContextVar[float] = ContextVar("since", default=0.0)
 
 
@@ -68,15 +70,17 @@ def slots_folder(fallback: Path) -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether a folder is one of this user that nobody else can write to."""
-    found = folder.lstat()
+    """Return whether a folder belongs to this user and only this user can write to it."""
+    status = folder.lstat()
     return (
-        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & 0o022
     )
 
 
 @dataclass(order=True, slots=True)
-class _Turn:
+class _WaitingCommand:
     """A waiting command; the oldest comes first."""
 
     since: float
@@ -95,12 +99,12 @@ class Slots:
         self.count = count
         self._find_folder = find_folder
         self._folder = find_folder()
-        self._turns: list[_Turn] = []
+        self._waiting: list[_WaitingCommand] = []
         self._held: set[int] = set()
         self._freed = asyncio.Event()
         self._beating: asyncio.TimerHandle | None = None
-        self._queue_name = f"{_WAITING}{os.getpid()}-{os.urandom(4).hex()}"
-        self._told = 0.0
+        self._queue_name = f"{_QUEUE_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
+        self._published = 0.0
 
     @property
     def _queue_file(self) -> Path:
@@ -108,7 +112,7 @@ class Slots:
 
     @asynccontextmanager
     async def hold(self, since: float = 0.0, *, alone: bool = False) -> AsyncIterator[Slot]:
-        """Wait for a slot and hold it. `alone`: for all slots, so that no other command runs
+        """Wait for a slot and hold it. With `alone`, hold all slots, so that no other command runs
         meanwhile.
 
         A surrounding `queued_since` overrides `since`. Time limits around this (`aio.TimeLimit`) do
@@ -116,10 +120,10 @@ class Slots:
         """
         slot = Slot(self, _since.get() or since or time.time(), alone=alone)
         try:
-            await slot.take()
+            await slot.acquire()
             yield slot
         finally:
-            slot.leave()
+            slot.release()
 
     async def take(self, since: float, *, alone: bool) -> dict[str, int]:
         """Wait for a slot, or for all, and return the descriptors of the locked files by name.
@@ -143,23 +147,23 @@ class Slots:
         """Wait for this command's turn and take a slot; with `alone`, the lock that keeps others
         from taking slots.
         """
-        turn = _Turn(since)
-        bisect.insort(self._turns, turn)
+        command = _WaitingCommand(since)
+        bisect.insort(self._waiting, command)
         try:
             while True:
-                first = self._turns[0] is turn
-                if first and (taken := self._attempt(since, alone=alone)) is not None:
+                is_first = self._waiting[0] is command
+                if is_first and (taken := self._attempt(since, alone=alone)) is not None:
                     return taken
                 self._freed.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_POLL_SECONDS if first else None):
+                    async with asyncio.timeout(_POLL_SECONDS if is_first else None):
                         await self._freed.wait()
         finally:
-            self._turns.remove(turn)
-            if not self._turns:
+            self._waiting.remove(command)
+            if not self._waiting:
                 with suppress(OSError):
                     self._queue_file.unlink(missing_ok=True)
-                self._told = 0.0
+                self._published = 0.0
             self._freed.set()
 
     def _attempt(self, since: float, *, alone: bool) -> dict[str, int] | None:
@@ -169,7 +173,7 @@ class Slots:
         try:
             return self._try_take(since, alone=alone)
         except FileNotFoundError:  # the folder was cleared away
-            self._folder, self._told = self._find_folder(), 0.0
+            self._folder, self._published = self._find_folder(), 0.0
             return None
         except OSError as error:
             _log.warning(
@@ -183,11 +187,11 @@ class Slots:
         """
         if self._older_waits(since):
             return None
-        lock = self._lock(_ALONE)
-        if lock < 0 and (alone or not self._stands_still(_ALONE)):
+        lock = self._lock(_EXCLUSIVE_LOCK)
+        if lock < 0 and (alone or not self._stands_still(_EXCLUSIVE_LOCK)):
             return None
         if alone:
-            return {_ALONE: lock}
+            return {_EXCLUSIVE_LOCK: lock}
         try:
             return self._lock_one() or None
         finally:
@@ -197,7 +201,7 @@ class Slots:
         """Lock a free slot. An extra one replaces each slot whose holder stands still."""
         count, number = self.count, 0
         while number < count:
-            name = f"{_SLOT}{number}"
+            name = f"{_SLOT_PREFIX}{number}"
             if (descriptor := self._lock(name)) >= 0:
                 return {name: descriptor}
             count += self._stands_still(name)
@@ -208,8 +212,8 @@ class Slots:
         """Lock the free slots and add them to `taken`. Return whether only slots of stopped
         processes are missing.
         """
-        names = {f"{_SLOT}{number}" for number in range(self.count)} | {
-            path.name for path in self._folder.glob(f"{_SLOT}*")
+        names = {f"{_SLOT_PREFIX}{number}" for number in range(self.count)} | {
+            path.name for path in self._folder.glob(f"{_SLOT_PREFIX}*")
         }
         for name in names - taken.keys():
             if (descriptor := self._lock(name)) >= 0:
@@ -237,7 +241,7 @@ class Slots:
             os.close(descriptor)
 
     def free(self, taken: dict[str, int]) -> None:
-        """Unlock what was taken."""
+        """Unlock the files of a command."""
         for descriptor in taken.values():
             self._unlock(descriptor)
         taken.clear()
@@ -252,7 +256,7 @@ class Slots:
         )
 
     def _stands_still(self, name: str) -> bool:
-        return self._age(self._folder / name) > _STILL_SECONDS
+        return self._age(self._folder / name) > _STOPPED_SECONDS
 
     @staticmethod
     def _age(path: Path) -> float:
@@ -265,22 +269,22 @@ class Slots:
         """Publish since when this process waits; return whether another process has an older
         waiting command.
         """
-        if since == self._told and self._queue_file.exists():
+        if since == self._published and self._queue_file.exists():
             os.utime(self._queue_file)
         else:
-            fresh = self._queue_file.with_suffix(".new")
-            fresh.write_text(repr(since), encoding="ascii")
-            fresh.replace(self._queue_file)
-            self._told = since
+            temporary = self._queue_file.with_suffix(".new")
+            temporary.write_text(repr(since), encoding="ascii")
+            temporary.replace(self._queue_file)
+            self._published = since
         return any(
             self._reads_older(path, since)
-            for path in self._folder.glob(f"{_WAITING}*")
+            for path in self._folder.glob(f"{_QUEUE_PREFIX}*")
             if path != self._queue_file and not path.suffix
         )
 
     def _reads_older(self, path: Path, since: float) -> bool:
         age = self._age(path)
-        if age > _LEFT_SECONDS:  # its process was killed
+        if age > _ABANDONED_SECONDS:  # its process was killed
             path.unlink(missing_ok=True)
         try:
             return age < _SILENT_SECONDS and float(path.read_text(encoding="ascii")) < since
@@ -289,8 +293,8 @@ class Slots:
 
 
 class Slot:
-    """A place among the running commands. It can be left while the command waits for something, and
-    taken again.
+    """A place among the running commands. It can be released while the command waits for something,
+    and acquired again.
     """
 
     def __init__(self, slots: Slots, since: float, *, alone: bool) -> None:
@@ -299,10 +303,10 @@ class Slot:
         self._alone = alone
         self._taken: dict[str, int] = {}
 
-    async def take(self) -> None:
-        """Wait for it."""
+    async def acquire(self) -> None:
+        """Wait for the slot."""
         self._taken = await self._slots.take(self._since, alone=self._alone)
 
-    def leave(self) -> None:
-        """Let others have it."""
+    def release(self) -> None:
+        """Let others use the slot."""
         self._slots.free(self._taken)

@@ -1,5 +1,5 @@
-"""Between a box and whoever answers what runs in it: a block of Python that asks, a program that is
-talked to. What comes from the box is hostile.
+"""Sessions with code in an executor: a block of Python that asks questions, or a program that talks
+to its caller. All input from the executor is hostile.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox_runtime.stdio_process import COMMAND
 from moothall.sandbox_runtime.tool_proxy import plain
 from moothall.workspace.executor_client import Answer, ExecutorClient
-from moothall.workspace.result_parsing import BROKEN, usage_of, whole
+from moothall.workspace.result_parsing import PARSE_ERRORS, parse_integer, parse_usage
 
 _ERROR_CHARS = 4000
 _ENDS = frozenset({"success", "error", "memory"})
-"""How a block may say that it ended: all else only those can know who watch it."""
+"""The statuses that a block may report itself; only its supervisor can know the others."""
 
 
 class RequestAnswerer:
-    """Answers a box's questions with `ask`; remembers what that raised, which is not the box's
-    fault. One that goes on asking after `most` questions, whatever it was answered, is `endless`:
-    its time stands still while it asks.
+    """Answers questions of an executor with `ask`, and keeps the error that it raised.
+
+    A block that asks more than `limit` questions is `endless`: its time does not run while it asks.
     """
 
-    def __init__(self, ask: Ask, most: int) -> None:
+    def __init__(self, ask: Ask, limit: int) -> None:
         self._ask = ask
-        self._left = most
+        self._left = limit
         self.failed: MoothallError | None = None
 
     @property
     def endless(self) -> bool:
-        """Whether it asked too often."""
+        """Whether there were too many questions."""
         return self._left < 0
 
     async def __call__(self, message: Answer) -> Answer:
-        """Return the answer to a question. Raises `WorkspaceFailed` where it is one too many."""
+        """Answer a question. Raises `WorkspaceFailed` if there were too many."""
         self._left -= 1
         if self.endless:
             raise WorkspaceFailed("it asked for more than it may, again and again")
@@ -56,66 +56,74 @@ class RequestAnswerer:
         return {"status": str(result.status), "output": dict(result.output), "error": result.error}
 
 
-def code_run(answer: Answer, most: int) -> BlockRun:
-    """Return a box's answer as a run; it is hostile, so every part is made what it must be. Raises
-    `WorkspaceFailed`.
-    """
+def code_run(answer: Answer, max_bytes: int) -> BlockRun:
+    """Parse an executor's answer, which is hostile. Raises `WorkspaceFailed`."""
     try:
         status = ToolStatus(answer.get("status", ""))
-        duration, usage = whole(answer.get("duration_ms") or 0), usage_of(answer)
-    except BROKEN as error:
+        duration, usage = parse_integer(answer.get("duration_ms") or 0), parse_usage(answer)
+    except PARSE_ERRORS as error:
         raise WorkspaceFailed(f"the runner broke its protocol: {error}") from error
     value, error_text = answer.get("value"), cut(str(answer.get("error") or ""))
     if status is not ToolStatus.SUCCESS:
         value = None
-    elif _size(value) > most:
+    elif _size(value) > max_bytes:
         status, value, error_text = (
             ToolStatus.OUTPUT,
             None,
-            f"its last expression has more than {most} bytes; keep it small",
+            f"its last expression has more than {max_bytes} bytes; keep it small",
         )
-    printed = encodable(str(answer.get("printed") or "")[: 2 * most])
+    printed = encodable(str(answer.get("printed") or "")[: 2 * max_bytes])
     return BlockRun(status, _read(value), printed, error_text, duration_ms=duration, usage=usage)
 
 
-def full_run(answer: Answer, most: int) -> BlockRun:
-    """Return an executor's answer about a block under CPython as a run. Raises
-    `WorkspaceFailed`.
-    """
+def full_run(answer: Answer, max_bytes: int) -> BlockRun:
+    """Parse an executor's answer about a block in CPython. Raises `WorkspaceFailed`."""
     end = answer.get("end")
     printed, status = answer.get("output"), answer.get("status")
-    told: Answer = {
+    fields: Answer = {
         "printed": printed,
         "duration_ms": answer.get("duration_ms"),
         "usage": answer.get("usage"),
     }
     if status != "success":
-        return code_run({**told, "status": status, "error": f"it was stopped: {status}"}, most)
+        return code_run(
+            {**fields, "status": status, "error": f"it was stopped: {status}"}, max_bytes
+        )
     if not isinstance(end, Mapping):
         return code_run(
             {
-                **told,
+                **fields,
                 "status": "error",
                 "error": f"it ended by itself with exit code {answer.get('exit_code')}",
             },
-            most,
+            max_bytes,
         )
-    said = end.get("status")
-    ended = said if isinstance(said, str) and said in _ENDS else "error"
+    reported_status = end.get("status")
+    block_status = (
+        reported_status
+        if isinstance(reported_status, str) and reported_status in _ENDS
+        else "error"
+    )
     return code_run(
-        {**told, "status": ended, "value": end.get("value"), "error": end.get("error")}, most
+        {
+            **fields,
+            "status": block_status,
+            "value": end.get("value"),
+            "error": end.get("error"),
+        },
+        max_bytes,
     )
 
 
-def most_asked(tool_calls: int) -> int:
-    """Return how often a block may ask that may call so many tools: refusals are heard, and the
-    last of them.
+def max_questions(tool_calls: int) -> int:
+    """Return how many questions a block may ask that may call so many tools. Refused calls count
+    too.
     """
     return 2 * tool_calls + 100
 
 
 def endless_run() -> BlockRun:
-    """Return how a block ended that was `endless`."""
+    """Return the result of an `endless` block."""
     return BlockRun(
         ToolStatus.BUDGET_EXCEEDED,
         error="it went on asking for more than tools may be called, and was ended",
@@ -123,71 +131,70 @@ def endless_run() -> BlockRun:
 
 
 def _read(value: Any) -> Any:
-    """Return a value as plain JSON, which every door can tell: no NaN, no depths, no halves of
-    characters.
-    """
+    """Return a value as plain JSON for all APIs: no NaN, no deep nesting, no lone surrogates."""
     return json.loads(encodable(json.dumps(plain(value), ensure_ascii=False)))
 
 
 def _size(value: Any) -> int:
-    size, left = 0, [value]
-    while left:
-        item = left.pop()
+    size, remaining = 0, [value]
+    while remaining:
+        item = remaining.pop()
         size += len(item) if isinstance(item, str) else 8
         if isinstance(item, Mapping):
-            left += [*item.keys(), *item.values()]
+            remaining += [*item.keys(), *item.values()]
         elif isinstance(item, list):
-            left += item
+            remaining += item
     return size
 
 
 def cut(text: str) -> str:
-    """Return the end of a text, where errors say what they are."""
+    """Return the end of a text, since errors say what they are at their end."""
     text = encodable(text)
     return text if len(text) <= _ERROR_CHARS else f"…{text[-_ERROR_CHARS:]}"
 
 
-_MOST_ASKED = 10_000
+_MAX_MESSAGES = 10_000
 
 
 async def converse(
-    box: ExecutorClient, argv: Sequence[str], hear: Hear, seconds: float, most: int
+    executor: ExecutorClient, argv: Sequence[str], hear: Hear, seconds: float, max_bytes: int
 ) -> str:
-    """Run a program in a box and carry lines between it and `hear`. See
+    """Run a program in an executor and pass lines between it and `hear`. See
     `ports.Workspace.converse`.
     """
-    left = _MOST_ASKED
+    remaining = _MAX_MESSAGES
 
     async def answer_lines(message: Answer) -> Answer:
-        nonlocal left
-        left -= 1
+        nonlocal remaining
+        remaining -= 1
         arguments = message.get("args")
         lines = arguments.get("lines") if isinstance(arguments, Mapping) else None
-        told = await hear(
+        reply = await hear(
             [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
         )
-        return {"lines": list(told or ()), "end": told is None or left < 0}
+        return {"lines": list(reply or ()), "end": reply is None or remaining < 0}
 
-    env = box.variables()
-    # What is run is the operator's choice, and no program of that name that a repository brought.
+    env = executor.variables()
+    # The operator chose the program, so one of that name in the repository's environment must not
+    # be run.
     env["PATH"] = ":".join(
         folder for folder in env["PATH"].split(":") if not folder.startswith(f"{ENVIRONMENT}/")
     )
-    answer = await box.request(
+    answer = await executor.request(
         "run",
         wall_seconds=seconds,
-        asked=answer_lines,
-        unslotted=True,  # it waits for the other side for most of its life
-        argv=(box.python, "-B", "-c", COMMAND),
+        answer_question=answer_lines,
+        unslotted=True,  # it mostly waits for its caller
+        argv=(executor.python, "-B", "-c", COMMAND),
         env=env,
-        block={"argv": list(argv), "most": most},
+        block={"argv": list(argv), "most": max_bytes},
     )
     end = answer.get("end")
     if answer.get("status") != "success":
-        why = f"it was stopped: {str(answer.get('status'))[:40]}"
+        reason = f"it was stopped: {str(answer.get('status'))[:40]}"
     elif not isinstance(end, Mapping):
-        why = f"it ended by itself with exit code {answer.get('exit_code')}"
-    elif not (why := str(end.get("ended") or "")):
+        reason = f"it ended by itself with exit code {answer.get('exit_code')}"
+    elif not (reason := str(end.get("ended") or "")):
         return ""
-    said = str(answer.get("output") or "").strip()
-    return cut(f"{why}; it said: {said}" if said else why)
+    output = str(answer.get("output") or "").strip()
+    return cut(f"{reason}; it said: {output}" if output else reason)

@@ -1,6 +1,6 @@
-"""The interpreters and toolchains of this machine, and which of them a project gets.
+"""The interpreters and toolchains of this machine, and the choice of those for a project.
 
-Shims (pyenv's, rustup's) are passed over: inside a sandbox they find neither their versions nor a
+Shims of pyenv and rustup are skipped: inside a sandbox they find neither their versions nor a
 network.
 """
 
@@ -21,53 +21,60 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from moothall.sandbox.bubblewrap import interpreter
 
-_TERM = re.compile(
+_RANGE_TERM = re.compile(
     r"(>=|<=|>|<|=|\^|~)?\s*v?(\d+|[xX*])(?:\.(\d+|[xX*]))?(?:\.(\d+|[xX*]))?[-+\w.]*"
 )
 _Version = tuple[int, ...]
 
 
 def satisfies(version: _Version, text: str) -> bool:
-    """Whether a version of three numbers lies in a range; one that cannot be read holds every
-    version.
+    """Return whether a version of three numbers is in a range. An unreadable range contains all
+    versions.
     """
-    whole = (*version, 0, 0, 0)[:3]
-    return not text.strip() or any(_holds(whole, part) for part in text.split("||"))
+    three_numbers = (*version, 0, 0, 0)[:3]
+    return not text.strip() or any(_holds(three_numbers, part) for part in text.split("||"))
 
 
 def _holds(version: _Version, text: str) -> bool:
-    between = re.fullmatch(r"\s*(\S+)\s+-\s+(\S+)\s*", text)
-    terms = _TERM.findall(f">={between[1]} <={between[2]}" if between else text)
+    hyphen_range = re.fullmatch(r"\s*(\S+)\s+-\s+(\S+)\s*", text)
+    terms = _RANGE_TERM.findall(
+        f">={hyphen_range[1]} <={hyphen_range[2]}" if hyphen_range else text
+    )
     return all(low <= version < high for low, high in (_bounds(*term) for term in terms))
 
 
-def _bounds(operator: str, *words: str) -> tuple[_Version, _Version]:
+def _bounds(operator: str, *parts: str) -> tuple[_Version, _Version]:
     numbers = []
-    for word in words:
-        if not word.isdigit():
+    for part in parts:
+        if not part.isdigit():
             break
-        numbers.append(int(word))
-    low, top = (*numbers, 0, 0, 0)[:3], (10**9, 0, 0)
-    after = (
-        (*numbers[:-1], numbers[-1] + 1, 0, 0, 0)[:3] if numbers else top
-    )  # the first that no longer begins so
+        numbers.append(int(part))
+    low, unbounded = (*numbers, 0, 0, 0)[:3], (10**9, 0, 0)
+    # The first version that no longer has this prefix.
+    next_version = (*numbers[:-1], numbers[-1] + 1, 0, 0, 0)[:3] if numbers else unbounded
     if operator == "^" and numbers:
-        at = next((at for at, number in enumerate(numbers) if number), len(numbers) - 1)
-        return low, (*numbers[:at], numbers[at] + 1, 0, 0)[:3]
+        index = next((index for index, number in enumerate(numbers) if number), len(numbers) - 1)
+        return low, (*numbers[:index], numbers[index] + 1, 0, 0)[:3]
     if operator == "~" and len(numbers) > 1:
         return low, (numbers[0], numbers[1] + 1, 0)
-    bounds = {">=": (low, top), ">": (after, top), "<": ((0, 0, 0), low), "<=": ((0, 0, 0), after)}
-    return bounds.get(operator, (low, after))
+    bounds = {
+        ">=": (low, unbounded),
+        ">": (next_version, unbounded),
+        "<": ((0, 0, 0), low),
+        "<=": ((0, 0, 0), next_version),
+    }
+    return bounds.get(operator, (low, next_version))
 
 
 _PROBE = "import sys, venv, ensurepip; print('%d.%d.%d' % sys.version_info[:3], sys.base_prefix)"
 _PROBE_SECONDS = 10.0
-_OLDEST = (3, 6)  # the first whose venv and pip still work with today's index
+_OLDEST_PYTHON = (3, 6)
+"""The first version whose venv and pip still work with today's index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A version of a language; `home` holds all of it, `program` is what one runs."""
+    """A version of a language. `home` is its folder, `program` its executable."""
 
     version: str
     program: Path
@@ -75,16 +82,17 @@ class Toolchain:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The version to be compared."""
+        """The version as numbers, for comparisons."""
         return tuple(int(number) for number in re.findall(r"\d+", self.version)[:3])
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenToolchain:
-    """What a project gets: the Python of its environment, more folders to show (whose bin goes on
-    PATH).
+    """The toolchains of a project: the Python of its environment, and more folders to show, whose
+    bin is added to PATH.
 
-    `notes` say where it got other than it asked for, `missing` why it cannot be set up here.
+    notes: say where a project gets another version than it needs.
+    missing: why the project cannot be set up here, or ''.
     """
 
     python: Toolchain
@@ -94,13 +102,13 @@ class ChosenToolchain:
 
 
 def own_python() -> Toolchain:
-    """Return the Python that we run on ourselves."""
+    """Return the Python that runs this process."""
     return Toolchain(platform.python_version(), interpreter(), Path(sys.base_prefix).resolve())
 
 
 def choose(needs: Mapping[str, str]) -> ChosenToolchain:
-    """Return what a profile's `needs` come to on this machine. The same for the same needs, while
-    the process lives.
+    """Return the toolchains for the `needs` of a profile. The result is cached for the lifetime of
+    the process.
     """
     return _choose(tuple(sorted(needs.items())))
 
@@ -112,75 +120,91 @@ def _choose(items: tuple[tuple[str, str], ...]) -> ChosenToolchain:
     homes, notes = [], []
     for language, find in (("node", _node), ("go", _go), ("rust", _rust)):
         if language in needs:
-            found, note, lacking = find(needs[language])
-            homes += [found.home] if found and not found.home.is_relative_to("/usr") else []
+            toolchain, note, problem = find(needs[language])
+            homes += (
+                [toolchain.home] if toolchain and not toolchain.home.is_relative_to("/usr") else []
+            )
             notes += [note] if note else []
-            missing = missing or lacking
+            missing = missing or problem
     return ChosenToolchain(python, tuple(homes), tuple(notes), missing)
 
 
 def _python(spec: str, pin: str) -> tuple[Toolchain, str]:
-    """Return the pinned one where it is there, else our own where it fits, else the newest that
-    fits.
+    """Return the pinned Python if there is one, else our own if it fits, else the newest that fits.
+    The second value describes a problem.
     """
-    own = own_python()
+    current = own_python()
     try:
-        asked = (
+        specifiers = (
             SpecifierSet(spec.replace(" ", ","), prereleases=True)
             if spec.strip()
             else SpecifierSet()
         )
     except InvalidSpecifier:
         try:
-            asked = SpecifierSet(re.sub(r"\s+", "", spec), prereleases=True)
+            specifiers = SpecifierSet(re.sub(r"\s+", "", spec), prereleases=True)
         except InvalidSpecifier:
-            return own, ""  # for pip to say
-    if pin and not _is(own, pin):
+            return current, ""  # pip reports the invalid specifier
+    if pin and not _is(current, pin):
         pinned = next(
-            (found for found in pythons() if _is(found, pin) and found.version in asked), None
+            (
+                candidate
+                for candidate in pythons()
+                if _is(candidate, pin) and candidate.version in specifiers
+            ),
+            None,
         )
         if pinned:
             return pinned, ""
-    if own.version in asked:
-        return own, ""
-    fitting = next((found for found in pythons() if found.version in asked), None)
+    if current.version in specifiers:
+        return current, ""
+    fitting = next((candidate for candidate in pythons() if candidate.version in specifiers), None)
     if fitting:
         return fitting, ""
-    there = ", ".join(dict.fromkeys((own.version, *(found.version for found in pythons()))))
-    return own, (
-        f"the repository needs Python {spec}, and this machine has {there}; install one that fits "
+    available = ", ".join(
+        dict.fromkeys((current.version, *(candidate.version for candidate in pythons())))
+    )
+    return current, (
+        f"the repository needs Python {spec}, and this machine has {available}; install one that "
+        "fits "
         "(pyenv install, uv python install, or the system's packages) and start again"
     )
 
 
-def _is(found: Toolchain, pin: str) -> bool:
-    return f"{found.version}.".startswith(f"{pin}.")
+def _is(toolchain: Toolchain, pin: str) -> bool:
+    return f"{toolchain.version}.".startswith(f"{pin}.")
 
 
 @lru_cache(maxsize=1)
 def pythons() -> tuple[Toolchain, ...]:
-    """Return the other Pythons of this machine that can make an environment, the newest first."""
-    found = {one.program: one for program in _python_programs() if (one := _probe(program))}
-    return tuple(sorted(found.values(), key=lambda one: one.numbers, reverse=True))
+    """Return the other Pythons of this machine that can create an environment, the newest first."""
+    by_program = {
+        toolchain.program: toolchain
+        for program in _python_programs()
+        if (toolchain := _probe(program))
+    }
+    return tuple(sorted(by_program.values(), key=lambda toolchain: toolchain.numbers, reverse=True))
 
 
 def _python_programs() -> Iterator[Path]:
-    own = interpreter()
-    seen = {own}
+    current = interpreter()
+    seen = {current}
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or Path.home() / ".local/share/uv/python")
     folders = [
-        *(Path(one) for one in os.environ.get("PATH", "").split(os.pathsep) if one),
+        *(Path(entry) for entry in os.environ.get("PATH", "").split(os.pathsep) if entry),
         *_glob(pyenv, "*/bin"),
         *_glob(uv, "*/bin"),
     ]
     for folder in folders:
         for path in () if folder.name == "shims" else _glob(folder, "python3.*"):
             numbers = re.fullmatch(r"python3\.(\d+)", path.name)
-            real = path.resolve() if numbers and (3, int(numbers[1])) >= _OLDEST else own
-            if real not in seen and os.access(real, os.X_OK):
-                seen.add(real)
-                yield real
+            resolved = (
+                path.resolve() if numbers and (3, int(numbers[1])) >= _OLDEST_PYTHON else current
+            )
+            if resolved not in seen and os.access(resolved, os.X_OK):
+                seen.add(resolved)
+                yield resolved
 
 
 def _glob(folder: Path, pattern: str) -> list[Path]:
@@ -192,7 +216,7 @@ def _glob(folder: Path, pattern: str) -> list[Path]:
 
 def _probe(program: Path) -> Toolchain | None:
     try:
-        answer = subprocess.run(  # noqa: S603 - a program of this machine, our own words
+        result = subprocess.run(  # noqa: S603 - a program of this machine, our own words
             [str(program), "-I", "-c", _PROBE],
             capture_output=True,
             text=True,
@@ -201,13 +225,13 @@ def _probe(program: Path) -> Toolchain | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    version, _, home = answer.stdout.strip().partition(" ")
+    version, _, home = result.stdout.strip().partition(" ")
     return Toolchain(version, program, Path(home).resolve()) if home else None
 
 
 def _version_of(program: Path, *arguments: str) -> str:
     try:
-        answer = subprocess.run(  # noqa: S603 - as above
+        result = subprocess.run(  # noqa: S603 - as above
             [str(program), *arguments],
             capture_output=True,
             text=True,
@@ -217,20 +241,23 @@ def _version_of(program: Path, *arguments: str) -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    found = re.search(r"\d+\.\d+(?:\.\d+)?", answer.stdout)
-    return found[0] if found else ""
+    match = re.search(r"\d+\.\d+(?:\.\d+)?", result.stdout)
+    return match[0] if match else ""
 
 
-def _on_path(name: str, *more: str) -> Path | None:
-    folders = [*os.environ.get("PATH", "").split(os.pathsep), *more]
-    found = (Path(folder, name) for folder in folders if folder and Path(folder).name != "shims")
-    return next((path.resolve() for path in found if os.access(path, os.X_OK)), None)
+def _on_path(name: str, *extra_folders: str) -> Path | None:
+    folders = [*os.environ.get("PATH", "").split(os.pathsep), *extra_folders]
+    candidates = (
+        Path(folder, name) for folder in folders if folder and Path(folder).name != "shims"
+    )
+    return next((path.resolve() for path in candidates if os.access(path, os.X_OK)), None)
 
 
-Found = tuple[Toolchain | None, str, str]
+SearchResult = tuple[Toolchain | None, str, str]
+"""A toolchain, a note about its version, and a problem."""
 
 
-def _node(asked: str) -> Found:
+def _node(version_range: str) -> SearchResult:
     default = _tool(_on_path("node", "/usr/local/bin", "/usr/bin"), "--version")
     nvm = Path(os.environ.get("NVM_DIR") or Path.home() / ".nvm") / "versions/node"
     others = [
@@ -238,12 +265,16 @@ def _node(asked: str) -> Found:
         for home in _glob(nvm, "v*")
         if (home / "bin/node").exists()
     ]
-    others.sort(key=lambda one: one.numbers, reverse=True)
-    fitting = [one for one in (default, *others) if one and satisfies(one.numbers, asked)]
+    others.sort(key=lambda toolchain: toolchain.numbers, reverse=True)
+    fitting = [
+        toolchain
+        for toolchain in (default, *others)
+        if toolchain and satisfies(toolchain.numbers, version_range)
+    ]
     if fitting:
         return fitting[0], "", ""
-    there = default or next(iter(others), None)
-    if there is None:
+    available = default or next(iter(others), None)
+    if available is None:
         return (
             None,
             "",
@@ -252,14 +283,11 @@ def _node(asked: str) -> Found:
                 "nodejs npm) and start again"
             ),
         )
-    return (
-        there,
-        f"the repository asks for Node {asked}; going on with {there.version}, which is here",
-        "",
-    )
+    note = f"the repository asks for Node {version_range}; going on with {available.version}"
+    return available, f"{note}, which is here", ""
 
 
-def _go(asked: str) -> Found:
+def _go(version: str) -> SearchResult:
     default = _tool(_on_path("go", "/usr/local/go/bin", "/usr/bin"), "env", "GOVERSION")
     places = (
         Path.home() / "sdk",
@@ -274,32 +302,37 @@ def _go(asked: str) -> Found:
         if (home / "bin/go").exists()
     ]
     others = [
-        Toolchain(found[1], home / "bin/go", home)
+        Toolchain(match[1], home / "bin/go", home)
         for home in homes
-        if (found := re.search(r"(\d+\.\d+(?:\.\d+)?)", home.name))
+        if (match := re.search(r"(\d+\.\d+(?:\.\d+)?)", home.name))
     ]
-    least = tuple(int(number) for number in re.findall(r"\d+", asked)[:3])
+    minimum = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
     fitting = [
-        one
-        for one in (default, *sorted(others, key=lambda one: one.numbers, reverse=True))
-        if one and one.numbers >= least
+        toolchain
+        for toolchain in (
+            default,
+            *sorted(others, key=lambda toolchain: toolchain.numbers, reverse=True),
+        )
+        if toolchain and toolchain.numbers >= minimum
     ]
     if fitting:
         return fitting[0], "", ""
-    there = ", ".join(one.version for one in (default, *others) if one) or "none"
+    available = (
+        ", ".join(toolchain.version for toolchain in (default, *others) if toolchain) or "none"
+    )
     return (
         default,
         "",
         (
-            f"the repository needs Go {asked or ''}".rstrip()
-            + f", and this machine has {there}; install it (golang's own archive below "
+            f"the repository needs Go {version or ''}".rstrip()
+            + f", and this machine has {available}; install it (golang's own archive below "
             "/usr/local/go, or `go install golang.org/dl/goVERSION@latest` and its download) and "
             "start again"
         ),
     )
 
 
-def _rust(asked: str) -> Found:
+def _rust(channel: str) -> SearchResult:
     rustup = Path(os.environ.get("RUSTUP_HOME") or Path.home() / ".rustup")
     homes = {
         home.name: home
@@ -315,13 +348,14 @@ def _rust(asked: str) -> Found:
     except (OSError, tomllib.TOMLDecodeError):
         default = ""
     name = next(
-        (name for name in homes if asked and (name == asked or name.startswith(f"{asked}-"))), ""
+        (name for name in homes if channel and (name == channel or name.startswith(f"{channel}-"))),
+        "",
     )
-    note = f"the repository asks for Rust {asked}; going on with " if asked and not name else ""
+    note = f"the repository asks for Rust {channel}; going on with " if channel and not name else ""
     name = name or (
         default
         if default in homes
-        else next(iter(sorted(homes, key=lambda one: ("stable" not in one, one))), "")
+        else next(iter(sorted(homes, key=lambda name: ("stable" not in name, name))), "")
     )
     if name:
         return (

@@ -1,5 +1,5 @@
-"""The trusted side of WebAssembly tools: compiled once, kept by what they are, shown to sandboxes
-read-only.
+"""The trusted side of WebAssembly tools: modules are compiled once, stored by content, and shown to
+sandboxes read-only.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from moothall.processes import start_process
 from moothall.telemetry import metrics
 from moothall.tools.wasm_tools import WasmTool, read_tools
 
-_INSIDE = "/opt/moothall-wasm"
+_SANDBOX_FOLDER = "/opt/moothall-wasm"
 _BOOT = (
-    f"import sys; sys.path[:0] = ['/opt/moothall', '{_INSIDE}/lib']; from "
+    f"import sys; sys.path[:0] = ['/opt/moothall', '{_SANDBOX_FOLDER}/lib']; from "
     "moothall.sandbox_runtime.wasm import main; main()"
 )
 _COMPILE_SECONDS = 120.0
 
 
 class ModuleFolder:
-    """The compiled modules of an operator's folder."""
+    """The compiled modules of the operator's folder."""
 
     def __init__(self, settings: WorkspaceSections) -> None:
         self._settings = settings
@@ -39,16 +39,18 @@ class ModuleFolder:
 
     @property
     def binds(self) -> tuple[tuple[Path, str], ...]:
-        """What a sandbox is shown, and where."""
+        """The folders that a sandbox sees, and their paths inside."""
         if self._settings.wasm.folder is None:
             return ()
         return (
-            (_folder(self._settings.data_dir), f"{_INSIDE}/modules"),
-            (_package(), f"{_INSIDE}/lib/wasmtime"),
+            (_folder(self._settings.data_dir), f"{_SANDBOX_FOLDER}/modules"),
+            (_package(), f"{_SANDBOX_FOLDER}/lib/wasmtime"),
         )
 
-    async def fill(self) -> None:
-        """Compile what is not compiled yet. Raises `ConfigurationError` that names the file."""
+    async def compile_all(self) -> None:
+        """Compile modules that are not compiled yet. Raises `ConfigurationError` that names the
+        file.
+        """
         tools = await asyncio.to_thread(read_tools, self._settings.wasm.folder)
         if not tools:
             return
@@ -63,26 +65,27 @@ class ModuleFolder:
             self._tools[tool.spec.name] = tool
 
     def _key(self, file: Path) -> str:
-        """What a compiled module is made from: the module, the compiler, and how that is set."""
-        most = self._settings.wasm.module_bytes
+        """Return a key from the module, the compiler and its settings."""
+        max_bytes = self._settings.wasm.module_bytes
         try:
-            with file.open("rb") as opened:
-                module = opened.read(most + 1)
+            with file.open("rb") as stream:
+                module = stream.read(max_bytes + 1)
         except OSError as error:
             raise ConfigurationError(f"{file}: {error.strerror}") from error
-        if len(module) > most:
+        if len(module) > max_bytes:
             raise ConfigurationError(
-                f"{file} has more than {most} bytes; wasm.module_bytes says how large a module may "
+                f"{file} has more than {max_bytes} bytes; wasm.module_bytes says how large a "
+                "module may "
                 "be"
             )
-        with Path(find_spec("moothall.sandbox_runtime.wasm").origin or "").open("rb") as ours:  # type: ignore[union-attr] # it is there
-            how = hashlib.sha256(ours.read()).hexdigest()
-        made_with = f"{importlib.metadata.version('wasmtime')} {os.uname().machine} {how}"
-        return hashlib.sha256(made_with.encode() + b"\0" + module).hexdigest()
+        with Path(find_spec("moothall.sandbox_runtime.wasm").origin or "").open("rb") as host_file:  # type: ignore[union-attr] # it exists
+            host_digest = hashlib.sha256(host_file.read()).hexdigest()
+        origin = f"{importlib.metadata.version('wasmtime')} {os.uname().machine} {host_digest}"
+        return hashlib.sha256(origin.encode() + b"\0" + module).hexdigest()
 
     def command(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> tuple[str, ...]:
-        """Return the command that runs a tool inside. Raises `WorkspaceFailed` for one that is not
-        there.
+        """Return the command that runs a tool in a sandbox. Raises `WorkspaceFailed` for an unknown
+        one.
         """
         if tool not in self._modules:
             raise WorkspaceFailed(
@@ -90,34 +93,34 @@ class ModuleFolder:
                 "began"
             )
         limits = self._settings.wasm
-        known = self._tools[tool].spec
-        order = {
-            "module": f"{_INSIDE}/modules/{self._modules[tool]}",
+        spec = self._tools[tool].spec
+        options = {
+            "module": f"{_SANDBOX_FOLDER}/modules/{self._modules[tool]}",
             "arguments": dict(arguments),
-            "paths": [arguments[name] for name in known.paths],
+            "paths": [arguments[name] for name in spec.paths],
             "fuel": limits.fuel,
-            "seconds": min(seconds, known.timeout_seconds),
+            "seconds": min(seconds, spec.timeout_seconds),
             "memory_bytes": limits.memory_bytes,
             "table_elements": limits.table_elements,
             "instances": limits.instances,
-            "output_bytes": self._settings.sandbox.output_bytes
-            // 3,  # JSON may make three of one, and an answer must not be cut
+            # JSON may need three bytes for one, and an answer must not be truncated.
+            "output_bytes": self._settings.sandbox.output_bytes // 3,
             "file_bytes": self._settings.workspace.max_file_bytes,
         }
-        return ("python3", "-I", "-S", "-c", _BOOT, "run", json.dumps(order))
+        return ("python3", "-I", "-S", "-c", _BOOT, "run", json.dumps(options))
 
 
-def answer_of(tool: str, ended: dict[str, Any]) -> dict[str, Any]:
-    """Return an executor's answer to such a command as the tool's."""
-    if ended.get("status") != "success":
-        metrics.WASM_LIMITS.add(tool, str(ended.get("status")))
-        return {**ended, "output": {}}
+def tool_answer(tool: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """Convert an executor's answer to such a command into the tool's answer."""
+    if answer.get("status") != "success":
+        metrics.WASM_LIMITS.add(tool, str(answer.get("status")))
+        return {**answer, "output": {}}
     try:
-        told = json.loads(str(ended.get("output")).rpartition("\n")[2])
-        status, limit = str(told["status"]), str(told.get("limit") or "")
+        result = json.loads(str(answer.get("output")).rpartition("\n")[2])
+        status, limit = str(result["status"]), str(result.get("limit") or "")
     except (ValueError, KeyError, TypeError, RecursionError):
         return {
-            **ended,
+            **answer,
             "status": "error",
             "output": {},
             "error": "the module's host gave no answer: it was ended",
@@ -125,10 +128,10 @@ def answer_of(tool: str, ended: dict[str, Any]) -> dict[str, Any]:
     if limit:
         metrics.WASM_LIMITS.add(tool, limit if limit in _LIMITS else "other")
     return {
-        **ended,
+        **answer,
         "status": status,
-        "error": str(told.get("error") or ""),
-        "output": told.get("output") or {},
+        "error": str(result.get("error") or ""),
+        "output": result.get("output") or {},
     }
 
 
@@ -140,24 +143,24 @@ def _folder(data_dir: Path) -> Path:
 
 
 def _package() -> Path:
-    found = find_spec("wasmtime")
-    if found is None or found.origin is None:
+    spec = find_spec("wasmtime")
+    if spec is None or spec.origin is None:
         raise ConfigurationError(
             "wasm.folder is set, and wasmtime is not installed: pip install 'moothall[wasm]'"
         )
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 async def _compile(source: Path, target: Path) -> None:
-    """In a process of its own: a compiler that a module brings down takes nothing with it."""
-    making = target.with_name(f".{target.name}.{os.getpid()}")
+    """Compile a module in another process, because a module may crash the compiler."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     command = (
         sys.executable,
         "-m",
         "moothall.sandbox_runtime.wasm",
         "compile",
         str(source),
-        str(making),
+        str(temporary),
     )
     process = await start_process(
         *command,
@@ -167,7 +170,7 @@ async def _compile(source: Path, target: Path) -> None:
     )
     try:
         async with asyncio.timeout(_COMPILE_SECONDS):
-            _, said = await process.communicate()
+            _, output = await process.communicate()
     except TimeoutError as error:
         raise ConfigurationError(
             f"{source} was not compiled within {_COMPILE_SECONDS:g} s"
@@ -177,7 +180,9 @@ async def _compile(source: Path, target: Path) -> None:
             process.kill()
             await process.wait()
     if process.returncode:
-        why = said.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ConfigurationError(f"{source} is no WebAssembly module that can be run: {why[:300]}")
-    making.chmod(0o644)
-    making.rename(target)
+        reason = output.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ConfigurationError(
+            f"{source} is no WebAssembly module that can be run: {reason[:300]}"
+        )
+    temporary.chmod(0o644)
+    temporary.rename(target)

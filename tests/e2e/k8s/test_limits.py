@@ -82,7 +82,7 @@ async def test_a_pod_that_pod_security_refuses_is_said(
         for container in made["spec"]["template"]["spec"]["containers"]:
             del container["securityContext"]
         await cluster.create(made)
-        said = await cluster.wrong("refused")
+        said = await cluster.wait_for_failure("refused")
     assert said.startswith("the cluster refuses its pod: "), said
     assert 'violates PodSecurity "restricted' in said
     assert "allowPrivilegeEscalation" in said

@@ -13,7 +13,7 @@ from moothall.config import Section, Settings
 from moothall.domain.status import Finding
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.ports import Workspace
-from moothall.toolkits.answering import Output, answer_within
+from moothall.toolkits.answering import Output, run_within
 from moothall.toolkits.family import Family, OpenedFamily
 from moothall.tools.arguments import Arguments
 from moothall.tools.outputs import Output as Answer
@@ -46,7 +46,7 @@ class ClockTools:
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
         """Say what time it is."""
         del workspace, tenant
-        return await answer_within(call, 5, self._output())
+        return await run_within(call, 5, self._output())
 
     async def _output(self) -> Output:
         return {"time": self._settings.time}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moothall.errors import InvalidRequest, NotFound
-from moothall.repositories.blame import origin_of
+from moothall.repositories.blame import find_line_origin
 from moothall.repositories.gitcmd import GitRunner
 
 
@@ -42,7 +42,9 @@ async def test_a_line_comes_from_the_commit_that_brought_it(
 ) -> None:
     commit, path, text = came
     runner = GitRunner(tmp_path)
-    origin = await origin_of(runner, repo / ".git", git(repo, "rev-parse", "HEAD"), "b.py", line)
+    origin = await find_line_origin(
+        runner, repo / ".git", git(repo, "rev-parse", "HEAD"), "b.py", line
+    )
     assert (origin.commit, origin.path, origin.text) == (git(repo, "rev-parse", commit), path, text)
     assert origin.author == "Ann"
     assert origin.line == line
@@ -51,9 +53,9 @@ async def test_a_line_comes_from_the_commit_that_brought_it(
 async def test_what_is_no_line_is_refused(repo: Path, tmp_path: Path) -> None:
     runner, head = GitRunner(tmp_path), git(repo, "rev-parse", "HEAD")
     with pytest.raises(NotFound, match="has only 3 lines"):
-        await origin_of(runner, repo / ".git", head, "b.py", 4)
+        await find_line_origin(runner, repo / ".git", head, "b.py", 4)
     with pytest.raises(InvalidRequest, match="counted from 1"):
-        await origin_of(runner, repo / ".git", head, "b.py", 0)
+        await find_line_origin(runner, repo / ".git", head, "b.py", 0)
     for path in ("nothing.py", "", "../b.py", "--contents=/etc/passwd", ":(glob)**"):
         with pytest.raises(NotFound, match="is not a file in commit"):
-            await origin_of(runner, repo / ".git", head, path, 1)
+            await find_line_origin(runner, repo / ".git", head, path, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moothall.errors import PatchRefused
-from moothall.repositories.changes import ChangeCaps, ChangeScan, measure, same, stamps
+from moothall.repositories.changes import ChangeCaps, ChangeScan, is_unchanged, measure, stamps
 from moothall.repositories.objects import Change
 from moothall.repositories.patch_rules import FILE
 from support.surveys import survey_all
@@ -51,7 +51,7 @@ def test_what_git_keeps_for_itself_is_no_change(tmp_path: Path, path: str) -> No
         change.path for change in survey_all(ChangeScan(upper, (), CAPS, base=base)).changes
     ] == ["pkg/a.txt"]
     assert [
-        change.path for change in survey_all(ChangeScan(upper, (), CAPS, before={})).changes
+        change.path for change in survey_all(ChangeScan(upper, (), CAPS, stamps={})).changes
     ] == ["pkg/a.txt"]
 
 
@@ -93,7 +93,7 @@ def test_no_link_of_the_base_is_followed_to_compare(tmp_path: Path, target: str)
         ("link", None),
         ("link/secret", b"the same\n"),
     ]
-    assert not same(base, Change("../away/secret", FILE, b"the same\n"))
+    assert not is_unchanged(base, Change("../away/secret", FILE, b"the same\n"))
 
 
 def test_links_to_folders_and_odd_names_of_a_whole_tree_are_unchanged_until_they_are(
@@ -107,12 +107,12 @@ def test_links_to_folders_and_odd_names_of_a_whole_tree_are_unchanged_until_they
     (tree / "far").symlink_to("/usr")
     before = stamps(tree)
     files = ("far", "folder/a", "near", "never written", odd)
-    assert survey_all(ChangeScan(tree, files, CAPS, before=before)).changes == []
+    assert survey_all(ChangeScan(tree, files, CAPS, stamps=before)).changes == []
     for name in ("far", "near", odd):
         (tree / name).unlink()
     assert [
         (change.path, change.content)
-        for change in survey_all(ChangeScan(tree, files, CAPS, before=before)).changes
+        for change in survey_all(ChangeScan(tree, files, CAPS, stamps=before)).changes
     ] == [
         ("far", None),
         ("near", None),

@@ -215,7 +215,7 @@ async def test_a_link_of_the_base_that_leads_out_stays_and_cannot_be_changed(
     patch = await clone.commit_changes(sha, [Change("a.txt", "100644", b"y")], "the link stays")
     assert patch.paths == ("a.txt",)
     assert (
-        f"120000 blob {link}\tlink" in (await clone.ask("ls-tree", patch.commit_sha)).out.decode()
+        f"120000 blob {link}\tlink" in (await clone.call("ls-tree", patch.commit_sha)).out.decode()
     )
     for change in (
         Change("link", "120000", b"/etc/shadow"),
@@ -296,7 +296,7 @@ async def test_what_no_disk_can_hold_is_left_out_and_stays_in_the_tree(
     assert await clone.checkout(sha, tmp_path / "out") == 3
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
     patch = await clone.commit_changes(sha, [Change("a.txt", "100644", b"y")], "they stay")
-    listed = (await clone.ask("ls-tree", patch.commit_sha)).out.decode()
+    listed = (await clone.call("ls-tree", patch.commit_sha)).out.decode()
     assert all(line in listed for line in (*kept, nul))
 
 

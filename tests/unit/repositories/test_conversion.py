@@ -141,11 +141,11 @@ async def test_a_changed_file_is_stored_as_git_would_add_it(
     caps = ChangeCaps(file_bytes=10_000, total_bytes=1_000_000)
     changes = survey_all(ChangeScan(upper, list(base), caps, base=ours)).changes
     patch = await clone.commit_changes(sha, await clone.clean(sha, changes), "more")
-    stored = (await clone.ask("rev-parse", f"{patch.commit_sha}^{{tree}}")).out.decode().strip()
+    stored = (await clone.call("rev-parse", f"{patch.commit_sha}^{{tree}}")).out.decode().strip()
     await clone.fetch(
         str(theirs), Repo(theirs).git("commit-tree", wanted, "-p", sha, "-m", "theirs")
     )
-    assert (await clone.ask("diff", "--stat", stored, wanted)).out == b""
+    assert (await clone.call("diff", "--stat", stored, wanted)).out == b""
 
 
 async def test_what_was_only_touched_is_no_change(clone: TrustedClone, tmp_path: Path) -> None:

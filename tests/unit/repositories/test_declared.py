@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.repositories.profile import declared_packages, lists_of_packages
+from moothall.repositories.profile import declared_packages, find_package_lists
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_lists_of_packages_are_found_in_folders_too() -> None:
         "test_requirements.txt",
         "a.txt",
     )
-    assert set(lists_of_packages(files)) == {*files} - {"app.py", "a.txt"}
+    assert set(find_package_lists(files)) == {*files} - {"app.py", "a.txt"}

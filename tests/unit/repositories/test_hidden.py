@@ -13,7 +13,7 @@ from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import RepositoryError
-from moothall.repositories.profile import parse_own
+from moothall.repositories.profile import parse_config_file
 from moothall.repositories.project_config import to_toml
 from moothall.repositories.service import RepositoryService
 from support.repos import make_repo
@@ -66,8 +66,8 @@ async def test_hidden_tests_are_in_no_base_of_seats_and_in_no_history_of_it(tmp_
 
 
 def test_a_profile_that_hides_tests_can_be_written_and_read_again() -> None:
-    commands = parse_own(_OWN)
+    commands = parse_config_file(_OWN)
     assert commands.hidden.tests == ("tests/hidden/**",)
-    assert parse_own(to_toml(commands)).hidden == commands.hidden
-    assert parse_own('[hidden]\ntests = "a/** b/**"\n').hidden.tests == ("a/**", "b/**")
-    assert "hidden" not in to_toml(parse_own('[checks]\ntests = "pytest"\n'))
+    assert parse_config_file(to_toml(commands)).hidden == commands.hidden
+    assert parse_config_file('[hidden]\ntests = "a/** b/**"\n').hidden.tests == ("a/**", "b/**")
+    assert "hidden" not in to_toml(parse_config_file('[checks]\ntests = "pytest"\n'))

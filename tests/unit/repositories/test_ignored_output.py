@@ -43,7 +43,7 @@ class Work:
     async def paths(self, caps: ChangeCaps = CAPS) -> tuple[list[str], dict[str, str], int]:
         """Return what is changed, what is ignored, and how often git was asked."""
         survey = ChangeScan(
-            self.tree, list(BASE), caps, base=None if self.whole else self.base, before=self.before
+            self.tree, list(BASE), caps, base=None if self.whole else self.base, stamps=self.before
         )
         written, asked = await survey_with(self.clone, self.sha, survey)
         return [change.path for change in written.changes], dict(written.ignored), asked

@@ -13,10 +13,10 @@ from moothall.repositories.patch_rules import (
     ChangeLimits,
     RawChange,
     check_changes,
+    invalid_path_reason,
+    invalid_target_reason,
     is_test,
     matches,
-    why_path,
-    why_target,
 )
 
 
@@ -124,7 +124,7 @@ NAMES = st.lists(
 
 @given(NAMES)
 def test_no_accepted_path_leaves_the_tree_or_enters_git(path: str) -> None:
-    if why_path(path):
+    if invalid_path_reason(path):
         return
     assert not path.startswith("/")
     assert posixpath.normpath(path) == path
@@ -144,7 +144,9 @@ LINKS = st.dictionaries(
 
 @given(LINKS)
 def test_no_chain_of_accepted_links_leaves_the_tree(links: dict[str, str]) -> None:
-    accepted = {path: target for path, target in links.items() if not why_target(path, target)}
+    accepted = {
+        path: target for path, target in links.items() if not invalid_target_reason(path, target)
+    }
     with TemporaryDirectory() as folder:
         root = Path(folder).resolve() / "root"
         (root / "d/e/f").mkdir(parents=True)

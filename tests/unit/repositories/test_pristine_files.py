@@ -5,7 +5,11 @@ import json
 import pytest
 
 from moothall.repositories.objects import Change
-from moothall.repositories.pristine_files import as_judged, kept_files, takes_part
+from moothall.repositories.pristine_files import (
+    base_controlled_files,
+    is_patchable,
+    restore_base_parts,
+)
 from moothall.repositories.profile import PROTECTED
 
 BASE = (
@@ -23,8 +27,8 @@ PACKAGE = json.dumps(
 
 
 def part(path: str) -> bool:
-    kept = kept_files(BASE, PROTECTED, [("sh", "./check.sh")], PACKAGE, {})
-    return takes_part(path, kept, BASE, PROTECTED)
+    kept = base_controlled_files(BASE, PROTECTED, [("sh", "./check.sh")], PACKAGE, {})
+    return is_patchable(path, kept, BASE, PROTECTED)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,9 @@ def test_what_a_package_runs_tests_with_is_kept_and_not_the_code_that_it_looks_a
     package: dict[str, object], kept: set[str]
 ) -> None:
     base = ("index.js", "lib/a.js", "check.js", "package.json")
-    assert kept_files(base, PROTECTED, [("npm", "test")], json.dumps(package), {}) == kept
+    assert (
+        base_controlled_files(base, PROTECTED, [("npm", "test")], json.dumps(package), {}) == kept
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,11 +153,11 @@ def test_what_a_package_runs_tests_with_is_kept_and_not_the_code_that_it_looks_a
     ],
 )
 def test_the_code_that_a_linter_or_doctest_is_given_takes_part(command: tuple[str, ...]) -> None:
-    assert "shop/price.py" not in kept_files(BASE, PROTECTED, [command], "", {})
+    assert "shop/price.py" not in base_controlled_files(BASE, PROTECTED, [command], "", {})
 
 
 def test_a_base_may_have_a_package_of_a_runners_name() -> None:
-    assert takes_part("pytest/new.py", frozenset(), ["pytest/__init__.py"], PROTECTED)
+    assert is_patchable("pytest/new.py", frozenset(), ["pytest/__init__.py"], PROTECTED)
 
 
 def test_of_a_package_json_what_runs_tests_is_as_on_the_base() -> None:
@@ -162,7 +168,7 @@ def test_of_a_package_json_what_runs_tests_is_as_on_the_base() -> None:
         "scripts": {"test": "true"},
         "mocha": {"require": "./evil.js"},
     }
-    judged = as_judged(
+    judged = restore_base_parts(
         Change("package.json", "100644", json.dumps(now).encode()), json.dumps(base).encode()
     )
     assert json.loads(judged.content or b"") == {
@@ -171,7 +177,7 @@ def test_of_a_package_json_what_runs_tests_is_as_on_the_base() -> None:
         "scripts": {"test": "mocha"},
         "type": "module",
     }
-    broken = as_judged(Change("package.json", "100644", b"{"), b'{"name": "a"}')
+    broken = restore_base_parts(Change("package.json", "100644", b"{"), b'{"name": "a"}')
     assert broken.content == b'{"name": "a"}'
 
 
@@ -184,26 +190,33 @@ TESTS = (
 def test_the_tests_in_a_rust_file_are_those_of_the_base() -> None:
     base = f"pub fn sum() -> u8 {{ 1 }}\n{TESTS}"
     forged = f"pub fn sum() -> u8 {{ 2 }}\n{TESTS.replace('5', '4')}// end\n"
-    judged = as_judged(Change("src/lib.rs", "100644", forged.encode()), base.encode())
+    judged = restore_base_parts(Change("src/lib.rs", "100644", forged.encode()), base.encode())
     assert judged.content == f"pub fn sum() -> u8 {{ 2 }}\n{TESTS}// end\n".encode()
-    gone = as_judged(Change("src/lib.rs", "100644", b"pub fn sum() -> u8 { 2 }\n"), base.encode())
+    gone = restore_base_parts(
+        Change("src/lib.rs", "100644", b"pub fn sum() -> u8 { 2 }\n"), base.encode()
+    )
     assert gone.content == f"pub fn sum() -> u8 {{ 2 }}\n\n{TESTS}".encode()
-    same = as_judged(Change("src/lib.rs", "100644", base.replace("1", "3").encode()), base.encode())
+    same = restore_base_parts(
+        Change("src/lib.rs", "100644", base.replace("1", "3").encode()), base.encode()
+    )
     assert same.content == base.replace("1", "3").encode()
 
 
 def test_a_root_file_tasks_is_code_but_where_a_check_runs_it() -> None:
-    assert kept_files(("tasks.py", "a.py"), (), [("pytest",)], "", {}) == frozenset()
-    assert kept_files(("tasks.py", "a.py"), (), [("python", "-m", "invoke", "test")], "", {}) == {
-        "tasks.py"
-    }
+    assert base_controlled_files(("tasks.py", "a.py"), (), [("pytest",)], "", {}) == frozenset()
+    assert base_controlled_files(
+        ("tasks.py", "a.py"), (), [("python", "-m", "invoke", "test")], "", {}
+    ) == {"tasks.py"}
 
 
 def test_a_makefile_made_to_be_slow_is_read_in_one_go() -> None:
     recipes = (
         "test:\n\t" + "test" * 100_000 + "!\n" + "bash -x " * 50_000 + "\n" + "a=b " * 50_000 + "\n"
     )
-    assert kept_files(("run.sh",), (), [("make", "test")], "", {"Makefile": recipes}) == frozenset()
+    assert (
+        base_controlled_files(("run.sh",), (), [("make", "test")], "", {"Makefile": recipes})
+        == frozenset()
+    )
 
 
 def test_what_a_makefile_runs_is_kept() -> None:
@@ -220,7 +233,7 @@ def test_what_a_makefile_runs_is_kept() -> None:
         "test:\n\t@./run.sh -v\n\tci/all-tests && python3 tools/check.py\n\tX=1 bash "
         "$(TOP)/own.sh\n\tshellcheck install.sh lib/price.py\n"
     )
-    kept = kept_files(base, (), [("make", "test")], "", {"Makefile": recipes})
+    kept = base_controlled_files(base, (), [("make", "test")], "", {"Makefile": recipes})
     assert kept == {"run.sh", "ci/all-tests", "tools/check.py", "own.sh", "Makefile"}
 
 
@@ -230,6 +243,6 @@ def test_what_tests_ask_a_package_for_by_an_alias_stays_where_it_was() -> None:
         "100644",
         json.dumps({"imports": {"#check": "./near.js", "#new": "./new.js"}}).encode(),
     )
-    made = as_judged(now, json.dumps({"imports": {"#check": "./test/check.js"}}).encode())
+    made = restore_base_parts(now, json.dumps({"imports": {"#check": "./test/check.js"}}).encode())
     assert made.content is not None
     assert json.loads(made.content)["imports"] == {"#check": "./test/check.js", "#new": "./new.js"}

@@ -10,7 +10,7 @@ from moothall.domain.repository import Profile
 from moothall.errors import RepositoryError
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.patch_rules import matches
-from moothall.repositories.profile import Commands, make_profile, parse_own, read_profile
+from moothall.repositories.profile import Commands, make_profile, parse_config_file, read_profile
 from support.repos import SAMPLE, make_sample
 
 PIP = (
@@ -185,7 +185,7 @@ def test_checks_may_be_said_to_advise_and_to_run_in_a_folder() -> None:
     assert profile.folders == {"tests": "sub/x"}
     for folder in ("/etc", "../up", ""):
         with pytest.raises(RepositoryError, match=r"line 2: folders\.tests"):
-            parse_own(f'[folders]\ntests = "{folder}"\n')
+            parse_config_file(f'[folders]\ntests = "{folder}"\n')
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_checks_may_be_said_to_advise_and_to_run_in_a_folder() -> None:
 )
 def test_a_bad_own_file_is_an_error_with_its_line(text: str, message: str) -> None:
     with pytest.raises(RepositoryError, match=message):
-        parse_own(text)
+        parse_config_file(text)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import AlreadyExists
-from moothall.repositories.profile import OWN_FILE, Commands, make_profile, parse_own
-from moothall.repositories.project_config import commands_of, to_toml, write_own
+from moothall.repositories.profile import CONFIG_FILE, Commands, make_profile, parse_config_file
+from moothall.repositories.project_config import commands_of, to_toml, write_config_file
 
 WORDS = st.lists(
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20),
@@ -32,7 +32,7 @@ SAID = st.fixed_dictionaries(
 @given(SAID)
 def test_what_is_written_is_what_is_read(said: dict[str, object]) -> None:
     commands = Commands.model_validate(said)
-    assert parse_own(to_toml(commands)) == commands
+    assert parse_config_file(to_toml(commands)) == commands
 
 
 PROJECT = {
@@ -51,7 +51,7 @@ GO = {"go.mod": "module a\n", "a_test.go": ""}
 def test_the_written_file_gives_the_same_profile(texts: dict[str, str]) -> None:
     found = make_profile(dict.fromkeys(texts, "0"), texts)
     written = to_toml(commands_of(found))
-    again = make_profile(dict.fromkeys([*texts, OWN_FILE], "0"), {**texts, OWN_FILE: written})
+    again = make_profile(dict.fromkeys([*texts, CONFIG_FILE], "0"), {**texts, CONFIG_FILE: written})
     assert (again.setup, dict(again.checks), again.known_failures) == (
         found.setup,
         dict(found.checks),
@@ -62,17 +62,17 @@ def test_the_written_file_gives_the_same_profile(texts: dict[str, str]) -> None:
 
 
 def test_a_file_that_is_there_stays_unless_it_is_forced(tmp_path: Path) -> None:
-    path = write_own(tmp_path, "a", replace=False)
+    path = write_config_file(tmp_path, "a", replace=False)
     with pytest.raises(AlreadyExists, match="--force overwrites it"):
-        write_own(tmp_path, "b", replace=False)
+        write_config_file(tmp_path, "b", replace=False)
     assert path.read_text(encoding="utf-8") == "a"
-    write_own(tmp_path, "b", replace=True)
+    write_config_file(tmp_path, "b", replace=True)
     assert path.read_text(encoding="utf-8") == "b"
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine", encoding="utf-8")
-    (tmp_path / OWN_FILE).symlink_to(tmp_path / "precious")
+    (tmp_path / CONFIG_FILE).symlink_to(tmp_path / "precious")
     with pytest.raises(Exception, match="cannot be written"):
-        write_own(tmp_path, "b", replace=True)
+        write_config_file(tmp_path, "b", replace=True)
     assert (tmp_path / "precious").read_text(encoding="utf-8") == "mine"

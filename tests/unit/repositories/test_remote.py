@@ -25,14 +25,14 @@ from moothall.errors import (
     Temporary,
 )
 from moothall.events.registry import literal
-from moothall.repositories.bundle_transfer import PART, BundleServer, ask
+from moothall.repositories.bundle_transfer import PART, BundleServer, send_request
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.objects import Change
 from moothall.repositories.remote import (
     HOSTS,
     RemoteRepositories,
     RepositoryServer,
-    patches_of_hosts,
+    enable_patch_fetching,
 )
 from moothall.repositories.service import RepositoryService
 from moothall.testing.bus import MemoryBus
@@ -104,8 +104,8 @@ async def world(
             for name in ("house", "host")
         ]
         answering = RepositoryServer(app, lending, wire.ask)
-        host.far(wire.ask, borrowing)
-        patches_of_hosts(app, lending, wire.ask)
+        host.connect(wire.ask, borrowing)
+        enable_patch_fetching(app, lending, wire.ask)
         for topic, answerer in (
             (REPOSITORY_SERVICE, answering.answer),
             (Channel.REPOSITORIES.of(lending.holder), answering.answer),
@@ -165,13 +165,13 @@ async def test_tags_and_a_shallow_history_come_along(tmp_path: Path) -> None:
         here.repo.git("fetch", "--quiet", "--tags")
         base = await here.pin()
         told = [
-            await side.clone(here.id).ask("describe", "--tags", base.sha)
+            await side.clone(here.id).call("describe", "--tags", base.sha)
             for side in (here.app, here.host)
         ]
         assert told[0] == told[1]
         assert told[0].out.startswith(b"v1.2-1-g")
         counted = [
-            await side.clone(here.id).ask("rev-list", "--count", base.sha)
+            await side.clone(here.id).call("rev-list", "--count", base.sha)
             for side in (here.app, here.host)
         ]
         assert counted[0].out == counted[1].out == b"2\n"
@@ -315,7 +315,9 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
         assert away < 0
         away = 9
         with pytest.raises(Temporary, match="out of reach"):
-            await ask(ask_house, REPOSITORY_SERVICE, {"ask": "base"}, patience=0)
+            await send_request(
+                ask_house, REPOSITORY_SERVICE, {"ask": "base"}, unreachable_seconds=0
+            )
 
 
 async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> None:
@@ -342,7 +344,7 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
                 ("rev-list", base.sha),
                 ("rev-parse", "--is-shallow-repository"),
             )
-            return [(await app.ask(*one)).out for one in asked]
+            return [(await app.call(*one)).out for one in asked]
 
         before = await told()
         for number, how in enumerate(("diff", "push")):
@@ -350,7 +352,7 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
                 base.sha, [Change(UTILS, "100644", b"%d\n" % number)], "made here"
             )
             for tag in ("v1", "v2"):
-                await host.ask("tag", "--force", tag, patch.commit_sha)
+                await host.call("tag", "--force", tag, patch.commit_sha)
             (host.path / "shallow").write_text(f"{base.sha}\n")
             if how == "diff":
                 assert await here.app.diff(base, patch.commit_sha) == patch.diff
@@ -369,9 +371,11 @@ async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) 
         base = await here.app.resolve(RepositoryRef(id=here.id))
         asked = {"ask": "base", "repository": here.id, "ref": base.sha, "tenant": "local"}
         offers = [
-            (await ask(here.wire.ask, REPOSITORY_SERVICE, {**asked, "haves": [f"{n:040x}"]}))[
-                "offer"
-            ]
+            (
+                await send_request(
+                    here.wire.ask, REPOSITORY_SERVICE, {**asked, "haves": [f"{n:040x}"]}
+                )
+            )["offer"]
             for n in range(30)
         ]
         assert offers[0]["size"] * len(offers) > 8_000_000

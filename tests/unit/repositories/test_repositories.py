@@ -20,7 +20,7 @@ from moothall.errors import (
     Refused,
     RepositoryError,
 )
-from moothall.repositories.delivery import branch_in_the_way
+from moothall.repositories.delivery import find_conflicting_branch
 from moothall.repositories.objects import Change
 from moothall.repositories.service import RepositoryService
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
@@ -444,8 +444,8 @@ async def test_a_branch_in_the_way_of_delivery_is_found_before(
 @pytest.mark.parametrize("ref", ["moothall", "moothall/task-1", "moothall/task-1/x"])
 def test_a_branch_of_a_url_in_the_way_is_named(ref: str) -> None:
     others = ["HEAD", "refs/heads/main", "refs/heads/moothall/task-10", "refs/heads/mooth"]
-    assert branch_in_the_way(others, "moothall/task-1") == ""
-    assert repr(ref) in branch_in_the_way([*others, f"refs/heads/{ref}"], "moothall/task-1")
+    assert find_conflicting_branch(others, "moothall/task-1") == ""
+    assert repr(ref) in find_conflicting_branch([*others, f"refs/heads/{ref}"], "moothall/task-1")
 
 
 async def test_without_a_push_policy_there_is_no_branch(tmp_path: Path, sample: Repo) -> None:

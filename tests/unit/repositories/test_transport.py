@@ -16,7 +16,7 @@ from moothall.network.destinations import Destinations
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.registry import repository_id
 from moothall.repositories.service import RepositoryService
-from moothall.repositories.transport import stranger_transport
+from moothall.repositories.transport import anonymous_transport
 
 SCHEMES = ("https", "http", "ssh")
 
@@ -162,7 +162,7 @@ async def test_a_strangers_git_has_nothing_of_the_operators(
     async def pin(url: str) -> str:
         return f"{url}:443:203.0.113.7"
 
-    env = await stranger_transport(git, tmp_path, "https://host.example/x.git", pin)
+    env = await anonymous_transport(git, tmp_path, "https://host.example/x.git", pin)
     told = (await git.run("config", "--list", cwd=tmp_path, env=env)).decode().lower()
     assert "operator" not in told
     assert "http.proxy=\n" in told

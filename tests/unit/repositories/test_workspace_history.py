@@ -55,7 +55,7 @@ async def exported(
         tree,
         commits=commits,
         seconds=60,
-        most_bytes=1_000_000,
+        max_bytes=1_000_000,
     )
     return Repo(tree), cut
 

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from moothall.domain import codec
 from moothall.domain.repository import Base, Prepared, Profile
-from moothall.workspace.cleaning import StoredItem, at_work, choose, clean, list_kept, size_of
+from moothall.workspace.cleaning import (
+    StoredItem,
+    choose,
+    clean,
+    has_open_workspaces,
+    list_stored,
+    size_of,
+)
 from moothall.workspace.layout import Layout, environment_key
 
 LONG_AGO = time.time() - 30 * 86_400
@@ -45,7 +52,7 @@ def kinds(items: tuple[StoredItem, ...]) -> list[str]:
 
 def test_what_a_recent_checkout_uses_is_recent(tmp_path: Path) -> None:
     made(tmp_path)
-    items = list_kept(tmp_path)
+    items = list_stored(tmp_path)
     assert kinds(items) == ["checkout", "clone", "environment", "history", "starter"]
     assert all(item.size >= 10_000 for item in items)
     assert kinds(choose(items, older_than=14, everything=False, registered=["a"])) == ["starter"]
@@ -60,26 +67,26 @@ async def test_what_is_in_use_stays_and_the_rest_goes(tmp_path: Path) -> None:
     layout = made(tmp_path)
     gone: list[StoredItem] = []
     async with layout.lock("k"):
-        busy = await clean(tmp_path, list_kept(tmp_path), gone.append)
+        busy = await clean(tmp_path, list_stored(tmp_path), gone.append)
     assert kinds(busy) == ["checkout", "history"]
     assert kinds(tuple(gone)) == ["clone", "environment", "starter"]
     assert layout.tree("k").exists()
-    assert await clean(tmp_path, list_kept(tmp_path), gone.append) == ()
+    assert await clean(tmp_path, list_stored(tmp_path), gone.append) == ()
     assert not layout.tree("k").exists()
     assert not layout.history("k").exists()
     assert not layout.prepared_file("k").exists()
-    assert list_kept(tmp_path) == ()
+    assert list_stored(tmp_path) == ()
 
 
 async def test_an_open_workspace_is_somebody_at_work(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
-    assert not at_work(tmp_path)
+    assert not has_open_workspaces(tmp_path)
     (layout.run / "1-a").mkdir(parents=True)
     (layout.run / "1-a/lock").touch()
-    assert not at_work(tmp_path), "nobody holds it: left by one who was killed"
+    assert not has_open_workspaces(tmp_path), "nobody holds it: left by one who was killed"
     (tmp_path / "locks").symlink_to(layout.run / "1-a")
     async with layout.lock("lock"):
-        assert at_work(tmp_path)
+        assert has_open_workspaces(tmp_path)
 
 
 def test_a_file_with_two_names_counts_once(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def empty(tmp_path: Path, name: str = "taken") -> Path:
 async def test_what_one_host_keeps_another_takes_without_what_its_set_up_was_shown(
     tmp_path: Path, made: Path
 ) -> None:
-    await archives(tmp_path).keep("key", made)
+    await archives(tmp_path).store("key", made)
     taken, said = empty(tmp_path), list[str]()
-    assert await archives(tmp_path).take("key", taken, said.append)
+    assert await archives(tmp_path).restore("key", taken, said.append)
     assert said == ["another host has set it up"]
     assert sorted(path.name for path in taken.iterdir()) == ["env", "layer"]
     assert os.access(taken / "env/bin/tool", os.X_OK)
@@ -60,18 +60,18 @@ async def test_what_one_host_keeps_another_takes_without_what_its_set_up_was_sho
 
 
 async def test_another_key_and_another_image_have_nothing_of_it(tmp_path: Path, made: Path) -> None:
-    await archives(tmp_path).keep("key", made)
-    assert not await archives(tmp_path).take("other", empty(tmp_path), print)
-    assert not await archives(tmp_path, image="two").take("key", tmp_path / "taken", print)
+    await archives(tmp_path).store("key", made)
+    assert not await archives(tmp_path).restore("other", empty(tmp_path), print)
+    assert not await archives(tmp_path, image="two").restore("key", tmp_path / "taken", print)
     assert list((tmp_path / "taken").iterdir()) == []
 
 
 async def test_a_damaged_archive_is_said_and_removed(tmp_path: Path, made: Path) -> None:
-    await archives(tmp_path).keep("key", made)
+    await archives(tmp_path).store("key", made)
     (path,) = stored(tmp_path)
     path.write_bytes(path.read_bytes()[:700])
     said: list[str] = []
-    assert not await archives(tmp_path).take("key", empty(tmp_path), said.append)
+    assert not await archives(tmp_path).restore("key", empty(tmp_path), said.append)
     assert "set up anew" in said[0]
     assert stored(tmp_path) == []
 
@@ -81,12 +81,12 @@ async def test_what_was_not_used_for_longest_goes_where_there_is_no_room(
 ) -> None:
     (made / "layer" / "large").write_bytes(b"x" * 400_000)
     for number in range(3):
-        await archives(tmp_path, environments_bytes=1_000_000).keep(f"key-{number}", made)
+        await archives(tmp_path, environments_bytes=1_000_000).store(f"key-{number}", made)
         for path in stored(tmp_path):
             os.utime(path, (time.time() - 60, time.time() - 60 + int(path.name[-1])))
     assert sorted(path.name for path in stored(tmp_path)) == ["key-1", "key-2"]
     (made / "layer" / "large").write_bytes(b"x" * 1_400_000)
-    await archives(tmp_path, environments_bytes=1_000_000).keep("too-large", made)
+    await archives(tmp_path, environments_bytes=1_000_000).store("too-large", made)
     assert sorted(path.name for path in stored(tmp_path)) == ["key-1", "key-2"]
 
 
@@ -94,17 +94,17 @@ async def test_what_was_not_used_for_long_goes_and_what_is_used_stays(
     tmp_path: Path, made: Path
 ) -> None:
     for name in ("used", "unused"):
-        await archives(tmp_path, keep_days=2).keep(name, made)
+        await archives(tmp_path, keep_days=2).store(name, made)
     for path in stored(tmp_path):
         os.utime(path, (time.time() - 3 * DAY,) * 2)
-    assert await archives(tmp_path, keep_days=2).take("used", empty(tmp_path), print)
-    await archives(tmp_path, keep_days=2).keep("new", made)
+    assert await archives(tmp_path, keep_days=2).restore("used", empty(tmp_path), print)
+    await archives(tmp_path, keep_days=2).store("new", made)
     assert sorted(path.name for path in stored(tmp_path)) == ["new", "used"]
 
 
 async def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path: Path, made: Path) -> None:
     (tmp_path / "shared").write_text("no folder")
-    async with archives(tmp_path).alone("key"):
+    async with archives(tmp_path).lock("key"):
         pass
-    await archives(tmp_path).keep("key", made)
-    assert not await archives(tmp_path).take("key", empty(tmp_path), print)
+    await archives(tmp_path).store("key", made)
+    assert not await archives(tmp_path).restore("key", empty(tmp_path), print)

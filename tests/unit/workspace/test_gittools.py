@@ -10,7 +10,7 @@ import pytest
 
 from moothall.config import WorkspaceSettings
 from moothall.errors import AlreadyExists, InvalidRequest, PatchRefused, Refused
-from moothall.repositories.changes import NewPaths, Written
+from moothall.repositories.changes import NewPaths, WorkspaceChanges
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
 from moothall.workspace.gittools import GitState, git_tool
@@ -30,13 +30,15 @@ class Files:
         self.state = GitState(sha)
         self.now: list[Change] = []
 
-    async def changes(self) -> Written:
+    async def changes(self) -> WorkspaceChanges:
         known = await self.clone.files(self.state.base_sha)
         ignored = await self.clone.ignored(
             self.state.base_sha,
             NewPaths((), [change.path for change in self.now if change.path not in known], {}),
         )
-        return Written([change for change in self.now if change.path not in ignored], ignored)
+        return WorkspaceChanges(
+            [change for change in self.now if change.path not in ignored], ignored
+        )
 
     async def restore(self, changes: Sequence[Change]) -> None:
         self.now = list(changes)

@@ -190,7 +190,7 @@ os.mkdir('closed'); open('closed/f', 'w').write('f'); os.chmod('closed/f', 0); o
 """
     async with app.workspaces.open(prepared, "all") as workspace:
         await app.call(workspace, "files.write", path="x.py", content=code)
-        answer = await workspace._box.request(
+        answer = await workspace._executor.request(
             "run", wall_seconds=10, argv=python("exec(open('x.py').read())"), env={}
         )
         assert answer["exit_code"] == 0, answer["output"]
@@ -237,7 +237,9 @@ async def test_what_no_patch_can_hold_is_refused(
     app: Local, prepared: Prepared, code: str, why: str
 ) -> None:
     async with app.workspaces.open(prepared, "bad") as workspace:
-        answer = await workspace._box.request("run", wall_seconds=10, argv=python(code), env={})
+        answer = await workspace._executor.request(
+            "run", wall_seconds=10, argv=python(code), env={}
+        )
         assert answer["exit_code"] == 0, answer["output"]
         with pytest.raises(PatchRefused, match=why):
             await workspace.patch("bad")
@@ -282,7 +284,7 @@ open('new.txt', 'w').close()
             (f"{run}os.symlink('out/x', 'deeper')", "deeper"),
         ):
             async with app.workspaces.open(prepared, "odd") as workspace:
-                answer = await workspace._box.request(
+                answer = await workspace._executor.request(
                     "run", wall_seconds=10, argv=python(code), env={}
                 )
                 assert answer["exit_code"] == 0, answer["output"]
@@ -489,7 +491,9 @@ async def test_nothing_is_left_of_a_workspace(
             "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: "
             "time.sleep(600)\n"
         )
-        answer = await workspace._box.request("run", wall_seconds=10, argv=python(code), env={})
+        answer = await workspace._executor.request(
+            "run", wall_seconds=10, argv=python(code), env={}
+        )
         assert answer["exit_code"] == 0
         assert len(psutil.Process(workspace.pid).children(recursive=True)) == 2, (
             "bubblewrap's init and the executor"

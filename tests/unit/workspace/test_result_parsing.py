@@ -19,7 +19,7 @@ from moothall.domain.tool import ToolCall
 from moothall.errors import WorkspaceFailed
 from moothall.events.codec import dump_json
 from moothall.workspace import result_parsing
-from moothall.workspace.executor_log import line
+from moothall.workspace.executor_log import format_line
 from moothall.workspace.stdio_session import code_run, full_run
 
 CALL = ToolCall("r1", "tests.pytest", {}, datetime.now(UTC))
@@ -62,14 +62,14 @@ SAID = dict.fromkeys(FIELDS, VALUES) | {
 }
 ANSWERS = st.fixed_dictionaries({}, optional=SAID).map(lambda said: {"status": "success", **said})
 READERS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "tool": lambda answer: result_parsing.result_of(CALL, answer),
-    "tests": lambda answer: result_parsing.result_of(
-        CALL, {**answer, "output": result_parsing.tests_output(answer)}
+    "tool": lambda answer: result_parsing.parse_result(CALL, answer),
+    "tests": lambda answer: result_parsing.parse_result(
+        CALL, {**answer, "output": result_parsing.parse_tests_output(answer)}
     ),
-    "check": lambda answer: result_parsing.check_run("tests", answer),
+    "check": lambda answer: result_parsing.parse_check_run("tests", answer),
     "block": lambda answer: code_run(answer, 1000),
     "full": lambda answer: full_run(answer, 1000),
-    "log": lambda answer: line("run", {"argv": ("pytest",)}, answer),
+    "log": lambda answer: format_line("run", {"argv": ("pytest",)}, answer),
 }
 
 
@@ -123,6 +123,6 @@ def test_a_check_is_contended_that_waited_for_cores_of_others(
         "contended_ms": contended_ms,
     }
     assert (
-        result_parsing.check_run("tests", {**answer, "usage": {"cpu_ms": cpu_ms}}).contended
+        result_parsing.parse_check_run("tests", {**answer, "usage": {"cpu_ms": cpu_ms}}).contended
         is contended
     )

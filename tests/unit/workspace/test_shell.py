@@ -364,8 +364,8 @@ async def test_what_a_command_does_to_git_stays_for_the_next(
 async def test_git_works_where_the_workspace_belongs_to_somebody_else(
     app: Local, workspace: LocalWorkspace
 ) -> None:
-    os.chown(workspace._box.upper, 0, 0)
-    workspace._box.upper.chmod(0o777)
+    os.chown(workspace._executor.upper, 0, 0)
+    workspace._executor.upper.chmod(0o777)
     assert await said(app, workspace, "git status --short; git log --format=%s") == "first\n"
 
 

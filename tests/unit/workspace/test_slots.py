@@ -210,10 +210,10 @@ async def test_who_is_alone_waits_for_all_and_holds_all_up(tmp_path: Path) -> No
 async def test_a_slot_that_is_left_is_another_s_meanwhile(tmp_path: Path) -> None:
     slots = slots_in(tmp_path, 1)
     async with slots.hold() as slot:
-        slot.leave()
+        slot.release()
         async with slots.hold():
             pass
-        await slot.take()
+        await slot.acquire()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2), slots.hold():
                 pytest.fail("the slot is taken")

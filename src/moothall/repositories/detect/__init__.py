@@ -1,4 +1,4 @@
-"""Finding out from its files how a repository is set up and tested: one project at its root, or
+"""Detection of how a repository is set up and tested, from its files: one project at its root, or
 several in folders. Pure.
 """
 
@@ -10,20 +10,20 @@ from dataclasses import dataclass, field, replace
 
 from moothall.domain.repository import BuildStep, SetupStep
 from moothall.repositories.detect import node, others
-from moothall.repositories.detect import python as pythons
+from moothall.repositories.detect import python as python_projects
 from moothall.repositories.detect.builds import tries_build
-from moothall.repositories.detect.project import FoundProject, Project, strings, table
+from moothall.repositories.detect.project import DetectedProject, Project, strings, table
 from moothall.repositories.patch_rules import matches
 
-ENV_PYTHON = pythons.ENV_PYTHON
+ENV_PYTHON = python_projects.ENV_PYTHON
 GO_CACHE = "go-build"
-"""Where set-up leaves what Go compiled, in the environment."""
+"""The folder of the environment in which set-up leaves Go's build cache."""
 
-MOST_PROJECTS = 20
+MAX_PROJECTS = 20
 _MANIFESTS = ("pyproject.toml", "setup.py", "package.json", "go.mod", "Cargo.toml")
 _TEXTS = frozenset(
     {
-        *pythons.TEXTS,
+        *python_projects.TEXTS,
         *node.TEXTS,
         "pnpm-lock.yaml",
         *others.GO_TEXTS,
@@ -32,8 +32,8 @@ _TEXTS = frozenset(
         "PKG-INFO",
     }
 )
-# Folders whose projects are data, examples or somebody else's.
-_NOT_OWN = re.compile(
+# Folders whose projects are data, examples or third-party code.
+_NOT_OWN_PROJECTS = re.compile(
     r"(?:^|/)(?:node_modules|vendor|third[-_]?party|external|testdata|fixtures?|__fixtures__|tests?|__tests__|specs?|examples?|samples?|demos?"
     r"|docs?|website|templates?|benchmarks?|benches|fuzz|scripts|tools|ci|\..+|build|dist|target|_.+)(?:/|$)",
     re.IGNORECASE,
@@ -42,8 +42,8 @@ _NOT_OWN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """How a whole repository is set up and checked. Paths are from its root; `depends` as a
-    profile's.
+    """The set-up and checks of a whole repository. Paths are from its root; `depends` is as in a
+    profile.
     """
 
     steps: tuple[SetupStep, ...] = ()
@@ -59,9 +59,9 @@ class Detected:
     builds: tuple[BuildStep, ...] = ()
 
 
-def wanted_files(files: Collection[str], most: int = MOST_PROJECTS) -> tuple[str, ...]:
-    """Return those files whose text detection reads."""
-    folders = set(_folders(files, 10 * most))
+def find_manifests(files: Collection[str], max_projects: int = MAX_PROJECTS) -> tuple[str, ...]:
+    """Return the files whose text detection reads."""
+    folders = set(_folders(files, 10 * max_projects))
     return tuple(
         path
         for path in files
@@ -69,17 +69,21 @@ def wanted_files(files: Collection[str], most: int = MOST_PROJECTS) -> tuple[str
     )
 
 
-def detect(files: Collection[str], texts: Mapping[str, str], most: int = MOST_PROJECTS) -> Detected:
-    """Return how the project at the root is set up and checked, and those of at most `most` folders
-    that are no part of it.
+def detect(
+    files: Collection[str], texts: Mapping[str, str], max_projects: int = MAX_PROJECTS
+) -> Detected:
+    """Return how the project at the root is set up and checked, and those in at most `max_projects`
+    folders that are not part of it.
 
-    At the root and in each folder it is the first of Python, Node, Go, Cargo and Make that has
-    tests. A Python project without tests has no check, but an environment in which tests could run.
+    In each folder it is the first of Python, Node, Go, Cargo and Make that has tests. A Python
+    project without tests has no check, but an environment in which tests could run.
     """
-    projects = [_project(folder, files, texts) for folder in _folders(files, 10 * most)]
-    root, inner = projects[0], projects[1:]
-    named = {
-        name: project for project in reversed(projects) if (name := pythons.project_name(project))
+    projects = [_project(folder, files, texts) for folder in _folders(files, 10 * max_projects)]
+    root, folder_projects = projects[0], projects[1:]
+    python_projects_by_name = {
+        name: project
+        for project in reversed(projects)
+        if (name := python_projects.project_name(project))
     }
     crates = [
         crate
@@ -87,45 +91,48 @@ def detect(files: Collection[str], texts: Mapping[str, str], most: int = MOST_PR
         if isinstance(crate := table(project.toml("Cargo.toml"), "package").get("name"), str)
     ]
     notes: list[str] = []
-    found: dict[str, FoundProject] = {}
-    own = _of(root, (), named, crates)
-    whole = node.node(
-        root
-    )  # a workspace is installed at its root, also where only its members are tested
-    members = node.workspaces(root) if whole else ()
-    for project in inner:
-        member = "package.json" in project.files and node.is_member(members, project.folder)
-        if (member and own and "tests" in own.checks) or _is_covered(project, root, found):
+    detected: dict[str, DetectedProject] = {}
+    root_project = _detect_project(root, (), python_projects_by_name, crates)
+    # A workspace is installed at its root, even if only its members have tests.
+    node_workspace = node.node(root)
+    members = node.workspaces(root) if node_workspace else ()
+    for project in folder_projects:
+        is_member = "package.json" in project.files and node.is_member(members, project.folder)
+        if (is_member and root_project and "tests" in root_project.checks) or _is_covered(
+            project, root, detected
+        ):
             continue
-        one = _of(project, (), named, crates)
-        if one and "tests" in one.checks:
-            steps = tuple(step for step in one.steps if tries_build(step)) if member else one.steps
-            found[project.folder] = replace(one, steps=steps)
-    below = tuple(found)
-    if len(found) > most:
-        left = list(found)[most:]
+        candidate = _detect_project(project, (), python_projects_by_name, crates)
+        if candidate and "tests" in candidate.checks:
+            steps = (
+                tuple(step for step in candidate.steps if tries_build(step))
+                if is_member
+                else candidate.steps
+            )
+            detected[project.folder] = replace(candidate, steps=steps)
+    tested_folders = tuple(detected)
+    if len(detected) > max_projects:
+        omitted = list(detected)[max_projects:]
         notes.append(
-            f"{len(left)} more projects have no check of their own (workspace.max_projects): "
-            f"{', '.join(left[:5])}"
+            f"{len(omitted)} more projects have no check of their own (workspace.max_projects): "
+            f"{', '.join(omitted[:5])}"
         )
-        found = {folder: found[folder] for folder in list(found)[:most]}
-    if found:
-        own = _of(root, below, named, crates)
-    if whole and members and "tests" not in (own.checks if own else ()):
-        own = whole
-    return _together(own, found, notes)
+        detected = {folder: detected[folder] for folder in list(detected)[:max_projects]}
+    if detected:
+        root_project = _detect_project(root, tested_folders, python_projects_by_name, crates)
+    if node_workspace and members and "tests" not in (root_project.checks if root_project else ()):
+        root_project = node_workspace
+    return _merge(root_project, detected, notes)
 
 
-def _folders(files: Collection[str], most: int) -> list[str]:
-    """Return the root and the folders below it that hold a project of their own, those nearest to
-    the root first.
-    """
-    found = {path.rpartition("/")[0] for path in files if path.rpartition("/")[2] in _MANIFESTS}
-    inner = sorted(
-        (folder for folder in found if folder and not _NOT_OWN.search(folder)),
-        key=lambda at: (at.count("/"), at),
+def _folders(files: Collection[str], limit: int) -> list[str]:
+    """Return the root and the folders below it that have a manifest, the least deep ones first."""
+    folders = {path.rpartition("/")[0] for path in files if path.rpartition("/")[2] in _MANIFESTS}
+    subfolders = sorted(
+        (folder for folder in folders if folder and not _NOT_OWN_PROJECTS.search(folder)),
+        key=lambda folder: (folder.count("/"), folder),
     )
-    return ["", *inner[:most]]
+    return ["", *subfolders[:limit]]
 
 
 def _project(folder: str, files: Collection[str], texts: Mapping[str, str]) -> Project:
@@ -137,23 +144,30 @@ def _project(folder: str, files: Collection[str], texts: Mapping[str, str]) -> P
     )
 
 
-def _of(
-    project: Project, below: tuple[str, ...], named: Mapping[str, Project], crates: list[str]
-) -> FoundProject | None:
-    python = pythons.python(project, below, named)
-    rest = (
+def _detect_project(
+    project: Project,
+    tested_folders: tuple[str, ...],
+    python_projects_by_name: Mapping[str, Project],
+    crates: list[str],
+) -> DetectedProject | None:
+    python = python_projects.python(project, tested_folders, python_projects_by_name)
+    other_kinds = (
         node.node(project),
         others.go(project),
         others.cargo(project, crates),
         others.make(project),
     )
-    with_tests = [found for found in (python, *rest) if found and "tests" in found.checks]
+    with_tests = [
+        candidate
+        for candidate in (python, *other_kinds)
+        if candidate and "tests" in candidate.checks
+    ]
     return with_tests[0] if with_tests else python
 
 
-def _is_covered(project: Project, root: Project, found: Mapping[str, FoundProject]) -> bool:
-    """Whether the tests of the root, or of a folder above, run those of this folder too."""
-    if any(project.folder.startswith(f"{folder}/") for folder in found):
+def _is_covered(project: Project, root: Project, detected: Mapping[str, DetectedProject]) -> bool:
+    """Return whether the tests of the root or of a parent folder run those of this folder too."""
+    if any(project.folder.startswith(f"{folder}/") for folder in detected):
         return "go.mod" not in project.files
     if "Cargo.toml" in project.files and "Cargo.toml" in root.files:
         workspace = table(root.toml("Cargo.toml"), "workspace")
@@ -161,10 +175,12 @@ def _is_covered(project: Project, root: Project, found: Mapping[str, FoundProjec
     return False
 
 
-def _together(
-    own: FoundProject | None, inner: Mapping[str, FoundProject], notes: list[str]
+def _merge(
+    root_project: DetectedProject | None,
+    folder_projects: Mapping[str, DetectedProject],
+    notes: list[str],
 ) -> Detected:
-    """Return all projects as one profile; those in folders name their checks after them."""
+    """Merge all projects into one; the checks of those in folders are named after the folders."""
     steps: list[SetupStep] = []
     builds: list[BuildStep] = []
     checks: dict[str, tuple[str, ...]] = {}
@@ -172,37 +188,48 @@ def _together(
     needs: dict[str, str] = {}
     folders: dict[str, str] = {}
     depends: dict[str, tuple[str, ...]] = {}
-    history = any(found.history for found in ((own,) if own else ()) + tuple(inner.values()))
-    alone = own is None or "tests" not in own.checks
-    for folder, found in (*(((("", own),)) if own else ()), *inner.items()):
+    history = any(
+        project.history
+        for project in ((root_project,) if root_project else ()) + tuple(folder_projects.values())
+    )
+    root_untested = root_project is None or "tests" not in root_project.checks
+    for folder, project in (
+        *(((("", root_project),)) if root_project else ()),
+        *folder_projects.items(),
+    ):
         slug = (
             ""
-            if not folder or (alone and len(inner) == 1 and not checks)
+            if not folder or (root_untested and len(folder_projects) == 1 and not checks)
             else _slug(folder, checks)
         )
-        for name, argv in found.checks.items():
-            full = f"{name}-{slug}" if slug else name
-            checks[full] = argv
-            advisory += [full] if name in found.advisory else []
+        for name, argv in project.checks.items():
+            full_name = f"{name}-{slug}" if slug else name
+            checks[full_name] = argv
+            advisory += [full_name] if name in project.advisory else []
             if folder:
-                folders[full] = folder
-        # What cannot be set up in one folder of several is red there, and says so; the others can
+                folders[full_name] = folder
+        # If one folder of several cannot be set up, its tests fail and show why, and the others can
         # be worked on.
-        several = bool(inner) and (len(inner) > 1 or not alone or not folder)
-        steps += (
-            [replace(step, optional=True) for step in found.steps]
-            if several and (folder or alone)
-            else found.steps
+        several = bool(folder_projects) and (
+            len(folder_projects) > 1 or not root_untested or not folder
         )
-        builds += found.builds
-        protected += [_below(folder, pattern) for pattern in found.protected]
-        reads += [f"{folder}/{path}" if folder else path for path in found.reads]
+        steps += (
+            [replace(step, optional=True) for step in project.steps]
+            if several and (folder or root_untested)
+            else project.steps
+        )
+        builds += project.builds
+        protected += [_below(folder, pattern) for pattern in project.protected]
+        reads += [f"{folder}/{path}" if folder else path for path in project.reads]
         needs = {
             **needs,
-            **{key: _both(key, needs.get(key, ""), value) for key, value in found.needs.items()},
+            **{
+                key: _combine_needs(key, needs.get(key, ""), value)
+                for key, value in project.needs.items()
+            },
         }
-        if found.depends:
-            depends[folder] = found.depends
+        if project.depends:
+            depends[folder] = project.depends
     return Detected(
         tuple(steps),
         checks,
@@ -218,8 +245,8 @@ def _together(
     )
 
 
-def _both(key: str, one: str, other: str) -> str:
-    """Return what satisfies two projects of a repository, where that can be said."""
+def _combine_needs(key: str, one: str, other: str) -> str:
+    """Return a version requirement that suits two projects, as far as that can be expressed."""
     if not one or not other:
         return one or other
     if key == "python":
@@ -230,15 +257,15 @@ def _both(key: str, one: str, other: str) -> str:
 
 
 def _slug(folder: str, checks: Mapping[str, object]) -> str:
-    """Return a short name for a folder that no check has yet; a check's name has at most 32
-    characters.
+    """Return a short name for a folder that no check ends with yet. The name of a check has at most
+    32 characters.
     """
-    whole = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")
-    last = re.sub(r"[^a-z0-9]+", "-", folder.rpartition("/")[2].lower()).strip("-")
+    full = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", folder.rpartition("/")[2].lower()).strip("-")
     for slug in (
-        last[:20].strip("-"),
-        whole[-24:].strip("-"),
-        *(f"{last[:20].strip('-')}-{at}" for at in range(2, 1000)),
+        name[:20].strip("-"),
+        full[-24:].strip("-"),
+        *(f"{name[:20].strip('-')}-{number}" for number in range(2, 1000)),
     ):
         if slug and not any(name.endswith(f"-{slug}") for name in checks):
             return slug
@@ -251,17 +278,17 @@ def _below(folder: str, pattern: str) -> str:
     )
 
 
-def setup_of(steps: tuple[SetupStep | BuildStep, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the commands of a set-up or a build as a person would write them, for the root."""
+def setup_commands(steps: tuple[SetupStep | BuildStep, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the commands of a set-up or a build from the root, as a person would write them."""
     return tuple(
         ("env", f"--chdir={step.folder}", *step.argv) if step.folder else step.argv
         for step in steps
     )
 
 
-def setup_reads(files: Collection[str]) -> tuple[str, ...]:
-    """Return the files that a set-up which a person wrote most likely depends on."""
-    return tuple(path for path in files if matches(_LOCKS, path)) + wanted_files(files)
+def likely_setup_files(files: Collection[str]) -> tuple[str, ...]:
+    """Return the files that a set-up written by a person most likely depends on."""
+    return tuple(path for path in files if matches(_LOCKS, path)) + find_manifests(files)
 
 
 _LOCKS = (

@@ -51,7 +51,7 @@ _EXTENSIONS = re.compile(
     r"ext_modules|\bExtension\(|cythonize|cffi_modules|rust_extensions|Pybind11Extension|pybind11_add_module|build_clib"
 )
 _VERSION_OF_GIT = ("SETUPTOOLS_SCM_PRETEND_VERSION", "PBR_VERSION")
-_MARK = "/env/.builds-"
+_SUCCESS_FILE = "/env/.builds-"
 _SCRIPTS = (
     "/setup.py",
     "meson.build",
@@ -61,20 +61,22 @@ _SCRIPTS = (
     "*.gypi",
     "CMakeLists.txt",
 )
-_HEADERS = (
+_FIND_HEADERS = (
     f"export npm_config_devdir={NODE_HEADERS}; "
     'at="$(command -v node)"; at="${at%/bin/node}"; '
     '[ ! -e "$at/include/node/node_version.h" ] || export npm_config_nodedir="$at"'
 )
-"""Leads node-gyp to its headers: those of set-up, or those that come with Node."""
-_PRODUCT = re.compile(r"(?:\./)?(?P<folder>dist|build|lib|out|es|cjs|esm|umd|compiled)(?:/|$)")
-_READS_SOURCES = re.compile(
+"""Sets the path of node-gyp's headers: those from set-up, or those that come with Node."""
+_OUTPUT_FOLDER = re.compile(
+    r"(?:\./)?(?P<folder>dist|build|lib|out|es|cjs|esm|umd|compiled)(?:/|$)"
+)
+_TRANSPILES_ITSELF = re.compile(
     r"\b(?:vitest|jest|tsx|ts-node|ts-mocha|esbuild-register|swc-node|tap)\b|--loader|--import"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class Build:
     """Additions to a project's set-up, and the steps that build it again.
 
     `reads` are files that set-up compiles, `protected` those that configure the build; `needs` is
@@ -88,14 +90,14 @@ class Built:
     needs: Mapping[str, str] = field(default_factory=dict)
 
 
-def python_built(
-    project: Project, pyproject: Mapping[str, Any], pip: tuple[str, ...], *, versioned: str
-) -> Built | None:
-    """Return how a Python project's compiled code is built, or None if it has none that we can
-    build.
+def detect_python_build(
+    project: Project, pyproject: Mapping[str, Any], pip: tuple[str, ...], *, versioned_name: str
+) -> Build | None:
+    """Return how a Python project's compiled code is built, None if it has none that we can build.
 
-    `pip` is the beginning of an installing command. `versioned` is the project's name if its build
-    asks git for the version: checks have no history, so the build gets the version of the set-up.
+    pip: the beginning of an install command.
+    versioned_name: the name of a project whose build asks git for its version. Checks have no
+    history, so the build gets the version from the set-up.
     """
     system = table(pyproject, "build-system")
     backend = str(system.get("build-backend") or "setuptools")
@@ -104,10 +106,10 @@ def python_built(
     )
     rust = {"rust": ""} if "Cargo.toml" in project.files or backend.startswith("maturin") else {}
     folder = project.folder
-    needed: tuple[tuple[str, ...], ...]
+    install_commands: tuple[tuple[str, ...], ...]
     if backend.startswith("setuptools"):
-        said = project.texts.get("setup.py", "")
-        if not _EXTENSIONS.search(said) and not table(pyproject, "tool", "setuptools").get(
+        setup_script = project.texts.get("setup.py", "")
+        if not _EXTENSIONS.search(setup_script) and not table(pyproject, "tool", "setuptools").get(
             "ext-modules"
         ):
             return None
@@ -117,29 +119,32 @@ def python_built(
             else ("-c", "import setuptools; setuptools.setup()")
         )
         command = shlex.join(("python", *script, "build_ext", "--inplace", "--force"))
-        if versioned:
-            told = f"import importlib.metadata as m; print(m.version({versioned!r}))"
-            version = f'v="$(python -c {shlex.quote(told)} || echo 0)"'
-            pretended = " ".join(f'{variable}="$v"' for variable in _VERSION_OF_GIT)
-            command = f"{version}; {pretended} {command}"
-        # As new as in pip's own builds: a fresh environment has an old setuptools.
-        needed = ((*pip, "--upgrade", "setuptools", "wheel"), (*pip, *requires) if requires else ())
+        if versioned_name:
+            query = f"import importlib.metadata as m; print(m.version({versioned_name!r}))"
+            version = f'v="$(python -c {shlex.quote(query)} || echo 0)"'
+            variables = " ".join(f'{variable}="$v"' for variable in _VERSION_OF_GIT)
+            command = f"{version}; {variables} {command}"
+        # pip's own builds use a new setuptools too; a fresh environment has an old one.
+        install_commands = (
+            (*pip, "--upgrade", "setuptools", "wheel"),
+            (*pip, *requires) if requires else (),
+        )
     elif backend.startswith("maturin"):
-        mixed = table(pyproject, "tool", "maturin").get("python-source") or any(
+        is_mixed = table(pyproject, "tool", "maturin").get("python-source") or any(
             path.endswith("/__init__.py") and path.count("/") == 1 for path in project.files
         )
         command = (
             "maturin develop --offline --skip-install --quiet"
-            if mixed
+            if is_mixed
             else (
                 "python -m pip install --quiet --no-index --no-build-isolation --no-deps --upgrade "
                 f"--target {SITE} ."
             )
         )
-        needed = ((*pip, *dict.fromkeys(("maturin", *requires))),)
+        install_commands = ((*pip, *dict.fromkeys(("maturin", *requires))),)
     elif backend == "mesonpy":
-        # Installed like this, it is also built again on import, with the tools of the set-up.
-        needed = (
+        # An editable installation is also rebuilt on import, with the tools of the set-up.
+        install_commands = (
             (*pip, *dict.fromkeys(("meson-python", "meson", "ninja", *requires))),
             (*pip, "--no-build-isolation", "--no-deps", "-e", "."),
         )
@@ -147,8 +152,11 @@ def python_built(
     else:
         return None
     probe, build = _tried(command, folder, COMPILED)
-    return Built(
-        steps=(*(SetupStep(argv, folder, optional=True) for argv in needed if argv), probe),
+    return Build(
+        steps=(
+            *(SetupStep(argv, folder, optional=True) for argv in install_commands if argv),
+            probe,
+        ),
         builds=(build,),
         reads=tuple(sorted(path for path in project.files if matches(COMPILED, path))),
         protected=_SCRIPTS,
@@ -156,16 +164,14 @@ def python_built(
     )
 
 
-def node_built(
+def detect_node_build(
     project: Project, package: Mapping[str, Any], tests: tuple[str, ...]
-) -> Built | None:
-    """Return how a Node project's addon, or the code transpiled for its tests, is built; None if it
-    has neither.
-    """
+) -> Build | None:
+    """Return how a Node project's addon or its transpiled code is built; None if it has neither."""
     scripts = table(package, "scripts")
     if "binding.gyp" in project.files:
         command = (
-            f"{_HEADERS}; "
+            f"{_FIND_HEADERS}; "
             f"{shlex.join(('npm', 'exec', '--offline', '--call', 'node-gyp configure build'))}"
         )
         probe, build = _tried(command, project.folder, COMPILED)
@@ -174,20 +180,20 @@ def node_built(
                 path for path in project.files if matches(COMPILED, path) or path.endswith(".gyp")
             )
         )
-        return Built((probe,), (build,), reads, _SCRIPTS, {})
-    product = next(iter(_products(project, package)), "")
+        return Build((probe,), (build,), reads, _SCRIPTS, {})
+    output_folder = next(iter(_products(project, package)), "")
     script = " ".join(str(scripts.get(name, "")) for name in ("pretest", "test"))
     if (
-        not product
+        not output_folder
         or "build" not in scripts
         or not tests
         or re.search(r"\bbuild\b|\btsc\b", script)
     ):
         return None
-    if _READS_SOURCES.search(script) and f"{product}/" not in script:
+    if _TRANSPILES_ITSELF.search(script) and f"{output_folder}/" not in script:
         return None
     probe, build = _tried("npm run --silent build", project.folder, ())
-    return Built((probe,), (build,), (), (), {})
+    return Build((probe,), (build,), (), (), {})
 
 
 def _products(project: Project, package: Mapping[str, Any]) -> list[str]:
@@ -196,33 +202,33 @@ def _products(project: Project, package: Mapping[str, Any]) -> list[str]:
     entries = [package.get("main"), package.get("module"), exports]
     if isinstance(exports, dict):
         entries += [
-            one
+            entry
             for value in exports.values()
-            for one in (value.values() if isinstance(value, dict) else [value])
+            for entry in (value.values() if isinstance(value, dict) else [value])
         ]
-    found = [
+    folders = [
         match["folder"]
-        for one in entries
-        if isinstance(one, str) and (match := _PRODUCT.match(one))
+        for entry in entries
+        if isinstance(entry, str) and (match := _OUTPUT_FOLDER.match(entry))
     ]
     return [
         folder
-        for folder in dict.fromkeys(found)
+        for folder in dict.fromkeys(folders)
         if not any(path.startswith(f"{folder}/") for path in project.files)
     ]
 
 
 def tries_build(step: SetupStep) -> bool:
-    """Whether a step of a set-up tries a build. It is needed even if another project installs the
+    """Return whether a step tries a build. It is needed even if another project installs the
     dependencies.
     """
-    return _MARK in step.argv[-1]
+    return _SUCCESS_FILE in step.argv[-1]
 
 
 def _tried(command: str, folder: str, sources: tuple[str, ...]) -> tuple[SetupStep, BuildStep]:
-    """Return the step of a set-up that tries a command, and the build that runs it if that
-    succeeded.
-    """
-    mark = f"{_MARK}{re.sub(r'[^a-z0-9]+', '-', folder.lower()) or 'root'}"
-    probe = SetupStep(("sh", "-c", f"({command}) && touch {mark}"), folder, optional=True)
-    return probe, BuildStep(("sh", "-c", f"[ ! -e {mark} ] || ({command})"), folder, sources)
+    """Return a set-up step that tries a command, and a build step that runs it after a success."""
+    success_file = f"{_SUCCESS_FILE}{re.sub(r'[^a-z0-9]+', '-', folder.lower()) or 'root'}"
+    probe = SetupStep(("sh", "-c", f"({command}) && touch {success_file}"), folder, optional=True)
+    return probe, BuildStep(
+        ("sh", "-c", f"[ ! -e {success_file} ] || ({command})"), folder, sources
+    )

@@ -1,5 +1,5 @@
-"""The packages that a Python project says its tests need, as words for pip, in groups by where it
-says so. Pure.
+"""The packages that a Python project declares for its tests, as arguments of pip, grouped by where
+they are declared. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from moothall.repositories.detect.tox import session_words
 from moothall.repositories.patch_rules import matches
 from moothall.sandbox_runtime.plugins.moothall_requirements import NOT_FOR_TESTS
 
-_FILES = (
+_REQUIREMENT_FILES = (
     *(
         f"/{name}"
         for name in ("requirements.txt", "test-requirements.txt", "test_requirements.txt")
@@ -39,60 +39,67 @@ _FILES = (
     "/reqs/*.txt",
     "/*/requirements.txt",
 )
-_MOST = 400
+_MAX_WORDS = 400
 
 
 def groups(project: Project, pyproject: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return group → words for pip, those for tests first. A group's name says where it stands."""
-    found: dict[str, list[str]] = {}
-    for names, filtered in ((TEST_GROUPS, False), (DEV_GROUPS, True)):
-        for where, words in (*_tables(project, pyproject, names), *_files(project, names)):
-            found.setdefault(
-                where, [word for word in words if not (filtered and NOT_FOR_TESTS.match(word))]
+    """Return the groups for tests and development: name → arguments of pip. Groups for tests come
+    first. The name of a group says where it is declared.
+    """
+    groups: dict[str, list[str]] = {}
+    for names, excludes_tools in ((TEST_GROUPS, False), (DEV_GROUPS, True)):
+        for group, words in (*_tables(project, pyproject, names), *_files(project, names)):
+            groups.setdefault(
+                group,
+                [word for word in words if not (excludes_tools and NOT_FOR_TESTS.match(word))],
             )
-    for where, words in (*_hatch(project, pyproject), *session_words(project, pyproject)):
-        found.setdefault(where, words)
-    for where, words in _tables(
-        project, pyproject, _by_default(pyproject) or _with_pytest(pyproject, found)
+    for group, words in (*_hatch(project, pyproject), *session_words(project, pyproject)):
+        groups.setdefault(group, words)
+    for group, words in _tables(
+        project, pyproject, _by_default(pyproject) or _with_pytest(pyproject, groups)
     ):
-        found.setdefault(where, [word for word in words if not NOT_FOR_TESTS.match(word)])
-    return {where: tuple(words[:_MOST]) for where, words in found.items() if words}
+        groups.setdefault(group, [word for word in words if not NOT_FOR_TESTS.match(word)])
+    return {group: tuple(words[:_MAX_WORDS]) for group, words in groups.items() if words}
 
 
 def _by_default(pyproject: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the groups that the project's tool installs without being asked, but those that are
-    for something else.
+    """Return the groups that the project's tool installs by default, except those for other
+    purposes.
     """
     tool, standard = table(pyproject, "tool"), table(pyproject, "dependency-groups")
-    found = [
+    names = [
         name
         for name, group in table(tool, "poetry", "group").items()
         if not table(group).get("optional")
     ]
-    found += table(tool, "pdm", "dev-dependencies")
-    said = table(tool, "uv").get("default-groups")
-    found += standard if said == "all" or (said is None and "pdm" in tool) else strings(said)
-    return tuple(name for name in found if not OTHER_PURPOSE.search(name))
+    names += table(tool, "pdm", "dev-dependencies")
+    default_groups = table(tool, "uv").get("default-groups")
+    names += (
+        standard
+        if default_groups == "all" or (default_groups is None and "pdm" in tool)
+        else strings(default_groups)
+    )
+    return tuple(name for name in names if not OTHER_PURPOSE.search(name))
 
 
-def _with_pytest(pyproject: Mapping[str, Any], found: Mapping[str, list[str]]) -> tuple[str, ...]:
-    """Return the groups and extras that hold pytest, where nothing that was found does: they are
-    for tests, whatever their names.
+def _with_pytest(pyproject: Mapping[str, Any], groups: Mapping[str, list[str]]) -> tuple[str, ...]:
+    """Return the groups and extras that contain pytest if no group so far does. They are for tests,
+    whatever their names.
     """
-    if any(word.startswith("pytest") for words in found.values() for word in words):
+    if any(word.startswith("pytest") for words in groups.values() for word in words):
         return ()
     standard, optional = (
         table(pyproject, "dependency-groups"),
         table(pyproject, "project", "optional-dependencies"),
     )
-    held = {
+    candidates = {
         **{name: strings(words) for name, words in optional.items()},
         **{name: expand_group(standard, name, ()) for name in standard},
     }
     return tuple(
         name
-        for name, words in held.items()
-        if not OTHER_PURPOSE.search(name) and any(w.startswith("pytest") for w in words)
+        for name, words in candidates.items()
+        if not OTHER_PURPOSE.search(name) and any(word.startswith("pytest") for word in words)
     )
 
 
@@ -100,13 +107,13 @@ def extras(project: Project, pyproject: Mapping[str, Any]) -> list[str]:
     """Return the project's own extras that tests need."""
     config = project.ini("setup.cfg").get("options.extras_require", {})
     optional = table(pyproject, "project", "optional-dependencies")
-    known = {
+    declared = {
         *optional,
         *table(pyproject, "tool", "poetry", "extras"),
         *config,
         *setup_extras(project),
     }
-    return [name for name in (*TEST_GROUPS, *DEV_GROUPS) if name in known]
+    return [name for name in (*TEST_GROUPS, *DEV_GROUPS) if name in declared]
 
 
 def runtime(pyproject: Mapping[str, Any], where: str) -> list[str]:
@@ -123,7 +130,7 @@ def _requirements(data: object, where: str) -> list[str]:
 def _tables(
     project: Project, pyproject: Mapping[str, Any], names: tuple[str, ...]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield what the groups of these names say, wherever a tool keeps its own."""
+    """Yield the content of the groups with these names, for each tool that declares groups."""
     where = project.path("pyproject.toml")
     tool = table(pyproject, "tool")
     standard = table(pyproject, "dependency-groups")
@@ -154,8 +161,8 @@ def _pip_lines(options: Mapping[str, str]) -> list[str]:
 
 
 def _files(project: Project, names: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the requirement files whose name or folder holds one of these names; for developers
-    only where there are none for tests.
+    """Yield the requirement files with one of these names in their path. Files for development are
+    used only if there are none for tests.
     """
     paths = [
         path
@@ -172,60 +179,62 @@ def _is_for(path: str, names: tuple[str, ...]) -> bool:
 
 
 def _hatch(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the environments for tests: those with such a name, else those whose scripts run tests,
-    else the usual one.
+    """Yield Hatch's environments for tests: those with such a name, else those whose scripts run
+    tests, else the default one.
     """
     envs = {
         **table(project.toml("hatch.toml"), "envs"),
         **table(pyproject, "tool", "hatch", "envs"),
     }
     names = {word for name in TEST_GROUPS for word in (name, f"hatch-{name}")} & set(envs)
-    running = [
+    test_running = [
         name
         for name, env in envs.items()
         if RUNS_TESTS.search(json.dumps(table(env, "scripts"), default=str))
     ]
     for name in (
-        sorted(names) or [name for name in running if not OTHER_PURPOSE.search(name)] or ["default"]
+        sorted(names)
+        or [name for name in test_running if not OTHER_PURPOSE.search(name)]
+        or ["default"]
     ):
         yield f"hatch's environment {name}", _hatch_words(envs, pyproject, name, ())
 
 
 def _hatch_words(
-    envs: Mapping[str, Any], pyproject: Mapping[str, Any], name: str, above: tuple[str, ...]
+    envs: Mapping[str, Any], pyproject: Mapping[str, Any], name: str, parents: tuple[str, ...]
 ) -> list[str]:
     env = table(envs, name)
     template = env.get("template", "" if env.get("detached") else "default")
-    found = (
-        _hatch_words(envs, pyproject, template, (*above, name))
-        if template in envs and template not in (*above, name)
+    words = (
+        _hatch_words(envs, pyproject, template, (*parents, name))
+        if template in envs and template not in (*parents, name)
         else []
     )
-    found += [*strings(env.get("dependencies")), *strings(env.get("extra-dependencies"))]
+    words += [*strings(env.get("dependencies")), *strings(env.get("extra-dependencies"))]
     standard = table(pyproject, "dependency-groups")
-    found += [
+    words += [
         word
         for group in strings(env.get("dependency-groups"))
         for word in expand_group(standard, group, ())
     ]
     kept = [
         word
-        for word in found
+        for word in words
         if REQUIREMENT.fullmatch(word) or word == "-e" or word.startswith(".[")
     ]
     return kept + own_extras(strings(env.get("features")))
 
 
 def requirement_files(project: Project) -> list[str]:
-    """Return the files of requirements that lie where such files lie."""
-    return sorted(path for path in project.files if matches(_FILES, path))
+    """Return the requirement files at conventional paths."""
+    return sorted(path for path in project.files if matches(_REQUIREMENT_FILES, path))
 
 
 def plugins(text: str) -> list[str]:
-    """Return the plugins that pytest's configuration takes for granted: without them pytest would
-    not start.
+    """Return the plugins that pytest's configuration presupposes; pytest would not start without
+    them.
     """
-    return [plugin for sign, plugin in _PLUGINS if re.search(sign, text, re.MULTILINE)]
+    return [plugin for pattern, plugin in _PLUGINS if re.search(pattern, text, re.MULTILINE)]
 
 
 _PLUGINS = (

@@ -1,4 +1,4 @@
-"""What a project's Python files say in literals: setup.py, and what a noxfile names. They are read,
+"""Literals in the Python files of a project, such as setup.py and noxfiles. The files are parsed,
 never run. Pure.
 """
 
@@ -13,7 +13,7 @@ from moothall.repositories.detect.requirements import REQUIREMENT
 
 
 def parse(text: str) -> ast.Module:
-    """Return the tree of a file, an empty one where it cannot be read."""
+    """Return the syntax tree of a file, an empty one if it is invalid."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -21,25 +21,25 @@ def parse(text: str) -> ast.Module:
 
 
 def constants(tree: ast.Module) -> dict[str, Any]:
-    """Return the values of the names that a module gives a literal at its top."""
-    found: dict[str, Any] = {}
+    """Return the names that a module assigns literals at its top level, with their values."""
+    values: dict[str, Any] = {}
     for statement in tree.body:
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            value = literal(statement.value, found)
-            found.update(
+            value = literal(statement.value, values)
+            values.update(
                 {
                     target.id: value
                     for target in targets
                     if isinstance(target, ast.Name) and value is not None
                 }
             )
-    return found
+    return values
 
 
 def literal(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return what an expression says where it is a literal, a name of `names` or a sum of such
-    lists; None where it is not.
+    """Return the value of a literal, of a name in `names`, or of a sum of such lists; None for
+    anything else.
     """
     if isinstance(node, ast.Name):
         return names.get(node.id)
@@ -53,43 +53,47 @@ def literal(node: ast.expr, names: Mapping[str, Any]) -> Any:
             if isinstance(key, str)
         }
     if isinstance(node, ast.List | ast.Tuple):
-        inner = (item.value if isinstance(item, ast.Starred) else item for item in node.elts)
-        values = (literal(item, names) for item in inner)
+        items = (item.value if isinstance(item, ast.Starred) else item for item in node.elts)
+        values = (literal(item, names) for item in items)
         return [
-            word
+            element
             for value in values
-            for word in (strings(value) if isinstance(value, list) else [value])
+            for element in (strings(value) if isinstance(value, list) else [value])
         ]
     return node.value if isinstance(node, ast.Constant) else None
 
 
-def _setup(project: Project, keyword: str) -> Iterator[Any]:
+def _setup(project: Project, name: str) -> Iterator[Any]:
     tree = parse(project.texts.get("setup.py", ""))
     names = constants(tree)
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("setup"):
-            yield from (
-                literal(given.value, names) for given in call.keywords if given.arg == keyword
-            )
+            for argument in call.keywords:
+                if argument.arg == name:
+                    yield literal(argument.value, names)
 
 
 def tests_require(project: Project) -> list[str]:
-    """Return the requirements that setup() names for tests."""
-    said = next(_setup(project, "tests_require"), None)
-    return [word for word in strings(said) if REQUIREMENT.fullmatch(word)]
+    """Return the test requirements of setup()."""
+    value = next(_setup(project, "tests_require"), None)
+    return [requirement for requirement in strings(value) if REQUIREMENT.fullmatch(requirement)]
 
 
 def setup_keyword(project: Project, keyword: str) -> str:
-    """Return the string of a keyword of setup(), '' where there is none."""
-    said = next(_setup(project, keyword), None)
-    return said if isinstance(said, str) else ""
+    """Return the string value of an argument of setup(), '' if there is none."""
+    value = next(_setup(project, keyword), None)
+    return value if isinstance(value, str) else ""
 
 
 def setup_requirements(project: Project) -> list[str]:
     """Return the install requirements of setup.py and setup.cfg."""
     config = project.ini("setup.cfg").get("options", {}).get("install_requires", "")
-    named = [*strings(next(_setup(project, "install_requires"), None)), *config.split("\n")]
-    return [word for word in (one.strip() for one in named) if REQUIREMENT.fullmatch(word)]
+    requirements = [*strings(next(_setup(project, "install_requires"), None)), *config.split("\n")]
+    return [
+        requirement
+        for requirement in (line.strip() for line in requirements)
+        if REQUIREMENT.fullmatch(requirement)
+    ]
 
 
 def setup_extras(project: Project) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""How a Node project is set up and tested, by npm, pnpm or yarn. Pure."""
+"""Detection of Node projects with npm, pnpm or yarn. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from moothall.domain.repository import SetupStep
-from moothall.repositories.detect.builds import Built, node_built
-from moothall.repositories.detect.project import FoundProject, Project, join_inside, strings, table
+from moothall.repositories.detect.builds import Build, detect_node_build
+from moothall.repositories.detect.project import (
+    DetectedProject,
+    Project,
+    join_inside,
+    strings,
+    table,
+)
 
 TEXTS = ("package.json", ".nvmrc", ".node-version", ".yarnrc.yml", "pnpm-workspace.yaml")
 _LOCKS = {
@@ -19,15 +25,15 @@ _LOCKS = {
     "yarn.lock": "yarn",
 }
 _MANAGERS = frozenset(_LOCKS.values())
-_QUIET = ("--no-audit", "--no-fund", "--loglevel=error")
+_QUIET_OPTIONS = ("--no-audit", "--no-fund", "--loglevel=error")
 _ENV = "/env"
-# What checks style, types or the network and not behaviour: it would make tests red that are green.
-# An option such as `vitest --typecheck` is none.
-_LINTS = re.compile(
+# Commands that check style, types or the network instead of behaviour. They could make a passing
+# test run fail. Options such as `vitest --typecheck` are not meant.
+_LINTER = re.compile(
     r"(?<!--)\b(?:eslint|standard|semistandard|xo|prettier|tslint|biome|jshint|jscs|dtslint|tsd|attw|publint|evalmd|lint|lint-staged|size-limit"
     r"|aud|audit|npx\s+(?!--no|-c)\S+|check-dts|es-check|npmignore|auto-changelog|ls-lint|format:check|typecheck|check-types|arethetypeswrong)\b"
 )
-_PURE = (
+_TEST_ONLY_SCRIPTS = (
     "tests-only",
     "test:only",
     "test-only",
@@ -41,12 +47,12 @@ _PURE = (
     "jest",
     "vitest",
 )
-_NONE = "no test specified"
-_STEPS = re.compile(r"\s*&&\s*|\s*;\s*")
+_NO_TESTS = "no test specified"
+_COMMAND_SEPARATOR = re.compile(r"\s*&&\s*|\s*;\s*")
 
 
-def node(project: Project) -> FoundProject | None:
-    """Return what is found in a Node project, None where it is none."""
+def node(project: Project) -> DetectedProject | None:
+    """Detect a Node project; return None if there is none."""
     if "package.json" not in project.files:
         return None
     package = project.json("package.json")
@@ -58,34 +64,39 @@ def node(project: Project) -> FoundProject | None:
         tests = (*tests[:2], "--force", *tests[2:])
     checks = {"tests": tests} if tests else {}
     lint = next(
-        (name for name in ("lint", "eslint", "test:lint") if _LINTS.search(scripts.get(name, ""))),
+        (name for name in ("lint", "eslint", "test:lint") if _LINTER.search(scripts.get(name, ""))),
         "",
     )
     if tests and lint:
         checks["lint"] = ("npm", "run", "--ignore-scripts", "--silent", lint)
     manager, version = _manager(project, package)
     lock = next(
-        (name for name, whose in _LOCKS.items() if whose == manager and name in project.files), ""
+        (
+            name
+            for name, lock_manager in _LOCKS.items()
+            if lock_manager == manager and name in project.files
+        ),
+        "",
     )
-    built = node_built(project, package, tests) or Built()
-    return FoundProject(
+    build = detect_node_build(project, package, tests) or Build()
+    return DetectedProject(
         steps=(
             *_steps(project, package, manager, version, lock),
             *_corepack(scripts, manager, version, project.folder),
-            *built.steps,
+            *build.steps,
         ),
         checks=checks,
         advisory=("lint",) if "lint" in checks else (),
-        protected=("/package.json", *built.protected),
+        protected=("/package.json", *build.protected),
         reads=(
             *(
                 name
                 for name in ("package.json", lock, ".npmrc", ".yarnrc.yml", "pnpm-workspace.yaml")
                 if name in project.files
             ),
-            *built.reads,
+            *build.reads,
         ),
-        builds=built.builds,
+        builds=build.builds,
         needs={"node": _version(project, package)},
         depends=tuple(_depends(project, package)),
     )
@@ -93,27 +104,25 @@ def node(project: Project) -> FoundProject | None:
 
 def _version(project: Project, package: Mapping[str, object]) -> str:
     for name in (".nvmrc", ".node-version"):
-        if found := re.match(r"\s*v?(\d+(?:\.\d+)*)\s*$", project.texts.get(name, "")):
-            return found[1]
+        if match := re.match(r"\s*v?(\d+(?:\.\d+)*)\s*$", project.texts.get(name, "")):
+            return match[1]
     engines = table(package, "engines").get("node")
     return engines if isinstance(engines, str) else ""
 
 
 def _manager(project: Project, package: Mapping[str, object]) -> tuple[str, str]:
-    """Return the name of the package manager and its version, '' where none is said."""
-    said = re.match(
+    """Return the name of the package manager and its version, '' if it is not specified."""
+    match = re.match(
         r"(npm|pnpm|yarn)@(\d+(?:\.\d+){0,2}(?:-[\w.]+)?)", str(package.get("packageManager", ""))
     )
-    if said:
-        return said[1], said[2]
+    if match:
+        return match[1], match[2]
     engine = table(package, "devEngines", "packageManager")
-    name, wanted = (
-        engine.get("name"),
-        re.match(r"[~^]?(\d+(?:\.\d+){0,2})", str(engine.get("version", ""))),
-    )
+    name = engine.get("name")
+    version = re.match(r"[~^]?(\d+(?:\.\d+){0,2})", str(engine.get("version", "")))
     if name in _MANAGERS:
-        return str(name), wanted[1] if wanted else ""
-    manager = next((whose for name, whose in _LOCKS.items() if name in project.files), "npm")
+        return str(name), version[1] if version else ""
+    manager = next((manager for name, manager in _LOCKS.items() if name in project.files), "npm")
     if manager == "npm" and "pnpm-workspace.yaml" in project.files:
         manager = "pnpm"
     if manager == "npm" and ".yarnrc.yml" in project.files:
@@ -122,7 +131,7 @@ def _manager(project: Project, package: Mapping[str, object]) -> tuple[str, str]
 
 
 def _refuses_npm(package: Mapping[str, object]) -> bool:
-    """Whether npm refuses to run scripts because the package names another package manager."""
+    """Return whether npm refuses to run scripts because the package names another manager."""
     return str(table(package, "devEngines", "packageManager").get("name", "npm")) != "npm"
 
 
@@ -130,30 +139,41 @@ def _steps(
     project: Project, package: Mapping[str, object], manager: str, version: str, lock: str
 ) -> Iterator[SetupStep]:
     folder = project.folder
-    # Where the package's own scripts cannot run (hooks of git, browsers to download), its
-    # dependencies can still be there.
-    plain = SetupStep(("npm", "install", *_QUIET, "--legacy-peer-deps", "--ignore-scripts"), folder)
+    # If the package's own scripts fail (git hooks, browser downloads), its dependencies can still
+    # be installed.
+    without_scripts = SetupStep(
+        ("npm", "install", *_QUIET_OPTIONS, "--legacy-peer-deps", "--ignore-scripts"), folder
+    )
     if manager == "npm":
-        install = SetupStep(("npm", "install", *_QUIET), folder, instead=(plain,))
-        yield SetupStep(("npm", "ci", *_QUIET), folder, instead=(install,)) if lock else install
+        install = SetupStep(("npm", "install", *_QUIET_OPTIONS), folder, instead=(without_scripts,))
+        yield (
+            SetupStep(("npm", "ci", *_QUIET_OPTIONS), folder, instead=(install,))
+            if lock
+            else install
+        )
     elif manager == "pnpm":
         yield _global(f"pnpm@{version or _pnpm(project)}", folder)
         install = SetupStep(
-            ("pnpm", "install", "--no-frozen-lockfile", *_STORE, "--ignore-scripts"),
+            ("pnpm", "install", "--no-frozen-lockfile", *_PNPM_OPTIONS, "--ignore-scripts"),
             folder,
-            instead=(plain,),
+            instead=(without_scripts,),
         )
         yield SetupStep(
-            ("pnpm", "install", "--frozen-lockfile" if lock else "--no-frozen-lockfile", *_STORE),
+            (
+                "pnpm",
+                "install",
+                "--frozen-lockfile" if lock else "--no-frozen-lockfile",
+                *_PNPM_OPTIONS,
+            ),
             folder,
             instead=(install,),
         )
     else:
-        yield from _yarn(project, version, plain)
+        yield from _yarn(project, version, without_scripts)
     del package
 
 
-_STORE = (
+_PNPM_OPTIONS = (
     "--config.manage-package-manager-versions=false",
     "--config.dangerously-allow-all-builds=true",
     "--reporter=append-only",
@@ -161,45 +181,44 @@ _STORE = (
 
 
 def _pnpm(project: Project) -> str:
-    """Return a version of pnpm that reads the lock file."""
-    format_ = re.search(
+    """Return the version of pnpm that reads the lock file."""
+    lock_format = re.search(
         r"^lockfileVersion:\s*'?\"?(\d+)", project.texts.get("pnpm-lock.yaml", ""), re.MULTILINE
     )
-    return {"5": "7", "6": "8"}.get(format_[1] if format_ else "", "9")
+    return {"5": "7", "6": "8"}.get(lock_format[1] if lock_format else "", "9")
 
 
-def _yarn(project: Project, version: str, plain: SetupStep) -> Iterator[SetupStep]:
+def _yarn(project: Project, version: str, without_scripts: SetupStep) -> Iterator[SetupStep]:
     folder = project.folder
     release = re.search(
         r"^yarnPath:\s*\"?([\w./-]+)", project.texts.get(".yarnrc.yml", ""), re.MULTILINE
     )
-    if release and (own := join_inside("", release[1])) in project.files:
+    if release and (release_path := join_inside("", release[1])) in project.files:
         yarn: tuple[str, ...] = ("node", release[1])
-        # Scripts call it by name.
-        script = f'#!/bin/sh\nexec node "/workspace/{project.path(str(own))}" "$@"\n'
-        write = (
+        # Scripts call yarn by name.
+        script = f'#!/bin/sh\nexec node "/workspace/{project.path(str(release_path))}" "$@"\n'
+        command = (
             f"mkdir -p {_ENV}/bin && printf %s {shlex.quote(script)} > {_ENV}/bin/yarn && chmod "
             f"755 {_ENV}/bin/yarn"
         )
-        yield SetupStep(("sh", "-c", write), folder)
+        yield SetupStep(("sh", "-c", command), folder)
     elif ".yarnrc.yml" in project.files or (version and not version.startswith("1.")):
         yield _global(f"@yarnpkg/cli-dist@{version or '4'}", folder)
         yarn = ("yarn",)
     else:
         yield _global(f"yarn@{version or '1.22.22'}", folder)
-        classic = ("yarn", "install", "--non-interactive", "--silent")
-        loose = SetupStep(
-            (*classic, "--ignore-engines", "--ignore-scripts"), folder, instead=(plain,)
+        install = ("yarn", "install", "--non-interactive", "--silent")
+        lenient = SetupStep(
+            (*install, "--ignore-engines", "--ignore-scripts"), folder, instead=(without_scripts,)
         )
         yield SetupStep(
-            (*classic, *(("--frozen-lockfile",) if "yarn.lock" in project.files else ())),
+            (*install, *(("--frozen-lockfile",) if "yarn.lock" in project.files else ())),
             folder,
-            instead=(loose,),
+            instead=(lenient,),
         )
         return
-    # Its own way of linking needs a cache that lies outside the repository; node_modules need
-    # nothing.
-    berry = (
+    # Yarn's own linker needs a cache outside the repository; node_modules need none.
+    berry_install = (
         "env",
         "YARN_NODE_LINKER=node-modules",
         "YARN_ENABLE_TELEMETRY=0",
@@ -207,11 +226,13 @@ def _yarn(project: Project, version: str, plain: SetupStep) -> Iterator[SetupSte
         *yarn,
         "install",
     )
-    loose = SetupStep((*berry, "--no-immutable", "--mode=skip-build"), folder, instead=(plain,))
+    lenient = SetupStep(
+        (*berry_install, "--no-immutable", "--mode=skip-build"), folder, instead=(without_scripts,)
+    )
     yield SetupStep(
-        (*berry, "--immutable" if "yarn.lock" in project.files else "--no-immutable"),
+        (*berry_install, "--immutable" if "yarn.lock" in project.files else "--no-immutable"),
         folder,
-        instead=(loose,),
+        instead=(lenient,),
     )
 
 
@@ -220,7 +241,7 @@ def _corepack(
 ) -> Iterator[SetupStep]:
     """Yield the step that fetches the pinned package manager if scripts call it by corepack."""
     if version and any(re.search(r"\bcorepack\b", script) for script in scripts.values()):
-        # Its built-in keys expire, and npm's installations here are not verified either.
+        # Corepack's built-in keys expire, and npm's installations are not verified either.
         argv = (
             "env",
             "COREPACK_INTEGRITY_KEYS=0",
@@ -233,11 +254,13 @@ def _corepack(
 
 
 def _global(package: str, folder: str) -> SetupStep:
-    return SetupStep(("npm", "install", "--global", f"--prefix={_ENV}", *_QUIET, package), folder)
+    return SetupStep(
+        ("npm", "install", "--global", f"--prefix={_ENV}", *_QUIET_OPTIONS, package), folder
+    )
 
 
 def _around_members(project: Project) -> str:
-    """Return what the members of a workspace run before and after their tests."""
+    """Return the commands that the members of a workspace run before and after their tests."""
     patterns = workspaces(project)
     members = [
         path
@@ -246,61 +269,71 @@ def _around_members(project: Project) -> str:
     ]
     scripts = [table(project.json(path), "scripts") for path in members]
     return " && ".join(
-        str(one[name]) for one in scripts for name in ("pretest", "posttest") if name in one
+        str(script[name])
+        for script in scripts
+        for name in ("pretest", "posttest")
+        if name in script
     )
 
 
 def _tests(scripts: Mapping[str, str], *, around_members: str) -> tuple[str, ...]:
-    """Return the command that runs the tests and as little else as can be; () where there is
+    """Return the command that runs the tests and as little else as possible, () if there are
     none.
     """
     script = scripts.get("test", "")
-    if _NONE in script:
+    if _NO_TESTS in script:
         script = ""
-    around = [scripts.get(name, "") for name in ("pretest", "posttest")]
-    lints = bool(_LINTS.search(" && ".join((script, *around))))
-    if script and not lints:
-        return ("npm", "test", *(("--ignore-scripts",) if _LINTS.search(around_members) else ()))
-    pure = next(
-        (name for name in _PURE if scripts.get(name) and not _LINTS.search(scripts[name])), ""
+    hooks = [scripts.get(name, "") for name in ("pretest", "posttest")]
+    has_linter = bool(_LINTER.search(" && ".join((script, *hooks))))
+    if script and not has_linter:
+        return ("npm", "test", *(("--ignore-scripts",) if _LINTER.search(around_members) else ()))
+    test_only = next(
+        (
+            name
+            for name in _TEST_ONLY_SCRIPTS
+            if scripts.get(name) and not _LINTER.search(scripts[name])
+        ),
+        "",
     )
-    if pure:
-        return ("npm", "run", "--ignore-scripts", pure)
+    if test_only:
+        return ("npm", "run", "--ignore-scripts", test_only)
     if not script:
         return ()
-    if not _LINTS.search(script):
-        return (
-            "npm",
-            "test",
-            "--ignore-scripts",
-        )  # of those before and after it at least one lints
-    kept = [
-        part for part in _STEPS.split(script) if part and not _LINTS.search(_expand(part, scripts))
+    if not _LINTER.search(script):
+        return ("npm", "test", "--ignore-scripts")  # a linter runs before or after the tests
+    commands = [
+        command
+        for command in _COMMAND_SEPARATOR.split(script)
+        if command and not _LINTER.search(_expand(command, scripts))
     ]
     return (
-        ("npm", "exec", "--offline", "--call", " && ".join(kept))
-        if kept
+        ("npm", "exec", "--offline", "--call", " && ".join(commands))
+        if commands
         else ("npm", "test", "--ignore-scripts")
     )
 
 
-def _expand(part: str, scripts: Mapping[str, str], depth: int = 3) -> str:
-    """Return a part of a script with the text of the script that it runs."""
-    name = re.match(
-        r"(?:npm|pnpm|yarn)\s+(?:run\s+|run-script\s+)?(?:-s\s+|--silent\s+)?([\w:.-]+)", part
+def _expand(command: str, scripts: Mapping[str, str], depth: int = 3) -> str:
+    """Return a command with the text of the script that it runs."""
+    match = re.match(
+        r"(?:npm|pnpm|yarn)\s+(?:run\s+|run-script\s+)?(?:-s\s+|--silent\s+)?([\w:.-]+)", command
     )
-    if not name or not depth or name[1] not in scripts:
-        return part
-    below = [_expand(one, scripts, depth - 1) for one in _STEPS.split(scripts[name[1]])]
-    return f"{part} {'' if any(not _LINTS.search(one) for one in below) else ' '.join(below)}"
+    if not match or not depth or match[1] not in scripts:
+        return command
+    commands = [
+        _expand(inner_command, scripts, depth - 1)
+        for inner_command in _COMMAND_SEPARATOR.split(scripts[match[1]])
+    ]
+    only_lints = all(_LINTER.search(inner_command) for inner_command in commands)
+    return f"{command} {' '.join(commands) if only_lints else ''}"
 
 
 def workspaces(project: Project) -> tuple[str, ...]:
-    """Return the patterns of the folders that a Node project is made of, from its own folder."""
-    said = (
+    """Return the patterns of the folders of a Node workspace, from the folder of its root."""
+    declared = (
         project.json("package.json").get("workspaces") if "package.json" in project.files else None
     )
-    patterns = strings(said) or strings(table(said).get("packages"))
+    patterns = strings(declared) or strings(table(declared).get("packages"))
     text = project.texts.get("pnpm-workspace.yaml", "")
     packages = re.search(r"^packages:\s*\n((?:\s*(?:-.*|#.*)?\n?)+)", text, re.MULTILINE)
     listed = (
@@ -312,18 +345,18 @@ def workspaces(project: Project) -> tuple[str, ...]:
 
 
 def is_member(patterns: tuple[str, ...], folder: str) -> bool:
-    """Whether a folder is one of a workspace's."""
-    found = False
+    """Return whether a folder is a member of a workspace."""
+    matched = False
     for pattern in patterns:
         if fnmatchcase(folder, pattern.removeprefix("!").replace("/**", "/*")):
-            found = not pattern.startswith("!")
-    return found
+            matched = not pattern.startswith("!")
+    return matched
 
 
 def _depends(project: Project, package: Mapping[str, object]) -> Iterator[str]:
     for kind in ("dependencies", "devDependencies", "peerDependencies", "optionalDependencies"):
         for spec in table(package, kind).values():
             path = re.match(r"(?:file|link|portal):(.+)", spec) if isinstance(spec, str) else None
-            found = join_inside(project.folder, path[1]) if path else None
-            if found is not None:
-                yield found
+            folder = join_inside(project.folder, path[1]) if path else None
+            if folder is not None:
+                yield folder

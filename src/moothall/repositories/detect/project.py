@@ -1,4 +1,4 @@
-"""A project's folder as detection sees it, and what detection finds. Pure."""
+"""The folder of a project as detection sees it, and the result of detection. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from moothall.repositories.patch_rules import matches
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """The files below `folder` ('' is the root), by their path from there; `texts` are those that
-    say something.
+    """The files below `folder` ('' is the root) by their path from there, and the texts of some of
+    them.
     """
 
     folder: str
@@ -25,26 +25,26 @@ class Project:
     texts: Mapping[str, str]
 
     def any(self, *patterns: str) -> bool:
-        """Whether a file matches one of the patterns (gitignore style)."""
+        """Return whether a file matches one of the patterns (gitignore style)."""
         return any(matches(patterns, path) for path in self.files)
 
     def toml(self, name: str) -> Mapping[str, Any]:
-        """Return a TOML file, empty where there is none. Raises `RepositoryError`."""
+        """Parse a TOML file, empty if there is none. Raises `RepositoryError`."""
         try:
             return tomllib.loads(self.texts.get(name, ""))
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise RepositoryError(f"{self.path(name)} is not TOML: {error}") from error
 
     def json(self, name: str) -> Mapping[str, Any]:
-        """Return a JSON object, empty where there is none. Raises `RepositoryError`."""
+        """Parse a JSON object, empty if there is none. Raises `RepositoryError`."""
         try:
             return table(json.loads(self.texts.get(name, "{}")))
         except (ValueError, RecursionError) as error:
             raise RepositoryError(f"{self.path(name)} is not JSON: {error}") from error
 
     def ini(self, name: str) -> Mapping[str, Mapping[str, str]]:
-        """Return the sections of an INI file; what cannot be read is none: it is for its own tool
-        to say.
+        """Parse an INI file into sections. An invalid file is empty, because its own tool reports
+        the error.
         """
         parser = configparser.RawConfigParser(
             strict=False, allow_no_value=True, inline_comment_prefixes=(" #",)
@@ -59,17 +59,18 @@ class Project:
         }
 
     def path(self, name: str) -> str:
-        """Return the path of one of its files from the repository's root."""
+        """Return the path of a file from the repository's root."""
         return f"{self.folder}/{name}" if self.folder else name
 
 
 @dataclass(frozen=True, slots=True)
-class FoundProject:
-    """How a project is set up and checked; `reads` are the files that set-up depends on, `checks`
-    those by their own names.
+class DetectedProject:
+    """The set-up and checks of one project.
 
-    `depends` are folders of other projects, from the repository's root; with `history`, building it
-    asks git.
+    checks: by their names within the project.
+    reads: the files that set-up depends on.
+    depends: folders of other projects, from the repository's root.
+    history: whether a build of it calls git.
     """
 
     steps: tuple[SetupStep, ...] = ()
@@ -84,19 +85,19 @@ class FoundProject:
 
 
 def table(data: Any, *keys: str) -> Mapping[str, Any]:
-    """Return a table inside a table; empty where it isn't one."""
+    """Return a table inside a table; empty if it is none."""
     for key in keys:
         data = data.get(key) if isinstance(data, dict) else None
     return data if isinstance(data, dict) else {}
 
 
 def strings(data: Any) -> list[str]:
-    """Return the strings of a list; empty where it isn't one."""
+    """Return the strings of a list; empty if it is none."""
     return [item for item in data if isinstance(item, str)] if isinstance(data, list) else []
 
 
 def join_inside(folder: str, path: str) -> str | None:
-    """Return a relative path seen from the root, None where it leaves the tree."""
+    """Return a relative path from the root, None if it leaves the tree."""
     parts = folder.split("/") if folder else []
     for part in path.split("/"):
         if part == "..":

@@ -1,4 +1,4 @@
-"""How a Python project is set up and tested, including Django projects without pytest. Pure."""
+"""Detection of Python projects, including Django projects without pytest. Pure."""
 
 from __future__ import annotations
 
@@ -8,29 +8,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall.domain.repository import SetupStep
-from moothall.repositories.detect.builds import Built, python_built
+from moothall.repositories.detect.builds import Build, detect_python_build
 from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
 from moothall.repositories.detect.literals import setup_keyword, setup_requirements
-from moothall.repositories.detect.project import FoundProject, Project, join_inside, strings, table
+from moothall.repositories.detect.project import (
+    DetectedProject,
+    Project,
+    join_inside,
+    strings,
+    table,
+)
 from moothall.repositories.detect.requirements import versions
 from moothall.repositories.patch_rules import matches
 from moothall.sandbox_runtime.checks import PLUGINS
 
-_TEST = re.compile(r"(?:django-admin(?:\.py)?|-m[ \"',]+django)[ \"',]+test\b(?P<words>[^\n\]]*)")
-"""Django's test command in the files of tox and nox."""
-_SETTINGS = re.compile(
+_DJANGO_TEST = re.compile(
+    r"(?:django-admin(?:\.py)?|-m[ \"',]+django)[ \"',]+test\b(?P<words>[^\n\]]*)"
+)
+"""Django's test command in the configuration of tox and nox."""
+_DJANGO_SETTINGS = re.compile(
     r"DJANGO_SETTINGS_MODULE[\"']?\s*[=:,]\s*[\"']?(?P<module>\w+(?:\.\w+)+|\w+)"
 )
-_WORD = re.compile(r"--?[\w-]+(?:=[\w./:-]+)?|[\w./-]+")
+_ARGUMENT = re.compile(r"--?[\w-]+(?:=[\w./:-]+)?|[\w./-]+")
 _SESSIONS = ("tox.ini", "setup.cfg", "pyproject.toml", "tox.toml", "noxfile.py")
-_PARTS_OF_NO_PROJECT = re.compile(
+_NOT_PROJECT_FOLDERS = re.compile(
     r"(?:^|/)(?:docs?|examples?|samples?|demos?|templates?|node_modules|\..+)(?:/|$)", re.IGNORECASE
 )
-_DEEPEST = 2
+_MAX_DEPTH = 2
 
 
 def configures_pytest(project: Project) -> bool:
-    """Whether a file configures pytest."""
+    """Return whether a file configures pytest."""
     return (
         any(name in project.files for name in ("pytest.ini", ".pytest.ini", "pytest.toml"))
         or "pytest" in project.ini("tox.ini")
@@ -54,49 +62,56 @@ def django_command(project: Project) -> tuple[str, ...]:
 
 
 def own_runner_files(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the files that start the tests of such a command, which are protected."""
-    return tuple(word for word in command if word in {"manage.py", "runtests.py"})
+    """Return the files that start the tests of such a command; they are protected."""
+    return tuple(argument for argument in command if argument in {"manage.py", "runtests.py"})
 
 
-def run_in(command: tuple[str, ...]) -> str:
+def run_folder(command: tuple[str, ...]) -> str:
     """Return the folder in which such a command runs, or '' for the project's own."""
     return next(
-        (word.removeprefix("--chdir=") for word in command if word.startswith("--chdir=")), ""
+        (
+            argument.removeprefix("--chdir=")
+            for argument in command
+            if argument.startswith("--chdir=")
+        ),
+        "",
     )
 
 
 def _manage(project: Project) -> tuple[str, ...]:
-    """Return the command of a project with Django's manage.py, at its top or in a folder below."""
+    """Return the command of a project with Django's manage.py, at its top or in a folder."""
     if "manage.py" in project.files and "django" in project.texts.get("manage.py", ""):
         return ("python", "manage.py", "test")
-    below = sorted(
+    folders = sorted(
         (
             folder
             for path in project.files
             if path.endswith("/manage.py")
             and (folder := path.rpartition("/")[0])
-            and not _PARTS_OF_NO_PROJECT.search(folder)
-            and folder.count("/") < _DEEPEST
+            and not _NOT_PROJECT_FOLDERS.search(folder)
+            and folder.count("/") < _MAX_DEPTH
             and project.any(f"/{folder}/*/settings.py", f"/{folder}/*/settings/*.py")
         ),
         key=lambda folder: (folder.count("/"), folder),
     )
-    return ("env", f"--chdir={below[0]}", "python", "manage.py", "test") if below else ()
+    return ("env", f"--chdir={folders[0]}", "python", "manage.py", "test") if folders else ()
 
 
 def _sessions(project: Project) -> tuple[str, ...]:
-    """Return the command of tox or nox if it is Django's own or a runtests.py, or ()."""
-    said = "\n".join(project.texts.get(name, "") for name in _SESSIONS)
-    settings = _SETTINGS.search(said)
+    """Return the test command in tox or nox if it is Django's own or a runtests.py, or ()."""
+    config = "\n".join(project.texts.get(name, "") for name in _SESSIONS)
+    settings = _DJANGO_SETTINGS.search(config)
     env = ("env", f"DJANGO_SETTINGS_MODULE={settings['module']}") if settings else ()
-    if re.search(r"\bpytest\b", said):
+    if re.search(r"\bpytest\b", config):
         return ()
-    if found := _TEST.search(said):
-        words = [
-            word for word in _WORD.findall(re.sub(r"\{.*?\}", "", found["words"])) if word != "--"
+    if match := _DJANGO_TEST.search(config):
+        arguments = [
+            argument
+            for argument in _ARGUMENT.findall(re.sub(r"\{.*?\}", "", match["words"]))
+            if argument != "--"
         ]
-        return (*env, "python", "-m", "django", "test", *words)
-    if "runtests.py" in project.files and "runtests.py" in said:
+        return (*env, "python", "-m", "django", "test", *arguments)
+    if "runtests.py" in project.files and "runtests.py" in config:
         return (*env, "python", "runtests.py")
     return ()
 
@@ -104,9 +119,9 @@ def _sessions(project: Project) -> tuple[str, ...]:
 ENV_PYTHON = "/env/bin/python"
 PIP = (ENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
 LOCKED = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_locked.py")
-"""Reads the versions of a lock file into another file."""
+"""Writes the versions of a lock file to another file."""
 LINE_BY_LINE = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_requirements.py")
-"""Installs as much of a requirements file as possible, and names the rest."""
+"""Installs as much of a requirements file as possible, and reports the rest."""
 TEXTS = (
     "pyproject.toml",
     "setup.py",
@@ -124,10 +139,10 @@ TEXTS = (
     "manage.py",
 )
 _LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock")
-_READ = (*(name for name in TEXTS if name != "manage.py"), *_LOCKS)
-_VERSIONS = "/env/locked.txt"
-_TESTS = ("test_*.py", "*_test.py")
-_OTHER_TESTS = (
+_SETUP_FILES = (*(name for name in TEXTS if name != "manage.py"), *_LOCKS)
+_LOCKED_VERSIONS = "/env/locked.txt"
+_TEST_FILES = ("test_*.py", "*_test.py")
+_OTHER_TEST_FILES = (
     "/test.py",
     "/tests.py",
     "/tests/*.py",
@@ -136,20 +151,20 @@ _OTHER_TESTS = (
     "/*/tests/*.py",
     "/src/*/tests/*.py",
 )
-_WHOLE = ("/test/test.py", "/test/tests.py", "/tests/test.py", "/tests/tests.py")
-"""Tests that pytest would pass over, for it finds others beside them."""
-_EXAMPLES = re.compile(
+_UNCOLLECTED_TEST_FILES = ("/test/test.py", "/test/tests.py", "/tests/test.py", "/tests/tests.py")
+"""Tests that pytest would not collect, because it finds others beside them."""
+_DOCTEST_OPTIONS = re.compile(
     r"--doctest-modules|--doctest-plus|--xdoctest(?:-modules)?|--doctest-(?:glob|extension)[= "
     r"][\"']?[\w.*]+"
 )
-"""Options of pytest that make it run examples as tests."""
+"""Options that make pytest run examples as tests."""
 _PYTEST_LINE = re.compile(r"(?m)^.*\bpytest\b.*$")
 _DOCTEST_LINE = re.compile(r"-m doctest\b|\bwith-doctest\b")
-_NOT_TESTS = re.compile(
+_NOT_TEST_FILES = re.compile(
     r"(?:^|/)(?:__init__|conftest|utils?|helpers?|common|base|settings|_.*)\.py$"
 )
-_MOST_FILES = 50
-_ASKS_GIT = re.compile(
+_MAX_TEST_FILES = 50
+_VERSION_FROM_GIT = re.compile(
     r"hatch[-_]vcs|setuptools[-_]scm|versioningit|\bpbr\b|dunamai|dynamic[-_]versioning|setuptools[-_]git|versioneer|vcversioner|setupmeta"
     r"|source\s*=\s*[\"'](?:scm|vcs)|git[-_ "
     r"]describe|[\"']git[\"']|flit[-_]scm|milksnake|incremental|miniver"
@@ -157,12 +172,12 @@ _ASKS_GIT = re.compile(
 
 
 def python(
-    project: Project, below: Sequence[str], named: Mapping[str, Project]
-) -> FoundProject | None:
-    """Return what is found in a Python project, None where it is none.
+    project: Project, tested_folders: Sequence[str], projects_by_name: Mapping[str, Project]
+) -> DetectedProject | None:
+    """Detect a Python project; return None if there is none.
 
-    `below` are folders below this one that have checks of their own; `named` are all projects of
-    the repository by name.
+    `tested_folders` are folders below this one with checks of their own; `projects_by_name` are all
+    Python projects of the repository.
     """
     pyproject = project.toml("pyproject.toml")
     if not pyproject and not project.any("*.py"):
@@ -172,34 +187,36 @@ def python(
         or "ruff.toml" in project.files
         or ".ruff.toml" in project.files
     )
-    tests = _tests(project, below)
+    tests = _tests(project, tested_folders)
     if (
-        below
+        tested_folders
         and not tests
-        and not any(name in project.files for name in _READ)
+        and not any(name in project.files for name in _SETUP_FILES)
         and not requirement_files(project)
     ):
-        return None  # all that is Python here belongs to one of the folders
-    local = _siblings(project, pyproject, named)
+        return None  # all Python code here belongs to one of the folders
+    local = _siblings(project, pyproject, projects_by_name)
     siblings = list(dict.fromkeys(local.values()))
     checks: dict[str, tuple[str, ...]] = {}
     if tests:
         checks["tests"] = tests
     if lint:
         checks["lint"] = ("python", "-m", "ruff", "check", ".")
-    installed = "build-system" in pyproject or "setup.py" in project.files
+    is_installed = "build-system" in pyproject or "setup.py" in project.files
     history = any(
-        _ASKS_GIT.search(project.texts.get(name, ""))
+        _VERSION_FROM_GIT.search(project.texts.get(name, ""))
         for name in ("pyproject.toml", "setup.py", "setup.cfg")
     )
-    versioned = project_name(project) if history else ""
-    built = (
-        python_built(project, pyproject, PIP, versioned=versioned) if installed else None
-    ) or Built()
-    return FoundProject(
+    versioned_name = project_name(project) if history else ""
+    build = (
+        detect_python_build(project, pyproject, PIP, versioned_name=versioned_name)
+        if is_installed
+        else None
+    ) or Build()
+    return DetectedProject(
         steps=(
-            *_steps(project, pyproject, local, run_in(tests)),
-            *built.steps,
+            *_steps(project, pyproject, local, run_folder(tests)),
+            *build.steps,
             *((SetupStep((*PIP, "ruff"), project.folder, optional=True),) if lint else ()),
         ),
         checks=checks,
@@ -207,82 +224,95 @@ def python(
         protected=(
             *(("ruff.toml", ".ruff.toml") if lint else ()),
             *own_runner_files(tests),
-            *built.protected,
+            *build.protected,
         ),
         reads=(
-            *(path for path in (*_READ, *requirement_files(project)) if path in project.files),
-            *built.reads,
+            *(
+                path
+                for path in (*_SETUP_FILES, *requirement_files(project))
+                if path in project.files
+            ),
+            *build.reads,
         ),
-        needs={**_needs(project, pyproject), **built.needs},
-        builds=built.builds,
+        needs={**_needs(project, pyproject), **build.needs},
+        builds=build.builds,
         depends=tuple(siblings),
         history=history,
     )
 
 
 def _steps(
-    project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str, str], inner: str
+    project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str, str], tests_folder: str
 ) -> tuple[SetupStep, ...]:
-    """Return one installation of everything, so that one resolution sees all of it; piece by piece
-    if
-    that fails.
+    """Return the installation of all packages in one resolution; its alternatives install them
+    separately.
 
-    `siblings` are other projects of the repository, name → folder; `inner` is the folder of the
-    tests, '' for its own.
+    siblings: other projects of the repository: name → folder.
+    tests_folder: the folder in which the tests run, '' for the project's own.
     """
     tool = table(pyproject, "tool")
     installable = (
         "build-system" in pyproject or "setup.py" in project.files or "setup.cfg" in project.files
     ) and table(tool, "uv").get("package") is not False
-    own_extras = extras(project, pyproject)
-    # In place, so that tests import the candidate's code and never a copy of the base's.
-    own = (
+    extra_names = extras(project, pyproject)
+    # Editable, so that tests import the candidate's code and never a copy of the base's.
+    self_words = (
         ["-e", "."]
         if installable and tool.get("poetry", {}).get("package-mode") is not False
         else []
     )
-    needed = [] if own else runtime(pyproject, project.path("pyproject.toml"))
-    wanted = groups(project, pyproject)
-    if "requirements.txt" in project.files and not own:
-        needed += ["-r", "requirements.txt"]
+    required = [] if self_words else runtime(pyproject, project.path("pyproject.toml"))
+    optional = groups(project, pyproject)
+    if "requirements.txt" in project.files and not self_words:
+        required += ["-r", "requirements.txt"]
     elif "requirements.txt" in project.files:
-        wanted = {"requirements.txt": ("-r", "requirements.txt"), **wanted}
-    if inner and f"{inner}/requirements.txt" in project.files:
-        needed += ["-r", f"{inner}/requirements.txt"]
-    config = "\n".join(text for name, text in project.texts.items() if name in _CONFIGURED)
+        optional = {"requirements.txt": ("-r", "requirements.txt"), **optional}
+    if tests_folder and f"{tests_folder}/requirements.txt" in project.files:
+        required += ["-r", f"{tests_folder}/requirements.txt"]
+    config = "\n".join(text for name, text in project.texts.items() if name in _CONFIG_FILES)
     if missing := [
-        name for name in plugins(config) if not any(name in words for words in wanted.values())
+        name for name in plugins(config) if not any(name in group for group in optional.values())
     ]:
-        wanted["pytest's options"] = tuple(missing)
-    local, needed, wanted = _from_folders(project, siblings, needed, wanted)
-    must = (*local, "pytest", *needed, *own)
-    if own and own_extras:
-        wanted = {**wanted, f"extras {','.join(own_extras)}": ("-e", f".[{','.join(own_extras)}]")}
+        optional["pytest's options"] = tuple(missing)
+    local, required, optional = _from_folders(project, siblings, required, optional)
+    minimum = (*local, "pytest", *required, *self_words)
+    if self_words and extra_names:
+        optional = {
+            **optional,
+            f"extras {','.join(extra_names)}": ("-e", f".[{','.join(extra_names)}]"),
+        }
     folder = project.folder
-    least = SetupStep((*PIP, *must), folder, instead=_line_by_line(must, folder))
-    if not wanted:
-        return _as_locked(project, least)
-    words = _each_once(
-        word for part in wanted.values() for word in _pairs(part) if word != ("pytest",)
+    minimal_step = SetupStep((*PIP, *minimum), folder, instead=_line_by_line(minimum, folder))
+    if not optional:
+        return _as_locked(project, minimal_step)
+    pairs = _each_once(
+        word for part in optional.values() for word in _pairs(part) if word != ("pytest",)
     )
-    with_extras = own and any(part[0] == "-e" and part[1].startswith(".[") for part in words)
-    whole = [word for part in words for word in part]
-    pieces = tuple(_piece(part, folder) for part in wanted.values())
-    # pip takes the project once: with extras where it has some
-    all_of_it = (*PIP, *local, "pytest", *needed, *whole, *(() if with_extras else own))
-    return _as_locked(project, SetupStep(all_of_it, folder, instead=(least, *pieces)))
+    with_extras = self_words and any(part[0] == "-e" and part[1].startswith(".[") for part in pairs)
+    optional_words = [word for part in pairs for word in part]
+    piece_steps = tuple(_piece(part, folder) for part in optional.values())
+    # pip accepts the project only once: with extras if it has any.
+    complete = (
+        *PIP,
+        *local,
+        "pytest",
+        *required,
+        *optional_words,
+        *(() if with_extras else self_words),
+    )
+    return _as_locked(project, SetupStep(complete, folder, instead=(minimal_step, *piece_steps)))
 
 
-def _line_by_line(must: tuple[str, ...], folder: str) -> tuple[SetupStep, ...]:
-    """Return steps that install the same without the development tools of its requirements files,
+def _line_by_line(minimum: tuple[str, ...], folder: str) -> tuple[SetupStep, ...]:
+    """Return steps that install the same without the development tools in its requirements files,
     or () without such files.
     """
-    files = [words[1] for words in _pairs(must) if words[0] == "-r"]
+    files = [words[1] for words in _pairs(minimum) if words[0] == "-r"]
     if not files:
         return ()
-    rest = [word for words in _pairs(must) if words[0] != "-r" for word in words]
-    each = (SetupStep((*LINE_BY_LINE, "must", path), folder) for path in files)
-    return SetupStep((*PIP, *rest), folder), *each
+    other_words = [word for words in _pairs(minimum) if words[0] != "-r" for word in words]
+    file_steps = (SetupStep((*LINE_BY_LINE, "must", path), folder) for path in files)
+    return SetupStep((*PIP, *other_words), folder), *file_steps
 
 
 def _piece(words: tuple[str, ...], folder: str) -> SetupStep:
@@ -290,144 +320,158 @@ def _piece(words: tuple[str, ...], folder: str) -> SetupStep:
     pairs = _pairs(words)
     if len(pairs) == 1 and pairs[0][0] != "-r":
         return SetupStep((*PIP, *words), folder, optional=True)
-    each = (
+    commands = (
         (*LINE_BY_LINE, "may", pair[1]) if pair[0] == "-r" else (*PIP, *pair)
         for pair in pairs
         if pair[0] != "-c"
     )
     return SetupStep(
-        (*PIP, *words), folder, True, tuple(SetupStep(argv, folder, optional=True) for argv in each)
+        (*PIP, *words),
+        folder,
+        True,
+        tuple(SetupStep(argv, folder, optional=True) for argv in commands),
     )
 
 
 def _from_folders(
     project: Project,
     siblings: Mapping[str, str],
-    needed: Sequence[str],
-    wanted: Mapping[str, tuple[str, ...]],
+    required: Sequence[str],
+    optional: Mapping[str, tuple[str, ...]],
 ) -> tuple[list[str], list[str], dict[str, tuple[str, ...]]]:
-    """Return the words that install siblings from their folders, and `needed` and `wanted` without
-    their names.
+    """Return the arguments that install siblings from their folders, and `required` and `optional`
+    without their names.
 
-    All are part of one resolution, and pip would look up a sibling's name in the index.
+    All of them are part of one resolution, and pip would look up the name of a sibling in the
+    index.
     """
     extras: dict[str, dict[str, None]] = {folder: {} for folder in siblings.values()}
 
-    def others(words: Sequence[str]) -> list[str]:
-        left = []
+    def without_siblings(words: Sequence[str]) -> list[str]:
+        remaining = []
         for word in words:
-            named = re.match(r"([A-Za-z0-9._-]+)\s*(?:\[([\w,. -]+)\])?", word)
+            match = re.match(r"([A-Za-z0-9._-]+)\s*(?:\[([\w,. -]+)\])?", word)
             folder = (
-                siblings.get(normal(named[1])) if named and word[:1] not in {".", "-"} else None
+                siblings.get(normal(match[1])) if match and word[:1] not in {".", "-"} else None
             )
-            if named and folder is not None:
-                extras[folder] |= dict.fromkeys((named[2] or "").replace(" ", "").split(","))
+            if match and folder is not None:
+                extras[folder] |= dict.fromkeys((match[2] or "").replace(" ", "").split(","))
             else:
-                left.append(word)
-        return left
+                remaining.append(word)
+        return remaining
 
-    needed = others(needed)
-    rest = {where: tuple(others(words)) for where, words in wanted.items()}
+    required = without_siblings(required)
+    remaining_optional = {
+        where: tuple(without_siblings(words)) for where, words in optional.items()
+    }
     local = []
     for folder, names in extras.items():
-        named = ",".join(filter(None, names))
+        extra_names = ",".join(filter(None, names))
         path = os.path.relpath(folder or ".", project.folder or ".")
-        local += ["-e", f"{path}[{named}]" if named else path]
-    return local, needed, {where: words for where, words in rest.items() if words}
+        local += ["-e", f"{path}[{extra_names}]" if extra_names else path]
+    return local, required, {where: words for where, words in remaining_optional.items() if words}
 
 
 def _as_locked(project: Project, step: SetupStep) -> tuple[SetupStep, ...]:
-    """Return an installation with the versions that the project's lock file fixes; the step itself
-    where these cannot be had.
+    """Return an installation with the versions of the project's lock file, and the step itself as
+    its alternative.
     """
     lock = next((name for name in _LOCKS if name in project.files), None)
     if lock is None:
         return (step,)
-    read = SetupStep((*LOCKED, lock, _VERSIONS), project.folder, optional=True)
+    read = SetupStep((*LOCKED, lock, _LOCKED_VERSIONS), project.folder, optional=True)
     return read, SetupStep(
-        (*PIP, "-c", _VERSIONS, *step.argv[len(PIP) :]), project.folder, instead=(step,)
+        (*PIP, "-c", _LOCKED_VERSIONS, *step.argv[len(PIP) :]), project.folder, instead=(step,)
     )
 
 
-_CONFIGURED = ("pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini")
+_CONFIG_FILES = ("pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini")
 
 
 def _pairs(words: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return words with each option and its value in one."""
-    found, at = [], 0
-    while at < len(words):
-        size = 2 if words[at] in {"-r", "-c", "-e"} else 1
-        found.append(words[at : at + size])
-        at += size
-    return found
+    """Group each option with its value."""
+    pairs, index = [], 0
+    while index < len(words):
+        size = 2 if words[index] in {"-r", "-c", "-e"} else 1
+        pairs.append(words[index : index + size])
+        index += size
+    return pairs
 
 
 def _each_once(parts: Any) -> list[tuple[str, ...]]:
-    """Return parts without what stands there twice; several extras of the project itself become
-    one.
-    """
-    found: dict[tuple[str, ...], None] = {}
-    own: dict[str, None] = {}
+    """Return the parts without duplicates. Extras of the project itself are merged into one."""
+    unique: dict[tuple[str, ...], None] = {}
+    extra_names: dict[str, None] = {}
     for part in parts:
         extra = re.fullmatch(r"\.\[(.*)\]", part[1]) if part[0] == "-e" and len(part) > 1 else None
         if extra:
-            own |= dict.fromkeys(extra[1].split(","))
-        elif part != ("-e", ".") or not own:
-            found[part] = None
-    if own:
-        found.pop(("-e", "."), None)
-        found["-e", f".[{','.join(own)}]"] = None
-    return list(found)
+            extra_names |= dict.fromkeys(extra[1].split(","))
+        elif part != ("-e", ".") or not extra_names:
+            unique[part] = None
+    if extra_names:
+        unique.pop(("-e", "."), None)
+        unique["-e", f".[{','.join(extra_names)}]"] = None
+    return list(unique)
 
 
-def _tests(project: Project, below: Sequence[str]) -> tuple[str, ...]:
-    """Return the command of the tests, () where there are none outside the folders of `below`."""
-    inside = tuple(f"{folder.removeprefix(project.folder).strip('/')}/" for folder in below)
-    mine = Project(
+def _tests(project: Project, tested_folders: Sequence[str]) -> tuple[str, ...]:
+    """Return the test command, () if there are no tests outside `tested_folders`."""
+    tested_prefixes = tuple(
+        f"{folder.removeprefix(project.folder).strip('/')}/" for folder in tested_folders
+    )
+    own_project = Project(
         project.folder,
-        frozenset(path for path in project.files if not path.startswith(inside)),
+        frozenset(path for path in project.files if not path.startswith(tested_prefixes)),
         project.texts,
     )
-    ignored = tuple(f"--ignore={folder.rstrip('/')}" for folder in inside)
-    if own := django_command(mine):
-        return own
-    said = any("python_files" in project.texts.get(name, "") for name in _CONFIGURED)
-    if mine.any(*_TESTS):
-        whole = sorted(path for path in mine.files if not said and matches(_WHOLE, path))
-        more = ("-o", f"python_files={' '.join((*_TESTS, *whole))}") if whole else ()
-        return ("python", "-m", "pytest", *more, *ignored)
-    if said:
-        return ("python", "-m", "pytest", *ignored) if mine.any(*_OTHER_TESTS) else ()
-    others = sorted(
-        path for path in mine.files if matches(_OTHER_TESTS, path) and not _NOT_TESTS.search(path)
+    ignored = tuple(f"--ignore={folder.rstrip('/')}" for folder in tested_prefixes)
+    if django := django_command(own_project):
+        return django
+    configures_names = any("python_files" in project.texts.get(name, "") for name in _CONFIG_FILES)
+    if own_project.any(*_TEST_FILES):
+        uncollected = sorted(
+            path
+            for path in own_project.files
+            if not configures_names and matches(_UNCOLLECTED_TEST_FILES, path)
+        )
+        options = (
+            ("-o", f"python_files={' '.join((*_TEST_FILES, *uncollected))}") if uncollected else ()
+        )
+        return ("python", "-m", "pytest", *options, *ignored)
+    if configures_names:
+        return ("python", "-m", "pytest", *ignored) if own_project.any(*_OTHER_TEST_FILES) else ()
+    test_files = sorted(
+        path
+        for path in own_project.files
+        if matches(_OTHER_TEST_FILES, path) and not _NOT_TEST_FILES.search(path)
     )
-    if others:
-        return ("python", "-m", "pytest", *others[:_MOST_FILES])
-    examples = _doctests(mine)
+    if test_files:
+        return ("python", "-m", "pytest", *test_files[:_MAX_TEST_FILES])
+    examples = _doctests(own_project)
     return (*examples, *ignored) if examples else ()
 
 
 def _doctests(project: Project) -> tuple[str, ...]:
-    """Return the command of a project whose only tests are examples in docstrings and texts, if
-    configured, or ().
+    """Return the command of a project that is configured to run examples in docstrings and texts,
+    and has no other tests, or ().
     """
     if not project.any("*.py", "*.rst", "*.md", "*.txt"):
         return ()
-    config = "\n".join(text for name, text in project.texts.items() if name in _CONFIGURED)
-    if configures_pytest(project) and _EXAMPLES.search(config):
+    config = "\n".join(text for name, text in project.texts.items() if name in _CONFIG_FILES)
+    if configures_pytest(project) and _DOCTEST_OPTIONS.search(config):
         return ("python", "-m", "pytest")
     commands = config + project.texts.get("noxfile.py", "")
-    if found := _EXAMPLES.search("\n".join(_PYTEST_LINE.findall(commands))):
-        return ("python", "-m", "pytest", found[0])
+    if match := _DOCTEST_OPTIONS.search("\n".join(_PYTEST_LINE.findall(commands))):
+        return ("python", "-m", "pytest", match[0])
     return ("python", "-m", "pytest", "--doctest-modules") if _DOCTEST_LINE.search(commands) else ()
 
 
 def _needs(project: Project, pyproject: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions of Python that the project runs on, and the one that it names for those
-    who work on it.
+    """Return the Python versions that the project supports, and the one that it pins for
+    development.
     """
     poetry = table(pyproject, "tool", "poetry", "dependencies").get("python")
-    said = (
+    requires = (
         table(pyproject, "project").get("requires-python")
         or (versions(poetry) if isinstance(poetry, str) else "")
         or project.ini("setup.cfg").get("options", {}).get("python_requires", "")
@@ -436,13 +480,11 @@ def _needs(project: Project, pyproject: Mapping[str, Any]) -> dict[str, str]:
     pin = re.match(
         r"\s*(?:cpython-)?(\d+\.\d+(?:\.\d+)?)", project.texts.get(".python-version", "")
     )
-    return {"python": str(said or ""), **({"python-pin": pin[1]} if pin else {})}
+    return {"python": str(requires or ""), **({"python-pin": pin[1]} if pin else {})}
 
 
 def requirements_of(project: Project) -> tuple[str, ...]:
-    """Return the normalised names of the packages that a Python project requires, for itself or its
-    tests.
-    """
+    """Return the normalised names of the packages that a Python project or its tests require."""
     pyproject = project.toml("pyproject.toml")
     words = [*strings(table(pyproject, "project").get("dependencies"))]
     words += [word for part in groups(project, pyproject).values() for word in part]
@@ -458,32 +500,36 @@ def requirements_of(project: Project) -> tuple[str, ...]:
 
 
 def _siblings(
-    project: Project, pyproject: Mapping[str, Any], named: Mapping[str, Project]
+    project: Project, pyproject: Mapping[str, Any], projects_by_name: Mapping[str, Project]
 ) -> dict[str, str]:
-    """Return the other projects of the repository that this one depends on, name → folder.
+    """Return the other projects of the repository that this one depends on: name → folder.
 
     These are its requirements by name, their requirements in turn, and uv's path sources.
     """
-    found: dict[str, str] = {}
-    waiting = [*requirements_of(project)]
+    siblings: dict[str, str] = {}
+    pending = [*requirements_of(project)]
     seen = {project_name(project)}
-    while waiting:
-        name = waiting.pop(0)
-        if name in named and name not in seen:
-            found[name] = named[name].folder
-            waiting += requirements_of(named[name])
+    while pending:
+        name = pending.pop(0)
+        if name in projects_by_name and name not in seen:
+            siblings[name] = projects_by_name[name].folder
+            pending += requirements_of(projects_by_name[name])
         seen.add(name)
     for name, source in table(pyproject, "tool", "uv", "sources").items():
         path = table(source).get("path")
         folder = join_inside(project.folder, path) if isinstance(path, str) else None
-        own = (folder or "").removeprefix(project.folder).strip("/")
-        if folder is not None and own and project.any(f"/{own}/pyproject.toml", f"/{own}/setup.py"):
-            found.setdefault(normal(name), folder)
-    return {name: folder for name, folder in found.items() if folder != project.folder}
+        subfolder = (folder or "").removeprefix(project.folder).strip("/")
+        if (
+            folder is not None
+            and subfolder
+            and project.any(f"/{subfolder}/pyproject.toml", f"/{subfolder}/setup.py")
+        ):
+            siblings.setdefault(normal(name), folder)
+    return {name: folder for name, folder in siblings.items() if folder != project.folder}
 
 
 def project_name(project: Project) -> str:
-    """Return the normal name of a Python project, '' where none is said."""
+    """Return the normalised name of a Python project, '' if it has none."""
     pyproject = project.toml("pyproject.toml")
     name = (
         table(pyproject, "project").get("name")
@@ -498,5 +544,5 @@ def project_name(project: Project) -> str:
 
 
 def normal(name: str) -> str:
-    """Return the name of a package as indexes compare it."""
+    """Return the normalised name of a package, as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower().strip("-")

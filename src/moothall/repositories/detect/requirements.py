@@ -1,6 +1,4 @@
-"""What is and makes a requirement: groups of PEP 735 and poetry's constraints as words for pip.
-Pure.
-"""
+"""Requirements for pip from PEP 735 groups and from Poetry's constraints. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ OTHER_PURPOSE = re.compile(
     r"doc|lint|typ(?:e|ing)|mypy|style|format|release|publish|deploy|build|bench|profil|notebook|example|commit|cov|security|audit|min(?:imal)?\b",
     re.IGNORECASE,
 )
-"""In the name of a group, session or environment: it is for something else than tests."""
+"""Matches names of groups, sessions and environments that are not for tests."""
 RUNS_TESTS = re.compile(r"\b(?:pytest|unittest)\b")
 REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(?:[\[(<>=!~;@ ].*)?", re.DOTALL)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def requirement(item: object, where: str) -> str:
-    """Return what pip takes for a requirement. Raises `RepositoryError`."""
+    """Return a valid requirement. Raises `RepositoryError`."""
     if not isinstance(item, str) or not REQUIREMENT.fullmatch(item):
         raise RepositoryError(
             f"{where}: {str(item)[:100]!r} is not a requirement such as 'attrs>=25'"
@@ -32,41 +30,41 @@ def requirement(item: object, where: str) -> str:
     return item
 
 
-def expand_group(standard: Mapping[str, Any], name: str, above: tuple[str, ...]) -> list[str]:
-    """Return a group of PEP 735 with those that it includes, however it spells their names."""
-    known = {re.sub(r"[-_.]+", "-", key).lower(): items for key, items in standard.items()}
-    items = known.get(re.sub(r"[-_.]+", "-", name).lower(), [])
-    if not isinstance(items, list) or name in above:
+def expand_group(standard: Mapping[str, Any], name: str, parents: tuple[str, ...]) -> list[str]:
+    """Return the content of a PEP 735 group with included groups. Names are normalised."""
+    groups = {re.sub(r"[-_.]+", "-", key).lower(): items for key, items in standard.items()}
+    items = groups.get(re.sub(r"[-_.]+", "-", name).lower(), [])
+    if not isinstance(items, list) or name in parents:
         return []
-    found: list[str] = []
+    requirements: list[str] = []
     for item in items:
-        other = item.get("include-group") if isinstance(item, dict) else None
-        found += (
-            expand_group(standard, other, (*above, name)) if isinstance(other, str) else [str(item)]
+        included = item.get("include-group") if isinstance(item, dict) else None
+        requirements += (
+            expand_group(standard, included, (*parents, name))
+            if isinstance(included, str)
+            else [str(item)]
         )
-    return found
+    return requirements
 
 
 def own_extras(names: Sequence[str]) -> list[str]:
-    """Return the words that install a project with these extras of its own."""
-    kept = [name for name in names if NAME.fullmatch(name)]
-    return ["-e", f".[{','.join(kept)}]"] if kept else []
+    """Return the arguments that install a project with these extras of its own."""
+    valid = [name for name in names if NAME.fullmatch(name)]
+    return ["-e", f".[{','.join(valid)}]"] if valid else []
 
 
 def poetry(dependencies: Mapping[str, Any]) -> list[str]:
-    """Translate poetry's dependencies to requirements; one that is neither a version nor a URL is
-    left out.
-    """
-    found = []
-    for name, said in dependencies.items():
+    """Translate Poetry's dependencies to requirements. Invalid ones are left out."""
+    requirements = []
+    for name, specs in dependencies.items():
         if name == "python" or not NAME.fullmatch(name):
             continue
-        for one in said if isinstance(said, list) else [said]:
-            spec = {"version": one} if isinstance(one, str) else table(one)
+        for constraint in specs if isinstance(specs, list) else [specs]:
+            spec = {"version": constraint} if isinstance(constraint, str) else table(constraint)
             if spec.get("optional"):
                 continue
             if isinstance(spec.get("path"), str):
-                found += ["-e", f"./{spec['path']}"]
+                requirements += ["-e", f"./{spec['path']}"]
                 continue
             named = (
                 f"{name}[{','.join(strings(spec.get('extras')))}]" if spec.get("extras") else name
@@ -75,20 +73,20 @@ def poetry(dependencies: Mapping[str, Any]) -> list[str]:
                 ref = next(
                     (f"@{spec[key]}" for key in ("rev", "tag", "branch") if spec.get(key)), ""
                 )
-                found.append(f"{named} @ git+{spec['git']}{ref}")
+                requirements.append(f"{named} @ git+{spec['git']}{ref}")
                 continue
             markers = [f"({spec['markers']})"] if spec.get("markers") else []
             python = versions(spec["python"]) if isinstance(spec.get("python"), str) else ""
             markers += [
                 f"python_full_version {_operator(part)}" for part in python.split(",") if part
             ]
-            found.append(
+            requirements.append(
                 f"{named}{versions(str(spec.get('version', '*')))}"
                 + (f" ; {' and '.join(markers)}" if markers else "")
             )
     return [
         item
-        for item in found
+        for item in requirements
         if item == "-e" or item.startswith("./") or REQUIREMENT.fullmatch(item)
     ]
 
@@ -99,25 +97,29 @@ def _operator(part: str) -> str:
 
 
 def versions(text: str) -> str:
-    """Return poetry's version constraint as a specifier of PEP 440 ('^1.2' is '>=1.2,<2.0'); of
-    alternatives the last one.
+    """Translate Poetry's version constraint to a PEP 440 specifier ('^1.2' is '>=1.2,<2.0'). Of
+    alternatives, take the last one.
     """
     parts = [
         part.strip()
         for part in re.split(r"\|\|?", text)[-1].replace(" ", ",").split(",")
         if part.strip()
     ]
-    found = []
+    specifiers = []
     for part in parts:
         numbers = [int(number) for number in re.findall(r"\d+", part.partition("-")[0])[:3]]
         if part.startswith("^") and numbers:
-            at = next((at for at, number in enumerate(numbers) if number), len(numbers) - 1)
-            found.append(f">={part[1:]},<{'.'.join(map(str, [*numbers[:at], numbers[at] + 1]))}")
+            index = next(
+                (index for index, number in enumerate(numbers) if number), len(numbers) - 1
+            )
+            specifiers.append(
+                f">={part[1:]},<{'.'.join(map(str, [*numbers[:index], numbers[index] + 1]))}"
+            )
         elif part.startswith("~") and not part.startswith("~=") and numbers:
             upper = [numbers[0] + 1] if len(numbers) == 1 else [numbers[0], numbers[1] + 1]
-            found.append(f">={part[1:]},<{'.'.join(map(str, upper))}")
+            specifiers.append(f">={part[1:]},<{'.'.join(map(str, upper))}")
         elif part[0].isdigit():
-            found.append(f"=={part}")
+            specifiers.append(f"=={part}")
         elif part != "*":
-            found.append(part)
-    return ",".join(found)
+            specifiers.append(part)
+    return ",".join(specifiers)

@@ -1,4 +1,6 @@
-"""What tox and nox install for tests, as words for pip: read, never run. Pure."""
+"""The packages that tox and nox install for tests, as arguments of pip. The files are parsed, never
+run. Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ from moothall.repositories.detect.requirements import (
     requirement,
 )
 
-_TESTS = frozenset({*TEST_GROUPS, "pytest", "py", "python"})
+_TEST_FACTORS = frozenset({*TEST_GROUPS, "pytest", "py", "python"})
 _PYTHON = re.compile(r"py3?(?:1\d|\.1\d)?|3\.1\d")
-"""Factors of the Pythons that are maintained."""
-_DEEPEST = 5
+"""Factors of maintained Python versions."""
+_MAX_REFERENCES = 5
 _OWN_PYTHON = f"py{sys.version_info.major}{sys.version_info.minor}"
 _ANY_PYTHON = re.compile(r"(?:py|pypy|jython|graalpy)\d*(?:\.\d+)?|\d\.\d+")
 _UNFIT = tuple(
@@ -46,7 +48,7 @@ unreleased versions, servers, oldest versions."""
 def session_words(
     project: Project, pyproject: Mapping[str, Any]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield what tox and nox install for tests."""
+    """Yield the packages that tox and nox install for tests, by group."""
     tox = project.ini("tox.ini") or {
         key.removeprefix("tox:"): value
         for key, value in project.ini("setup.cfg").items()
@@ -56,8 +58,8 @@ def session_words(
     if isinstance(legacy, str):
         tox = Project("", frozenset(), {"tox.ini": legacy}).ini("tox.ini")
     keys = ("deps", "extras", "dependency_groups", "commands")
-    listed = tox.get("tox", {})
-    names = [*_names_listed(listed.get("envlist", "") or listed.get("env_list", ""))]
+    tox_section = tox.get("tox", {})
+    names = [*_names_listed(tox_section.get("envlist", "") or tox_section.get("env_list", ""))]
     envs = {
         section.removeprefix("testenv").lstrip(":"): {
             key: _resolve(tox, env.get(key, "")) for key in keys
@@ -66,31 +68,33 @@ def session_words(
         if section.partition(":")[0] == "testenv"
     }
     for data in (project.toml("tox.toml"), table(pyproject, "tool", "tox")):
-        said = {
+        sections = {
             "": table(data, "env_run_base"),
             **{name: table(env) for name, env in table(data, "env").items()},
         }
         envs |= {
-            name: {key: _texts(env.get(key)) for key in keys} for name, env in said.items() if env
+            name: {key: _texts(env.get(key)) for key in keys}
+            for name, env in sections.items()
+            if env
         }
         names += strings(data.get("env_list"))
     factors = _factors(names)
-    running = [
+    test_running = [
         name
         for name, env in envs.items()
         if RUNS_TESTS.search(" ".join(env["commands"])) and not OTHER_PURPOSE.search(name)
     ]
-    # The first that install something: others may be of the same tests with more, or with another
-    # version of something.
-    for names in ([""], [name for name in envs if _is_for_tests(name)], running):
-        found = [
-            part
+    # The first group that installs something: others may be for the same tests with more packages
+    # or other versions.
+    for names in ([""], [name for name in envs if _is_for_tests(name)], test_running):
+        groups = [
+            group
             for name in names
             if name in envs
-            for part in _environment(project, pyproject, name, envs[name], factors)
+            for group in _environment(project, pyproject, name, envs[name], factors)
         ]
-        if any(words for _, words in found):
-            yield from found
+        if any(words for _, words in groups):
+            yield from groups
             break
     yield "nox's tests", _pip_words(project, _nox(project.texts.get("noxfile.py", ""), pyproject))
 
@@ -126,15 +130,15 @@ def _names_listed(text: str) -> Iterator[str]:
     """Yield the environments of an envlist, braces expanded."""
     for line in text.split("\n"):
         for part in _split(line.split("#")[0]):
-            yield from (name.strip() for whole in part.split() for name in _expand(whole))
+            yield from (name.strip() for pattern in part.split() for name in _expand(pattern))
 
 
 def _factors(names: Sequence[str]) -> frozenset[str]:
     """Return the factors of the environment that suits this machine best; none if no environment is
     listed for tests.
 
-    It is preferably for our own Python, without a server and without unreleased or oldest versions.
-    Of equally good ones it is the last: newer versions are usually listed after older ones.
+    Prefer our own Python version, no server, and no unreleased or oldest versions. Of equally good
+    environments take the last: newer versions are usually listed after older ones.
     """
     best: tuple[tuple[int, ...], frozenset[str]] = ((), frozenset())
     for name in names:
@@ -143,48 +147,52 @@ def _factors(names: Sequence[str]) -> frozenset[str]:
         if not name or not all(_PYTHON.fullmatch(factor) for factor in pythons):
             continue
         rest = factors - pythons
-        unfit = [any(pattern.search(factor) for factor in rest) for pattern in _UNFIT]
+        misfits = [any(pattern.search(factor) for factor in rest) for pattern in _UNFIT]
         python = (
             2 if pythons & {_OWN_PYTHON, _OWN_PYTHON.replace("py3", "3.")} else 1 if pythons else 0
         )
-        score = (*(not one for one in unfit), python)
+        score = (*(not misfit for misfit in misfits), python)
         if score >= best[0]:
             best = (score, factors)
     return best[1] if best[0][:1] == (True,) else frozenset()
 
 
 def _is_for_tests(name: str) -> bool:
-    """Whether an environment of tox is for tests, by its name."""
-    return any(_holds(whole, frozenset()) for part in _split(name) for whole in _expand(part))
+    """Return whether the name of a tox environment says that it is for tests."""
+    return any(
+        _holds(alternative, frozenset()) for part in _split(name) for alternative in _expand(part)
+    )
 
 
 def _expand(text: str) -> list[str]:
-    """Return the names that braces stand for: 'py{310,311}' is two."""
+    """Expand braces: 'py{310,311}' gives two names."""
     parts = re.split(r"\{([^{}]*)\}", text)
-    choices = [part.split(",") if at % 2 else [part] for at, part in enumerate(parts)]
+    choices = [part.split(",") if index % 2 else [part] for index, part in enumerate(parts)]
     return ["".join(words) for words in product(*choices[:11])]
 
 
-def _resolve(tox: Mapping[str, Mapping[str, str]], text: str, deep: int = 0) -> list[str]:
-    """Return the lines of a value with those that it refers to: '{[base]deps}'."""
-    found: list[str] = []
+def _resolve(tox: Mapping[str, Mapping[str, str]], text: str, depth: int = 0) -> list[str]:
+    """Return the lines of a value with references such as '{[base]deps}' resolved."""
+    lines: list[str] = []
     for line in text.split("\n"):
-        other = re.search(r"\{\[([^\]]+)\](\w+)\}", line)
-        found += (
-            _resolve(tox, tox.get(other[1], {}).get(other[2], ""), deep + 1)
-            if other and deep < _DEEPEST
+        reference = re.search(r"\{\[([^\]]+)\](\w+)\}", line)
+        lines += (
+            _resolve(tox, tox.get(reference[1], {}).get(reference[2], ""), depth + 1)
+            if reference and depth < _MAX_REFERENCES
             else [line]
         )
-    return found
+    return lines
 
 
 def _pip_words(
     project: Project, lines: list[str], factors: frozenset[str] = frozenset()
 ) -> list[str]:
-    """Return the lines of tox's deps that can be read without running it, as words for pip."""
-    found: list[str] = []
-    for raw in lines:
-        line = raw.split(" #")[0].strip().replace("{toxinidir}/", "").replace("{tox_root}/", "")
+    """Return the lines of tox's deps that can be used without running tox, as arguments of pip."""
+    words: list[str] = []
+    for raw_line in lines:
+        line = (
+            raw_line.split(" #")[0].strip().replace("{toxinidir}/", "").replace("{tox_root}/", "")
+        )
         line = _without_condition(line, factors)
         if not line or "{" in line or line.startswith("#"):
             continue
@@ -192,24 +200,24 @@ def _pip_words(
         if option:
             path = join_inside("", option[2].partition("[")[0])
             if option[1] == "-e" or path in project.files:
-                found += [option[1], option[2]]
+                words += [option[1], option[2]]
         elif re.match(r"\.(?:\[[\w,. -]+\])?$", line):
-            found += ["-e", line.replace(" ", "")]
+            words += ["-e", line.replace(" ", "")]
         elif REQUIREMENT.fullmatch(line):
-            found.append(line)
-    return found
+            words.append(line)
+    return words
 
 
 def _without_condition(line: str, factors: frozenset[str] = frozenset()) -> str:
-    """Return a line without the factors that it is for; '' where tests are for none of them.
+    """Return a line without its condition; '' if the condition does not apply to tests.
 
     `factors` are those of the chosen environment, none if none is listed.
     """
     condition = re.match(r"\s*([a-z0-9.,!_{}-]+):\s+(.*)", line)
     if not condition:
         return line
-    wholes = [whole for part in _split(condition[1]) for whole in _expand(part)]
-    return condition[2] if any(_holds(whole, factors) for whole in wholes) else ""
+    conditions = [alternative for part in _split(condition[1]) for alternative in _expand(part)]
+    return condition[2] if any(_holds(alternative, factors) for alternative in conditions) else ""
 
 
 def _split(condition: str) -> list[str]:
@@ -217,67 +225,67 @@ def _split(condition: str) -> list[str]:
 
 
 def _holds(condition: str, factors: frozenset[str]) -> bool:
-    """Whether a condition of factors holds where tests are run."""
-    pinned = any(_PYTHON.fullmatch(factor) and factor not in {"py", "py3"} for factor in factors)
+    """Return whether a condition on factors holds in the test environment."""
+    has_pinned_python = any(
+        _PYTHON.fullmatch(factor) and factor not in {"py", "py3"} for factor in factors
+    )
 
-    def given(factor: str) -> bool:
-        if factor in factors or factor in _TESTS:
+    def applies(factor: str) -> bool:
+        if factor in factors or factor in _TEST_FACTORS:
             return True
-        return bool(_PYTHON.fullmatch(factor)) and (not pinned or factor in {"py", "py3"})
+        return bool(_PYTHON.fullmatch(factor)) and (
+            not has_pinned_python or factor in {"py", "py3"}
+        )
 
     return all(
-        not given(factor[1:]) if factor[:1] == "!" else given(factor)
+        not applies(factor[1:]) if factor[:1] == "!" else applies(factor)
         for factor in condition.split("-")
     )
 
 
 def _nox(text: str, pyproject: Mapping[str, Any]) -> list[str]:
-    """Return the words that the test sessions of a noxfile install, as far as they are literals. It
-    is read, never run.
+    """Return the arguments that the test sessions of a noxfile install, if they are literals. The
+    file is parsed, never run.
     """
     tree = parse(text)
     names = constants(tree)
     functions = [
-        one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.args.args
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.args.args
     ]
-    named = [one for one in functions if _is_named_for_tests(one)]
-    found: list[str] = []
-    for function in named or [
-        one
-        for one in functions
-        if not OTHER_PURPOSE.search(one.name) and RUNS_TESTS.search(ast.unparse(one))
+    test_functions = [function for function in functions if _is_named_for_tests(function)]
+    lines: list[str] = []
+    for function in test_functions or [
+        function
+        for function in functions
+        if not OTHER_PURPOSE.search(function.name) and RUNS_TESTS.search(ast.unparse(function))
     ]:
         session = function.args.args[0].arg
         for call in ast.walk(function):
             if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[0] == session:
                 words = [word for arg in call.args for word in _argument(arg, names)]
-                found += _install_lines(
+                lines += _install_lines(
                     _words_installed(ast.unparse(call.func).rpartition(".")[2], words), pyproject
                 )
-    return found
+    return lines
 
 
 def _is_named_for_tests(function: ast.FunctionDef) -> bool:
-    calls = [
-        call
-        for one in function.decorator_list
-        for call in ast.walk(one)
-        if isinstance(call, ast.Call)
-    ]
-    names = [
-        str(literal(given.value, {}))
-        for call in calls
-        for given in call.keywords
-        if given.arg == "name"
-    ]
-    return not {
-        part for name in (function.name, *names) for part in re.split(r"[-_\d.]+", name)
-    }.isdisjoint({*TEST_GROUPS, "pytest"})
+    names = [function.name]
+    for decorator in function.decorator_list:
+        for call in ast.walk(decorator):
+            if isinstance(call, ast.Call):
+                names += [
+                    str(literal(keyword.value, {}))
+                    for keyword in call.keywords
+                    if keyword.arg == "name"
+                ]
+    parts = {part for name in names for part in re.split(r"[-_\d.]+", name)}
+    return not parts.isdisjoint({*TEST_GROUPS, "pytest"})
 
 
 def _words_installed(method: str, words: list[str]) -> list[str]:
-    """Return what a session installs by a call of one of its methods: itself, or by uv, poetry, pdm
-    or pip.
+    """Return the packages that a call of a session's method installs, directly or with uv, Poetry,
+    PDM or pip.
     """
     if method == "install":
         return words
@@ -287,48 +295,49 @@ def _words_installed(method: str, words: list[str]) -> list[str]:
         or words[0] not in {"uv", "poetry", "pdm", "pip", "python"}
     ):
         return []
-    at = next((at for at, word in enumerate(words[:4]) if word in {"sync", "install"}), None)
-    return [] if at is None else words[at + 1 :]
+    index = next(
+        (index for index, word in enumerate(words[:4]) if word in {"sync", "install"}), None
+    )
+    return [] if index is None else words[index + 1 :]
 
 
 def _argument(arg: ast.expr, names: Mapping[str, Any]) -> list[str]:
-    """Return the words of an argument: a literal, a list of them, or the groups that nox reads from
-    pyproject.toml.
+    """Return the values of an argument: a literal, a list of them, or the groups that nox reads
+    from pyproject.toml.
     """
     if isinstance(arg, ast.Starred):
         if isinstance(arg.value, ast.Call) and ast.unparse(arg.value.func).endswith(
             "dependency_groups"
         ):
-            groups = [literal(one, names) for one in arg.value.args[1:]]
+            groups = [literal(argument, names) for argument in arg.value.args[1:]]
             return [
                 word for group in groups for word in ("--group", group) if isinstance(word, str)
             ]
         return strings(literal(arg.value, names))
-    said = literal(arg, names)
-    return [said] if isinstance(said, str) else []
+    value = literal(arg, names)
+    return [value] if isinstance(value, str) else []
 
 
 def _install_lines(words: Sequence[str], pyproject: Mapping[str, Any]) -> list[str]:
-    """Join options with their values, as a line of requirements has them; groups become what they
-    hold.
+    """Join options with their values, as in the lines of a requirements file. Groups are replaced
+    by their content.
     """
-    lines, waiting = list[str](), ""
-    for word in (
-        part
-        for whole in words
-        for part in (whole.split("=", 1) if whole.startswith("--") else [whole])
-    ):
-        if word in _WITH_VALUE:
-            waiting = word
-        elif word.startswith("-"):
-            waiting = ""
+    lines, option = list[str](), ""
+    parts = [
+        part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
+    for part in parts:
+        if part in _OPTIONS_WITH_VALUE:
+            option = part
+        elif part.startswith("-"):
+            option = ""
         else:
-            lines += _value(waiting, word, pyproject)
-            waiting = ""
+            lines += _value(option, part, pyproject)
+            option = ""
     return lines
 
 
-_WITH_VALUE = frozenset(
+_OPTIONS_WITH_VALUE = frozenset(
     {
         "-r",
         "--requirement",
@@ -353,19 +362,19 @@ _WITH_VALUE = frozenset(
 
 
 def _value(option: str, word: str, pyproject: Mapping[str, Any]) -> list[str]:
-    """Return what an option and its value install, as lines of requirements."""
+    """Return the packages that an option and its value install, as lines of requirements."""
     match option:
         case "":
             return [word]
         case "--group" | "--with" | "--only":
             name = word.rpartition(":")[2]  # pip's may name the file before it
-            of_poetry = (
-                poetry(table(pyproject, "tool", "poetry", "group", one, "dependencies"))
-                for one in word.split(",")
+            poetry_groups = (
+                poetry(table(pyproject, "tool", "poetry", "group", group, "dependencies"))
+                for group in word.split(",")
             )
             return [
                 *expand_group(table(pyproject, "dependency-groups"), name, ()),
-                *(line for lines in of_poetry for line in lines),
+                *(line for lines in poetry_groups for line in lines),
             ]
         case "--extra" | "--extras" | "-E":
             return [f".[{word}]"]

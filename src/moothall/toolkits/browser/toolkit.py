@@ -1,4 +1,4 @@
-"""`browser.run`: a page in a browser of its own, which goes only where tools may go."""
+"""`browser.run`: a page in a browser of its own that can only open allowed destinations."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
-from moothall.toolkits.answering import Output, answer_within, in_workspace
+from moothall.toolkits.answering import Output, call_workspace_tool, run_within
 from moothall.toolkits.browser.chromium import Running, chromium
 from moothall.toolkits.browser.devtools import BrowserGone, DevTools, Message
 from moothall.toolkits.browser.family import BrowserSettings
 from moothall.toolkits.web.family import HttpSettings
 
-_LOOK_SECONDS, _SETTLE_SECONDS = 0.1, 0.15
+_POLL_SECONDS, _SETTLE_SECONDS = 0.1, 0.15
 _SCRIPT_MS = 5000
-_MOST_REFUSED = 20
+_MAX_REFUSED = 20
 _WIDTH, _HEIGHT = 1280, 800
 
-# Each is called with a selector, in a world of its own that the page's scripts cannot reach into.
-_PLACE: Final = """selector => {
+# Each is called with a selector, in an isolated world that the page's scripts cannot access.
+_FIND_CENTER: Final = """selector => {
   const found = document.querySelector(selector);
   if (!found) return null;
   found.scrollIntoView({block: "center", inline: "center", behavior: "instant"});
@@ -43,7 +43,7 @@ _FOCUS: Final = """selector => {
   if (found.select) found.select();
   return document.activeElement === found;
 }"""
-_THERE: Final = "selector => document.querySelector(selector) ? true : null"
+_EXISTS: Final = "selector => document.querySelector(selector) ? true : null"
 _TEXT: Final = """selector => {
   const found = document.querySelector(selector);
   return found ? String(found.innerText ?? found.textContent ?? "").slice(0, %d) : null;
@@ -61,11 +61,11 @@ class BrowserTools:
         self._slots = asyncio.Semaphore(settings.at_once)
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Act until the call's deadline or `browser.seconds`. What fails is a status, not an
-        error.
+        """Run a tool until the call's deadline or for `browser.seconds`. A failure is a status, not
+        an exception.
         """
-        del tenant  # nothing is kept between calls
-        return await answer_within(call, self._settings.seconds, self._output(call, workspace))
+        del tenant  # there is no state between calls
+        return await run_within(call, self._settings.seconds, self._output(call, workspace))
 
     async def _output(self, call: ToolCall, workspace: Workspace) -> Output:
         actions: Sequence[Mapping[str, str]] = call.arguments["actions"]
@@ -75,12 +75,12 @@ class BrowserTools:
                 "(browser.actions)"
             )
         self._destinations.check(str(call.arguments["url"]))
-        heard = _Heard()
+        events = _PageEvents()
         async with (
             self._slots,
-            chromium(self._settings, self._sandbox, self._destinations, heard) as running,
+            chromium(self._settings, self._sandbox, self._destinations, events) as running,
         ):
-            page = _Page(running, heard, self._settings, self._destinations)
+            page = _Page(running, events, self._settings, self._destinations)
             await page.prepare()
             results: list[Output] = []
             for number, action in enumerate(
@@ -88,7 +88,7 @@ class BrowserTools:
             ):
                 try:
                     async with asyncio.timeout(self._settings.action_seconds):
-                        done = await page.act(action)
+                        result = await page.act(action)
                 except TimeoutError as error:
                     limit = f"{self._settings.action_seconds:g} seconds (browser.action_seconds)"
                     raise CallFailed(
@@ -96,11 +96,15 @@ class BrowserTools:
                     ) from error
                 except (CallFailed, InvalidRequest, Refused) as error:
                     raise type(error)(f"{_describe(number, action)}: {error.message}") from error
-                results.append({"do": action["do"], **done})
-            output = {**await page.place(), "results": results[1:], "refused": page.refused_hosts()}
+                results.append({"do": action["do"], **result})
+            output = {
+                **await page.location(),
+                "results": results[1:],
+                "refused": page.refused_hosts(),
+            }
             picture = page.picture
         if picture:
-            await in_workspace(
+            await call_workspace_tool(
                 workspace, call, "files.store", {"path": call.arguments["path"], "content": picture}
             )
             output["path"] = call.arguments["path"]
@@ -113,18 +117,18 @@ def _describe(number: int, action: Mapping[str, str]) -> str:
 
 
 @dataclass(slots=True)
-class _Heard:
-    """What the browser told of its page."""
+class _PageEvents:
+    """The state of the page by the events of the browser."""
 
     frame: str = ""
     loading: bool = False
     crashed: bool = False
 
-    def __call__(self, method: str, told: Message) -> None:
+    def __call__(self, method: str, params: Message) -> None:
         match method:
-            case "Page.frameStartedLoading" if told.get("frameId") == self.frame:
+            case "Page.frameStartedLoading" if params.get("frameId") == self.frame:
                 self.loading = True
-            case "Page.frameStoppedLoading" if told.get("frameId") == self.frame:
+            case "Page.frameStoppedLoading" if params.get("frameId") == self.frame:
                 self.loading = False
             case "Inspector.targetCrashed":
                 self.crashed = True
@@ -132,20 +136,24 @@ class _Heard:
 
 class _Page:
     def __init__(
-        self, running: Running, heard: _Heard, settings: BrowserSettings, destinations: Destinations
+        self,
+        running: Running,
+        events: _PageEvents,
+        settings: BrowserSettings,
+        destinations: Destinations,
     ) -> None:
         self._tools: DevTools = running.tools
         self._proxy = running.proxy
-        self._heard = heard
+        self._events = events
         self._settings = settings
         self._destinations = destinations
         self.picture = ""
 
     async def prepare(self) -> None:
-        """Ask to be told, and forbid what no call needs."""
+        """Subscribe to events, and forbid downloads."""
         for method in ("Page.enable", "Inspector.enable"):
             await self._tools.call(method)
-        self._heard.frame = (await self._tools.call("Page.getFrameTree"))["frameTree"]["frame"][
+        self._events.frame = (await self._tools.call("Page.getFrameTree"))["frameTree"]["frame"][
             "id"
         ]
         await self._tools.call("Page.setDownloadBehavior", behavior="deny")
@@ -158,7 +166,7 @@ class _Page:
         )
 
     async def act(self, action: Mapping[str, str]) -> Output:
-        """Do one thing. Raises `CallFailed`, `InvalidRequest`, `Refused`."""
+        """Perform an action. Raises `CallFailed`, `InvalidRequest`, `Refused`."""
         selector = action.get("selector", "")
         match action["do"]:
             case "open":
@@ -168,36 +176,36 @@ class _Page:
             case "type":
                 await self._type(selector, action["text"])
             case "wait":
-                await self._find(_THERE, selector)
+                await self._find(_EXISTS, selector)
             case "text":
                 return await self._text(selector or "body")
             case "screenshot":
                 return await self._screenshot()
         return {}
 
-    async def place(self) -> Output:
-        """Return where the page is, and its title."""
+    async def location(self) -> Output:
+        """Return the URL of the page, and its title."""
         info = (await self._tools.call("Target.getTargetInfo"))["targetInfo"]
         return {"url": str(info.get("url", ""))[:2000], "title": str(info.get("title", ""))[:300]}
 
     def refused_hosts(self) -> list[str]:
-        """Return the hosts that were asked for in vain, each with its reason."""
+        """Return the hosts that were refused, each with its reason."""
         return [f"{host}:{port}: {reason}" for (host, port), reason in self._proxy.refused.items()][
-            :_MOST_REFUSED
+            :_MAX_REFUSED
         ]
 
     async def _open(self, text: str) -> None:
         url = self._destinations.check(text)
-        answer = await self._tools.call("Page.navigate", url=str(url))
+        reply = await self._tools.call("Page.navigate", url=str(url))
         await self._settle()
         if reason := self._proxy.refused.get((url.host or "", url.port or 0)):
             raise Refused(reason)
         await self._check_allowed()
-        if reason := answer.get("errorText"):
+        if reason := reply.get("errorText"):
             raise CallFailed(f"{url.host} cannot be opened: {reason}")
 
     async def _click(self, selector: str) -> None:
-        x, y = await self._find(_PLACE, selector)
+        x, y = await self._find(_FIND_CENTER, selector)
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             await self._tools.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
@@ -216,9 +224,9 @@ class _Page:
         await self._check_allowed()
 
     async def _text(self, selector: str) -> Output:
-        most = self._settings.text_chars
-        text = str(await self._find(_TEXT % (most + 1), selector))
-        return {"text": text[:most], "truncated": len(text) > most}
+        max_chars = self._settings.text_chars
+        text = str(await self._find(_TEXT % (max_chars + 1), selector))
+        return {"text": text[:max_chars], "truncated": len(text) > max_chars}
 
     async def _screenshot(self) -> Output:
         picture = str((await self._tools.call("Page.captureScreenshot", format="png"))["data"])
@@ -232,27 +240,26 @@ class _Page:
         return {"bytes": size}
 
     async def _settle(self) -> None:
-        """Wait until nothing loads any more: what an action starts, it starts at once."""
+        """Wait until nothing loads. Loading starts as soon as an action starts it."""
         await self._pause(_SETTLE_SECONDS)
-        while self._heard.loading:
-            await self._pause(_LOOK_SECONDS)
-        await self._pause(
-            _SETTLE_SECONDS
-        )  # one that crashes stops loading a moment before it is said to have crashed
+        while self._events.loading:
+            await self._pause(_POLL_SECONDS)
+        # A page that crashes stops loading a moment before its crash is reported.
+        await self._pause(_SETTLE_SECONDS)
 
     async def _pause(self, seconds: float) -> None:
-        await self._tools.until(lambda: self._heard.crashed, seconds)
-        if self._heard.crashed:
+        await self._tools.until(lambda: self._events.crashed, seconds)
+        if self._events.crashed:
             raise BrowserGone("the page crashed: it ran out of memory, or broke the browser")
 
     async def _check_allowed(self) -> None:
-        """A page that led to where no tool may go is not read on."""
+        """Raise `Refused` if the page has led to a destination that tools may not open."""
         if self._proxy.left < 0:
             raise CallFailed(
                 f"the page loaded more than {self._settings.transfer_bytes} bytes "
                 "(browser.transfer_bytes)"
             )
-        text = (await self.place())["url"]
+        text = (await self.location())["url"]
         try:
             url = URL(text)
             reason = self._proxy.refused.get((url.host or "", url.port or 0))
@@ -264,22 +271,24 @@ class _Page:
             raise Refused(f"pages of the scheme {url.scheme[:20]!r} are not opened")
 
     async def _find(self, script: str, selector: str) -> Any:
-        """Return what a script says of the first element that fits, once there is one."""
+        """Return the result of a script for the first matching element, once there is one."""
         while True:
             world = await self._tools.call(
-                "Page.createIsolatedWorld", frameId=self._heard.frame, worldName="moothall"
+                "Page.createIsolatedWorld", frameId=self._events.frame, worldName="moothall"
             )
-            told = await self._tools.call(
+            reply = await self._tools.call(
                 "Runtime.evaluate",
                 expression=f"({script})({json.dumps(selector)})",
                 contextId=world["executionContextId"],
                 returnByValue=True,
                 timeout=_SCRIPT_MS,
             )
-            if "exceptionDetails" in told:
-                said = str(told["exceptionDetails"].get("exception", {}).get("description", ""))
-                if "SyntaxError" in said or "selector" in said:
+            if "exceptionDetails" in reply:
+                description = str(
+                    reply["exceptionDetails"].get("exception", {}).get("description", "")
+                )
+                if "SyntaxError" in description or "selector" in description:
                     raise InvalidRequest(f"{selector[:100]!r} is no CSS selector")
-            elif (value := told["result"].get("value")) is not None:
+            elif (value := reply["result"].get("value")) is not None:
                 return value
-            await self._pause(_LOOK_SECONDS)
+            await self._pause(_POLL_SECONDS)

@@ -1,7 +1,4 @@
-"""The family `db`.
-
-The settings of `db.*`.
-"""
+"""The family `db` and its settings."""
 
 from __future__ import annotations
 
@@ -67,30 +64,30 @@ class DbSettings(Databases):
 
 
 _SERVERS = ("postgres", "redis", "neo4j")
-_MEND = "see docs/tools.md, Databases"
+_FIX = "see docs/tools.md, Databases"
 
 
 class DbFamily(Family[DbSettings]):
-    """`db.*`, one tool for each kind of server. A tenant has its own servers, or those of all who
-    have none.
+    """`db.*`, one tool for each kind of server. A tenant has its own servers, or the common
+    ones.
     """
 
     section = "db"
     kind = DbSettings
 
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
-        """Where the operator lets them change data, policies see the tag `change`."""
+        """Return the tools. If the operator lets them change data, they have the tag `change`."""
         from moothall.toolkits.db.spec import SPECS
 
-        return [_changes(spec) for spec in SPECS] if self.own(settings).write else SPECS
+        return [_as_changing(spec) for spec in SPECS] if self.own(settings).write else SPECS
 
     def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """See `Family`."""
-        own = self.own(settings)
-        whose = f" in [db.tenants.{tenant}]" if tenant in own.tenants else ""
-        servers = own.of(tenant)
+        db = self.own(settings)
+        section = f" in [db.tenants.{tenant}]" if tenant in db.tenants else ""
+        servers = db.of(tenant)
         return {
-            f"db.{server}": f"MOOTHALL_DB__{server.upper()}_URL is not set{whose}"
+            f"db.{server}": f"MOOTHALL_DB__{server.upper()}_URL is not set{section}"
             for server in _SERVERS
             if getattr(servers, f"{server}_url") is None
         }
@@ -103,21 +100,21 @@ class DbFamily(Family[DbSettings]):
         yield OpenedFamily(DatabaseTools(self.own(settings)).call)
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
-        """Ask each server something."""
+        """Send a query to each server."""
         from moothall.domain.status import Finding
-        from moothall.toolkits.db.toolkit import TRIALS, DatabaseTools
+        from moothall.toolkits.db.toolkit import TEST_QUERIES, DatabaseTools
 
-        own = self.own(settings)
+        db = self.own(settings)
         try:
-            tools = DatabaseTools(own)
+            tools = DatabaseTools(db)
         except ConfigurationError as error:
-            yield Finding("tools db.*", ok=False, detail=error.message, mend=_MEND)
+            yield Finding("tools db.*", ok=False, detail=error.message, mend=_FIX)
             return
-        for tenant in (LOCAL.tenant, *sorted(own.tenants)):
-            for server, trial in TRIALS.items():
-                part = f"tool db.{server}" + (f" of {tenant}" if tenant in own.tenants else "")
-                if getattr(own.of(tenant), f"{server}_url") is None:
-                    if tenant not in own.tenants:
+        for tenant in (LOCAL.tenant, *sorted(db.tenants)):
+            for server, arguments in TEST_QUERIES.items():
+                part = f"tool db.{server}" + (f" of {tenant}" if tenant in db.tenants else "")
+                if getattr(db.of(tenant), f"{server}_url") is None:
+                    if tenant not in db.tenants:
                         yield Finding(
                             part,
                             ok=True,
@@ -125,23 +122,23 @@ class DbFamily(Family[DbSettings]):
                         )
                     continue
                 try:
-                    await tools.ask(server, trial, tenant)
+                    await tools.query(server, arguments, tenant)
                 except MoothallError as error:
-                    more = scrub(str(error.__cause__)) if error.__cause__ else ""
+                    cause = scrub(str(error.__cause__)) if error.__cause__ else ""
                     yield Finding(
                         part,
                         ok=False,
-                        detail=" ".join(f"{error.message} {more}".split()),
-                        mend=_MEND,
+                        detail=" ".join(f"{error.message} {cause}".split()),
+                        mend=_FIX,
                     )
                 else:
                     yield Finding(
                         part,
                         ok=True,
-                        detail="answers; " + ("may be written to" if own.write else "read-only"),
+                        detail="answers; " + ("may be written to" if db.write else "read-only"),
                     )
 
 
-def _changes(spec: ToolSpec) -> ToolSpec:
+def _as_changing(spec: ToolSpec) -> ToolSpec:
     tags = tuple("change" if tag == "look" else tag for tag in spec.tags)
     return replace(spec, summary=f"{spec.summary}, or change what is in it", tags=tags)

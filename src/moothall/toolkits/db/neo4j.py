@@ -103,7 +103,7 @@ async def _ask(
         result = await transaction.run(text, dict(params))
         table = Table(result.keys(), limits)
         async for record in result:
-            if not table.take(_plain(value) for value in record.values()):
+            if not table.add(_plain(value) for value in record.values()):
                 break
         done = await result.consume()
         if limits.write:

@@ -1,11 +1,9 @@
-"""`db.postgres`: one statement on a connection of its own, read-only unless the operator says
-otherwise.
+"""`db.postgres`: one statement on a connection of its own, read-only by default.
 
-A read-only query is held by four things: it is declared as a cursor, which takes nothing but a
-SELECT, VALUES or WITH without changes; by the extended protocol, which takes one statement; in a
-READ ONLY transaction that is rolled back. What a transaction does not hold (files, programs and
-connections of the server) is held by the role: one that may use them
-is refused, with what to do about it.
+Four things keep a query read-only. It is declared as a cursor, which accepts only a SELECT, VALUES
+or WITH without changes. The extended protocol accepts only one statement. It runs in a READ ONLY
+transaction, which is rolled back. A transaction does not prevent access to files, programs and
+connections of the server, so a role that may use them is refused, with advice.
 
 A relay ends the connection if the answer is too large, for clients that read a whole answer into
 memory first.
@@ -32,29 +30,31 @@ from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
 from moothall.toolkits.db.rows import Table
 
-_CONNECTIONS = 4  # a client's own, and those by which it cancels
+_CONNECTIONS = 4  # of a client: its own, and those for cancelling
 _ACCEPTING = 5
 
 
-class _Flooded(OSError):
-    """The server sent more than it may."""
+class _TooMuchData(OSError):
+    """The server sent more than is allowed."""
 
 
 @dataclass(slots=True)
 class LoopbackRelay:
-    """Listens on a port of loopback. `left` bytes may still come back; `flooded` says that more
-    came.
+    """A relay that listens on a loopback port.
+
+    left: how many bytes may still come from the server.
+    too_much_data: whether more came.
     """
 
     connect: Callable[[], Awaitable[Streams]]
     left: int
     port: int = 0
-    flooded: bool = False
+    too_much_data: bool = False
     failed: str = ""
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass on what one connection says, and what it is told."""
+        """Relay a connection in both directions."""
         if len(self._open) >= _CONNECTIONS * 2:
             writer.transport.abort()
             return
@@ -63,28 +63,27 @@ class LoopbackRelay:
         try:
             upstream = await self.connect()
             self._open.add(upstream[1])
-            async with asyncio.TaskGroup() as both:
-                both.create_task(pump(reader, upstream[1], lambda _: None), name="relay-out")
-                both.create_task(pump(upstream[0], writer, self._spend), name="relay-in")
-        except* _Flooded:
-            self.flooded = True
+            async with asyncio.TaskGroup() as group:
+                group.create_task(pump(reader, upstream[1], lambda _: None), name="relay-out")
+                group.create_task(pump(upstream[0], writer, self._spend), name="relay-in")
+        except* _TooMuchData:
+            self.too_much_data = True
         except* OSError as errors:
             self.failed = self.failed or str(errors.exceptions[0])
         finally:
-            for one in (writer, *((upstream[1],) if upstream else ())):
-                self._open.discard(one)
-                one.transport.abort()
+            for stream_writer in (writer, *((upstream[1],) if upstream else ())):
+                self._open.discard(stream_writer)
+                stream_writer.transport.abort()
 
     def _spend(self, size: int) -> None:
         self.left -= size
         if self.left < 0:
-            raise _Flooded
+            raise _TooMuchData
 
     async def close(self) -> None:
-        """End every connection."""
-        for _ in range(
-            _ACCEPTING
-        ):  # what was accepted just now becomes a connection in a few rounds of the loop
+        """Close all connections."""
+        # An accepted connection appears only after a few rounds of the event loop.
+        for _ in range(_ACCEPTING):
             await asyncio.sleep(0)
         for writer in tuple(self._open):
             writer.transport.abort()
@@ -93,13 +92,13 @@ class LoopbackRelay:
 
 
 @asynccontextmanager
-async def relaying(
-    connect: Callable[[], Awaitable[Streams]], most: int
+async def relay_to(
+    connect: Callable[[], Awaitable[Streams]], max_bytes: int
 ) -> AsyncIterator[LoopbackRelay]:
-    """Relay to what `connect` opens until the context ends; at most `most` bytes come back in
-    all.
+    """Relay to the server that `connect` connects to, until the context ends. At most `max_bytes`
+    come back in total.
     """
-    relay = LoopbackRelay(connect, most)
+    relay = LoopbackRelay(connect, max_bytes)
     server = await asyncio.start_server(relay.serve, "127.0.0.1", 0, limit=CHUNK)
     relay.port = server.sockets[0].getsockname()[1]
     try:
@@ -112,7 +111,7 @@ async def relaying(
 _Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 _BATCH = 50
-_PLAIN = frozenset(
+_NATIVE_TYPES = frozenset(
     {
         "bool",
         "int2",
@@ -131,9 +130,9 @@ _PLAIN = frozenset(
 )
 _SYNTAX = "42601"
 
-# What a rolled back transaction does not undo, and who may do it. A query may take on any role that
-# its own is a member of.
-_POWERS = """
+# What a rollback does not undo, and who may do it. A query can assume any role of which its own is
+# a member.
+_DANGEROUS_PRIVILEGES = """
 select 'it is or may become the superuser ' || rolname from pg_catalog.pg_roles
  where rolsuper and pg_catalog.pg_has_role(session_user, oid, 'member')
 union all
@@ -148,47 +147,47 @@ select 'it may call ' || p.oid::pg_catalog.regprocedure
    and pg_catalog.has_function_privilege(session_user, p.oid, 'execute')
 limit 3
 """  # noqa: E501 - a line of embedded text
-_MEND = (
+_FIX = (
     "CREATE ROLE reader LOGIN PASSWORD '…'; GRANT pg_read_all_data TO reader; and REVOKE EXECUTE … "
     "FROM PUBLIC where it is named"
 )
 
 
 async def query(url: str, text: str, params: list[str], limits: DbSettings) -> Output:
-    """Return the rows of one statement. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
+    """Return the rows of a statement. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     try:
-        where = conninfo_to_dict(url)
-        host, port = _place(where)
+        conninfo = conninfo_to_dict(url)
+        host, port = _server_address(conninfo)
     except (psycopg.Error, ValueError) as error:
         raise CallFailed(
             "db.postgres_url is no URL of one server that PostgreSQL's client can read"
         ) from error
-    # libpq takes a whole row into memory, and one may be a gigabyte: what comes is counted on its
-    # way.
-    async with relaying(
+    # libpq reads a whole row into memory, and a row may be a gigabyte, so the relay counts the
+    # bytes.
+    async with relay_to(
         functools.partial(_open, host, port, limits.seconds), limits.receive_bytes
     ) as relay:
         try:
             async with _connection(
-                {**where, "host": where.get("host") or host}, relay, limits
+                {**conninfo, "host": conninfo.get("host") or host}, relay, limits
             ) as connection:
-                powers = await (await connection.execute(_POWERS)).fetchall()
-                if powers:
-                    told = "; ".join(str(row[0]) for row in powers)
+                privileges = await (await connection.execute(_DANGEROUS_PRIVILEGES)).fetchall()
+                if privileges:
+                    described = "; ".join(str(row[0]) for row in privileges)
                     raise Refused(
-                        f"the role of db.postgres_url may do too much: {told}. Mend: {_MEND}"
+                        f"the role of db.postgres_url may do too much: {described}. Mend: {_FIX}"
                     )
-                run = _change if limits.write else _read
-                return await run(connection, sql.SQL(text), params, limits)
+                run_statement = _write if limits.write else _read
+                return await run_statement(connection, sql.SQL(text), params, limits)
         except UnicodeError as error:
             raise CallFailed("the answer, or the query, has text that is not UTF-8") from error
         except psycopg.Error as error:
-            if relay.flooded:
-                most = limits.receive_bytes
+            if relay.too_much_data:
+                max_bytes = limits.receive_bytes
                 raise CallFailed(
-                    f"the server sent more than {most} bytes (db.receive_bytes); ask for less"
+                    f"the server sent more than {max_bytes} bytes (db.receive_bytes); ask for less"
                 ) from error
-            raise _error_of(error, reading=not limits.write) from error
+            raise _translate_error(error, reading=not limits.write) from error
 
 
 async def _open(host: str, port: int, seconds: float) -> Streams:
@@ -198,27 +197,27 @@ async def _open(host: str, port: int, seconds: float) -> Streams:
         return await asyncio.open_connection(host, port)
 
 
-def _place(where: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the host and port of the one server that a URL names; without a host that is its
-    socket on this machine.
+def _server_address(conninfo: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the host and port of the server in a URL. Without a host it is the server's socket on
+    this machine.
     """
-    host = str(where.get("hostaddr") or where.get("host") or "/var/run/postgresql")
+    host = str(conninfo.get("hostaddr") or conninfo.get("host") or "/var/run/postgresql")
     if "," in host:
         raise ValueError("several hosts")
-    return host, int(where.get("port") or 5432)
+    return host, int(conninfo.get("port") or 5432)
 
 
 @asynccontextmanager
 async def _connection(
-    where: Mapping[str, Any], relay: LoopbackRelay, limits: DbSettings
+    conninfo: Mapping[str, Any], relay: LoopbackRelay, limits: DbSettings
 ) -> AsyncIterator[_Connection]:
-    given: dict[str, Any] = {**where, "hostaddr": "127.0.0.1", "port": relay.port}
-    if str(where["host"]).startswith("/"):
-        given |= {"host": "localhost", "sslmode": "disable"}
+    options: dict[str, Any] = {**conninfo, "hostaddr": "127.0.0.1", "port": relay.port}
+    if str(conninfo["host"]).startswith("/"):
+        options |= {"host": "localhost", "sslmode": "disable"}
     try:
         connection = await psycopg.AsyncConnection.connect(
             **{
-                **given,
+                **options,
                 "connect_timeout": max(2, round(limits.seconds)),
                 "client_encoding": "utf8",
                 "application_name": "moothall",
@@ -226,8 +225,12 @@ async def _connection(
             prepare_threshold=0 if limits.write else None,
         )
     except (psycopg.Error, OSError, ValueError) as error:
-        inside = "FATAL" in str(error)  # the server's own word; that a port is closed is not
-        reason = "it lets nobody in with this user and password" if inside else "it does not answer"
+        was_rejected = "FATAL" in str(error)  # from the server, unlike a refused connection
+        reason = (
+            "it lets nobody in with this user and password"
+            if was_rejected
+            else "it does not answer"
+        )
         raise CallFailed(
             f"PostgreSQL cannot be asked: {reason} (db.postgres_url); `moothall doctor` says more"
         ) from (OSError(relay.failed) if relay.failed else error)
@@ -235,8 +238,7 @@ async def _connection(
         await _set_limits(connection, limits)
         yield connection
     finally:
-        # What was not committed is gone with the connection. A query that still runs is told to
-        # end.
+        # Closing the connection rolls back. A query that still runs is cancelled.
         if connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
             with suppress(psycopg.Error, TimeoutError):
                 await connection.cancel_safe(timeout=2)
@@ -245,7 +247,7 @@ async def _connection(
 
 async def _set_limits(connection: _Connection, limits: DbSettings) -> None:
     for info in psycopg.adapters.types:
-        if info.name not in _PLAIN and type(info) is TypeInfo:
+        if info.name not in _NATIVE_TYPES and type(info) is TypeInfo:
             connection.adapters.register_loader(info.oid, TextLoader)
     await connection.set_read_only(not limits.write)
     milliseconds = str(round(limits.seconds * 1000))
@@ -266,46 +268,43 @@ async def _read(
         await cursor.execute(text, params)
         table = Table([column.name for column in cursor.description or ()], limits)
         while rows := await cursor.fetchmany(_BATCH):
-            if not all(table.take(row) for row in rows):
+            if not all(table.add(row) for row in rows):
                 break
         return table.output()
 
 
-async def _change(
+async def _write(
     connection: _Connection, text: sql.SQL, params: list[str], limits: DbSettings
 ) -> Output:
-    """Run a statement that may change data, and keep what it did."""
+    """Run a statement that may change data, and commit."""
     async with psycopg.AsyncRawCursor(connection) as cursor:
         await cursor.execute(text, params, prepare=True)  # prepared: one statement, never several
         table = Table([column.name for column in cursor.description or ()], limits)
         while cursor.description and (rows := await cursor.fetchmany(_BATCH)):
-            if not all(table.take(row) for row in rows):
+            if not all(table.add(row) for row in rows):
                 break
         changed = max(cursor.rowcount, 0)
     await connection.commit()
     return table.output() | {"changed": changed}
 
 
-def _error_of(error: psycopg.Error, *, reading: bool) -> Exception:
-    """The server's own words, which name neither its address nor a password."""
-    told = error.diag
-    words = told.message_primary
-    if words is None and isinstance(
-        error, psycopg.ProgrammingError | psycopg.DataError
-    ):  # the client's own, before it asks
+def _translate_error(error: psycopg.Error, *, reading: bool) -> Exception:
+    """Translate an error. The server's messages contain neither its address nor a password."""
+    diagnostics = error.diag
+    message = diagnostics.message_primary
+    is_invalid = isinstance(error, psycopg.ProgrammingError | psycopg.DataError)
+    if message is None and is_invalid:  # an error of the client, before the query was sent
         return InvalidRequest(f"PostgreSQL is not asked: {str(error)[:300]}")
-    if words is None:
+    if message is None:
         return CallFailed(f"the connection to PostgreSQL broke ({type(error).__name__})")
-    more = "".join(f" {part}" for part in (told.message_detail, told.message_hint) if part)
-    said = f"PostgreSQL: {words} ({error.sqlstate}){more}"
-    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-        return Refused(f"{said}. Queries are read-only here (db.write)")
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return Refused(said)
-    if reading and error.sqlstate == _SYNTAX:
-        said += ". Taken is one SELECT, VALUES or WITH: queries are read-only here (db.write)"
-    return (
-        InvalidRequest(said)
-        if isinstance(error, psycopg.ProgrammingError | psycopg.DataError)
-        else CallFailed(said)
+    details = "".join(
+        f" {part}" for part in (diagnostics.message_detail, diagnostics.message_hint) if part
     )
+    text = f"PostgreSQL: {message} ({error.sqlstate}){details}"
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return Refused(f"{text}. Queries are read-only here (db.write)")
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return Refused(text)
+    if reading and error.sqlstate == _SYNTAX:
+        text += ". Taken is one SELECT, VALUES or WITH: queries are read-only here (db.write)"
+    return InvalidRequest(text) if is_invalid else CallFailed(text)

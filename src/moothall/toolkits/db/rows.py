@@ -1,4 +1,4 @@
-"""What a database answers, as JSON, and only so much of it."""
+"""The answer of a database as JSON of limited size."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
 
-_DEEP = 40
+_MAX_DEPTH = 40
 
 
-def jsonable(value: Any, depth: int = _DEEP) -> Any:  # noqa: PLR0911 - one case a kind of value
-    """Return a value as JSON has it: bytes as text where they are text, else {"base64": …}; what
-    JSON lacks as text.
+def jsonable(value: Any, depth: int = _MAX_DEPTH) -> Any:  # noqa: PLR0911 - one case a kind of value
+    """Convert a value to JSON: bytes to text, or to {"base64": …} if they are no text, and other
+    types to text.
     """
     if depth == 0:
         return "[nested deeper than is shown]"
@@ -46,13 +46,13 @@ def _bytes(value: bytes) -> Any:
 
 
 def size(value: Any) -> int:
-    """Return how many characters of JSON a value has."""
+    """Return the number of characters of a value as JSON."""
     return len(json.dumps(value, ensure_ascii=False))
 
 
 @dataclass(slots=True)
 class Table:
-    """Rows as they come, until there are as many as the operator lets out."""
+    """Rows of an answer, up to the operator's limits."""
 
     columns: Sequence[str]
     limits: DbSettings
@@ -63,14 +63,14 @@ class Table:
     def __post_init__(self) -> None:
         self._left = self.limits.result_bytes - size(list(self.columns))
 
-    def take(self, row: Iterable[Any]) -> bool:
-        """Add a row; False where it has no room, and nothing more is taken."""
-        shown = [jsonable(value) for value in row]
-        self._left -= size(shown) + 2
+    def add(self, row: Iterable[Any]) -> bool:
+        """Add a row. Return False if it does not fit; no more rows can be added then."""
+        values = [jsonable(value) for value in row]
+        self._left -= size(values) + 2
         if len(self.rows) >= self.limits.rows or self._left < 0:
             self.cut = True
             return False
-        self.rows.append(shown)
+        self.rows.append(values)
         return True
 
     def output(self) -> Output:

@@ -1,5 +1,5 @@
-"""`db.*`: the toolkit that asks the operator's databases. A tenant reaches its own, or those of all
-who have none.
+"""`db.*`: the toolkit that queries the operator's databases. A tenant uses its own, or the common
+ones if it has none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from moothall.domain.secrets import scrub_all
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import CallFailed, ConfigurationError
 from moothall.ports import Workspace
-from moothall.toolkits.answering import Output, answer_within
+from moothall.toolkits.answering import Output, run_within
 from moothall.toolkits.db.family import Databases, DbSettings
 
 SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -26,11 +26,11 @@ SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def url_of(databases: Databases, server: str) -> str:
-    """Return where a server is; empty where none is set. Raises `ConfigurationError` for what is no
-    URL of it.
+    """Return the URL of a server, empty if none is set. Raises `ConfigurationError` for an invalid
+    one.
     """
-    given: SecretStr | None = getattr(databases, f"{server}_url")
-    url = given.get_secret_value() if given else ""
+    secret_url: SecretStr | None = getattr(databases, f"{server}_url")
+    url = secret_url.get_secret_value() if secret_url else ""
     try:
         scheme = urlsplit(url).scheme
     except ValueError:
@@ -43,19 +43,19 @@ def url_of(databases: Databases, server: str) -> str:
     return url
 
 
-TRIALS: Final[Mapping[str, Mapping[str, Any]]] = {
+TEST_QUERIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "postgres": {"query": "select 1", "params": []},
     "redis": {"command": "DBSIZE", "args": []},
     "neo4j": {"query": "RETURN 1 AS one", "params": {}},
 }
-"""A call of each that any server answers."""
+"""A query for each kind of server that any server answers."""
 
 
 class DatabaseTools:
     """The toolkit of the category `db`. `call` is a `ports.Toolkit`."""
 
     def __init__(self, settings: DbSettings) -> None:
-        """Raises `ConfigurationError` for a URL that is none."""
+        """Create the toolkit. Raises `ConfigurationError` for an invalid URL."""
         self._settings = settings
         self._secrets = secret_values(settings)
         for databases in (settings, *settings.tenants.values()):
@@ -63,21 +63,21 @@ class DatabaseTools:
                 url_of(databases, server)
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Ask until the call's deadline or `db.seconds`. What may have changed something when its
-        time was over has an unknown outcome.
+        """Query a database until the call's deadline or for `db.seconds`. If a query that may have
+        changed data times out, its outcome is unknown.
         """
-        del workspace  # nothing of it is needed
-        late = ToolStatus.OUTCOME_UNKNOWN if self._settings.write else ToolStatus.TIMEOUT
-        return await answer_within(
-            call, self._settings.seconds, self._output(call, tenant), late=late
+        del workspace  # not needed
+        timeout_status = ToolStatus.OUTCOME_UNKNOWN if self._settings.write else ToolStatus.TIMEOUT
+        return await run_within(
+            call, self._settings.seconds, self._output(call, tenant), timeout_status=timeout_status
         )
 
     async def _output(self, call: ToolCall, tenant: str) -> Output:
         server = call.tool.partition(".")[2]
-        return await self.ask(server, call.arguments, tenant)
+        return await self.query(server, call.arguments, tenant)
 
-    async def ask(self, server: str, args: Mapping[str, Any], tenant: str) -> Output:
-        """Return what a tenant's server answers. Raises `CallFailed`, `InvalidRequest`,
+    async def query(self, server: str, args: Mapping[str, Any], tenant: str) -> Output:
+        """Return the answer of a tenant's server. Raises `CallFailed`, `InvalidRequest`,
         `Refused`.
         """
         url = url_of(self._settings.of(tenant), server)
@@ -85,10 +85,10 @@ class DatabaseTools:
             raise CallFailed(
                 f"db.{server} is not set up here: MOOTHALL_DB__{server.upper()}_URL is not set"
             )
-        output: Output = scrub_all(await self._ask(server, url, args), known=self._secrets)
+        output: Output = scrub_all(await self._query(server, url, args), known=self._secrets)
         return output
 
-    async def _ask(self, server: str, url: str, args: Mapping[str, Any]) -> Output:
+    async def _query(self, server: str, url: str, args: Mapping[str, Any]) -> Output:
         limits = self._settings
         try:
             match server:

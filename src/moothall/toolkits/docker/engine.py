@@ -1,6 +1,4 @@
-"""A container engine's own HTTP API over its Unix socket, as much of it as is used, and no more
-read than is shown.
-"""
+"""A client of the part of a container engine's HTTP API that is used, over its Unix socket."""
 
 from __future__ import annotations
 
@@ -16,10 +14,10 @@ import aiohttp
 from moothall.concurrency import whole_body
 from moothall.errors import CallFailed, ConfigurationError, InvalidRequest, NotFound
 
-_ANSWER_BYTES = 8_000_000
+_MAX_REPLY_BYTES = 8_000_000
 _CHUNK = 65_536
-_HEADER = 8
-_MISSING, _WRONG, _SERVER = 404, 400, 500
+_FRAME_HEADER_BYTES = 8
+_NOT_FOUND, _FIRST_ERROR, _FIRST_SERVER_ERROR = 404, 400, 500
 
 
 def socket_of(host: str) -> str:
@@ -33,7 +31,7 @@ def socket_of(host: str) -> str:
 
 
 class DockerEngine:
-    """One session with an engine."""
+    """A session with an engine."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -42,8 +40,8 @@ class DockerEngine:
     async def stream(
         self, method: str, path: str, *, query: Mapping[str, Any] | None = None, body: Any = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Ask, and yield the answer before it is read. Raises `NotFound`, `InvalidRequest`,
-        `CallFailed` with the engine's reason.
+        """Send a request and yield the response before its body is read. Raises `NotFound`,
+        `InvalidRequest` and `CallFailed` with the engine's reason.
         """
         params = {
             name: value if isinstance(value, str) else json.dumps(value)
@@ -60,8 +58,8 @@ class DockerEngine:
             async with self._session.request(
                 method, f"http://engine{path}", params=params, data=data, headers=headers
             ) as response:
-                if response.status >= _WRONG:
-                    raise _refusal(response.status, await _whole(response))
+                if response.status >= _FIRST_ERROR:
+                    raise _refusal(response.status, await _read_body(response))
                 yield response
         except aiohttp.ClientConnectorError as error:
             raise CallFailed(
@@ -72,12 +70,12 @@ class DockerEngine:
                 f"the connection to the container engine broke ({type(error).__name__})"
             ) from error
 
-    async def ask(
+    async def call(
         self, method: str, path: str, *, query: Mapping[str, Any] | None = None, body: Any = None
     ) -> Any:
-        """Return what an answer says, None for nothing. Raises as `stream` does."""
+        """Return the JSON of a response, None for an empty one. Raises what `stream` raises."""
         async with self.stream(method, path, query=query, body=body) as response:
-            raw = await _whole(response)
+            raw = await _read_body(response)
         try:
             return json.loads(raw) if raw.strip() else None
         except ValueError as error:
@@ -87,24 +85,24 @@ class DockerEngine:
         self,
         method: str,
         path: str,
-        most: int,
+        max_bytes: int,
         *,
         query: Mapping[str, Any] | None = None,
         body: Any = None,
     ) -> tuple[str, bool]:
-        """Return what a container said, both its streams as they came, and whether it was cut at
-        `most` bytes.
+        """Return the output of a container, both streams in the order of arrival, and whether it
+        was truncated to `max_bytes`.
         """
-        kept, cut = bytearray(), False
+        output, truncated = bytearray(), False
         async with self.stream(method, path, query=query, body=body) as response:
             async for piece in _frames(response.content):
-                if cut:
-                    continue  # read on: the end of the answer is the end of the command
-                kept += piece
-                if len(kept) > most:
-                    cut = True
-                    del kept[most:]
-        return kept.decode(errors="replace"), cut
+                if truncated:
+                    continue  # the end of the response is the end of the command
+                output += piece
+                if len(output) > max_bytes:
+                    truncated = True
+                    del output[max_bytes:]
+        return output.decode(errors="replace"), truncated
 
 
 @asynccontextmanager
@@ -118,27 +116,27 @@ async def engine_at(host: str) -> AsyncIterator[DockerEngine]:
 
 
 def quote_name(text: str) -> str:
-    """Return a name as it may stand in a path."""
+    """Quote a name for use in a path."""
     return quote(text, safe="")
 
 
-async def _whole(response: aiohttp.ClientResponse) -> bytes:
-    whole = await whole_body(response.content.readexactly, _ANSWER_BYTES)
-    if whole is None:
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
+    body = await whole_body(response.content.readexactly, _MAX_REPLY_BYTES)
+    if body is None:
         raise CallFailed("the container engine answered with more than can be taken")
-    return whole
+    return body
 
 
 async def _frames(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the pieces of a stream in which each is led by its kind and its length."""
+    """Yield the content of the frames of a stream, without their headers."""
     while True:
         try:
-            header = await content.readexactly(_HEADER)
+            header = await content.readexactly(_FRAME_HEADER_BYTES)
         except EOFError:
             return
-        left = int.from_bytes(header[4:])
-        while left and (piece := await content.read(min(left, _CHUNK))):
-            left -= len(piece)
+        remaining = int.from_bytes(header[4:])
+        while remaining and (piece := await content.read(min(remaining, _CHUNK))):
+            remaining -= len(piece)
             yield piece
 
 
@@ -147,10 +145,10 @@ def _refusal(status: int, raw: bytes) -> Exception:
         reason = str(json.loads(raw)["message"])[:1000]
     except (ValueError, KeyError, TypeError):
         reason = f"status {status}"
-    if status == _MISSING:
+    if status == _NOT_FOUND:
         return NotFound(f"the engine: {reason}")
     return (
         InvalidRequest(f"the engine: {reason}")
-        if status < _SERVER
+        if status < _FIRST_SERVER_ERROR
         else CallFailed(f"the engine: {reason}")
     )

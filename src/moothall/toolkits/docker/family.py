@@ -1,7 +1,4 @@
-"""The family `docker`.
-
-The settings of `docker.*`.
-"""
+"""The family `docker` and its settings."""
 
 from __future__ import annotations
 
@@ -81,7 +78,7 @@ _NEEDED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
 
 
 class DockerFamily(Family[DockerSettings]):
-    """`docker.*`, on an engine of the operator's. What a workspace made there is removed when it
+    """`docker.*`, on an engine of the operator. What a workspace created there is removed when it
     ends.
     """
 
@@ -97,17 +94,17 @@ class DockerFamily(Family[DockerSettings]):
 
     def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """See `Family`."""
-        del tenant  # one engine is all tenants'
-        lack = "MOOTHALL_DOCKER__HOST, unix:// and an engine's socket, is not set"
+        del tenant  # all tenants use one engine
+        missing = "MOOTHALL_DOCKER__HOST, unix:// and an engine's socket, is not set"
         return (
-            {spec.name: lack for spec in self.specs(settings)}
+            {spec.name: missing for spec in self.specs(settings)}
             if self.own(settings).host is None
             else {}
         )
 
     @asynccontextmanager
     async def open(self, settings: Settings) -> AsyncIterator[OpenedFamily]:
-        """Remove what has expired, beside running tools."""
+        """Run the tools, and remove what has expired."""
         from moothall.toolkits.docker.toolkit import DockerTools
 
         tools = DockerTools(self.own(settings))
@@ -115,7 +112,7 @@ class DockerFamily(Family[DockerSettings]):
             yield OpenedFamily(tools.call, tools.close_workspace)
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
-        """Ask the engine what it is, and whether it can bound containers."""
+        """Ask the engine for its version, and whether it can limit containers."""
         from moothall.domain.status import Finding
         from moothall.toolkits.docker.engine import engine_at
 
@@ -125,8 +122,8 @@ class DockerFamily(Family[DockerSettings]):
             return
         try:
             async with engine_at(host) as engine:
-                version = await engine.ask("GET", "/version")
-                limits = await engine.ask("GET", "/info")
+                version = await engine.call("GET", "/version")
+                limits = await engine.call("GET", "/info")
         except MoothallError as error:
             mend = "see that the engine runs and that its socket may be opened by this user"
             yield Finding(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from moothall.domain.tool import ToolCall
 from moothall.errors import CallFailed, InvalidRequest
 from moothall.ports import Workspace
-from moothall.toolkits.answering import in_workspace
+from moothall.toolkits.answering import call_workspace_tool
 from moothall.toolkits.docker.family import DockerSettings
 
 _PROGRAMS = (b"#!", b"\x7fELF")
@@ -29,15 +29,15 @@ class BuildContext:
 
 
 async def pack(workspace: Workspace, call: ToolCall, settings: DockerSettings) -> BuildContext:
-    """Return the files below the call's `path`. Owner, time and links of files are not kept;
-    programs may be executed.
+    """Return a build context with the files below the call's `path`. Owners, times and links of
+    files are dropped; programs stay executable.
 
-    Raises `InvalidRequest` where there are too many or too large, or no Dockerfile; `NotStored`
-    where the workspace gives none.
+    Raises `InvalidRequest` if there are too many files, if they are too large or if there is no
+    Dockerfile, and `WorkspaceToolFailed` if the workspace cannot read them.
     """
     root = str(call.arguments["path"]).strip("/")
     root = "" if root in {"", "."} else root + "/"
-    listed = await in_workspace(
+    listed = await call_workspace_tool(
         workspace, call, "files.list", {"path": call.arguments["path"], "glob": "**"}
     )
     paths = [str(path) for path in listed.get("entries", ()) if not str(path).endswith("/")]
@@ -50,7 +50,7 @@ async def pack(workspace: Workspace, call: ToolCall, settings: DockerSettings) -
     files: dict[str, bytes] = {}
     left = settings.context_bytes
     for path in paths:
-        loaded = await in_workspace(workspace, call, "files.load", {"path": path})
+        loaded = await call_workspace_tool(workspace, call, "files.load", {"path": path})
         try:
             content = base64.b64decode(str(loaded["content"]), validate=True)
         except (KeyError, ValueError) as error:

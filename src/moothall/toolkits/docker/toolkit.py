@@ -1,9 +1,8 @@
-"""`docker.*`: containers of a workspace on an engine of the operator's, all of them bounded, and
-none that outlives its workspace.
+"""`docker.*`: containers of a workspace on an engine of the operator. All of them are limited, and
+none outlives its workspace.
 
-A workspace sees what carries its label, and nothing else of the engine. What a container may do is
-decided here, for every container alike: nothing that a caller says reaches the engine's settings
-but the image, the command and its environment.
+A workspace sees only what has its label. The options of containers are the same for all of them: a
+caller only chooses the image, the command and its environment.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from moothall.errors import (
 )
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
-from moothall.toolkits.answering import Output, answer_within
+from moothall.toolkits.answering import Output, run_within
 from moothall.toolkits.docker import dockerfile
 from moothall.toolkits.docker.engine import DockerEngine, engine_at, quote_name, socket_of
 from moothall.toolkits.docker.family import DockerSettings
@@ -43,7 +42,7 @@ _FORBIDDEN_NETWORKS = frozenset({"host", "container"})
 
 
 def owner_of(tenant: str, workspace: str) -> str:
-    """Return what the things of a workspace are labelled with."""
+    """Return the label of a workspace's containers and images."""
     return hashlib.sha256(f"{tenant}\0{workspace}".encode()).hexdigest()[:24]
 
 
@@ -51,7 +50,7 @@ class DockerTools:
     """The toolkit of the category `docker`. `call` is a `ports.Toolkit`."""
 
     def __init__(self, settings: DockerSettings) -> None:
-        """Raises `ConfigurationError` for a host that is none."""
+        """Create the toolkit. Raises `ConfigurationError` for an invalid host."""
         self._settings = settings
         self._host = settings.host or ""
         if self._host:
@@ -60,42 +59,40 @@ class DockerTools:
             raise ConfigurationError(
                 "docker.network may not be the host's, nor another container's"
             )
-        self._making = asyncio.Lock()
+        self._creation_lock = asyncio.Lock()
         self._owners: dict[str, set[str]] = {}
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Act until the call's deadline or `docker.seconds`. What fails is a status, not an
-        error.
+        """Run a tool until the call's deadline or for `docker.seconds`. A failure is a status, not
+        an exception.
         """
-        return await answer_within(
-            call, self._settings.seconds, self._output(call, workspace, tenant)
-        )
+        return await run_within(call, self._settings.seconds, self._output(call, workspace, tenant))
 
     async def run(self) -> None:
-        """Remove what has expired, whoever made it, until cancelled."""
+        """Remove expired containers and images of all processes until cancelled."""
         while self._host:
             await self.sweep()
             await asyncio.sleep(_SWEEP_SECONDS)
 
     async def sweep(self) -> None:
-        """Remove what has expired now."""
+        """Remove expired containers and images once."""
         try:
             async with engine_at(self._host) as engine:
                 now = time.time()
                 for kind in ("containers", "images"):
-                    for thing in await _list_labelled(engine, kind, _EXPIRES):
-                        if _expiry(thing) < now:
-                            await _ensure_gone(engine, kind, thing["Id"])
+                    for item in await _list_labelled(engine, kind, _EXPIRES):
+                        if _expiry(item) < now:
+                            await _ensure_gone(engine, kind, item["Id"])
         except MoothallError as error:
             log.warning("containers could not be swept", error=error.message)
 
     async def close_workspace(self, workspace: str) -> None:
-        """Remove all that a workspace has, now that it ends. What cannot be removed is left to its
-        expiry.
+        """Remove the containers and images of a workspace that ends. What cannot be removed is left
+        to its expiry.
         """
         for owner in self._owners.pop(workspace, ()):
             async with engine_at(self._host) as engine:
-                await _after(_remove(engine, owner))
+                await _clean_up(_remove(engine, owner))
 
     async def _output(self, call: ToolCall, workspace: Workspace, tenant: str) -> Output:  # noqa: PLR0911 - one case a tool
         if not self._host:
@@ -103,57 +100,57 @@ class DockerTools:
         async with engine_at(self._host) as engine:
             owner = owner_of(tenant, workspace.id)
             self._owners.setdefault(workspace.id, set()).add(owner)
-            mine = _Mine(engine, self._settings, owner, self._making)
+            containers = _WorkspaceContainers(engine, self._settings, owner, self._creation_lock)
             args = call.arguments
             match call.tool.partition(".")[2]:
                 case "build":
-                    return await mine.build(
+                    return await containers.build(
                         await pack(workspace, call, self._settings), str(args["tag"])
                     )
                 case "run":
-                    return await mine.run(args)
+                    return await containers.run(args)
                 case "exec":
-                    return await mine.execute(str(args["container"]), list(args["command"]))
+                    return await containers.execute(str(args["container"]), list(args["command"]))
                 case "ps":
-                    return await mine.ps()
+                    return await containers.ps()
                 case "logs":
-                    return await mine.logs(str(args["container"]), int(args["lines"]))
+                    return await containers.logs(str(args["container"]), int(args["lines"]))
                 case "stop":
-                    return await mine.stop(str(args["container"]))
+                    return await containers.stop(str(args["container"]))
                 case _:
-                    return await mine.rm(str(args["container"]))
+                    return await containers.rm(str(args["container"]))
 
 
 async def _remove(engine: DockerEngine, owner: str) -> None:
     for kind in ("containers", "images"):
-        for thing in await _list_labelled(engine, kind, f"{_OWNER}={owner}"):
-            await _ensure_gone(engine, kind, thing["Id"])
+        for item in await _list_labelled(engine, kind, f"{_OWNER}={owner}"):
+            await _ensure_gone(engine, kind, item["Id"])
 
 
 async def _list_labelled(engine: DockerEngine, kind: str, label: str) -> list[dict[str, Any]]:
-    every = {"all": "1"} if kind == "containers" else {}
-    found: list[dict[str, Any]] = await engine.ask(
-        "GET", f"/{kind}/json", query={**every, "filters": {"label": [label]}}
+    all_containers = {"all": "1"} if kind == "containers" else {}
+    items: list[dict[str, Any]] = await engine.call(
+        "GET", f"/{kind}/json", query={**all_containers, "filters": {"label": [label]}}
     )
-    return found or []
+    return items or []
 
 
-async def _ensure_gone(engine: DockerEngine, kind: str, thing: str) -> None:
-    with suppress(NotFound, InvalidRequest):  # somebody else removes it, too
-        await engine.ask(
+async def _ensure_gone(engine: DockerEngine, kind: str, item: str) -> None:
+    with suppress(NotFound, InvalidRequest):  # another process removes it too
+        await engine.call(
             "DELETE",
-            f"/{kind}/{quote_name(thing)}",
+            f"/{kind}/{quote_name(item)}",
             query={"force": "1", **({"v": "1"} if kind == "containers" else {})},
         )
 
 
-async def _after(work: Awaitable[None]) -> None:
-    """Clean up behind a call, which may have been cancelled. What cannot be is left to its
+async def _clean_up(removal: Awaitable[None]) -> None:
+    """Clean up after a call that may have been cancelled. What cannot be removed is left to its
     expiry.
     """
     try:
         async with asyncio.timeout(_CLEAN_SECONDS):
-            await work
+            await removal
     except (MoothallError, TimeoutError) as error:
         log.warning("containers are left to their expiry", error=str(error))
 
@@ -165,34 +162,43 @@ def _expiry(thing: Mapping[str, Any]) -> float:
         return float("inf")
 
 
-async def _lines(content: Any) -> AsyncIterator[Mapping[str, Any]]:
-    """Yield what a build tells, one document a line."""
-    left = b""
+async def _read_json_lines(content: Any) -> AsyncIterator[Mapping[str, Any]]:
+    """Yield the messages of a build, one document a line."""
+    rest = b""
     async for piece in content.iter_any():
-        *lines, left = (left + piece).split(b"\n")
-        if len(left) > _LINE_BYTES:
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > _LINE_BYTES:
             raise CallFailed("the container engine answered with more than can be taken")
         for line in lines:
             if line.strip():
                 yield json.loads(line)
 
 
-class _Mine:
-    """What a workspace may do with the engine."""
+class _WorkspaceContainers:
+    """The actions of a workspace on the engine."""
 
     def __init__(
-        self, engine: DockerEngine, settings: DockerSettings, owner: str, making: asyncio.Lock
+        self,
+        engine: DockerEngine,
+        settings: DockerSettings,
+        owner: str,
+        creation_lock: asyncio.Lock,
     ) -> None:
-        self._engine, self._settings, self._owner, self._making = engine, settings, owner, making
+        self._engine, self._settings, self._owner, self._creation_lock = (
+            engine,
+            settings,
+            owner,
+            creation_lock,
+        )
 
     async def build(self, context: BuildContext, tag: str) -> Output:
         settings = self._settings
         for image in dockerfile.check(
             context.dockerfile, self._is_allowed, runs=settings.build_runs
         ):
-            await self._image(image)  # it is there: nothing is pulled
-        built = await _list_labelled(self._engine, "images", f"{_OWNER}={self._owner}")
-        if len({image["Labels"].get(_TAG) for image in built} - {tag}) >= settings.built:
+            await self._image(image)  # it must exist, because nothing is pulled
+        images = await _list_labelled(self._engine, "images", f"{_OWNER}={self._owner}")
+        if len({image["Labels"].get(_TAG) for image in images} - {tag}) >= settings.built:
             raise Refused(f"a workspace has at most {settings.built} images (docker.built)")
         query = {
             "t": self._reference(tag),
@@ -206,119 +212,128 @@ class _Mine:
             "cpuquota": str(round(settings.cpus * 100_000)),
             "labels": self._labels() | {_TAG: tag},
         }
-        said, failed = "", ""
+        output, failure = "", ""
         async with self._engine.stream("POST", "/build", query=query, body=context.tar) as response:
-            async for told in _lines(response.content):
-                said = (said + str(told.get("stream", "")))[-settings.output_bytes :]
-                failed = str(told["error"])[:1000] if "error" in told else failed
-        if failed:
-            raise InvalidRequest(f"the build failed: {failed}\n{said[-2000:]}")
+            async for message in _read_json_lines(response.content):
+                output = (output + str(message.get("stream", "")))[-settings.output_bytes :]
+                failure = str(message["error"])[:1000] if "error" in message else failure
+        if failure:
+            raise InvalidRequest(f"the build failed: {failure}\n{output[-2000:]}")
         return {
             "tag": tag,
             "image": (await self._image(self._reference(tag)))["Id"],
-            "output": said,
+            "output": output,
         }
 
     async def run(self, args: Mapping[str, Any]) -> Output:
         image = await self._runnable(str(args["image"]))
-        async with self._making:
-            if len(await self._list()) >= self._settings.containers:
-                most = self._settings.containers
+        async with self._creation_lock:
+            if len(await self._list_containers()) >= self._settings.containers:
+                limit = self._settings.containers
                 raise Refused(
-                    f"a workspace has at most {most} containers (docker.containers); docker.rm "
+                    f"a workspace has at most {limit} containers (docker.containers); docker.rm "
                     "removes one"
                 )
-            created = await self._engine.ask(
+            created = await self._engine.call(
                 "POST", "/containers/create", body=self._container(image, args)
             )
-        container, kept = created["Id"], False
+        container, is_kept = created["Id"], False
         try:
-            await self._engine.ask("POST", f"/containers/{container}/start")
+            await self._engine.call("POST", f"/containers/{container}/start")
             if args["detach"]:
-                kept = True
+                is_kept = True
                 return {"container": container[:_SHORT], "exit_code": None, "output": ""}
-            ended = await self._engine.ask("POST", f"/containers/{container}/wait")
-            output, cut = await self._read_logs(container, 10_000)
-            more = {"killed": "memory"} if (await self._state(container)).get("OOMKilled") else {}
+            exit_status = await self._engine.call("POST", f"/containers/{container}/wait")
+            output, truncated = await self._read_logs(container, 10_000)
+            extra = {"killed": "memory"} if (await self._state(container)).get("OOMKilled") else {}
             return {
                 "container": container[:_SHORT],
-                "exit_code": ended["StatusCode"],
+                "exit_code": exit_status["StatusCode"],
                 "output": output,
-                "truncated": cut,
-                **more,
+                "truncated": truncated,
+                **extra,
             }
         finally:
-            if not kept:
-                await _after(_ensure_gone(self._engine, "containers", container))
+            if not is_kept:
+                await _clean_up(_ensure_gone(self._engine, "containers", container))
 
     async def execute(self, container: str, command: list[str]) -> Output:
-        whole = await self._own(container)
-        wanted = {
+        full_id = await self._full_id(container)
+        options = {
             "Cmd": command,
             "AttachStdout": True,
             "AttachStderr": True,
             "User": self._settings.user,
             "Privileged": False,
         }
-        made = (await self._engine.ask("POST", f"/containers/{whole}/exec", body=wanted))["Id"]
-        ended = False
+        exec_id = (await self._engine.call("POST", f"/containers/{full_id}/exec", body=options))[
+            "Id"
+        ]
+        has_ended = False
         try:
             body = {"Detach": False, "Tty": False}
-            output, cut = await self._engine.read_output(
-                "POST", f"/exec/{made}/start", self._settings.output_bytes, body=body
+            output, truncated = await self._engine.read_output(
+                "POST", f"/exec/{exec_id}/start", self._settings.output_bytes, body=body
             )
-            ended = True
+            has_ended = True
         finally:
-            if not ended:  # an engine ends no command by itself: its container goes with it
-                await _after(self._kill(whole))
-        code = (await self._engine.ask("GET", f"/exec/{made}/json"))["ExitCode"]
-        return {"exit_code": code, "output": output, "truncated": cut}
+            if not has_ended:  # an engine does not end a command alone, so its container is killed
+                await _clean_up(self._kill(full_id))
+        exit_code = (await self._engine.call("GET", f"/exec/{exec_id}/json"))["ExitCode"]
+        return {"exit_code": exit_code, "output": output, "truncated": truncated}
 
     async def ps(self) -> Output:
         return {
             "containers": [
                 {
-                    "container": one["Id"][:_SHORT],
-                    "image": str(one["Labels"].get(_TAG) or one["Image"]),
-                    "state": one["State"],
-                    "status": one["Status"],
+                    "container": container["Id"][:_SHORT],
+                    "image": str(container["Labels"].get(_TAG) or container["Image"]),
+                    "state": container["State"],
+                    "status": container["Status"],
                 }
-                for one in await self._list()
+                for container in await self._list_containers()
             ]
         }
 
     async def logs(self, container: str, lines: int) -> Output:
-        output, cut = await self._read_logs(await self._own(container), lines)
-        return {"output": output, "truncated": cut}
+        output, truncated = await self._read_logs(await self._full_id(container), lines)
+        return {"output": output, "truncated": truncated}
 
     async def stop(self, container: str) -> Output:
-        whole = await self._own(container)
-        await self._engine.ask("POST", f"/containers/{whole}/stop", query={"t": str(_STOP_SECONDS)})
-        return {"container": whole[:_SHORT]}
+        full_id = await self._full_id(container)
+        await self._engine.call(
+            "POST", f"/containers/{full_id}/stop", query={"t": str(_STOP_SECONDS)}
+        )
+        return {"container": full_id[:_SHORT]}
 
     async def rm(self, container: str) -> Output:
-        whole = await self._own(container)
-        await self._engine.ask("DELETE", f"/containers/{whole}", query={"force": "1", "v": "1"})
-        return {"container": whole[:_SHORT]}
+        full_id = await self._full_id(container)
+        await self._engine.call("DELETE", f"/containers/{full_id}", query={"force": "1", "v": "1"})
+        return {"container": full_id[:_SHORT]}
 
-    async def _list(self) -> list[dict[str, Any]]:
+    async def _list_containers(self) -> list[dict[str, Any]]:
         return await _list_labelled(self._engine, "containers", f"{_OWNER}={self._owner}")
 
-    async def _own(self, container: str) -> str:
-        """Return the whole id of a container of this workspace. Raises `NotFound` for any other."""
-        found = next(
-            (one["Id"] for one in await self._list() if one["Id"].startswith(container)), None
+    async def _full_id(self, container: str) -> str:
+        """Return the full id of a container of this workspace. Raises `NotFound` for others."""
+        full_id = next(
+            (
+                item["Id"]
+                for item in await self._list_containers()
+                if item["Id"].startswith(container)
+            ),
+            None,
         )
-        if found is None:
+        if full_id is None:
             raise NotFound(
                 f"this workspace has no container {container}; docker.ps lists those that it has"
             )
-        return str(found)
+        return str(full_id)
 
     async def _state(self, container: str) -> Mapping[str, Any]:
-        state: Mapping[str, Any] = (await self._engine.ask("GET", f"/containers/{container}/json"))[
-            "State"
-        ]
+        state: Mapping[str, Any] = (
+            await self._engine.call("GET", f"/containers/{container}/json")
+        )["State"]
         return state
 
     async def _read_logs(self, container: str, lines: int) -> tuple[str, bool]:
@@ -329,7 +344,7 @@ class _Mine:
 
     async def _kill(self, container: str) -> None:
         with suppress(NotFound, InvalidRequest):
-            await self._engine.ask("POST", f"/containers/{container}/kill")
+            await self._engine.call("POST", f"/containers/{container}/kill")
 
     def _is_allowed(self, image: str) -> bool:
         return any(fnmatchcase(image, pattern) for pattern in self._settings.images)
@@ -342,7 +357,7 @@ class _Mine:
 
     async def _image(self, reference: str) -> Mapping[str, Any]:
         try:
-            found: Mapping[str, Any] = await self._engine.ask(
+            image: Mapping[str, Any] = await self._engine.call(
                 "GET", f"/images/{quote_name(reference)}/json"
             )
         except NotFound as error:
@@ -350,10 +365,10 @@ class _Mine:
                 f"the engine has no image {reference[:100]!r}, and none is pulled: docker.build "
                 "makes one, or the operator"
             ) from error
-        return found
+        return image
 
     async def _runnable(self, image: str) -> Mapping[str, Any]:
-        """Return a workspace's own image of that tag, else one that the operator allows."""
+        """Return the workspace's own image with that tag, else one that the operator allows."""
         if not set(image) & set("/:@"):
             with suppress(NotFound):
                 return {
@@ -369,8 +384,8 @@ class _Mine:
         return {**await self._image(image), "reference": image, "tag": image}
 
     def _container(self, image: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
-        """What a container is made of. Everything that bounds it is said, whatever the engine's
-        defaults are.
+        """Return the options of a container. All limits are explicit, whatever the defaults of the
+        engine are.
         """
         settings = self._settings
         volumes: Iterable[str] = (image.get("Config") or {}).get("Volumes") or ()
@@ -406,8 +421,7 @@ class _Mine:
                 "UsernsMode": "",
                 "OomKillDisable": False,
                 "ShmSize": 16_000_000,
-                # What an image declares to be a volume would else be a folder of the host's,
-                # without a bound.
+                # Otherwise a volume of the image would be an unlimited folder of the host.
                 "Tmpfs": dict.fromkeys(("/tmp", *volumes), scratch),  # noqa: S108 - inside
                 "Ulimits": [
                     {"Name": "nofile", "Soft": 1024, "Hard": 1024},

@@ -1,5 +1,5 @@
-"""The official SDK's client of a server: what goes wrong is told in our errors, and what it says is
-cleaned.
+"""A client of an MCP server with the official SDK. Errors are translated, and the server's texts
+are cleaned.
 """
 
 from __future__ import annotations
@@ -21,70 +21,68 @@ from moothall.toolkits.mcp.spec import OfferedTool
 _PAGES = 20
 _TEXT_CHARS = 200_000
 _DEPTH = 20
-_WHY_CHARS = 600
+_REASON_CHARS = 600
 
 Link = Callable[[LinkEnd], AbstractAsyncContextManager[Streams]]
 
 
 @asynccontextmanager
-async def connect(name: str, link: Link, seconds: float, ended: LinkEnd) -> AsyncIterator[Client]:
-    """Connect to a server, which has so many seconds for each answer. Raises what `telling`
-    does.
+async def connect(
+    name: str, link: Link, seconds: float, link_end: LinkEnd
+) -> AsyncIterator[Client]:
+    """Connect to a server. `seconds` is the time limit of each answer. Raises what
+    `translated_errors` raises.
     """
-    with telling(name, ended):
-        async with Client(link(ended), read_timeout_seconds=seconds, cache=None) as client:
+    with translated_errors(name, link_end):
+        async with Client(link(link_end), read_timeout_seconds=seconds, cache=None) as client:
             yield client
 
 
 @contextmanager
-def telling(name: str, ended: LinkEnd) -> Iterator[None]:
-    """Raise `CallFailed` with what a server did, whatever the SDK makes of it; our own errors as
-    they are.
+def translated_errors(name: str, link_end: LinkEnd) -> Iterator[None]:
+    """Translate any exception of the SDK into `CallFailed` with the reason. Our own errors are
+    raised unchanged.
     """
     try:
         yield
     except MoothallError:
         raise
     except Exception as error:
-        raise _as_error(name, ended.why, tuple(_leaves(error))) from error
+        raise _as_error(name, link_end.why, tuple(_leaves(error))) from error
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:
-    """Yield what a group of exceptions is made of, the innermost."""
+    """Yield the innermost exceptions of an exception or a group."""
     if isinstance(error, ExceptionGroup):
-        for one in error.exceptions:
-            yield from _leaves(one)
+        for inner in error.exceptions:
+            yield from _leaves(inner)
     else:
         yield error
 
 
-def _as_error(name: str, why: str, errors: Sequence[Exception]) -> MoothallError:
-    """Return what is said of whatever the SDK, and what it stands on, make of what a server
-    does.
-    """
+def _as_error(name: str, reason: str, errors: Sequence[Exception]) -> MoothallError:
+    """Translate exceptions of the MCP SDK or its transport into an error."""
     for error in errors:
         if isinstance(error, MoothallError):
             return error
-    answered = next(
+    answer = next(
         (f"it answered: {error.args[1]}" for error in errors if isinstance(error, MCPError)), ""
     )
-    said = (
-        why
-        or answered
+    description = (
+        reason
+        or answer
         or f"it answered what is no answer of the protocol ({type(errors[0]).__name__})"
     )
-    return CallFailed(f"the MCP server {name}: {one_line(said, _WHY_CHARS)}")
+    return CallFailed(f"the MCP server {name}: {one_line(description, _REASON_CHARS)}")
 
 
-async def offers_of(client: Client) -> tuple[OfferedTool, ...]:
-    """Return all that a server offers, as it tells it. Raises `CallFailed` where it tells no end of
-    it.
-    """
-    found: list[OfferedTool] = []
+async def list_tools(client: Client) -> tuple[OfferedTool, ...]:
+    """Return all tools that a server offers. Raises `CallFailed` if the list does not end."""
+    tools: list[OfferedTool] = []
     cursor: str | None = None
     for _ in range(_PAGES):
         page = await client.list_tools(cursor=cursor)
-        found += [
+        tools += [
             OfferedTool(
                 encodable(tool.name),
                 encodable(tool.description or tool.title or ""),
@@ -94,44 +92,46 @@ async def offers_of(client: Client) -> tuple[OfferedTool, ...]:
         ]
         cursor = page.next_cursor
         if cursor is None:
-            return tuple(found)
+            return tuple(tools)
     raise CallFailed(f"the list of its tools has more than {_PAGES} pages")
 
 
-async def run(client: Client, tool: str, arguments: Mapping[str, Any]) -> Output:
-    """Call a tool and return what it said. Raises `CallFailed` where it says that it failed.
+async def call_tool(client: Client, tool: str, arguments: Mapping[str, Any]) -> Output:
+    """Call a tool and return its output. Raises `CallFailed` if the tool reports a failure.
 
-    Not by the SDK's own call: that checks the answer by whatever patterns the server names, for as
-    long as these may take.
+    The SDK's own method is not used, because it validates answers by patterns of the server, whose
+    matching may take forever.
     """
     request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=dict(arguments)))
     result = await client.session.send_request(request, CallToolResult)
-    texts, left_out = [], []
+    texts, skipped_types = [], []
     for block in result.content:
         if block.type == "text":
             texts.append(block.text)
         elif block.type == "resource" and hasattr(block.resource, "text"):
             texts.append(block.resource.text)
         else:
-            left_out.append(block.type)
-    text = visible("\n".join(texts)[:_TEXT_CHARS])
+            skipped_types.append(block.type)
+    text = remove_invisible("\n".join(texts)[:_TEXT_CHARS])
     if result.is_error:
         raise CallFailed(text or "it failed, and said nothing of it")
-    return {"text": text, "data": _visible(result.structured_content), "left_out": left_out[:20]}
+    return {"text": text, "data": _clean(result.structured_content), "left_out": skipped_types[:20]}
 
 
-def visible(text: str) -> str:
-    """Return a text without what is not seen, such as signs that turn its direction; its lines
-    stay.
+def remove_invisible(text: str) -> str:
+    """Return a text without invisible characters, such as those that change its direction. Line
+    breaks are kept.
     """
-    return "".join(sign for sign in text if sign.isprintable() or sign in "\n\t")
+    return "".join(
+        character for character in text if character.isprintable() or character in "\n\t"
+    )
 
 
-def _visible(value: Any, depth: int = 0) -> Any:
+def _clean(value: Any, depth: int = 0) -> Any:
     if depth > _DEPTH:
         return None
     if isinstance(value, str):
-        return visible(value)
+        return remove_invisible(value)
     if isinstance(value, Mapping):
-        return {visible(str(key)): _visible(one, depth + 1) for key, one in value.items()}
-    return [_visible(one, depth + 1) for one in value] if isinstance(value, list) else value
+        return {remove_invisible(str(key)): _clean(item, depth + 1) for key, item in value.items()}
+    return [_clean(item, depth + 1) for item in value] if isinstance(value, list) else value

@@ -19,39 +19,39 @@ if TYPE_CHECKING:  # as in `toolkits.family`
 
 
 class McpFamily(Family[McpSettings]):
-    """`mcp.<server>.<tool>`: what the operator took of the servers that the settings name."""
+    """`mcp.<server>.<tool>`: the tools that the operator accepted from the configured servers."""
 
     section = "mcp"
     kind = McpSettings
 
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
-        """Those that were taken, as they were then."""
-        own = self.own(settings)
-        if not own.servers:
+        """Return the accepted tools as they were described when they were accepted."""
+        mcp = self.own(settings)
+        if not mcp.servers:
             return ()
         from moothall.toolkits.mcp.spec import taken_tools
 
-        return [one.spec for one in taken_tools(settings, own)]
+        return [tool.spec for tool in taken_tools(settings, mcp)]
 
     def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
-        """Another tenant's are there for nobody else."""
-        own = self.own(settings)
-        closed = {
+        """Return the tools of servers that belong to other tenants."""
+        mcp = self.own(settings)
+        closed_servers = {
             name
-            for name, server in own.servers.items()
+            for name, server in mcp.servers.items()
             if server.tenants and tenant not in server.tenants
         }
-        if not closed:
+        if not closed_servers:
             return {}
         return {
             spec.name: f"mcp.servers.{server}.tenants does not name this tenant"
             for spec in self.specs(settings)
-            if (server := spec.name.split(".")[1]) in closed
+            if (server := spec.name.split(".")[1]) in closed_servers
         }
 
     @asynccontextmanager
     async def open(self, settings: Settings) -> AsyncIterator[OpenedFamily]:
-        """Servers that live on end with their workspaces, and at the end."""
+        """Run the tools. Persistent servers end with their workspaces, or at the end."""
         tools = self.tools(settings)
         try:
             yield OpenedFamily(tools.call, tools.close_workspace)
@@ -59,37 +59,39 @@ class McpFamily(Family[McpSettings]):
             await tools.close()
 
     def tools(self, settings: Settings) -> McpTools:
-        """Return what runs them, and asks servers what they offer. Raises `ConfigurationError`."""
+        """Return the toolkit, which also lists the tools of servers. Raises
+        `ConfigurationError`.
+        """
         from moothall.toolkits.mcp.spec import taken_tools
         from moothall.toolkits.mcp.toolkit import McpTools
 
-        own = self.own(settings)
+        mcp = self.own(settings)
         return McpTools(
-            settings.sandbox, own, WebFamily().own(settings), taken_tools(settings, own)
+            settings.sandbox, mcp, WebFamily().own(settings), taken_tools(settings, mcp)
         )
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
-        """Ask each server what it offers, and compare it with what was taken."""
+        """Ask each server for its tools, and compare them with the accepted ones."""
         from moothall.domain.status import Finding
         from moothall.toolkits.mcp.spec import read_offers, taken_tools
 
-        own = self.own(settings)
-        if not own.servers:
+        mcp = self.own(settings)
+        if not mcp.servers:
             yield Finding(
                 "tools mcp.*", ok=True, detail="not offered: no server is set ([mcp.servers.NAME])"
             )
-        for name in own.servers:
-            part, again = (
+        for name in mcp.servers:
+            part, advice = (
                 f"tools mcp.{name}.*",
                 f"`moothall tools take {name}` shows what it offers and takes it",
             )
             try:
-                held = {
-                    one.offer.name: one.offer.digest
-                    for one in taken_tools(settings, own)
-                    if one.server == name
+                accepted = {
+                    tool.offer.name: tool.offer.digest
+                    for tool in taken_tools(settings, mcp)
+                    if tool.server == name
                 }
-                offered = read_offers(name, own, await self.tools(settings).offers(name))
+                offered = read_offers(name, mcp, await self.tools(settings).offers(name))
             except MoothallError as error:
                 yield Finding(
                     part,
@@ -98,12 +100,12 @@ class McpFamily(Family[McpSettings]):
                     mend=f"see [mcp.servers.{name}] and docs/tools.md, MCP servers",
                 )
                 continue
-            changed = {one.offer.name: one.offer.digest for one in offered.tools} != held
+            changed = {tool.offer.name: tool.offer.digest for tool in offered.tools} != accepted
             refused = f", {len(offered.refused)} refused" if offered.refused else ""
-            detail = f"answers; {len(offered.tools)} tools{refused}, {len(held)} taken"
+            detail = f"answers; {len(offered.tools)} tools{refused}, {len(accepted)} taken"
             yield Finding(
                 part,
-                ok=not (held and changed),
-                detail=detail + ("; they differ" if held and changed else ""),
-                mend=again if changed else "",
+                ok=not (accepted and changed),
+                detail=detail + ("; they differ" if accepted and changed else ""),
+                mend=advice if changed else "",
             )

@@ -16,7 +16,7 @@ from time import monotonic
 from mcp import Client
 
 from moothall.errors import CallFailed, MoothallError
-from moothall.toolkits.mcp.client import Link, connect, telling
+from moothall.toolkits.mcp.client import Link, connect, translated_errors
 from moothall.toolkits.mcp.links import LinkEnd
 
 Key = tuple[str, str, str]
@@ -98,7 +98,7 @@ class ServerPool:
                 )
             try:
                 living.ended.left = living.ended.most
-                with telling(key[2], living.ended):
+                with translated_errors(key[2], living.ended):
                     yield await asyncio.shield(living.client)
             except (
                 asyncio.CancelledError

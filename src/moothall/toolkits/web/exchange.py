@@ -1,6 +1,4 @@
-"""One HTTP exchange on behalf of a tool: guarded at every hop, bounded in time, size and number of
-hops.
-"""
+"""An HTTP exchange of a tool: checked at each redirect, and limited in time, size and redirects."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ from moothall.network.destinations import Destinations, Unreachable
 from moothall.toolkits.web.family import HttpSettings
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_TO_GET = frozenset({301, 302, 303})
-_KEPT_IN = frozenset({"GET", "HEAD"})
+_CHANGE_TO_GET = frozenset({301, 302, 303})
+_UNCHANGED_METHODS = frozenset({"GET", "HEAD"})
 _CHUNK = 65_536
-_SHOWN = frozenset(
+_SHOWN_HEADERS = frozenset(
     {
         "content-type",
         "content-length",
@@ -35,7 +33,7 @@ _SHOWN = frozenset(
         "allow",
     }
 )
-_CREDENTIALS = frozenset({"authorization", "cookie", "x-api-key"})
+_CREDENTIAL_HEADERS = frozenset({"authorization", "cookie", "x-api-key"})
 _ENCODINGS: Final[Mapping[str, int]] = {
     "gzip": zlib.MAX_WBITS | 16,
     "x-gzip": zlib.MAX_WBITS | 16,
@@ -44,16 +42,14 @@ _ENCODINGS: Final[Mapping[str, int]] = {
 
 
 class AnswerTooLarge(Permanent):
-    """An answer went on past the limit."""
+    """An answer exceeded the size limit."""
 
     code = "TOO_LARGE"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What came back. `url` is where the last redirect led; `cut` says that `body` is only the
-    beginning.
-    """
+    """A response. `url` is the target of the last redirect; `cut` says that `body` is truncated."""
 
     status: int
     url: str
@@ -65,8 +61,8 @@ class HttpResponse:
 
 
 class HttpCaller:
-    """Makes calls. No cookies, no proxy, no kept connections: what one tenant's call leaves behind,
-    another's cannot meet.
+    """A caller without cookies, proxy and persistent connections, so that the calls of tenants do
+    not affect each other.
     """
 
     def __init__(self, settings: HttpSettings) -> None:
@@ -80,28 +76,28 @@ class HttpCaller:
         *,
         headers: Mapping[str, str],
         body: bytes,
-        most: int,
-        cutting: bool = False,
+        max_bytes: int,
+        truncate: bool = False,
     ) -> HttpResponse:
-        """Call and return the answer, redirects followed. At most `most` bytes of body: more is
-        cut, or `AnswerTooLarge`.
+        """Send a request, follow redirects, and return the response.
 
-        Raises `InvalidRequest` for what is no URL, `Refused` for where no tool may go,
-        `CallFailed`, `AnswerTooLarge`.
+        A body of more than `max_bytes` is truncated if `truncate` is true; otherwise
+        `AnswerTooLarge` is raised. Raises `InvalidRequest` for an invalid URL, `Refused` for a
+        destination that tools may not call, and `CallFailed`.
         """
         url = self._destinations.check(text)
         for _ in range(self._settings.redirects + 1):
-            async with self._one(method, url, headers, body) as response:
+            async with self._send(method, url, headers, body) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
-                    return await self._read(response, method, most, cutting=cutting)
-                before, url = url, self._next(url, response)
-                if response.status in _TO_GET and method not in _KEPT_IN:
+                    return await self._read(response, method, max_bytes, truncate=truncate)
+                previous, url = url, self._next(url, response)
+                if response.status in _CHANGE_TO_GET and method not in _UNCHANGED_METHODS:
                     method, body = "GET", b""
-            if before.origin() != url.origin():
+            if previous.origin() != url.origin():
                 headers = {
                     name: value
                     for name, value in headers.items()
-                    if name.lower() not in _CREDENTIALS
+                    if name.lower() not in _CREDENTIAL_HEADERS
                 }
         raise CallFailed(
             f"{text[:200]} redirects more than {self._settings.redirects} times (http.redirects)"
@@ -120,21 +116,21 @@ class HttpCaller:
             raise Refused(f"{url} redirects to {str(target)[:200]}: {error.message}") from error
 
     @asynccontextmanager
-    async def _one(
+    async def _send(
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         refused: list[Unreachable] = []
 
-        def open_socket(about: tuple[Any, ...]) -> socket.socket:
+        def open_socket(address: tuple[Any, ...]) -> socket.socket:
             try:
-                return self._destinations.open_socket(about)
+                return self._destinations.open_socket(address)
             except Unreachable as error:
                 refused.append(error)
                 raise
 
-        guard = None if self._destinations.is_named(url) else open_socket
+        socket_factory = None if self._destinations.is_named(url) else open_socket
         connector = aiohttp.TCPConnector(
-            socket_factory=guard, force_close=True, use_dns_cache=False
+            socket_factory=socket_factory, force_close=True, use_dns_cache=False
         )
         try:
             async with (
@@ -158,34 +154,34 @@ class HttpCaller:
             raise CallFailed(f"{url.host}: {type(error).__name__}: {str(error)[:300]}") from error
 
     async def _read(
-        self, response: aiohttp.ClientResponse, method: str, most: int, *, cutting: bool
+        self, response: aiohttp.ClientResponse, method: str, max_bytes: int, *, truncate: bool
     ) -> HttpResponse:
-        shown = {
+        headers = {
             name.lower(): value[:500]
             for name, value in response.headers.items()
-            if name.lower() in _SHOWN
+            if name.lower() in _SHOWN_HEADERS
         }
-        whole, cut = bytearray(), False
+        body, truncated = bytearray(), False
         if method != "HEAD":
             async for piece in _unpack(response):
-                whole += piece
-                if len(whole) > most:
-                    if not cutting:
+                body += piece
+                if len(body) > max_bytes:
+                    if not truncate:
                         raise AnswerTooLarge(
-                            f"{response.url.host} answered with more than {most} bytes; the call "
-                            "was ended"
+                            f"{response.url.host} answered with more than {max_bytes} bytes; the "
+                            "call was ended"
                         )
-                    cut = True
-                    del whole[most:]
+                    truncated = True
+                    del body[max_bytes:]
                     break
         return HttpResponse(
             response.status,
             str(response.url),
-            shown,
+            headers,
             response.content_type,
             response.charset or "utf-8",
-            bytes(whole),
-            cut,
+            bytes(body),
+            truncated,
         )
 
 
@@ -203,7 +199,7 @@ def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
 
 
 async def _unpack(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the body in pieces of bounded size, whatever a few packed bytes may unpack to."""
+    """Yield the body in pieces of limited size, even if a few compressed bytes expand to many."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding in {"", "identity"}:
         async for piece in response.content.iter_chunked(_CHUNK):
@@ -214,12 +210,12 @@ async def _unpack(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             f"{response.url.host} answered in the content encoding {encoding[:40]!r}, which was "
             "not asked for"
         )
-    unpacking = zlib.decompressobj(_ENCODINGS[encoding])
+    decompressor = zlib.decompressobj(_ENCODINGS[encoding])
     try:
         async for piece in response.content.iter_chunked(_CHUNK):
             packed = piece
             while packed:
-                yield unpacking.decompress(packed, _CHUNK)
-                packed = unpacking.unconsumed_tail
+                yield decompressor.decompress(packed, _CHUNK)
+                packed = decompressor.unconsumed_tail
     except zlib.error as error:
         raise CallFailed(f"{response.url.host} answered with broken {encoding}") from error

@@ -1,6 +1,5 @@
-"""The family `web`, whose settings are called `http`.
-
-The settings of `http.*` and `web.*`, and of every way to the network that a model chooses.
+"""The family `web`, whose settings are called `http`: they apply to all network access that a model
+chooses.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class WebFamily(Family[HttpSettings]):
 
     def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """See `Family`."""
-        del tenant  # one search server is all tenants'
+        del tenant  # all tenants use one search server
         if self.own(settings).search_url:
             return {}
         return {"web.search": "MOOTHALL_HTTP__SEARCH_URL, the root of a SearXNG server, is not set"}

@@ -1,4 +1,4 @@
-"""A web page as text: what a reader sees of it, its title and its links."""
+"""A web page as text: its visible text, its title and its links."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from html.parser import HTMLParser
 
 from yarl import URL
 
-_UNSEEN = frozenset({"script", "style", "noscript", "template", "svg", "head", "iframe", "object"})
-_BLOCKS = frozenset(
+_INVISIBLE_ELEMENTS = frozenset(
+    {"script", "style", "noscript", "template", "svg", "head", "iframe", "object"}
+)
+_BLOCK_ELEMENTS = frozenset(
     [
         "address",
         "article",
@@ -48,12 +50,12 @@ _BLOCKS = frozenset(
     ]
 )
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
-MOST_LINKS = 100
+MAX_LINKS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a page says. `links` are absolute, each once, in order."""
+    """A page as text. `links` are absolute, unique and in order."""
 
     title: str
     text: str
@@ -61,46 +63,46 @@ class Page:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Content:
     parts: list[str] = field(default_factory=list)
     title: list[str] = field(default_factory=list)
     links: dict[str, None] = field(default_factory=dict)
 
 
 class _Reader(HTMLParser):
-    """Takes any page: what is not closed is closed at the end."""
+    """A parser of any page: open elements are closed at the end."""
 
     def __init__(self, base: URL) -> None:
         super().__init__(convert_charrefs=True)
-        self.seen = _Seen()
+        self.content = _Content()
         self._base = base
-        self._unseen: list[str] = []
+        self._invisible: list[str] = []
         self._in_title = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._in_title = self._in_title or tag == "title"
-        if tag in _UNSEEN:
-            self._unseen.append(tag)
+        if tag in _INVISIBLE_ELEMENTS:
+            self._invisible.append(tag)
         elif tag == "body":
-            self._unseen.clear()
-        elif tag in _BLOCKS:
-            self.seen.parts.append("\n" + _HEADINGS.get(tag, "- " if tag == "li" else ""))
-        elif tag == "a" and len(self.seen.links) < MOST_LINKS:
+            self._invisible.clear()
+        elif tag in _BLOCK_ELEMENTS:
+            self.content.parts.append("\n" + _HEADINGS.get(tag, "- " if tag == "li" else ""))
+        elif tag == "a" and len(self.content.links) < MAX_LINKS:
             self._link(dict(attrs).get("href") or "")
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "title":
             self._in_title = False
-        if tag in self._unseen:
-            del self._unseen[self._unseen.index(tag) :]
-        elif tag in _BLOCKS:
-            self.seen.parts.append("\n")
+        if tag in self._invisible:
+            del self._invisible[self._invisible.index(tag) :]
+        elif tag in _BLOCK_ELEMENTS:
+            self.content.parts.append("\n")
 
     def handle_data(self, data: str) -> None:
         if self._in_title:
-            self.seen.title.append(data)
-        elif not self._unseen:
-            self.seen.parts.append(data)
+            self.content.title.append(data)
+        elif not self._invisible:
+            self.content.parts.append(data)
 
     def _link(self, href: str) -> None:
         try:
@@ -108,20 +110,19 @@ class _Reader(HTMLParser):
         except (ValueError, UnicodeError):
             return
         if target.scheme in {"http", "https"}:
-            self.seen.links[str(target)] = None
+            self.content.links[str(target)] = None
 
 
 def read_page(html: str, url: URL) -> Page:
-    """Return what a page says. Hostile markup gives odd text, never an error."""
+    """Parse a page. Invalid markup gives odd text, never an error."""
     reader = _Reader(url)
     try:
         reader.feed(html)
         reader.close()
-    except (
-        AssertionError,
-        RecursionError,
-    ):  # the parser's own limits: what was read until then is what there is
-        reader.seen.parts.append("\n[the rest of the page cannot be read]")
-    lines = (" ".join(line.split()) for line in "".join(reader.seen.parts).split("\n"))
+    except (AssertionError, RecursionError):  # limits of the parser; keep what was read until then
+        reader.content.parts.append("\n[the rest of the page cannot be read]")
+    lines = (" ".join(line.split()) for line in "".join(reader.content.parts).split("\n"))
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
-    return Page(" ".join("".join(reader.seen.title).split())[:300], text, tuple(reader.seen.links))
+    return Page(
+        " ".join("".join(reader.content.title).split())[:300], text, tuple(reader.content.links)
+    )

@@ -1,4 +1,4 @@
-"""`http.*` and `web.*`: the tools that reach the network."""
+"""`http.*` and `web.*`: tools that access the network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from yarl import URL
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import CallFailed
 from moothall.ports import Workspace
-from moothall.toolkits.answering import Output, answer_within, in_workspace
+from moothall.toolkits.answering import Output, call_workspace_tool, run_within
 from moothall.toolkits.web.exchange import HttpCaller, HttpResponse
 from moothall.toolkits.web.family import HttpSettings
 from moothall.toolkits.web.page import read_page
@@ -19,7 +19,7 @@ from moothall.toolkits.web.page import read_page
 _METHODS = {
     f"http.{name}": name.upper() for name in ("get", "head", "post", "put", "patch", "delete")
 }
-_TEXTS = (
+_TEXT_TYPES = (
     "text/",
     "application/json",
     "application/xml",
@@ -27,7 +27,7 @@ _TEXTS = (
     "application/javascript",
     "application/yaml",
 )
-_FOUND, _FOUND_CHARS = 20, 500
+_MAX_RESULTS, _RESULT_CHARS = 20, 500
 
 
 class WebTools:
@@ -36,7 +36,7 @@ class WebTools:
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
         self._exchange = HttpCaller(settings)
-        # The operator's own server: called wherever it is.
+        # The operator's own server may be called at any address.
         self._search = HttpCaller(
             settings.model_copy(
                 update={"allow": (_host(settings.search_url),), "only_allowed": True}
@@ -44,9 +44,11 @@ class WebTools:
         )
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Run a tool until its deadline or `http.seconds`. What fails is a status, not an error."""
-        del tenant  # nothing is kept between calls
-        return await answer_within(call, self._settings.seconds, self._output(call, workspace))
+        """Run a tool until its deadline or for `http.seconds`. A failure is a status, not an
+        exception.
+        """
+        del tenant  # there is no state between calls
+        return await run_within(call, self._settings.seconds, self._output(call, workspace))
 
     async def _output(self, call: ToolCall, workspace: Workspace) -> Output:
         args = call.arguments
@@ -59,44 +61,44 @@ class WebTools:
                 return _page(await self._get(str(args["url"])))
             case "web.search":
                 return await self._search_web(str(args["query"]), list(args["engines"]))
-        answer = await self._exchange.call(
+        response = await self._exchange.call(
             _METHODS[call.tool],
             str(args["url"]),
             headers=args["headers"],
             body=str(args.get("body", "")).encode(errors="replace"),
-            most=self._settings.response_bytes,
-            cutting=True,
+            max_bytes=self._settings.response_bytes,
+            truncate=True,
         )
-        return _output_of(answer)
+        return _output_of(response)
 
     async def _get(self, url: str) -> HttpResponse:
         return await self._exchange.call(
-            "GET", url, headers={}, body=b"", most=self._settings.response_bytes, cutting=True
+            "GET", url, headers={}, body=b"", max_bytes=self._settings.response_bytes, truncate=True
         )
 
     async def _download(self, call: ToolCall, workspace: Workspace) -> Output:
         args = call.arguments
-        answer = await self._exchange.call(
-            "GET", str(args["url"]), headers={}, body=b"", most=self._settings.download_bytes
+        response = await self._exchange.call(
+            "GET", str(args["url"]), headers={}, body=b"", max_bytes=self._settings.download_bytes
         )
-        if not 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP's successes
+        if not 200 <= response.status < 300:  # noqa: PLR2004 - HTTP's successes
             raise CallFailed(
-                f"{answer.url} answered with status {answer.status}; nothing was stored"
+                f"{response.url} answered with status {response.status}; nothing was stored"
             )
-        content = base64.b64encode(answer.body).decode()
-        await in_workspace(
+        content = base64.b64encode(response.body).decode()
+        await call_workspace_tool(
             workspace, call, "files.store", {"path": args["path"], "content": content}
         )
         return {
-            "status": answer.status,
-            "url": answer.url,
+            "status": response.status,
+            "url": response.url,
             "path": args["path"],
-            "bytes": len(answer.body),
+            "bytes": len(response.body),
         }
 
     async def _upload(self, call: ToolCall, workspace: Workspace) -> Output:
         args = call.arguments
-        loaded = await in_workspace(workspace, call, "files.load", {"path": args["path"]})
+        loaded = await call_workspace_tool(workspace, call, "files.load", {"path": args["path"]})
         try:
             body = base64.b64decode(str(loaded["content"]), validate=True)
         except ValueError as error:
@@ -107,17 +109,17 @@ class WebTools:
                 f"{args['path']} has {len(body)} bytes; at most {limit} are sent "
                 "(http.download_bytes)"
             )
-        answer = await self._exchange.call(
+        response = await self._exchange.call(
             "PUT",
             str(args["url"]),
             headers=args["headers"],
             body=body,
-            most=self._settings.response_bytes,
-            cutting=True,
+            max_bytes=self._settings.response_bytes,
+            truncate=True,
         )
         return {
-            "status": answer.status,
-            "url": answer.url,
+            "status": response.status,
+            "url": response.url,
             "path": args["path"],
             "bytes": len(body),
         }
@@ -129,29 +131,29 @@ class WebTools:
                 "no search server is configured (MOOTHALL_HTTP__SEARCH_URL: the root of a SearXNG "
                 "server)"
             )
-        asked = (
+        url = (
             URL(root)
             / "search"
             % {"q": query, "format": "json", **({"engines": ",".join(engines)} if engines else {})}
         )
-        answer = await self._search.call(
-            "GET", str(asked), headers={}, body=b"", most=self._settings.response_bytes
+        response = await self._search.call(
+            "GET", str(url), headers={}, body=b"", max_bytes=self._settings.response_bytes
         )
         try:
-            listed = json.loads(answer.body)["results"]
+            listed = json.loads(response.body)["results"]
             results = [
                 {
-                    "title": _text(one, "title"),
-                    "url": _text(one, "url"),
-                    "text": _text(one, "content"),
+                    "title": _text(result, "title"),
+                    "url": _text(result, "url"),
+                    "text": _text(result, "content"),
                 }
-                for one in listed
+                for result in listed
             ]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CallFailed(
-                f"the search server answered with status {answer.status} and no list of results"
+                f"the search server answered with status {response.status} and no list of results"
             ) from error
-        return {"results": results[:_FOUND]}
+        return {"results": results[:_MAX_RESULTS]}
 
 
 def _host(root: str | None) -> str:
@@ -159,51 +161,52 @@ def _host(root: str | None) -> str:
     return f"{url.host}:{url.port}"
 
 
-def _text(one: Mapping[str, object], name: str) -> str:
-    return str(one.get(name) or "")[:_FOUND_CHARS]
+def _text(result: Mapping[str, object], name: str) -> str:
+    return str(result.get(name) or "")[:_RESULT_CHARS]
 
 
-def _decode(answer: HttpResponse) -> str:
+def _decode(response: HttpResponse) -> str:
     try:
-        return answer.body.decode(answer.charset, errors="replace")
-    except LookupError:  # a charset that nobody knows
-        return answer.body.decode(errors="replace")
+        return response.body.decode(response.charset, errors="replace")
+    except LookupError:  # an unknown charset
+        return response.body.decode(errors="replace")
 
 
-def _is_text(answer: HttpResponse) -> bool:
-    kind = answer.content_type
-    return kind.startswith(_TEXTS) or kind.endswith(("+json", "+xml"))
+def _is_text(response: HttpResponse) -> bool:
+    kind = response.content_type
+    return kind.startswith(_TEXT_TYPES) or kind.endswith(("+json", "+xml"))
 
 
-def _output_of(answer: HttpResponse) -> Output:
-    readable = _is_text(answer)
+def _output_of(response: HttpResponse) -> Output:
+    readable = _is_text(response)
     return {
-        "status": answer.status,
-        "url": answer.url,
-        "headers": dict(answer.headers),
-        "body": _decode(answer) if readable else "",
-        "bytes": len(answer.body),
-        "truncated": answer.cut,
+        "status": response.status,
+        "url": response.url,
+        "headers": dict(response.headers),
+        "body": _decode(response) if readable else "",
+        "bytes": len(response.body),
+        "truncated": response.cut,
         **(
             {}
-            if readable or not answer.body
-            else {"binary": f"{answer.content_type}; http.download stores it as a file"}
+            if readable or not response.body
+            else {"binary": f"{response.content_type}; http.download stores it as a file"}
         ),
     }
 
 
-def _page(answer: HttpResponse) -> Output:
-    if not _is_text(answer):
+def _page(response: HttpResponse) -> Output:
+    if not _is_text(response):
         raise CallFailed(
-            f"{answer.url} is {answer.content_type}, not a page; http.download stores it as a file"
+            f"{response.url} is {response.content_type}, not a page; http.download stores it as a "
+            "file"
         )
-    html = "html" in answer.content_type
-    page = read_page(_decode(answer), URL(answer.url)) if html else None
+    html = "html" in response.content_type
+    page = read_page(_decode(response), URL(response.url)) if html else None
     return {
-        "status": answer.status,
-        "url": answer.url,
+        "status": response.status,
+        "url": response.url,
         "title": page.title if page else "",
-        "text": page.text if page else _decode(answer),
+        "text": page.text if page else _decode(response),
         "links": list(page.links) if page else [],
-        "truncated": answer.cut,
+        "truncated": response.cut,
     }

@@ -19,91 +19,97 @@ from moothall.errors import ConfigurationError, SandboxUnavailable
 from moothall.telemetry import get_logger
 from moothall.workspace.kubernetes.manifest import HOST, HOUSE, LABEL, NAME
 
-_PULL = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
-_BROKEN = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-_SHOWN = 400
+_PULL_ERRORS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+)
+_START_ERRORS = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+)
+_REASON_CHARS = 400
 
 
-def of_pod(pod: Mapping[str, Any]) -> str:
-    """Return why a pod will never answer, or answers no more; '' while it may yet."""
+def pod_failure(pod: Mapping[str, Any]) -> str:
+    """Return why a pod will never answer or no longer answers; '' if it may answer."""
     status = pod.get("status") or {}
     if reason := status.get("reason"):  # Evicted, DeadlineExceeded, NodeLost, …
         return _say(f"its pod was ended: {reason}", status.get("message"))
-    for one in status.get("containerStatuses") or ():
-        if wrong := _of_container(one):
-            return wrong
+    for container_status in status.get("containerStatuses") or ():
+        if failure := _container_failure(container_status):
+            return failure
     return "its pod was deleted" if (pod.get("metadata") or {}).get("deletionTimestamp") else ""
 
 
-def _of_container(one: Mapping[str, Any]) -> str:
-    state, name = one.get("state") or {}, one.get("name")
-    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-    if waiting.get("reason") in _PULL:
+def _container_failure(container_status: Mapping[str, Any]) -> str:
+    state, name = container_status.get("state") or {}, container_status.get("name")
+    waiting, terminated = state.get("waiting") or {}, state.get("terminated") or {}
+    if waiting.get("reason") in _PULL_ERRORS:
         return _say(
-            f"the image {one.get('image')!r} of {name} cannot be pulled",
+            f"the image {container_status.get('image')!r} of {name} cannot be pulled",
             waiting.get("message") or waiting["reason"],
         )
-    if waiting.get("reason") in _BROKEN:
+    if waiting.get("reason") in _START_ERRORS:
         return _say(f"{name} cannot be started", waiting.get("message") or waiting["reason"])
-    if ended.get("reason") == "OOMKilled":
+    if terminated.get("reason") == "OOMKilled":
         return f"{name} used more memory than it may (sandbox.memory_bytes) and was killed"
     return (
         _say(
-            f"{name} ended with {ended.get('exitCode')}",
-            ended.get("message") or ended.get("reason"),
+            f"{name} ended with {terminated.get('exitCode')}",
+            terminated.get("message") or terminated.get("reason"),
         )
-        if ended
+        if terminated
         else ""
     )
 
 
-def of_waiting(pod: Mapping[str, Any]) -> str:
-    """Return what a pod that is not running yet waits for, where it says so."""
-    for one in (pod.get("status") or {}).get("conditions") or ():
-        if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            return _say("no node takes it", one.get("message"))
+def pod_waiting_reason(pod: Mapping[str, Any]) -> str:
+    """Return what a pod that is not running yet waits for, or ''."""
+    for condition in (pod.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return _say("no node takes it", condition.get("message"))
     return ""
 
 
-def of_event(event: Mapping[str, Any]) -> str:
-    """Return why a Job gets no pod (a quota, pod security, what else an admission refuses), or why
-    its node evicts the one that it has.
+def event_failure(event: Mapping[str, Any]) -> str:
+    """Return why a Job gets no pod (a quota, pod security, another admission rule), or why its node
+    evicts its pod.
     """
-    evicted = event.get("reason") == "Evicted"
+    is_evicted = event.get("reason") == "Evicted"
     return _say(
-        "its pod was ended: Evicted" if evicted else "the cluster refuses its pod",
+        "its pod was ended: Evicted" if is_evicted else "the cluster refuses its pod",
         event.get("message"),
     )
 
 
 def _say(what: str, why: object) -> str:
-    return f"{what}: {str(why)[:_SHOWN]}" if why else what
+    return f"{what}: {str(why)[:_REASON_CHARS]}" if why else what
 
 
 log = get_logger(__name__)
 
 CALL_SECONDS = 20
-_WATCH_SECONDS, _AGAIN_SECONDS = 300, 1.0
+_WATCH_SECONDS, _RETRY_SECONDS = 300, 1.0
 _GONE, _MISSING = 410, 404
 _REFUSED = "involvedObject.kind=Job,reason=FailedCreate"
-# the pod itself says it only when its last container has ended
+# The pod itself reports its eviction only after its last container has ended.
 _EVICTED = "involvedObject.kind=Pod,reason=Evicted"
 FAILURES = (client.ApiException, HTTPError, OSError, ValueError)
-"""What a call of the client raises, of a document that is none too; `words` says what of it is
-worth reading.
+"""The errors of calls to the client, also for malformed responses; `error_text` returns the useful
+part of one.
 """
 
 
 class Cluster:
-    """An async context manager: what it made is removed when it ends. `host` names this process in
-    labels, `app` those who share its bus.
+    """The Jobs of this process, as an async context manager that removes them at its end.
+
+    host: names this process in labels.
+    app: names the processes that share its bus.
     """
 
     def __init__(self, jobs: JobSettings, host: str, app: str = "") -> None:
         self._jobs, self.host, self._app = jobs, host, app
-        self._made: set[str] = set()
-        self._wrong: dict[str, asyncio.Future[str]] = {}
-        self._waits: dict[str, str] = {}
+        self._created: set[str] = set()
+        self._failures: dict[str, asyncio.Future[str]] = {}
+        self._waiting_reasons: dict[str, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watches: list[watch.Watch] = []
         self._closed = threading.Event()
@@ -111,36 +117,36 @@ class Cluster:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._connect)
-        of_ours = {"label_selector": f"{LABEL}={NAME},{HOST}={self.host}"}
-        for what, listing, saw, select in (
-            ("pods", self._core.list_namespaced_pod, self._saw_pod, of_ours),
+        own_pods = {"label_selector": f"{LABEL}={NAME},{HOST}={self.host}"}
+        for kind, listing, handler, selector in (
+            ("pods", self._core.list_namespaced_pod, self._handle_pod, own_pods),
             (
                 "refusals",
                 self._core.list_namespaced_event,
-                self._saw_event,
+                self._handle_event,
                 {"field_selector": _REFUSED},
             ),
             (
                 "evictions",
                 self._core.list_namespaced_event,
-                self._saw_event,
+                self._handle_event,
                 {"field_selector": _EVICTED},
             ),
         ):
             threading.Thread(
                 target=self._watch,
-                args=(listing, saw),
-                kwargs=select,
-                name=f"kubernetes-{what}",
+                args=(listing, handler),
+                kwargs=selector,
+                name=f"kubernetes-{kind}",
                 daemon=True,
             ).start()
         return self
 
     async def __aexit__(self, *details: object) -> None:
-        await asyncio.gather(*(self.remove(name) for name in tuple(self._made)))
+        await asyncio.gather(*(self.remove(name) for name in tuple(self._created)))
         self._closed.set()
-        for one in self._watches:
-            one.stop()
+        for watcher in self._watches:
+            watcher.stop()
         await asyncio.to_thread(self._api.close)
 
     def _connect(self) -> None:
@@ -152,43 +158,42 @@ class Cluster:
             )
         except FAILURES as error:
             raise ConfigurationError(
-                f"Jobs cannot be made in the namespace {self._jobs.namespace!r}: {words(error)}"
+                f"Jobs cannot be made in the namespace {self._jobs.namespace!r}: "
+                f"{error_text(error)}"
             ) from error
 
     @property
     def labels(self) -> dict[str, str]:
-        """What the Jobs of this process are known by."""
+        """The labels of all Jobs of this process."""
         return {LABEL: NAME, HOST: self.host, HOUSE: self._app}
 
-    def made(self, name: str) -> bool:
-        """Whether a Job is one of this process that it has not removed yet."""
-        return name in self._made
+    def created_here(self, name: str) -> bool:
+        """Return whether a Job was created by this process and not removed yet."""
+        return name in self._created
 
     async def hosts(self) -> dict[str, str]:
-        """Return the host of each Job that there is of this server, by the Job's name. Raises
+        """Return the hosts of all Jobs of this server by the names of the Jobs. Raises
         `SandboxUnavailable`.
         """
         try:
-            answer: Any = await asyncio.to_thread(
+            response: Any = await asyncio.to_thread(
                 self._batch.list_namespaced_job,
                 self._jobs.namespace,
                 label_selector=f"{LABEL}={NAME},{HOUSE}={self._app}",
                 _preload_content=False,
                 _request_timeout=CALL_SECONDS,
             )
-            about = [one["metadata"] for one in json.loads(answer.data)["items"]]
+            metadata = [job["metadata"] for job in json.loads(response.data)["items"]]
         except FAILURES as error:
-            raise SandboxUnavailable(f"Jobs cannot be listed: {words(error)}") from error
-        return {one["name"]: one["labels"].get(HOST, "") for one in about}
+            raise SandboxUnavailable(f"Jobs cannot be listed: {error_text(error)}") from error
+        return {job["name"]: job["labels"].get(HOST, "") for job in metadata}
 
     async def create(self, manifest: dict[str, Any]) -> None:
-        """Make a Job. Raises `SandboxUnavailable`."""
-        name, body = (
-            manifest["metadata"]["name"],
-            cast("client.V1Job", manifest),
-        )  # the client takes a document as it is
-        self._wrong[name] = asyncio.get_running_loop().create_future()
-        self._made.add(name)
+        """Create a Job. Raises `SandboxUnavailable`."""
+        name = manifest["metadata"]["name"]
+        body = cast("client.V1Job", manifest)  # the client accepts a plain document
+        self._failures[name] = asyncio.get_running_loop().create_future()
+        self._created.add(name)
         try:
             await asyncio.to_thread(
                 self._batch.create_namespaced_job,
@@ -199,16 +204,16 @@ class Cluster:
         except FAILURES as error:
             await self.remove(name)
             raise SandboxUnavailable(
-                f"no Job can be made for a workspace: {words(error)}"
+                f"no Job can be made for a workspace: {error_text(error)}"
             ) from error
 
     async def label(self, name: str, labels: Mapping[str, str]) -> None:
-        """Add labels to a Job. They are for people: without the right to patch Jobs, nothing else
-        changes.
+        """Add labels to a Job. They are informative: without the right to patch Jobs, everything
+        else works.
         """
-        ways = {key: key.replace("~", "~0").replace("/", "~1") for key in labels}
+        escaped_keys = {key: key.replace("~", "~0").replace("/", "~1") for key in labels}
         patch = [
-            {"op": "add", "path": f"/metadata/labels/{ways[key]}", "value": value}
+            {"op": "add", "path": f"/metadata/labels/{escaped_keys[key]}", "value": value}
             for key, value in labels.items()
         ]
         try:
@@ -220,21 +225,23 @@ class Cluster:
                 _request_timeout=CALL_SECONDS,
             )
         except FAILURES as error:
-            log.info("a workspace's Job does not say whose it is", job=name, reason=words(error))
+            log.info(
+                "a workspace's Job does not say whose it is", job=name, reason=error_text(error)
+            )
 
-    def wrong(self, name: str) -> asyncio.Future[str]:
-        """Return what is done once the Job's pod will never answer, or answers no more, with the
-        reason.
+    def wait_for_failure(self, name: str) -> asyncio.Future[str]:
+        """Return a future of the reason why the Job's pod will never answer or no longer
+        answers.
         """
-        return self._wrong[name]
+        return self._failures[name]
 
-    def waits(self, name: str) -> str:
-        """Return what a pod that is not there yet waits for, as far as it is known."""
-        return self._waits.get(name, "")
+    def waiting_reason(self, name: str) -> str:
+        """Return what a pod that has not started waits for, or ''."""
+        return self._waiting_reasons.get(name, "")
 
     async def remove(self, name: str) -> None:
-        """Delete a Job and its pod. One that cannot be deleted ends by itself when its link hears
-        nobody.
+        """Delete a Job and its pod. If that fails, the Job ends by itself once its link gets no
+        messages.
         """
         try:
             await asyncio.to_thread(
@@ -250,63 +257,67 @@ class Cluster:
                 log.warning(
                     "a workspace's Job could not be deleted; it ends by itself",
                     job=name,
-                    reason=words(error),
+                    reason=error_text(error),
                 )
-        self._made.discard(name)
-        self._waits.pop(name, None)
-        if (future := self._wrong.pop(name, None)) is not None and not future.done():
+        self._created.discard(name)
+        self._waiting_reasons.pop(name, None)
+        if (future := self._failures.pop(name, None)) is not None and not future.done():
             future.cancel()
 
     def _watch(
         self,
         listing: Callable[..., Any],
-        saw: Callable[[str, Mapping[str, Any]], None],
-        **select: str,
+        handler: Callable[[str, Mapping[str, Any]], None],
+        **selector: str,
     ) -> None:
-        """Follow what happens until closed; what was missed meanwhile is listed first."""
+        """Follow a listing until closed. After an interruption, the current state is listed
+        first.
+        """
         while not self._closed.is_set():
-            watching = watch.Watch()
-            self._watches.append(watching)
+            watcher = watch.Watch()
+            self._watches.append(watcher)
             try:
-                for event in watching.stream(
+                for event in watcher.stream(
                     listing,
                     self._jobs.namespace,
                     timeout_seconds=_WATCH_SECONDS,
                     _request_timeout=_WATCH_SECONDS + 10,
-                    **select,
+                    **selector,
                 ):
                     if self._loop is None or self._closed.is_set():
                         return
-                    self._loop.call_soon_threadsafe(saw, event["type"], event["raw_object"])
+                    self._loop.call_soon_threadsafe(handler, event["type"], event["raw_object"])
             except FAILURES as error:
                 if not self._closed.is_set() and getattr(error, "status", 0) != _GONE:
-                    log.warning("the cluster is not heard; trying again", reason=words(error))
+                    log.warning("the cluster is not heard; trying again", reason=error_text(error))
             except RuntimeError:
-                return  # the loop is closed: so is the process
+                return  # the event loop is closed, so the process ends
             finally:
-                self._watches.remove(watching)
-            self._closed.wait(_AGAIN_SECONDS)
+                self._watches.remove(watcher)
+            self._closed.wait(_RETRY_SECONDS)
 
-    def _saw_pod(self, kind: str, pod: Mapping[str, Any]) -> None:
+    def _handle_pod(self, kind: str, pod: Mapping[str, Any]) -> None:
         name = str(((pod.get("metadata") or {}).get("labels") or {}).get("job-name"))
-        if name in self._wrong:
-            self._waits[name] = of_waiting(pod)
-        self._say(name, of_pod(pod) or ("its pod was deleted" if kind == "DELETED" else ""))
+        if name in self._failures:
+            self._waiting_reasons[name] = pod_waiting_reason(pod)
+        self._say(name, pod_failure(pod) or ("its pod was deleted" if kind == "DELETED" else ""))
 
-    def _saw_event(self, _kind: str, event: Mapping[str, Any]) -> None:
-        of = event.get("involvedObject") or {}
-        name = str(of.get("name"))
-        # A Job's controller puts five characters of its own behind the name of each pod.
-        self._say(name.rpartition("-")[0] if of.get("kind") == "Pod" else name, of_event(event))
+    def _handle_event(self, _kind: str, event: Mapping[str, Any]) -> None:
+        involved = event.get("involvedObject") or {}
+        name = str(involved.get("name"))
+        # The controller of a Job appends five characters to the name of each pod.
+        self._say(
+            name.rpartition("-")[0] if involved.get("kind") == "Pod" else name, event_failure(event)
+        )
 
-    def _say(self, name: str, wrong: str) -> None:
-        future = self._wrong.get(name)
-        if wrong and future is not None and not future.done():
-            future.set_result(wrong)
+    def _say(self, name: str, failure: str) -> None:
+        future = self._failures.get(name)
+        if failure and future is not None and not future.done():
+            future.set_result(failure)
 
 
 def connect(jobs: JobSettings) -> client.ApiClient:
-    """Return a client of the cluster that settings mean; nothing is asked yet. Raises
+    """Return a client of the configured cluster, without a call to it. Raises
     `ConfigurationError`.
     """
     try:
@@ -325,16 +336,16 @@ def connect(jobs: JobSettings) -> client.ApiClient:
 
 
 def _default_client() -> client.ApiClient:
-    """In a pod its service account, else what kubectl would take."""
-    own = client.Configuration()
+    """Return a client of the pod's service account, or of kubectl's configuration."""
+    configuration = client.Configuration()
     with suppress(config.ConfigException):
-        config.load_incluster_config(client_configuration=own)
-        return client.ApiClient(own)
+        config.load_incluster_config(client_configuration=configuration)
+        return client.ApiClient(configuration)
     return cast("client.ApiClient", config.new_client_from_config())
 
 
-def words(error: BaseException) -> str:
-    """Return what the API server, or the way to it, said."""
+def error_text(error: BaseException) -> str:
+    """Return the message of the API server or of the connection."""
     if body := getattr(error, "body", None):
         with suppress(ValueError, TypeError, AttributeError):
             return str(json.loads(body).get("message"))[:400]

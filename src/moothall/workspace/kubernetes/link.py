@@ -195,10 +195,10 @@ class PodLink:
                 }
             case "changes":
                 files, caps = [*map(unpack_path, request["files"])], ChangeCaps(*request["caps"])
-                self._survey = ChangeScan(self.folders.tree, files, caps, before=self._before)
+                self._survey = ChangeScan(self.folders.tree, files, caps, stamps=self._before)
                 return self._look(self._survey)
             case "ignored" if self._survey is not None:
-                self._survey.leave_out(
+                self._survey.apply_ignore_rules(
                     {unpack_path(path): str(rule) for path, rule in request["rules"].items()}
                 )
                 return self._look(self._survey)
@@ -238,7 +238,7 @@ class PodLink:
 
     def _look(self, survey: ChangeScan) -> dict[str, Any]:
         """Ask which new paths are ignored, or tell what was written."""
-        if (new := survey.look()) is not None:
+        if (new := survey.list_new_paths()) is not None:
             lists = {pack_path(path): _text(text) for path, text in new.lists.items()}
             folders, files = ([*map(pack_path, paths)] for paths in (new.folders, new.files))
             return {

@@ -1,4 +1,4 @@
-"""The Job of one workspace. Values go into lists and JSON, never into a shell."""
+"""The manifest of a workspace's Job. Values go into lists and JSON, never into a shell."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LABEL = "app.kubernetes.io/name"
 NAME = "moothall-workspace"
 HOST = "moothall/host"
 HOUSE = "moothall/house"
-WHOSE = {"task_id": "moothall/task", "seat": "moothall/seat", "tenant": "moothall/tenant"}
-_ODD, _LABEL_CHARS = re.compile(r"[^A-Za-z0-9._-]+"), 63
-_SPARE_MEMORY = 64_000_000  # the executor's own, and what its volumes of memory hold
-_LINK_MEMORY = 512_000_000
+OWNER_LABELS = {"task_id": "moothall/task", "seat": "moothall/seat", "tenant": "moothall/tenant"}
+_UNSAFE_CHARACTERS, _LABEL_CHARS = re.compile(r"[^A-Za-z0-9._-]+"), 63
+_EXTRA_MEMORY_BYTES = 64_000_000  # for the executor itself, and its volumes in memory
+_LINK_MEMORY_BYTES = 512_000_000
 _RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -32,58 +32,58 @@ _RESTRICTED = {
 }
 
 
-def labels_of(whose: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels that say whose a Job is; what no label can be is left out or replaced by
-    `-`.
+def labels_of(owner: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels with the owner of a Job. Characters that labels cannot have are replaced by
+    `-`; empty labels are left out.
     """
-    said = {
-        label: _ODD.sub("-", whose.get(name, ""))[:_LABEL_CHARS].strip("-._")
-        for name, label in WHOSE.items()
+    labels = {
+        label: _UNSAFE_CHARACTERS.sub("-", owner.get(name, ""))[:_LABEL_CHARS].strip("-._")
+        for name, label in OWNER_LABELS.items()
     }
-    return {label: value for label, value in said.items() if value}
+    return {label: value for label, value in labels.items() if value}
 
 
 def _literal(text: str) -> str:
-    """Return it so that the kubelet leaves it as it is, which reads `$$` as `$` and puts another
-    variable's value for `$(NAME)`.
+    """Escape a text for the kubelet, which replaces `$$` by `$` and `$(NAME)` by the value of a
+    variable.
     """
     return text.replace("$", "$$")
 
 
-def containers(place: ExecutorSetup, runner: RunnerSettings) -> dict[int, str]:
-    """Return the containers beside the link, by their stream: one for tools, and one for blocks of
+def containers(setup: ExecutorSetup, runner: RunnerSettings) -> dict[int, str]:
+    """Return the containers beside the link by their streams: one for tools, and one for blocks in
     CPython on the same files.
     """
-    blocks = bool(place.tree) and runner.enabled and runner.full
+    blocks = bool(setup.tree) and runner.enabled and runner.full
     return {HANDS: "hands", **({CODE: "code"} if blocks else {})}
 
 
-def visible_folders(place: ExecutorSetup) -> dict[str, str]:
-    """Return the folders of this machine that a set-up sees where they lie here, each by the name
-    of its volume.
-    """
-    ro = place.reach.ro if place.reach else ()
+def visible_folders(setup: ExecutorSetup) -> dict[str, str]:
+    """Return the folders of this machine that a set-up sees at their own paths: volume → path."""
+    ro = setup.reach.ro if setup.reach else ()
     return {f"shown-{number}": inside for number, (path, inside) in enumerate(ro) if path.is_dir()}
 
 
 def job(
     name: str,
     labels: Mapping[str, str],
-    place: ExecutorSetup,
+    setup: ExecutorSetup,
     settings: WorkspaceSections,
     bus: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the manifest. `labels`: whose it is; `bus`: the environment by which the link reaches
-    the bus.
+    """Return the manifest of a Job. `bus` is the environment with which the link reaches the
+    bus.
     """
     jobs = settings.jobs
-    beside = containers(place, settings.runner)
-    folders = visible_folders(place)
+    executors = containers(setup, settings.runner)
+    folders = visible_folders(setup)
     volumes = ("tree", "env", "config", *folders)
-    # What all containers may take together is the pod's bound: its volumes count against that, and
-    # each against its own limit.
-    share, bound = jobs.disk_bytes // (1 + len(beside)), {"sizeLimit": str(jobs.disk_bytes)}
-    told = json.dumps({"name": name, "names": beside, "proxied": place.reach is not None})
+    # The pod's limit is the sum over its containers. Its volumes count against that, and each
+    # against its own limit.
+    share, bound = jobs.disk_bytes // (1 + len(executors)), {"sizeLimit": str(jobs.disk_bytes)}
+    link_options = json.dumps(
+        {"name": name, "names": executors, "proxied": setup.reach is not None}
+    )
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -97,13 +97,16 @@ def job(
         },
         "volumes": [
             *(
-                {"name": one, "emptyDir": bound}
-                for one in (*volumes, *(f"tmp-{one}" for one in beside.values()))
+                {"name": item, "emptyDir": bound}
+                for item in (*volumes, *(f"tmp-{item}" for item in executors.values()))
             ),
-            *({"name": f"link-{one}", "emptyDir": {"sizeLimit": "1Mi"}} for one in beside.values()),
             *(
-                {"name": f"shm-{one}", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}
-                for one in beside.values()
+                {"name": f"link-{item}", "emptyDir": {"sizeLimit": "1Mi"}}
+                for item in executors.values()
+            ),
+            *(
+                {"name": f"shm-{item}", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}
+                for item in executors.values()
             ),
         ],
         "containers": [
@@ -113,34 +116,37 @@ def job(
                 "command": ["python", "-m", "moothall.app.pod_link"],
                 "env": [
                     {"name": key, "value": _literal(value)}
-                    for key, value in {**bus, LINK: told}.items()
+                    for key, value in {**bus, LINK: link_options}.items()
                 ],
                 "securityContext": _RESTRICTED,
-                "resources": _resources(jobs.cpu, "50m", _LINK_MEMORY, share),
+                "resources": _resources(jobs.cpu, "50m", _LINK_MEMORY_BYTES, share),
                 "volumeMounts": [
                     {"name": "tree", "mountPath": WORKSPACE},
                     {"name": "env", "mountPath": ENVIRONMENT},
                     {"name": "config", "mountPath": "/opt/config"},
                     *(
-                        {"name": f"link-{one}", "mountPath": f"/links/{one}"}
-                        for one in beside.values()
+                        {"name": f"link-{item}", "mountPath": f"/links/{item}"}
+                        for item in executors.values()
                     ),
                     *(
-                        {"name": one, "mountPath": f"/shown/{one.removeprefix('shown-')}"}
-                        for one in folders
+                        {"name": item, "mountPath": f"/shown/{item.removeprefix('shown-')}"}
+                        for item in folders
                     ),
                 ],
             },
-            *(_hands(one, place, settings, share) for one in beside.values()),
+            *(
+                _executor_container(container, setup, settings, share)
+                for container in executors.values()
+            ),
         ],
     }
-    wanted = {
+    optional_fields = {
         "runtimeClassName": jobs.runtime_class,
         "nodeSelector": dict(jobs.node_selector),
-        "tolerations": [dict(one) for one in jobs.tolerations],
-        "imagePullSecrets": [{"name": one} for one in jobs.pull_secrets],
+        "tolerations": [dict(item) for item in jobs.tolerations],
+        "imagePullSecrets": [{"name": item} for item in jobs.pull_secrets],
     }
-    pod |= {key: value for key, value in wanted.items() if value}
+    pod |= {key: value for key, value in optional_fields.items() if value}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -154,21 +160,21 @@ def job(
     }
 
 
-def _hands(
-    name: str, place: ExecutorSetup, settings: WorkspaceSections, disk: int
+def _executor_container(
+    name: str, setup: ExecutorSetup, settings: WorkspaceSections, disk: int
 ) -> dict[str, Any]:
-    """A container that runs what a model wrote: no credentials, no environment of ours, nothing to
-    write to but its files.
+    """Return a container that runs untrusted code: without credentials, without our environment,
+    and with no writable paths but its files.
     """
-    limits = place.limits or settings.sandbox
-    proxied = place.reach is not None and name == "hands"
-    options = place.describe_walls(
-        limits, program=place.program, own_users=False, cgroup=False, proxied=proxied
+    limits = setup.limits or settings.sandbox
+    proxied = setup.reach is not None and name == "hands"
+    options = setup.describe_limits(
+        limits, program=setup.program, own_users=False, cgroup=False, proxied=proxied
     )
     cpu = settings.jobs.cpu
     return {
         "name": name,
-        "image": place.image or settings.jobs.image,
+        "image": setup.image or settings.jobs.image,
         "command": [
             _literal(settings.jobs.python),
             "-I",
@@ -179,14 +185,14 @@ def _hands(
         "args": ["/link/link.sock", _literal(json.dumps(options))],
         "workingDir": WORKSPACE,
         "securityContext": _RESTRICTED,
-        "resources": _resources(cpu, _tenth(cpu), limits.memory_bytes + _SPARE_MEMORY, disk),
+        "resources": _resources(cpu, _tenth(cpu), limits.memory_bytes + _EXTRA_MEMORY_BYTES, disk),
         "volumeMounts": [
             {"name": "tree", "mountPath": WORKSPACE},
-            {"name": "env", "mountPath": ENVIRONMENT, "readOnly": not place.env_writable},
+            {"name": "env", "mountPath": ENVIRONMENT, "readOnly": not setup.env_writable},
             {"name": "config", "mountPath": "/opt/config", "readOnly": True},
             *(
-                {"name": one, "mountPath": inside, "readOnly": True}
-                for one, inside in visible_folders(place).items()
+                {"name": volume, "mountPath": inside, "readOnly": True}
+                for volume, inside in visible_folders(setup).items()
             ),
             {"name": f"link-{name}", "mountPath": "/link"},
             {"name": f"tmp-{name}", "mountPath": "/tmp"},  # noqa: S108 - inside the container
@@ -200,12 +206,12 @@ def _tenth(cpu: str) -> str:
     return f"{max(1, int(millis / 10))}m"
 
 
-def _resources(cpu: str, asked: str, memory: int, disk: int) -> dict[str, Any]:
+def _resources(cpu: str, requested_cpu: str, memory_bytes: int, disk_bytes: int) -> dict[str, Any]:
     return {
         "requests": {
-            "cpu": asked,
-            "memory": str(memory // 8),
-            "ephemeral-storage": str(disk // 16),
+            "cpu": requested_cpu,
+            "memory": str(memory_bytes // 8),
+            "ephemeral-storage": str(disk_bytes // 16),
         },
-        "limits": {"cpu": cpu, "memory": str(memory), "ephemeral-storage": str(disk)},
+        "limits": {"cpu": cpu, "memory": str(memory_bytes), "ephemeral-storage": str(disk_bytes)},
     }

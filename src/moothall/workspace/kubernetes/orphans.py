@@ -1,9 +1,9 @@
-"""Jobs whose host is gone. A link ends when it hears nobody; of a Job whose link never ran nobody
-would know but us.
+"""Removal of Jobs whose host is gone. A link ends by itself without messages, but a Job whose link
+never started must be deleted.
 
-Every process that makes Jobs says on the bus that it lives, and hears the others. Each deletes the
-Jobs of its server whose host nobody has heard of for long: a name that two of them delete is gone
-all the same.
+Each process that creates Jobs publishes beats on the bus and receives those of others. Each deletes
+the Jobs of its server whose host has sent no beat for long. Several processes may delete the same
+Job.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from moothall.workspace.kubernetes.multiplexer import Transport
 log = get_logger(__name__)
 
 PRESENCE = "hosts"
-"""Under which name hosts are heard; no Job is called so."""
+"""The name of the topic of beats; no Job has that name."""
 _BEATS = 6
-"""How often a host speaks in the time after which it is taken for gone; half of them may be lost.
+"""How many beats a host sends in the time after which it counts as gone; half of them may be lost.
 """
 
 
 class Reconciler:
-    """Deletes them, until cancelled. `seconds`: how long nothing was heard of a host that is
-    gone.
+    """A task that deletes orphaned Jobs. `seconds` is the time without a beat after which a host
+    counts as gone.
     """
 
     def __init__(
@@ -41,66 +41,73 @@ class Reconciler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster, self._carrier, self._seconds, self._clock = cluster, carrier, seconds, clock
-        self._heard: dict[str, float] = {}
-        self._hears_since = self._heard_self = clock()
+        self._last_beats: dict[str, float] = {}
+        self._listening_since = self._last_own_beat = clock()
 
     async def run(self) -> None:
-        """Speak, hear and look, each for itself: who waits for an answer of the cluster lives."""
+        """Send beats, receive beats and delete orphans, independently of each other, so that a slow
+        cluster does not delay beats.
+        """
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._hear(), name="hosts of jobs")
-            for work, trouble in (
-                (self._speak, "other hosts are not told that this one lives"),
-                (self.look, "Jobs without a host are not looked for"),
+            group.create_task(self._receive_beats(), name="hosts of jobs")
+            for action, failure_message in (
+                (self._send_beat, "other hosts are not told that this one lives"),
+                (self.delete_orphans, "Jobs without a host are not looked for"),
             ):
-                group.create_task(self._repeat(work, trouble), name="jobs without a host")
+                group.create_task(self._repeat(action, failure_message), name="jobs without a host")
 
-    async def _repeat(self, work: Callable[[], Awaitable[None]], trouble: str) -> None:
+    async def _repeat(self, action: Callable[[], Awaitable[None]], failure_message: str) -> None:
         while True:
             try:
-                await work()
+                await action()
             except MoothallError as error:
-                log.warning(trouble, reason=error.message)
+                log.warning(failure_message, reason=error.message)
             await asyncio.sleep(self._seconds / _BEATS)
 
-    async def _speak(self) -> None:
+    async def _send_beat(self) -> None:
         await self._carrier.send(PRESENCE, self._cluster.host.encode())
 
-    async def _hear(self) -> None:
+    async def _receive_beats(self) -> None:
         while True:
             try:
                 async with aclosing(self._carrier.hear(PRESENCE)) as messages:
                     async for message in messages:
-                        self.heard(message.decode(errors="replace"))
+                        self.record_beat(message.decode(errors="replace"))
             except MoothallError as error:
                 log.warning("other hosts are not heard; trying again", reason=error.message)
             await asyncio.sleep(self._seconds / _BEATS)
 
-    def heard(self, host: str) -> None:
-        """Note that a host lives."""
+    def record_beat(self, host: str) -> None:
+        """Record the beat of a host."""
         now = self._clock()
-        self._heard[host] = now
+        self._last_beats[host] = now
         if host == self._cluster.host:
-            # Who did not hear itself was deaf: of the others it knows no more than who is just
-            # beginning to listen.
-            if now - self._heard_self > self._seconds / 2:
-                self._hears_since = now
-            self._heard_self = now
+            # A process that missed its own beats missed those of others too, so it knows no more
+            # than one that just started.
+            if now - self._last_own_beat > self._seconds / 2:
+                self._listening_since = now
+            self._last_own_beat = now
 
-    async def look(self) -> None:
-        """Delete the Jobs that are nobody's by now. Raises `SandboxUnavailable`."""
-        found = await self._cluster.hosts()
+    async def delete_orphans(self) -> None:
+        """Delete the Jobs whose host is gone. Raises `SandboxUnavailable`."""
+        hosts = await self._cluster.hosts()
         now = self._clock()
-        self._heard = {host: at for host, at in self._heard.items() if now - at <= self._seconds}
-        deaf = now - self._heard_self > self._seconds / 2
-        for name, host in found.items():
+        self._last_beats = {
+            host: last_beat
+            for host, last_beat in self._last_beats.items()
+            if now - last_beat <= self._seconds
+        }
+        misses_beats = now - self._last_own_beat > self._seconds / 2
+        for name, host in hosts.items():
             if host == self._cluster.host:
-                gone = not self._cluster.made(
-                    name
-                )  # it was removed, and the cluster did not hear of that
+                # It was removed, but the cluster missed that.
+                is_orphan = not self._cluster.created_here(name)
             else:
-                gone = (
-                    not deaf and host not in self._heard and now - self._hears_since > self._seconds
+                is_orphan = (
+                    not misses_beats
+                    and host not in self._last_beats
+                    and now - self._listening_since > self._seconds
                 )
-            if gone:
+            if is_orphan:
                 log.info("a workspace's Job is deleted: its host is gone", job=name, host=host)
                 await self._cluster.remove(name)

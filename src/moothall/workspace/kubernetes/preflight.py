@@ -18,7 +18,7 @@ from moothall.domain.status import Finding
 from moothall.errors import ConfigurationError
 from moothall.workspace.executor_client import ExecutorSetup
 from moothall.workspace.kubernetes import manifest
-from moothall.workspace.kubernetes.cluster import CALL_SECONDS, FAILURES, connect, words
+from moothall.workspace.kubernetes.cluster import CALL_SECONDS, FAILURES, connect, error_text
 
 _ROLE = "the Role `workspaces` of deploy/k8s/base/rbac.yaml, bound to whoever runs hosts"
 _JOBS, _PODS, _EVENTS = ("batch", "jobs"), ("", "pods"), ("", "events")
@@ -68,7 +68,7 @@ def _reach(api: client.ApiClient) -> Finding:
         version = json.loads(said.data)["gitVersion"]
     except FAILURES as error:
         mend = "is it on, and is the way to it free? `kubectl cluster-info` tries the same"
-        return Finding("cluster", ok=False, detail=f"{where}: {words(error)}", mend=mend)
+        return Finding("cluster", ok=False, detail=f"{where}: {error_text(error)}", mend=mend)
     return Finding("cluster", ok=True, detail=f"Kubernetes {version} at {where}")
 
 
@@ -83,7 +83,7 @@ def _ask_rights(api: client.ApiClient, jobs: JobSettings) -> Finding:
         may_label = _may(api, space, "patch", *_JOBS)
     except FAILURES as error:
         return Finding(
-            part, ok=False, detail=f"what we may do is not told: {words(error)}", mend=_ROLE
+            part, ok=False, detail=f"what we may do is not told: {error_text(error)}", mend=_ROLE
         )
     if lacks:
         return Finding(
@@ -127,7 +127,7 @@ def _read_quota(api: client.ApiClient, jobs: JobSettings, document: _Document) -
         )
         quotas = json.loads(said.data)["items"]
     except FAILURES as error:
-        return Finding(part, ok=True, detail=f"not told: {words(error)}")
+        return Finding(part, ok=True, detail=f"not told: {error_text(error)}")
     wanted, told, full = wants(document), [], []
     for quota in quotas:
         status = quota.get("status") or {}
@@ -181,7 +181,10 @@ def _try_manifest(api: client.ApiClient, jobs: JobSettings, document: _Document)
             f"the namespace {jobs.namespace} and the settings of `jobs` (`moothall config --help`)"
         )
         return Finding(
-            part, ok=False, detail=f"the Job of a workspace is refused: {words(error)}", mend=mend
+            part,
+            ok=False,
+            detail=f"the Job of a workspace is refused: {error_text(error)}",
+            mend=mend,
         )
     if warned := said.headers.get("Warning"):
         return Finding(

@@ -50,7 +50,7 @@ def test_what_is_nested_too_deep_ends() -> None:
 @given(st.lists(st.lists(st.text(max_size=300), max_size=3), max_size=30))
 def test_a_table_lets_out_only_so_much(rows: list[list[str]]) -> None:
     table = Table(["a"], DbSettings(rows=10, result_bytes=1000))
-    taken = [row for row in rows if not table.cut and table.take(row)]
+    taken = [row for row in rows if not table.cut and table.add(row)]
     assert table.output()["rows"] == taken == rows[: len(taken)]
     assert len(taken) <= 10
     assert size(taken) <= 1000

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from moothall.toolkits.web.page import MOST_LINKS, read_page
+from moothall.toolkits.web.page import MAX_LINKS, read_page
 
 HERE = URL("https://example.org/docs/a")
 
@@ -31,9 +31,9 @@ def test_a_reader_sees_text_title_and_links() -> None:
 def test_links_are_bounded() -> None:
     """A page of a million links gives a hundred."""
     page = read_page(
-        "".join(f"<a href='/{number}'>x</a>" for number in range(MOST_LINKS + 50)), HERE
+        "".join(f"<a href='/{number}'>x</a>" for number in range(MAX_LINKS + 50)), HERE
     )
-    assert len(page.links) == MOST_LINKS
+    assert len(page.links) == MAX_LINKS
 
 
 @given(st.text(alphabet="<>/!-[]&;'\"= abdiv\n\0script", max_size=300))

@@ -20,8 +20,8 @@ from moothall.repositories.changes import ChangeCaps, NewPaths
 from moothall.sandbox_runtime.protocol import FrameReader, pack
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
 from moothall.workspace.kubernetes import archive
-from moothall.workspace.kubernetes.box import JobExecutor, Pods
 from moothall.workspace.kubernetes.cluster import Cluster
+from moothall.workspace.kubernetes.job_executor import JobExecutor, Pods
 from moothall.workspace.kubernetes.multiplexer import (
     CONTROL,
     HANDS,
@@ -52,7 +52,7 @@ class LyingPods(Cluster):
 
     async def create(self, manifest: dict[str, Any]) -> None:
         name = manifest["metadata"]["name"]
-        self._wrong[name] = asyncio.get_running_loop().create_future()
+        self._failures[name] = asyncio.get_running_loop().create_future()
         self._links[name] = asyncio.create_task(self._serve(name))
 
     async def remove(self, name: str) -> None:
@@ -62,7 +62,7 @@ class LyingPods(Cluster):
 
     def say(self, name: str, wrong: str) -> None:
         """Let the cluster say what became of a pod."""
-        self._wrong[name].set_result(wrong)
+        self._failures[name].set_result(wrong)
 
     async def _serve(self, name: str) -> None:
         trunk = Multiplexer(self._carrier, f"{name}-out", f"{name}-in")
@@ -209,7 +209,7 @@ async def test_a_tree_that_is_none_is_refused(
 ) -> None:
     pods.answers["pack"] = lambda _: said
     with pytest.raises(WorkspaceFailed, match="broke its protocol"):
-        await box.take_back()
+        await box.fetch_setup_output()
 
 
 @pytest.mark.parametrize("said", [{}, {"port": "x"}, {"port": None}], ids=str)
@@ -239,7 +239,7 @@ async def test_a_pod_that_goes_while_its_files_come_back_says_why(
 
     pods.answers["pack"] = lose
     with pytest.raises(WorkspaceFailed, match="Evicted"):
-        await box.take_back()
+        await box.fetch_setup_output()
 
 
 async def test_who_gives_up_while_files_come_back_has_given_up(
@@ -252,7 +252,7 @@ async def test_who_gives_up_while_files_come_back_has_given_up(
         return some_of_a_tree(tmp_path / "base")
 
     pods.answers["pack"] = answer
-    taking = asyncio.create_task(box.take_back())
+    taking = asyncio.create_task(box.fetch_setup_output())
     await asked.wait()
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -282,15 +282,15 @@ async def test_a_spare_that_has_spent_half_its_life_waiting_is_not_taken(
         made.append(JobExecutor(place, folder, settings, Pods(pods, pods._carrier, lambda _: {})))
         return made[-1]
 
-    async with ExecutorPool(settings, make=make) as pool:
+    async with ExecutorPool(settings, make_executor=make) as pool:
         pool.layout.tree("key").mkdir(parents=True)
         prepared = Prepared(Base("sample", "0" * 40, Profile()), "key", ())
         taken: list[ExecutorClient] = []
         for old in (0, 1000, 4000):  # of the 7200 seconds of jobs.seconds
             if made:
                 await until(lambda: len(made) == len(taken) + 1)
-                made[-1]._made -= old
-            async with pool.box(prepared) as box:
+                made[-1]._created -= old
+            async with pool.executor(prepared) as box:
                 taken.append(box)
         assert taken[:2] == made[:2]
         assert made[2] not in taken

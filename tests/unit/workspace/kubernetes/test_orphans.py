@@ -71,7 +71,7 @@ def go_on(reconciler: Reconciler, time: Time, seconds: int, *hosts: str) -> None
     for _ in range(seconds):
         time.now += 1
         for host in hosts:
-            reconciler.heard(host)
+            reconciler.record_beat(host)
 
 
 async def test_jobs_of_a_host_that_nobody_hears_go_after_the_grace_and_no_others(
@@ -81,15 +81,15 @@ async def test_jobs_of_a_host_that_nobody_hears_go_after_the_grace_and_no_others
     add(api, "kept", "living")
     add(api, "foreign", "gone", app="theirs")
     go_on(reconciler, time, 59, "me", "living")
-    await reconciler.look()
+    await reconciler.delete_orphans()
     assert set(api.jobs) == {"lost", "kept", "foreign"}, (
         "who begins to listen has not heard anybody yet"
     )
     go_on(reconciler, time, 2, "me", "living")
-    await reconciler.look()
+    await reconciler.delete_orphans()
     assert set(api.jobs) == {"kept", "foreign"}
     go_on(reconciler, time, 61, "me")
-    await reconciler.look()
+    await reconciler.delete_orphans()
     assert set(api.jobs) == {"foreign"}
 
 
@@ -99,12 +99,12 @@ async def test_who_does_not_hear_itself_judges_nobody_and_begins_anew_when_it_do
     add(api, "kept", "living")
     go_on(reconciler, time, 100, "me", "living")
     go_on(reconciler, time, 300)
-    await reconciler.look()
+    await reconciler.delete_orphans()
     go_on(reconciler, time, 59, "me")
-    await reconciler.look()
+    await reconciler.delete_orphans()
     assert set(api.jobs) == {"kept"}, "the bus was away, and the others may not be back yet"
     go_on(reconciler, time, 3, "me")
-    await reconciler.look()
+    await reconciler.delete_orphans()
     assert not api.jobs
 
 
@@ -114,7 +114,7 @@ async def test_a_job_of_its_own_that_it_had_removed_is_removed_again_and_one_in_
     labels = cluster.labels
     await cluster.create({"metadata": {"name": "used", "labels": labels}})
     api.job("left", **labels)
-    await reconciler.look()
+    await reconciler.delete_orphans()
     assert set(api.jobs) == {"used"}
 
 
@@ -123,7 +123,7 @@ async def test_a_cluster_that_does_not_answer_is_no_reason_to_end(
 ) -> None:
     api.denied.add(("list", "jobs"))
     with pytest.raises(SandboxUnavailable, match=r"Jobs cannot be listed: jobs is forbidden"):
-        await reconciler.look()
+        await reconciler.delete_orphans()
     async with beside(reconciler.run(), "reconciler"):
         await asyncio.sleep(0.1)
 
@@ -192,8 +192,8 @@ async def test_of_a_pod_that_was_removed_nothing_is_remembered(cluster: Cluster)
     await cluster.create({"metadata": {"name": "one", "labels": cluster.labels}})
     await cluster.remove("one")
     for kind in ("MODIFIED", "DELETED"):  # said by the watch a moment later
-        cluster._saw_pod(kind, {"metadata": {"labels": {"job-name": "one"}}})
-    assert not cluster._waits
+        cluster._handle_pod(kind, {"metadata": {"labels": {"job-name": "one"}}})
+    assert not cluster._waiting_reasons
 
 
 def test_a_house_is_whose_pods_reach_the_same_bus(tmp_path: Path) -> None:

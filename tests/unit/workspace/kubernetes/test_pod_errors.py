@@ -44,7 +44,7 @@ def container(**state: Any) -> dict[str, Any]:
     ],
 )
 def test_a_pod_that_will_never_answer_says_why(pod: dict[str, Any], words: str) -> None:
-    assert words in cluster.of_pod(pod)
+    assert words in cluster.pod_failure(pod)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_pod_that_will_never_answer_says_why(pod: dict[str, Any], words: str) 
     ],
 )
 def test_one_that_may_yet_come_says_nothing(pod: dict[str, Any]) -> None:
-    assert cluster.of_pod(pod) == ""
+    assert cluster.pod_failure(pod) == ""
 
 
 def test_what_a_pod_waits_for_and_why_a_job_gets_none() -> None:
@@ -72,15 +72,17 @@ def test_what_a_pod_waits_for_and_why_a_job_gets_none() -> None:
             ]
         }
     }
-    assert cluster.of_waiting(waiting) == "no node takes it: 0/2 nodes: Insufficient cpu"
+    assert cluster.pod_waiting_reason(waiting) == "no node takes it: 0/2 nodes: Insufficient cpu"
     assert (
-        cluster.of_waiting({"status": {"conditions": [{"type": "PodScheduled", "status": "True"}]}})
+        cluster.pod_waiting_reason(
+            {"status": {"conditions": [{"type": "PodScheduled", "status": "True"}]}}
+        )
         == ""
     )
     event = {"message": 'pods "x" is forbidden: exceeded quota: walls'}
-    assert cluster.of_event(event).startswith("the cluster refuses its pod: pods")
+    assert cluster.event_failure(event).startswith("the cluster refuses its pod: pods")
     evicted = {"reason": "Evicted", "message": "Pod ephemeral local storage usage exceeds 200M"}
     assert (
-        cluster.of_event(evicted)
+        cluster.event_failure(evicted)
         == "its pod was ended: Evicted: Pod ephemeral local storage usage exceeds 200M"
     )
