@@ -35,7 +35,7 @@ from moothall.errors import (
 )
 from moothall.ports import Repositories, RunCode, Workspace, Workspaces
 from moothall.telemetry import bound, get_logger
-from moothall.tool_sessions.executions import GONE, Answers
+from moothall.tool_sessions.answers import GONE, Answers
 from moothall.tool_sessions.persistent_workspace import (
     PersistentWorkspace,
     ReopenState,
