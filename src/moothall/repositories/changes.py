@@ -22,6 +22,9 @@ from moothall.repositories.objects import LIST_BYTES, Change
 
 _GIT_DIR = ".git"  # belongs to a git process in the sandbox; no commit can have such a path
 _GITIGNORE = ".gitignore"
+_CACHE_TAG = "CACHEDIR.TAG"
+_CACHE_SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
+"""The first bytes of the tag, from the Cache Directory Tagging Specification."""
 _OPAQUE = "user.overlay.opaque"
 _MAX_DEPTH = 100
 _MAX_OPEN_FOLDERS = 2 * _MAX_DEPTH  # builds may need more depth for a while
@@ -208,6 +211,8 @@ class ChangeScan:
             os.close(descriptor)
 
     def _list_entries(self, folder: str, descriptor: int, budget: int | None) -> int | None:
+        if folder and folder not in self._folders and _is_cache(descriptor):
+            return budget
         folders: dict[str, bool] = {}
         files: dict[str, bool] = {}
         count = 0
@@ -464,18 +469,27 @@ def _read(file: _WrittenFile, limit: int) -> bytes:
 
 
 def _read_list(folder: int) -> bytes | None:
-    """Return a folder's .gitignore as far as git reads it here, None where it is no regular
-    file.
-    """
+    """Return a folder's .gitignore as far as git reads it here; None if it is no regular file."""
+    return _read_small(_GITIGNORE, folder, LIST_BYTES)
+
+
+def _read_small(name: str, folder: int, limit: int) -> bytes | None:
+    """Return a file of at most `limit` bytes; None if it is larger or no regular file."""
     try:
-        status = os.stat(_GITIGNORE, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         return (
-            _read(_WrittenFile(_GITIGNORE, status, folder), LIST_BYTES)
+            _read(_WrittenFile(name, status, folder), limit)
             if stat.S_ISREG(status.st_mode)
             else None
         )
     except (OSError, PatchRefused):
         return None
+
+
+def _is_cache(folder: int) -> bool:
+    """True if a folder has the tag of cache folders, such as Cargo's `target`."""
+    content = _read_small(_CACHE_TAG, folder, LIST_BYTES)
+    return content is not None and content.startswith(_CACHE_SIGNATURE)
 
 
 def is_unchanged(base: Path, change: Change) -> bool:

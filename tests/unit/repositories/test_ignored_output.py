@@ -73,6 +73,17 @@ async def test_what_a_build_leaves_in_an_ignored_folder_counts_for_nothing(work:
     assert ignored["target/debug/libsemver.rlib"] == "line 1 of .gitignore, /target/"
 
 
+async def test_a_new_folder_with_the_tag_of_caches_is_no_part_of_a_change(work: Work) -> None:
+    tag = "Signature: 8a477f597d28d172789f06886806bc55\n# made by a build\n"
+    work.write("output/CACHEDIR.TAG", tag)
+    work.write("output/debug/big.bin", size=LARGE)
+    work.write("src/CACHEDIR.TAG", tag)
+    work.write("src/new.rs", "// new\n")
+    work.write("plain/CACHEDIR.TAG", "no signature\n")
+    changed, _, _ = await work.paths()
+    assert changed == ["plain/CACHEDIR.TAG", "src/CACHEDIR.TAG", "src/new.rs"]
+
+
 async def test_more_files_than_are_counted_in_an_ignored_folder_are_not_asked_for_one_by_one(
     work: Work,
 ) -> None:
