@@ -52,7 +52,7 @@ async def consuming(
             task.cancel()
 
 
-async def seen(queue: asyncio.Queue[Recorded], count: int) -> list[Recorded]:
+async def receive_events(queue: asyncio.Queue[Recorded], count: int) -> list[Recorded]:
     """Wait for so many events, and return them."""
     async with asyncio.timeout(20):
         return [await queue.get() for _ in range(count)]
@@ -71,7 +71,7 @@ async def letters(bus: Any, count: int) -> list[dead_letters.DeadLetter]:
 class BusContract:
     """Cases for the log, documents, signals and requests."""
 
-    async def test_a_repeat_changes_nothing(self, opened: Any) -> None:
+    async def test_a_repeated_publish_changes_nothing(self, opened: Any) -> None:
         async with opened() as bus:
             first = await bus.publish(seat(1))
             assert await bus.publish(seat(2)) == first + 1
@@ -111,7 +111,7 @@ class BusContract:
             assert [r async for r in bus.replay([Channel.RESULTS.of("task-9")])] == []
             assert [r async for r in bus.replay([Channel.RESULTS.all], after_seq=700)] == []
 
-    async def test_an_event_comes_back_as_it_was(self, opened: Any) -> None:
+    async def test_an_event_is_read_as_it_was_published(self, opened: Any) -> None:
         event = new_event(
             EventType.DECISION_MADE,
             "story-1",
@@ -135,7 +135,7 @@ class BusContract:
             seqs = await asyncio.gather(*(bus.publish(seat(n)) for n in range(1000)))
             assert sorted(seqs) == list(range(1, 1001))
 
-    async def test_what_is_posted_is_recorded_in_its_order(self, opened: Any) -> None:
+    async def test_posted_events_are_recorded_in_order(self, opened: Any) -> None:
         async with opened(in_flight=16) as bus:
             answers = [await bus.post(seat(n, turn=n)) for n in range(500)]
             seqs = [await answer for answer in answers]
@@ -144,7 +144,7 @@ class BusContract:
                 r.event.data["turn"] async for r in bus.replay([Channel.RESULTS.of("task-1")])
             ] == list(range(500))
 
-    async def test_only_one_is_the_first_of_its_subject(self, opened: Any) -> None:
+    async def test_only_one_event_is_the_first_of_its_subject(self, opened: Any) -> None:
         async with opened() as bus:
             assert await bus.first(Channel.RESULTS.of("task-1")) is None
             results = await asyncio.gather(
@@ -160,7 +160,9 @@ class BusContract:
                 await bus.create(first.event)
             await bus.create(seat(1, "task-2"))
 
-    async def test_only_one_follows_directly_on_an_event_of_its_subject(self, opened: Any) -> None:
+    async def test_only_one_event_directly_follows_another_of_its_subject(
+        self, opened: Any
+    ) -> None:
         async with opened() as bus:
             await bus.publish(seat(0, "task-2"))
             last = await bus.create(seat(0))
@@ -174,7 +176,7 @@ class BusContract:
                 await bus.create(seat(9), last)
             assert await bus.create(seat(10), seq) > seq
 
-    async def test_the_story_of_a_deliberation_is_read_over_its_subjects(self, opened: Any) -> None:
+    async def test_a_deliberation_is_replayed_across_its_subjects(self, opened: Any) -> None:
         async with opened() as bus:
             for number in range(600):
                 await bus.post(seat(number, f"task-{number % 2}", turn=number))
@@ -199,7 +201,7 @@ class BusContract:
                 )
                 assert [r.event.id for r in read if r.comes_after(read[index].seq)] == replayed
 
-    async def test_many_wait_for_what_concerns_them(self, opened: Any) -> None:
+    async def test_many_waiters_each_get_their_own_event(self, opened: Any) -> None:
         def decided(number: int) -> Event:
             return new_event(
                 EventType.DELIBERATION_DECIDED, f"task-{number}", {"task_id": f"task-{number}"}
@@ -221,7 +223,7 @@ class BusContract:
                 f"task-{number % 50}" for number in range(100)
             ]
 
-    async def test_follow_sees_what_was_and_what_comes(self, opened: Any) -> None:
+    async def test_follow_yields_past_and_new_events(self, opened: Any) -> None:
         async with opened() as bus:
             await bus.publish(seat(0, turn=0))
             received: asyncio.Queue[Recorded] = asyncio.Queue()
@@ -233,10 +235,10 @@ class BusContract:
 
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(watch())
-                assert [r.event.data["turn"] for r in await seen(received, 1)] == [0]
+                assert [r.event.data["turn"] for r in await receive_events(received, 1)] == [0]
                 await bus.publish(seat(1, "task-2", turn=1))
                 await bus.publish(seat(2, turn=2))
-                assert [r.event.data["turn"] for r in await seen(received, 1)] == [2]
+                assert [r.event.data["turn"] for r in await receive_events(received, 1)] == [2]
                 watcher.cancel()
 
     async def test_data_that_looks_like_a_reference_stays_data(self, opened: Any) -> None:
@@ -246,7 +248,7 @@ class BusContract:
             [back] = [r.event.data["output"] async for r in bus.replay([Channel.RESULTS.all])]
             assert back == forged
 
-    async def test_secrets_do_not_get_into_the_log(self, opened: Any) -> None:
+    async def test_secrets_are_not_logged(self, opened: Any) -> None:
         token = "ghp_" + "a1B2" * 9
         async with opened(secrets=("hunter2-hunter2",), blob_bytes=1024) as bus:
             await bus.publish(
@@ -305,7 +307,7 @@ class BusContract:
                 with pytest.raises(InvalidRequest):
                     await bus.put(invalid_key, {})
 
-    async def test_signals_reach_who_listens(self, opened: Any) -> None:
+    async def test_signals_reach_their_listeners(self, opened: Any) -> None:
         async with opened() as bus:
             received: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
 
@@ -325,8 +327,10 @@ class BusContract:
                     assert await received.get() == {"task_id": "task-1", "reason": "enough"}
                 listener.cancel()
 
-    async def test_a_request_is_answered_by_one_and_by_nobody_in_words(self, opened: Any) -> None:
-        topic, requests = Channel.REPOSITORIES.of("house"), list[Mapping[str, Any]]()
+    async def test_a_request_gets_one_reply_or_an_error_without_answerers(
+        self, opened: Any
+    ) -> None:
+        topic, requests = Channel.REPOSITORIES.of("host-1"), list[Mapping[str, Any]]()
 
         async def answer(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
             requests.append(request)
@@ -355,7 +359,7 @@ class BusContract:
                 await bus.ask(Channel.REPOSITORIES.all, {}, 1)
 
     @pytest.mark.parametrize("task", ["a.b", "*", ">", "a b", "", "x" * 200, "a\r\nPUB x"])
-    async def test_a_subject_is_made_of_clean_tokens(self, opened: Any, task: str) -> None:
+    async def test_subjects_consist_of_valid_tokens(self, opened: Any, task: str) -> None:
         async with opened() as bus:
             with pytest.raises(InvalidRequest, match="task_id"):
                 await bus.publish(seat(1, task))
@@ -370,9 +374,11 @@ class BusContract:
             with pytest.raises(InvalidRequest, match="not work"):
                 await bus.enqueue(Channel.RESULTS.of("task-1"), requested("task-1"))
 
-    async def test_all_who_answer_are_heard_and_nobody_is_not_waited_for(self, opened: Any) -> None:
+    async def test_ask_all_collects_all_replies_and_does_not_wait_without_answerers(
+        self, opened: Any
+    ) -> None:
         def named(name: str) -> ports.Answerer:
-            async def answer(_asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+            async def answer(_request: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
                 return {"name": name}, b""
 
             return answer

@@ -28,7 +28,7 @@ from moothall.testing.model import Answer, ScriptedModel, scripted_model
 class ChatModelContract:
     """Cases for any server that supports the protocol and JSON schemas."""
 
-    async def test_it_answers_and_counts(self, model: ChatModel) -> None:
+    async def test_a_reply_has_text_and_usage(self, model: ChatModel) -> None:
         """A reply has text, a finish reason and usage."""
         reply = await model.chat(ask())
         assert reply.text
@@ -38,13 +38,13 @@ class ChatModelContract:
         assert reply.usage.calls == 1
         assert reply.model
 
-    async def test_it_is_seen_to_grow(self, model: ChatModel) -> None:
+    async def test_a_reply_is_streamed(self, model: ChatModel) -> None:
         """The streamed pieces are the whole text."""
         pieces: list[str] = []
         reply = await model.chat(ask(), pieces.append)
         assert "".join(pieces) == reply.text
 
-    async def test_it_obeys_a_schema(self, model: ChatModel) -> None:
+    async def test_a_reply_conforms_to_its_schema(self, model: ChatModel) -> None:
         """A constrained reply conforms to its schema."""
         assert await model.reply_mode() == "json"
         for seed in range(2):
@@ -61,7 +61,7 @@ class ChatModelContract:
         assert reply.finish_reason == "length"
         assert reply.usage.completion_tokens <= 5
 
-    async def test_a_repeated_beginning_is_not_computed_again(self, model: ChatModel) -> None:
+    async def test_a_common_prefix_is_cached(self, model: ChatModel) -> None:
         """The second of two prompts with a common beginning is partly cached."""
         shared = Message(
             "system", "You are terse. " + "The moot hall stands on the hill above the river. " * 12
@@ -70,7 +70,7 @@ class ChatModelContract:
         reply = await model.chat(ask(messages=(shared, Message("user", "Say b.")), max_tokens=2))
         assert reply.usage.prompt_tokens > reply.usage.cached_tokens > 64
 
-    async def test_calls_run_side_by_side(self, model: ChatModel) -> None:
+    async def test_calls_run_concurrently(self, model: ChatModel) -> None:
         """More calls than the server has slots are all answered."""
         replies = await asyncio.gather(
             *(
@@ -80,7 +80,7 @@ class ChatModelContract:
         )
         assert all(reply.text for reply in replies)
 
-    async def test_a_call_that_nobody_waits_for_blocks_no_other(self, model: ChatModel) -> None:
+    async def test_abandoned_calls_do_not_block_others(self, model: ChatModel) -> None:
         """The server still answers after calls that were abandoned at their deadline."""
         story = ask(
             messages=(Message("user", "Tell a very long story."),), max_tokens=4000, seconds=0.3

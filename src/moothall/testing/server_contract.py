@@ -59,7 +59,7 @@ class Expected:
 class ServerContract:
     """Cases for any server."""
 
-    async def test_the_record_says_what_the_server_shows(
+    async def test_capabilities_are_detected_and_shown(
         self, model: OpenAIModel, expected: Expected
     ) -> None:
         """Reply mode, window, schemas and usage are detected, and `moothall doctor` shows them."""
@@ -81,7 +81,7 @@ class ServerContract:
         assert bool(schema_lines & set(lines)) == expected.obeys, lines
         assert "usage: told" in lines
 
-    async def test_two_tools_are_called_at_once_and_answered(
+    async def test_two_tools_are_called_in_one_reply(
         self, model: OpenAIModel, expected: Expected
     ) -> None:
         """Calls have unique ids, and their results refer to these."""
@@ -112,7 +112,7 @@ class ServerContract:
         assert second_reply.text or second_reply.calls
         assert second_reply.usage.prompt_tokens > first_reply.usage.prompt_tokens
 
-    async def test_a_reply_is_within_its_schema(
+    async def test_a_reply_conforms_to_its_schema(
         self, model: OpenAIModel, expected: Expected
     ) -> None:
         """If schemas are supported, the reply conforms to its schema; otherwise there still is a
@@ -124,14 +124,16 @@ class ServerContract:
         if expected.obeys:
             assert list(json.loads(reply.text)) == ["finish"]
 
-    async def test_a_reply_in_blocks_is_read(self, model: OpenAIModel, expected: Expected) -> None:
+    async def test_a_reply_in_blocks_is_parsed(
+        self, model: OpenAIModel, expected: Expected
+    ) -> None:
         """Every server supports tagged blocks."""
         reply = await self._send_prompt(model, _BLOCK)
         assert reply.text
         if expected.follows:
             assert "5" in str(read_turn(reply, "blocks").finish)
 
-    async def test_reasoning_is_kept_apart_and_counted(
+    async def test_reasoning_is_separated_and_counted(
         self, model: OpenAIModel, expected: Expected
     ) -> None:
         """Reasoning is not part of the text, and is recognized by its field."""
@@ -150,7 +152,7 @@ class ServerContract:
         assert usage.completion_tokens > 0
         assert usage.cached_tokens <= usage.prompt_tokens
 
-    async def test_a_conversation_that_is_too_long_is_told_apart(
+    async def test_a_conversation_beyond_the_window_is_recognized(
         self, model: OpenAIModel, expected: Expected
     ) -> None:
         """The refusal names the window, and the server keeps working."""

@@ -20,7 +20,7 @@ from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
 from moothall.events import dead_letters, registry
 from moothall.events.codec import encode, encode_batch
-from moothall.testing.bus_contract import consuming, letters, requested, seat, seen
+from moothall.testing.bus_contract import consuming, letters, receive_events, requested, seat
 
 
 class _Load:
@@ -48,7 +48,7 @@ class WorkContract:
     handle.
     """
 
-    async def test_work_goes_to_exactly_one_taker(self, opened: Any) -> None:
+    async def test_work_goes_to_exactly_one_consumer(self, opened: Any) -> None:
         handled: list[tuple[str, str]] = []
         all_handled = asyncio.Event()
 
@@ -73,15 +73,15 @@ class WorkContract:
             assert sorted(task for _, task in handled) == sorted(f"task-{n}" for n in range(20))
             assert {name for name, _ in handled} == {"a", "b"}
 
-    async def test_work_of_another_role_is_left_alone(self, opened: Any) -> None:
+    async def test_work_of_another_role_is_not_delivered(self, opened: Any) -> None:
         received: asyncio.Queue[Recorded] = asyncio.Queue()
         async with opened() as bus, consuming(bus, "host-qa", received.put):
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-dev"))
             await bus.enqueue(Channel.WORK.of("qa"), requested("task-qa"))
-            assert [r.event.subject for r in await seen(received, 1)] == ["task-qa"]
+            assert [r.event.subject for r in await receive_events(received, 1)] == ["task-qa"]
             assert received.empty()
 
-    async def test_a_temporary_failure_comes_again(self, opened: Any) -> None:
+    async def test_work_is_redelivered_after_a_temporary_failure(self, opened: Any) -> None:
         received: asyncio.Queue[Recorded] = asyncio.Queue()
 
         async def handle(recorded: Recorded) -> None:
@@ -94,10 +94,14 @@ class WorkContract:
             async with asyncio.timeout(20):
                 while received.qsize() < 3:
                     await asyncio.sleep(0.01)
-            assert [r.extra["deliveries"] for r in await seen(received, 3)] == ["1", "2", "3"]
+            assert [r.extra["deliveries"] for r in await receive_events(received, 3)] == [
+                "1",
+                "2",
+                "3",
+            ]
             assert [letter async for letter in dead_letters.letters(bus)] == []
 
-    async def test_what_keeps_failing_is_buried(self, opened: Any) -> None:
+    async def test_work_that_keeps_failing_becomes_a_dead_letter(self, opened: Any) -> None:
         tries = 0
 
         async def handle(recorded: Recorded) -> None:
@@ -112,7 +116,7 @@ class WorkContract:
             assert letter.deliveries == tries == 3
             assert "never now" in letter.reason
 
-    async def test_what_kills_its_handlers_is_buried(self, opened: Any) -> None:
+    async def test_work_that_crashes_its_handlers_becomes_a_dead_letter(self, opened: Any) -> None:
         """A handler with a bug ends its consumer; the message is redelivered, but not forever."""
         calls = 0
 
@@ -148,13 +152,13 @@ class WorkContract:
             [letter] = await letters(bus, 1)
             broken = False
             await dead_letters.replay(bus, letter.seq)
-            [redelivered] = await seen(received, 1)
+            [redelivered] = await receive_events(received, 1)
             assert redelivered.event.id == requested("task-1").id
             assert [dead async for dead in dead_letters.letters(bus)] == []
             with pytest.raises(NotFound):
                 await dead_letters.replay(bus, letter.seq)
 
-    async def test_a_cancelled_consumer_gives_back_what_it_held(self, opened: Any) -> None:
+    async def test_a_cancelled_consumer_returns_its_work(self, opened: Any) -> None:
         started = asyncio.Event()
         received: asyncio.Queue[Recorded] = asyncio.Queue()
 
@@ -168,10 +172,10 @@ class WorkContract:
             async with consuming(bus, "host-dev", stuck), asyncio.timeout(20):
                 await started.wait()
             async with consuming(bus, "host-dev", received.put):
-                [redelivered] = await seen(received, 1)
+                [redelivered] = await receive_events(received, 1)
             assert redelivered.extra["deliveries"] == "2"
 
-    async def test_long_work_is_not_handed_out_twice(self, opened: Any) -> None:
+    async def test_long_work_is_not_delivered_twice(self, opened: Any) -> None:
         calls = 0
         done = asyncio.Event()
 
@@ -215,7 +219,7 @@ class WorkContract:
                 await load.done.wait()
             assert load.peak == 2
 
-    async def test_what_a_shared_capacity_has_no_room_for_goes_to_others(self, opened: Any) -> None:
+    async def test_work_beyond_a_shared_capacity_goes_to_other_consumers(self, opened: Any) -> None:
         hung, handled = asyncio.Event(), asyncio.Queue[str]()
 
         async def hang(recorded: Recorded) -> None:
@@ -239,7 +243,7 @@ class WorkContract:
                     await bus.enqueue(Channel.WORK.of("qa"), requested("task-qa"))
                     assert await handled.get() == "task-qa"
 
-    async def test_only_registered_consumers_are_there(self, opened: Any) -> None:
+    async def test_only_registered_consumers_exist(self, opened: Any) -> None:
         received: asyncio.Queue[Recorded] = asyncio.Queue()
         async with opened() as bus:
             with pytest.raises(
@@ -247,7 +251,7 @@ class WorkContract:
             ):
                 await bus.consume("nobody", received.put)
 
-    async def test_fresh_work_says_so_at_its_first_delivery_alone(self, opened: Any) -> None:
+    async def test_only_the_first_delivery_of_work_is_marked_as_fresh(self, opened: Any) -> None:
         received: asyncio.Queue[Recorded] = asyncio.Queue()
         failing = {"task-2", "task-3"}
 
@@ -261,7 +265,7 @@ class WorkContract:
         async def receive_marks(count: int) -> list[tuple[str, bool]]:
             return [
                 (recorded.event.subject, "fresh" in recorded.extra)
-                for recorded in await seen(received, count)
+                for recorded in await receive_events(received, count)
             ]
 
         async with opened() as bus, consuming(bus, "host-dev", handle):
@@ -280,7 +284,7 @@ class WorkContract:
             assert await receive_marks(1) == [("task-3", False)]
 
     @pytest.mark.parametrize("about", ["", "story-1", "acme_story-1"])
-    async def test_a_story_event_is_understood_on_each_of_its_subjects(
+    async def test_a_story_event_is_read_on_each_of_its_subjects(
         self, opened: Any, about: str
     ) -> None:
         subject = registry.subject(Channel.STORIES.of(about)) if about else registry.STORIES_BARE
@@ -293,7 +297,7 @@ class WorkContract:
         )
         async with opened() as bus, consuming(bus, "planning", received.put):
             await bus.put_raw(subject, encode(event), message_id=event.id)
-            [back] = await seen(received, 1)
+            [back] = await receive_events(received, 1)
             assert (back.event.id, back.extra["about"]) == (event.id, "acme_story-1")
             assert [r.event.id async for r in bus.replay([Channel.STORIES.of("acme_story-1")])] == [
                 event.id
@@ -303,7 +307,7 @@ class WorkContract:
             assert [letter async for letter in dead_letters.letters(bus)] == []
 
     @pytest.mark.parametrize("about", ["", "story-1"])
-    async def test_story_events_in_one_message_come_one_by_one(
+    async def test_story_events_of_one_message_are_delivered_separately(
         self, opened: Any, about: str
     ) -> None:
         subject = registry.subject(Channel.STORIES.of(about)) if about else registry.STORIES_BARE
@@ -319,7 +323,7 @@ class WorkContract:
         received: asyncio.Queue[Recorded] = asyncio.Queue()
         async with opened() as bus, consuming(bus, "planning", received.put):
             await bus.put_raw(subject, encode_batch([encode(event) for event in events]))
-            assert [recorded.event.id for recorded in await seen(received, 3)] == [
+            assert [recorded.event.id for recorded in await receive_events(received, 3)] == [
                 event.id for event in events
             ]
             recorded = [r async for r in bus.replay([Channel.STORIES.of("story-1")])]
@@ -327,7 +331,9 @@ class WorkContract:
             assert len({r.seq for r in recorded}) == len(events)
 
     @pytest.mark.parametrize("about", ["", "story-1"])
-    async def test_what_is_no_event_of_a_story_is_buried(self, opened: Any, about: str) -> None:
+    async def test_an_invalid_story_event_becomes_a_dead_letter(
+        self, opened: Any, about: str
+    ) -> None:
         subject = registry.subject(Channel.STORIES.of(about)) if about else registry.STORIES_BARE
         story = {"story_id": "story-2", "title": "Greet"}
         data = [
