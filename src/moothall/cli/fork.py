@@ -44,7 +44,7 @@ from moothall.domain.task import DeliberationRequest, Fork
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help="Where the token for --server lies; this machine's own by default.",
+    help="File with the token for --server; this machine's own by default.",
 )
 @json_option
 @verbose_option

@@ -94,7 +94,7 @@ async def query(
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise InvalidRequest(f"{text[:60]!r} is no parameter; give NAME=VALUE")
+        raise InvalidRequest(f"{text[:60]!r} is not a parameter; give NAME=VALUE")
     return name, value
 
 

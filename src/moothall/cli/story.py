@@ -323,7 +323,7 @@ async def comment(
         path and number.isascii() and number.isdecimal() and len(number) < _MAX_DIGITS
     ):
         raise click.BadParameter(
-            f"{line[:200]!r} is no FILE:N, such as src/greet.py:4", param_hint="--line"
+            f"{line[:200]!r} is not FILE:N, such as src/greet.py:4", param_hint="--line"
         )
     if (removed or task) and not line:
         raise click.UsageError("--removed and --task say more of --line FILE:N, which is missing")
