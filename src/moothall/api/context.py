@@ -84,7 +84,7 @@ class Context(pb_grpc.ContextServiceServicer):
             )
         roles = tuple(dict.fromkeys(map(read_role, request.roles)))
         if not roles:
-            raise InvalidRequest("for whom? give roles, such as dev and qa")
+            raise InvalidRequest("roles is empty: give roles, such as dev and qa")
         who, story_id = caller(), check_id(request.case_id, "case_id")
         if (
             not request.persist_bundle

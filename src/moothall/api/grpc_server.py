@@ -199,7 +199,7 @@ def _handle_call(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> Any:
                 message = deserialize(request) if isinstance(request, bytes) else request
             except DecodeError as error:
                 raise errors.InvalidRequest(
-                    f"the request of {method} is no message of its type: {error}"
+                    f"the request of {method} is not a message of its type: {error}"
                 ) from error
             if not handler.response_streaming:
                 return await behaviour(message, context)
@@ -345,7 +345,7 @@ def _credentials(settings: config.GrpcSettings) -> grpc.ServerCredentials | None
             )
         if not is_loopback(settings.host):
             raise ConfigurationError(
-                f"grpc.host {settings.host} is no loopback address: set grpc.tls_cert and "
+                f"grpc.host {settings.host} is not a loopback address: set grpc.tls_cert and "
                 "grpc.tls_key, or bind 127.0.0.1"
             )
         return None
@@ -378,7 +378,7 @@ def _bind(
         tls = (
             ""
             if credentials is None
-            else ", or grpc.tls_cert and grpc.tls_key are no PEM certificate and its key"
+            else ", or grpc.tls_cert and grpc.tls_key are not a PEM certificate and its key"
         )
         raise ConfigurationError(
             f"the gRPC server cannot listen on {address}: the port is taken or the address is not "

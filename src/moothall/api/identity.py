@@ -58,7 +58,8 @@ def check_address(what: str, url: str) -> None:
         and not (address.scheme == "http" and is_loopback(address.hostname))
     ):
         raise ConfigurationError(
-            f"{what} {url[:200]!r} is no https:// address; http:// is for this machine alone"
+            f"{what} {url[:200]!r} is not an https:// address; http:// is allowed only for this "
+            "machine"
         )
 
 
@@ -82,15 +83,15 @@ def read_tokens(settings: config.GrpcSettings, data_dir: Path) -> Mapping[str, P
         file_tokens = _principals(settings.tokens_file)
         if configured.keys() & file_tokens.keys():
             raise ConfigurationError(
-                f"grpc.token is in the file of tokens {settings.tokens_file} too: whom does it "
-                "stand for?"
+                f"grpc.token is also in the file of tokens {settings.tokens_file}; "
+                "remove one of them"
             )
         return {**configured, **file_tokens}
     if configured:
         return configured
     if not is_loopback(settings.host):
         raise ConfigurationError(
-            f"grpc.host {settings.host} is no loopback address: set grpc.token "
+            f"grpc.host {settings.host} is not a loopback address: set grpc.token "
             "(MOOTHALL_GRPC__TOKEN) or grpc.tokens_file"
         )
     return {ensure_token(data_dir): LOCAL}
@@ -144,9 +145,7 @@ def _principals(path: Path) -> dict[str, Principal]:
         for item in token_file.principals
     }
     if len(principals) != len(token_file.principals):
-        raise ConfigurationError(
-            f"the file of tokens {path} has a token twice: whom does it stand for?"
-        )
+        raise ConfigurationError(f"the file of tokens {path} contains a token twice")
     return principals
 
 
@@ -165,11 +164,11 @@ class BearerTokens:
         scheme, _, token = authorizations[0].partition(" ")
         if scheme.lower() != "bearer":
             return None
-        found = None
+        matching_principal = None
         for accepted, principal in self._tokens:  # no early exit, so that timing reveals nothing
             if hmac.compare_digest(accepted, token.strip().encode("utf-8", "surrogateescape")):
-                found = principal
-        return found
+                matching_principal = principal
+        return matching_principal
 
 
 class IdentityInterceptor(grpc.aio.ServerInterceptor):

@@ -50,7 +50,7 @@ async def serve_metrics(
     """
     if settings.token is None and not is_loopback(settings.host):
         raise ConfigurationError(
-            f"metrics.host {settings.host} is no loopback address: set metrics.token "
+            f"metrics.host {settings.host} is not a loopback address: set metrics.token "
             "(MOOTHALL_METRICS__TOKEN), or bind 127.0.0.1"
         )
 
@@ -59,7 +59,7 @@ async def serve_metrics(
         if is_loopback(settings.host) and not is_loopback(
             host_name(host_header)
         ):  # DNS rebinding by a foreign page
-            return PlainTextResponse("this server is not called so\n", 403)
+            return PlainTextResponse("the Host header is not a name of this server\n", 403)
         if settings.token is not None and not _has_token(
             request, settings.token.get_secret_value()
         ):

@@ -250,7 +250,7 @@ async def open_channel(server: str, ca: Path | None = None) -> grpc.aio.Channel:
     host, colon, port = server.rpartition(":")
     if not colon or not host or not port.isdecimal():
         raise errors.ConfigurationError(
-            f"{server[:80]!r} is no HOST:PORT of a server, such as 127.0.0.1:50055"
+            f"{server[:80]!r} is not the HOST:PORT of a server, such as 127.0.0.1:50055"
         )
     if is_loopback(host):
         return grpc.aio.insecure_channel(server)

@@ -210,4 +210,4 @@ def _deadline(request: pb.CallToolRequest) -> datetime | None:
     try:
         return request.deadline.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"deadline is no time: {error}") from error
+        raise InvalidRequest(f"deadline is not a time: {error}") from error

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # imported by the command that needs it
 
 @click.group()
 def account() -> None:
-    """Accounts of the page; they take effect at once, also where `serve` runs."""
+    """Accounts of the web page. Changes take effect at once, also while `serve` runs."""
 
 
 @account.command(epilog=example("moothall account add alice --role po --role architect"))
@@ -38,8 +38,8 @@ def account() -> None:
 @click.pass_context
 @report_errors
 def add(context: click.Context, *, name: str, roles: tuple[str, ...], tenant: str) -> None:
-    """Add an account NAME. The password is asked for, or read from a line of standard input where
-    that is no terminal.
+    """Add an account NAME. The password is asked for, or read from a line of standard input if that
+    is not a terminal.
     """
     _people(context).add(name, _password(), tenant=tenant, roles=roles)
     say(f"added {name}")
@@ -83,7 +83,7 @@ def remove(context: click.Context, *, name: str) -> None:
 @click.pass_context
 @report_errors
 def password(context: click.Context, *, name: str) -> None:
-    """Give the account NAME another password, asked for as by `add`, and sign it out everywhere."""
+    """Change the password of account NAME, asked for as by `add`, and sign it out everywhere."""
     _people(context).change_password(name, _password())
     say(f"changed the password of {name}")
 
@@ -95,7 +95,7 @@ def _people(context: click.Context) -> UserAccounts:
 
 
 def _password() -> str:
-    """Ask for a password. Never an argument: those are seen by whoever lists processes."""
+    """Ask for a password. It is never an argument, because lists of processes show those."""
     if sys.stdin.isatty():
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
     return sys.stdin.readline().rstrip("\r\n")

@@ -37,8 +37,8 @@ def agents() -> None:
 @_paths
 @with_settings()
 async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
-    """Check files: each wrong place is named with its line, what the settings do not allow, and a
-    cycle or a missing agent by name. Exit code 1 where there is any.
+    """Check files: report each error with its line, settings that are not allowed, cycles and
+    missing agents. Exit code 1 if there are errors.
     """
     loaded = _load(settings, paths)
     for note in loaded.kept:
@@ -58,7 +58,7 @@ async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
 @_paths
 @with_settings()
 async def list_(settings: Settings, *, paths: Sequence[Path]) -> None:
-    """List the agents in the order in which they would run one by one."""
+    """List the agents in the order in which they would run one at a time."""
     by_name = {spec.name: spec for spec in _load(settings, paths).specs.values()}
     for name in check_order(tuple(by_name.values())):
         spec = by_name[name]
@@ -106,7 +106,7 @@ async def run_(
     name: str,
     as_json: bool,
 ) -> int:
-    """Run agents on a repository, each when what it needs has completed, on what that came to.
+    """Run agents on a repository, each after its dependencies have completed, on their result.
 
     Each leaves a branch moothall/<task_id>. Its validation commands decide whether it completed.
     Exit codes: 0 all completed, 1 not all, 2 wrong use or a broken part.
@@ -128,8 +128,8 @@ _NAME = click.argument("name")
 @_NAME
 @with_settings(_LOG)
 async def pause(settings: Settings, *, name: str) -> None:
-    """Let the agent NAME, which is at work, wait: its turns end, and no other begins until
-    `moothall agents resume`.
+    """Pause the running agent NAME: its current turn ends, and no new one starts until `moothall
+    agents resume`.
     """
     await _set_paused(
         settings, name, paused=True, changed_text="paused", unchanged_text="was paused already"
@@ -140,8 +140,8 @@ async def pause(settings: Settings, *, name: str) -> None:
 @_NAME
 @with_settings(_LOG)
 async def resume(settings: Settings, *, name: str) -> None:
-    """Let the agent NAME go on where it was. What the model said is not asked again; waiting is not
-    counted against its time.
+    """Resume the agent NAME. Model calls are not repeated, and the pause does not count against its
+    time.
     """
     await _set_paused(
         settings, name, paused=False, changed_text="goes on", unchanged_text="was not paused"
@@ -152,7 +152,7 @@ async def resume(settings: Settings, *, name: str) -> None:
 @_NAME
 @with_settings(_LOG)
 async def stop(settings: Settings, *, name: str) -> None:
-    """Stop the agent NAME for good: it is not made again, whatever its file says."""
+    """Stop the agent NAME for good. It is not started again, whatever its file says."""
     from moothall.app.tasks import cancel
 
     for task in await _running_tasks(settings, name):

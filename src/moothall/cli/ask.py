@@ -85,7 +85,7 @@ class _Answer:
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help="Where the token for --server lies; this machine's own by default.",
+    help="File with the token for --server; this machine's own by default.",
 )
 @click.option("--yes", is_flag=True, help="Apply the diff to your files without asking.")
 @click.option(
@@ -157,11 +157,11 @@ def ask(
     prompt, goes_on = _read_prompt(prompt, goes_on)
     if server and model:
         raise InvalidRequest(
-            "a server elsewhere chooses the model itself, by the role; leave --model out"
+            "a remote server chooses the model itself, by the role; leave --model out"
         )
     if server and profile:
         raise InvalidRequest(
-            "a server elsewhere reads no --profile from here; register the repository with its "
+            "a remote server does not read --profile; register the repository with its "
             "commands there"
         )
     options = AskOptions(

@@ -180,7 +180,7 @@ async def _open_remote_session(options: AskOptions) -> AsyncIterator[AskSession]
     named.check()
     if options.goes_on == "":
         raise InvalidRequest(
-            "a server elsewhere does not say which task was the last: name it, --continue TASK"
+            "a remote server does not say which task was the last: name it, --continue TASK"
         )
     files = None if named.text else await files_here(settings, named.repo)
     repository = None if named.text else names(RepositoryRef(url=named.repo, ref=named.ref), files)

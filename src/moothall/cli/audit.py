@@ -28,9 +28,8 @@ def audit() -> None:
 )
 @with_settings()
 async def verify(settings: Settings, *, approvals: bool) -> int:
-    """Check that no record was changed, removed, reordered or cut off, by the files and by what the
-    AUDIT stream was told, which for hosts on other machines is all that there is here. Exit code 1
-    where one was.
+    """Check that no record was changed, removed, reordered or cut off, by the files and by the
+    AUDIT stream, which is the only source for hosts on other machines. Exit code 1 if one was.
     """
     from moothall.app.bus import open_log
     from moothall.authorization.audit_chain import StreamChains, verify_all

@@ -1,4 +1,4 @@
-"""`moothall bus`: what a bus of one's own needs."""
+"""`moothall bus`: keys for a bus of your own."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def bus() -> None:
 )
 @report_errors
 def keys(folder: Path, renew: Path | None) -> None:
-    """Make an account for the server on a NATS of your own, and what servers, services and hosts
-    need to use it, in FOLDER.
+    """Create an account for the server on a NATS of your own, and the files for servers, services
+    and hosts, in FOLDER.
     """
     from moothall.events.nats.accounts import FILES, make
 

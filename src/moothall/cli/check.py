@@ -1,4 +1,4 @@
-"""`moothall check`: whether a council could be judged in a repository, and by what."""
+"""`moothall check`: check whether and how a council could be judged in a repository."""
 
 from __future__ import annotations
 
@@ -63,12 +63,13 @@ async def check(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Set REPO up, run its checks as it is, and say what is green, red, flaky and slow.
+    """Set REPO up, run its checks on the unchanged files, and report green, red, flaky and slow
+    cases.
 
     REPO is a path, a URL or the id of a registered repository; by default the one you are in.
 
-    Exit codes: 0 if a council could be judged, also with red tests; 2 if nothing could be,
-    with what to write where.
+    Exit codes: 0 if a council could be judged, also with red tests; 2 if not, with the file and
+    setting to write.
     """
     from moothall.app.preflight import NamedRepository
     from moothall.app.repository import check_repository, write_profile

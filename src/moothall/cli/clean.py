@@ -36,12 +36,11 @@ if TYPE_CHECKING:  # imported by the command that runs
 async def clean(
     settings: Settings, *, older_than: float | None, everything: bool, dry_run: bool, as_json: bool
 ) -> int:
-    """Remove environments, checkouts and clones that were not used for long, and say how large they
-    were.
+    """Remove environments, checkouts and clones that were not used for long, and report their
+    sizes.
 
-    What is in use stays, all of it while a process serves. What goes is made again when it is
-    needed.
-    Exit code 1 where something that should go could not.
+    Items in use stay, all of them while a process serves. Removed items are created again when
+    needed. Exit code 1 if an item could not be removed.
     """
     from moothall.app.cleaning import clean_up
 

@@ -79,7 +79,7 @@ def _files(argument: str, top: Path | None) -> Iterator[tuple[Path, str]]:
         yield path, f"{dest}{path.name}" if dest.endswith("/") else dest
     elif top is None or not path.resolve().is_relative_to(top.resolve()):
         raise InvalidRequest(
-            f"--hidden-tests {argument}: the file lies outside the repository; say where it goes "
+            f"--hidden-tests {argument}: the file is outside the repository; say where it goes "
             f"with {argument}:tests/{path.name}"
         )
     else:
@@ -207,7 +207,7 @@ PrintOutcome = Callable[[Outcome], int]
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help="Where the token for --server lies; grpc.token or this machine's own by default.",
+    help="File with the token for --server; grpc.token or this machine's own by default.",
 )
 @click.option(
     "--summary",
@@ -280,7 +280,7 @@ async def deliberate(
         )
     if server and profile:
         raise InvalidRequest(
-            "a server elsewhere reads no --profile from here; register the repository with its "
+            "a remote server does not read --profile; register the repository with its "
             "commands there"
         )
     out = sys.stdout  # kept, because later prints go to stderr

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 @json_option
 @with_settings("asking the hosts")
 async def fleet(settings: Settings, *, as_json: bool) -> int:
-    """List the hosts that answer: each with its machine, what it holds, and since when. Exit code 1
-    where none does.
+    """List the hosts that answer: each with its machine, its tasks and its start. Exit code 1 if
+    none does.
     """
     from moothall.app.bus import hosts
     from moothall.cli.documents import FleetDocument
@@ -87,9 +87,7 @@ _BLOCK_SECONDS = 60.0
 @json_option
 @with_settings()
 async def doctor(settings: Settings, *, as_json: bool) -> int:
-    """Try every part of this machine that Moothall needs. Exit code 1 where something is
-    missing.
-    """
+    """Check every part of this machine that Moothall needs. Exit code 1 if something is missing."""
     findings: list[Finding] = []
     async for finding in _examine(settings):
         findings.append(finding)

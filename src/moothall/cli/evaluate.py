@@ -171,12 +171,11 @@ async def evaluate(
     """Measure councils on bugs that were fixed in REPO, by the tests that came with the fixes.
 
     REPO is a path, a URL or the id of a registered repository; by default the one you are in.
-    Commits
-    that change source and tests become tasks if their tests fail before and pass after. A council
-    sees
-    the parent commit and the cleaned message, never the tests. The tests then judge the winner.
+    Commits that change source and tests become tasks if their tests fail before and pass after. A
+    council sees the parent commit and the cleaned message, never the tests. The tests then judge
+    the winner.
 
-    Run the same command again after an interruption: it goes on where it stopped.
+    After an interruption, run the same command again: it continues.
 
     Exit codes: 0 measured, 1 no commit became a task, 2 wrong use or a broken part.
     """

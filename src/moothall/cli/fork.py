@@ -44,7 +44,7 @@ from moothall.domain.task import DeliberationRequest, Fork
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help="Where the token for --server lies; this machine's own by default.",
+    help="File with the token for --server; this machine's own by default.",
 )
 @json_option
 @verbose_option
@@ -63,11 +63,11 @@ async def fork(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Run TASK once more from turn N of a seat, with WORDS said to it or, without, another seed.
+    """Run TASK again from turn N of a seat, with the message WORDS or, without it, another seed.
 
-    The turns until then are taken over from the log: no model call of theirs is made again, and
-    what they did is done again in a workspace of its own. TASK itself stays as it is; what comes of
-    the fork is a task of its own, with a branch of its own.
+    The turns until then are taken from the log: no model call is repeated, and their actions are
+    repeated in a new workspace. TASK itself stays as it is. The fork is a new task with its own
+    branch.
 
     Exit codes: as of `deliberate`.
     """

@@ -18,12 +18,12 @@ from moothall.errors import InvalidRequest
 
 @click.group()
 def graph() -> None:
-    """The context graph: where lines come from, what was decided and why."""
+    """The context graph: the origin of lines, and decisions with their reasons."""
 
 
 @graph.command(epilog=example("moothall graph questions"))
 def questions() -> None:
-    """List what can be asked, with parameters and what the answers hold."""
+    """List the questions, with their parameters and the columns of their answers."""
     from moothall.graph.questions import QUESTIONS
 
     for name, question in QUESTIONS.items():
@@ -72,9 +72,8 @@ async def query(
 ) -> int:
     """Ask one of the named QUESTIONS (`moothall graph questions` lists them).
 
-    With --repo, --file and --line, `provenance` begins at a line: git says which commit it comes
-    from, the graph where
-    that commit does. Exit code 1 where there is no answer.
+    With --repo, --file and --line, `provenance` begins at a line: git finds its commit, the graph
+    the origin of that commit. Exit code 1 if there is no answer.
     """
     values = dict(_pair(text) for text in parameters)
     named_tenant = values.pop("tenant", "")
@@ -95,7 +94,7 @@ async def query(
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise InvalidRequest(f"{text[:60]!r} is no parameter; give NAME=VALUE")
+        raise InvalidRequest(f"{text[:60]!r} is not a parameter; give NAME=VALUE")
     return name, value
 
 
@@ -190,8 +189,8 @@ def _print_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
 @json_option
 @with_settings()
 async def rebuild(settings: Settings, *, lossy: bool, as_json: bool) -> int:
-    """Empty the graph and replay the log into it; then compare it with what it was. Exit code 1
-    where it differs.
+    """Empty the graph, replay the log into it, and compare it with its previous state. Exit code 1
+    if it differs.
     """
     from moothall.app.graph import rebuild as rebuild_graph
 

@@ -19,7 +19,7 @@ from moothall.domain.topic import Topic, deliberation_topics
 
 @click.group()
 def log() -> None:
-    """The event log: what happened, in order."""
+    """The event log: all events, in order."""
 
 
 @log.command(
@@ -71,8 +71,8 @@ def _line(recorded: Recorded) -> str:
 @log.command(epilog=example("moothall log check"))
 @with_settings(narrated=False)
 async def check(settings: Settings) -> int:
-    """Read the whole log and say whether something is missing; mark the deliberations concerned.
-    Exit code 1 where it is.
+    """Read the whole log, report missing records, and mark the deliberations concerned. Exit code 1
+    if records are missing.
     """
     from moothall.app.bus import check_log_end, mark_damaged, open_log
     from moothall.cli.exit_codes import EXIT_NONE
@@ -93,7 +93,7 @@ async def check(settings: Settings) -> int:
 @click.confirmation_option(prompt="Pruned events cannot be brought back. Go on?")
 @with_settings(narrated=False)
 async def prune(settings: Settings, *, keep: int) -> None:
-    """Delete the oldest events, and what nothing refers to any more: documents, large values,
+    """Delete the oldest events, and data that nothing refers to any more: documents, large values,
     patches, old checkouts.
     """
     from moothall.app.cleaning import prune as prune_all
@@ -112,7 +112,7 @@ async def prune(settings: Settings, *, keep: int) -> None:
 )
 @with_settings(narrated=False)
 async def dead(settings: Settings, *, replay_seq: int | None) -> None:
-    """List what could not be handled, with the reasons; or send one again."""
+    """List messages that could not be handled, with the reasons; or send one again."""
     from moothall.app.bus import open_log
     from moothall.events.dead_letters import letters, replay
 

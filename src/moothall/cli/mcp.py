@@ -13,10 +13,11 @@ from moothall.errors import ConfigurationError
 @click.command(epilog=example("moothall mcp"))
 @with_settings()
 async def mcp(settings: Settings) -> None:
-    """Offer councils to an editor or assistant that speaks MCP, on stdin and stdout, until it goes.
+    """Offer councils to an editor or assistant that speaks MCP, on stdin and stdout, until it
+    disconnects.
 
-    Works in the process that serves this data directory, where one does, else in this one. Tools:
-    deliberate, ask, result, why, context.
+    Works in the process that serves this data directory, if there is one, otherwise in this one.
+    Tools: deliberate, ask, result, why, context.
     """
     try:
         from moothall.cli.mcp_server import serve

@@ -162,8 +162,8 @@ class McpBackend:
     deliberations: DeliberationService
 
     async def repository(self, location: str, ref: str) -> RepositoryRef | None:
-        """Register the repository that a client named; None if it named none. Raises what
-        registering raises.
+        """Register the repository that a client named; None if it named none. Raises the errors of
+        `register`.
         """
         return await register(self.settings, location, ref) if location else None
 

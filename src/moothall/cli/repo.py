@@ -126,8 +126,8 @@ async def add(
 @repository_argument
 @with_settings()
 async def remove(settings: Settings, *, repository: str) -> None:
-    """Forget REPOSITORY, a registered id, and remove its clone. The repository itself stays as it
-    is, with its branches.
+    """Forget REPOSITORY, a registered id, and remove its clone. The repository itself and its
+    branches stay.
     """
     from moothall.app.cleaning import unregister
 
@@ -142,8 +142,8 @@ async def remove(settings: Settings, *, repository: str) -> None:
 @click.pass_context
 @report_errors
 def list_(context: click.Context, *, as_json: bool) -> None:
-    """List them, of all tenants: id, place, what becomes of a winner, and which checks were said
-    here instead of found out.
+    """List the repositories of all tenants: id, location, the delivery of winners, and checks given
+    with `add`.
     """
     from moothall.app.repositories import trusted_repositories
 

@@ -17,7 +17,7 @@ _TENANT = click.option("--tenant", default=LOCAL.tenant, show_default=True, help
 
 @click.group()
 def requeue() -> None:
-    """Requests that were denied and that an operator may allow, each once."""
+    """Denied requests, each of which an operator may allow once."""
 
 
 @requeue.command("list", epilog=example("moothall tools requeue list"))
@@ -25,7 +25,7 @@ def requeue() -> None:
 @json_option
 @with_settings()
 async def list_(settings: Settings, *, tenant: str, as_json: bool) -> None:
-    """List what waits, the longest first."""
+    """List the waiting requests, oldest first."""
     from moothall.app.rules import open_parking
     from moothall.domain.codec import dump
 

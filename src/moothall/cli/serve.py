@@ -1,5 +1,5 @@
-"""`moothall serve`: the orchestrator, until it is told to stop. `moothall open`: its page in a
-browser, signed in.
+"""`moothall serve`: the server, until it is stopped. `moothall open`: its web page in a browser,
+signed in.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ async def serve_until_stopped(
 )
 @with_settings(narrated=False)
 async def open_(settings: Settings, *, story_id: str, no_browser: bool) -> None:
-    """Open the page, on the board or on STORY. Where no server serves, one is started, and serves
-    until Ctrl-C.
+    """Open the page, on the board or on STORY. If no server runs, one is started, and serves until
+    Ctrl-C.
     """
     from moothall.app.server import page_link
     from moothall.domain.ids import check_id

@@ -30,7 +30,7 @@ _IDLE_NOTE = "nothing works on stories now; `moothall serve` does"
 
 @click.group()
 def story() -> None:
-    """Stories: what a product owner asks for, from backlog to done."""
+    """Stories: requests of product owners, from backlog to done."""
 
 
 @story.command(
@@ -89,7 +89,7 @@ async def new(
     rigor: str,
     **budget: float,
 ) -> None:
-    """Put a story with TITLE on the board, and say what it lacks."""
+    """Put a story with TITLE on the board, and report its weaknesses."""
     from moothall.app.tasks import open_stories, register_named
     from moothall.domain.budget import Budget
     from moothall.stories.coach import StoryDraft, check, score
@@ -161,7 +161,7 @@ def _row(card: StoryState) -> dict[str, object]:
 @json_option
 @with_settings(_BOARD)
 async def show(settings: Settings, *, story_id: str, as_json: bool) -> None:
-    """Show STORY: what it asks for, where it stands, what it waits for, and what happened."""
+    """Show STORY: its criteria, state, next step and history."""
     from moothall.app.tasks import open_stories
     from moothall.stories.task_history import rounds, task_ids
 
@@ -243,8 +243,8 @@ def _tasks(tasks: object) -> str:
 @_COMMENT
 @with_settings(_BOARD)
 async def approve(settings: Settings, *, story_id: str, comment: str) -> int:
-    """Move STORY on: refine, submit, accept its design, its test, and it itself. What is missing is
-    said, and nothing moves.
+    """Move STORY on: refine, submit, accept its design, its test, and the story itself. If
+    something is missing, report it and move nothing.
     """
     return await _move(settings, story_id, comment, back=False)
 
@@ -256,7 +256,7 @@ async def approve(settings: Settings, *, story_id: str, comment: str) -> int:
 @_COMMENT
 @with_settings(_BOARD)
 async def reject(settings: Settings, *, story_id: str, comment: str) -> int:
-    """Send STORY back; what was built is changed as the comment says."""
+    """Send STORY back, to be changed as the comment says."""
     return await _move(settings, story_id, comment, back=True)
 
 
@@ -314,7 +314,7 @@ def _waits(card: StoryState, stories: Stories) -> str:
 async def comment(
     settings: Settings, *, story_id: str, text: str, line: str, removed: bool, task: str
 ) -> None:
-    """Say TEXT about STORY, or about a line of what was built for it."""
+    """Add the comment TEXT to STORY, or to a line of what was built for it."""
     from moothall.app.tasks import open_stories
     from moothall.stories.comments import Spot, remark
 
@@ -323,7 +323,7 @@ async def comment(
         path and number.isascii() and number.isdecimal() and len(number) < _MAX_DIGITS
     ):
         raise click.BadParameter(
-            f"{line[:200]!r} is no FILE:N, such as src/greet.py:4", param_hint="--line"
+            f"{line[:200]!r} is not FILE:N, such as src/greet.py:4", param_hint="--line"
         )
     if (removed or task) and not line:
         raise click.UsageError("--removed and --task say more of --line FILE:N, which is missing")
@@ -357,8 +357,8 @@ async def comment(
 )
 @with_settings(_BOARD)
 async def plan(settings: Settings, *, story_id: str, change: TextIO | None) -> int | None:
-    """Print the tasks of STORY as JSON, or put those of a document in their place, until its design
-    is accepted.
+    """Print the tasks of STORY as JSON, or replace them by those of a document, until its design is
+    accepted.
 
     A task has an `id` among the others, a `role`, a `description`, `criteria` (numbers from 1 of
     the story's that it fulfils) and `after` (ids of the tasks that it builds on).

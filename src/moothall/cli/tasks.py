@@ -104,9 +104,7 @@ def _age(time: str) -> str:
 @json_option
 @with_settings(_LOG)
 async def show(settings: Settings, *, task: str | None, as_json: bool) -> None:
-    """Show TASK as it was shown at its end: the ranking, its reasons, the winner. The latest one by
-    default.
-    """
+    """Show the result of TASK: the ranking, its reasons, the winner. The latest one by default."""
     from rich.console import Console
 
     from moothall.app.tasks import open_tasks
@@ -225,7 +223,7 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
 @click.option("--reason", default="cancelled on the command line", help="Why; kept with it.")
 @with_settings(_LOG)
 async def cancel(settings: Settings, *, task: str, reason: str) -> None:
-    """Stop TASK. One that has ended stays as it ended."""
+    """Stop TASK. A task that has ended is unchanged."""
     from moothall.app.tasks import cancel as cancel_task
 
     task_id, status = await cancel_task(settings, task, reason, say)
@@ -237,7 +235,7 @@ async def cancel(settings: Settings, *, task: str, reason: str) -> None:
 @click.argument("message")
 @with_settings(_LOG)
 async def steer(settings: Settings, *, task: str, message: str) -> None:
-    """Tell the seats of TASK, which is under way, MESSAGE; each hears it at its next turn."""
+    """Send MESSAGE to the seats of the running TASK; each reads it at its next turn."""
     from moothall.app.tasks import open_tasks
     from moothall.domain.identity import LOCAL
     from moothall.domain.ids import new_task_id
@@ -261,8 +259,8 @@ async def steer(settings: Settings, *, task: str, message: str) -> None:
 async def rm(settings: Settings, *, task: str, force: bool) -> None:
     """Remove TASK, which has ended: its branch, if that is merged, its events and its status.
 
-    The audit of its tool calls and what the graph knows of it stay. `moothall log prune` removes
-    patches that nothing tells of.
+    The audit of its tool calls and its data in the graph stay. `moothall log prune` removes patches
+    that nothing refers to.
     """
     from moothall.app.tasks import remove
 

@@ -57,8 +57,8 @@ async def run_(
     seconds: int | None,
     as_json: bool,
 ) -> int:
-    """Run the workflow in a YAML FILE in a fresh workspace. Killed, it goes on when it is run again
-    under its id.
+    """Run the workflow in a YAML FILE in a new workspace. If it is killed, run it again under its
+    id to continue.
 
     Exit codes: 0 every step succeeded, 1 not, 2 wrong use or a broken part.
     """
@@ -187,7 +187,7 @@ async def list_(
     tenant: str,
     as_json: bool,
 ) -> None:
-    """List the tools that fit. Disabled ones are marked; with --role they are left out, as for the
+    """List the matching tools. Disabled ones are marked; with --role they are left out, as for the
     agents.
     """
     from moothall.app.rules import catalogue_of, open_switches, read_table
@@ -233,7 +233,7 @@ async def list_(
 @json_option
 @with_settings()
 async def show(settings: Settings, *, name: str, tenant: str, as_json: bool) -> None:
-    """Print all that the catalogue says of one tool."""
+    """Print the catalogue's data about a tool."""
     from moothall.app.rules import catalogue_of, open_switches
     from moothall.errors import NotFound
     from moothall.toolkits.families import unset_tools
@@ -260,7 +260,7 @@ async def show(settings: Settings, *, name: str, tenant: str, as_json: bool) -> 
 @_TENANT
 @with_settings()
 async def enable(settings: Settings, *, name: str, tenant: str) -> None:
-    """Give a tool back to a tenant's agents."""
+    """Enable a tool for a tenant's agents again."""
     await _switch(settings, name, tenant, "", enabled=True)
 
 
@@ -270,8 +270,8 @@ async def enable(settings: Settings, *, name: str, tenant: str) -> None:
 @_TENANT
 @with_settings()
 async def disable(settings: Settings, *, name: str, reason: str, tenant: str) -> None:
-    """Take a tool away from a tenant's agents, at once and without a restart. To them there is no
-    such tool.
+    """Disable a tool for a tenant's agents, at once and without a restart. Agents do not see it
+    then.
     """
     await _switch(settings, name, tenant, reason, enabled=False)
 
@@ -294,8 +294,8 @@ async def _switch(
 @click.option("--reason", default="", help="Why; kept with it.")
 @with_settings()
 async def revoke(settings: Settings, *, token_or_workspace: str, reason: str) -> None:
-    """Call off a capability token by its id (jti), with all made from it, or all tokens of a
-    workspace.
+    """Revoke a capability token by its id (jti), with all tokens derived from it, or all tokens of
+    a workspace.
     """
     from moothall.app.bus import open_log
     from moothall.authorization.overrides import REVOKED, Revocations
@@ -312,11 +312,11 @@ async def revoke(settings: Settings, *, token_or_workspace: str, reason: str) ->
 @click.option("--look", is_flag=True, help="Show them only.")
 @with_settings()
 async def take(settings: Settings, *, server: str, look: bool) -> None:
-    """Ask an MCP server of the settings what it offers, and take its tools into the catalogue as
-    they are now.
+    """Read the tools of an MCP server of the settings, and put them into the catalogue as they are
+    now.
 
-    What is marked was not there before, or was described otherwise, or is gone. Processes that run
-    take the list when they start anew.
+    Tools that are new, changed or gone are marked. Running processes read the list when they are
+    restarted.
     """
     from moothall.toolkits.mcp.family import McpFamily
     from moothall.toolkits.mcp.spec import keep, read_offers, taken_tools

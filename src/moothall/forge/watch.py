@@ -285,7 +285,7 @@ class Watch:
                 except AlreadyExists:
                     reason = "somebody else moved it on meanwhile; request the changes again"
             await self._client.comment(repository, pull.number, texts.further(outcome, reason))
-            self._report(label, f"{task.request.task_id} is told to pull request {pull.number}")
+            self._report(label, f"{task.request.task_id} is reported on pull request {pull.number}")
         elif outcome.level.independent and outcome.commit_sha:
             await self._offer(registered, outcome.commit_sha, branch)
             base_branch = await self._client.default_branch(repository)

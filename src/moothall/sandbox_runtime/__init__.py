@@ -1,6 +1,6 @@
-"""What runs inside a sandbox, and the words that both sides of its wall share: standard library
-only, nothing else of ours.
+"""Code that runs inside sandboxes, and the protocol shared with the trusted side. It uses only the
+standard library and imports nothing else of Moothall.
 
-The whole folder lies in every sandbox, compiled (`workspace/bundle.py`); what costs start time is
-imported where it is used.
+The whole folder is in every sandbox, compiled (`workspace/bundle.py`). Modules that cost start time
+are imported where they are used.
 """

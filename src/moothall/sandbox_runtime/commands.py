@@ -234,7 +234,7 @@ def _supervise(
     )
     left_running: list[str] = []
     if shell:
-        supervisor.kept = shell
+        supervisor.output = shell
     try:
         status = supervisor.wait_for_end(stopped)
         seconds = time.monotonic() - start_time
@@ -251,17 +251,17 @@ def _supervise(
         kill_all()
         supervisor.drain()
         if reader:
-            supervisor.kept.add(reader.end())
+            supervisor.output.add(reader.end())
     finally:
         supervisor.close()
-    output = supervisor.kept.bytes()
+    output = supervisor.output.bytes()
     code = os.waitstatus_to_exitcode(waited)
     cpu = max(usage.ru_utime + usage.ru_stime, supervisor.peak.cpu_seconds)
     return CommandResult(
         status=status or explain_end(code, output, supervisor.peak, limits, cpu),
         exit_code=code,
         output=output,
-        total=supervisor.kept.total,
+        total=supervisor.output.total,
         seconds=seconds,
         cpu_ms=round(cpu * 1000),
         max_rss_bytes=max(usage.ru_maxrss * 1024, supervisor.peak.memory),
@@ -284,7 +284,7 @@ class _Supervisor:
         side: RpcChannel | None,
         reader: RunningCheck | None,
     ) -> None:
-        self.kept: _OutputBuffer | Output = _OutputBuffer(limits.output_bytes)
+        self.output: _OutputBuffer | Output = _OutputBuffer(limits.output_bytes)
         self.peak = PeakUsage()
         self._read_fd, self._child_pidfd, self._wakeup = read_fd, child_pidfd, wakeup
         self._limits, self._deadline, self._hard_deadline = (
@@ -419,11 +419,11 @@ class _Supervisor:
         return bool(data)
 
     def _add_output(self, data: bytes) -> None:
-        self.kept.add(self._reader.feed(data) if self._reader else data)
+        self.output.add(self._reader.feed(data) if self._reader else data)
 
     def _check_limits(self) -> str:
         if (
-            self.kept.total > self._limits.output_bytes * _OUTPUT_FACTOR
+            self.output.total > self._limits.output_bytes * _OUTPUT_FACTOR
             and not self._limits.any_output
         ):
             return "output"

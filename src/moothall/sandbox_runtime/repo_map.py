@@ -64,13 +64,13 @@ _SIGNATURE_CHARS = 120
 
 @dataclass(slots=True)
 class _Source:
-    """A parsed file: its definitions, and how often it refers to each name."""
+    """A parsed file. `calls` counts its references to each name."""
 
     path: str
     language: str
     data: bytes
     root: Node
-    found: list[Definition]
+    definitions: list[Definition]
     calls: Counter[str]
 
 
@@ -109,7 +109,7 @@ def survey(
         spans += (
             [
                 _span(source, item)
-                for item in source.found
+                for item in source.definitions
                 if item.parts[-1] == name and not item.is_type
             ]
             if source
@@ -245,7 +245,7 @@ def _find_homes(sources: Iterable[_Source], names: Sequence[str]) -> list[str]:
     """Return the defining files of the names that only one file defines."""
     places: dict[str, list[str]] = defaultdict(list)
     for source in sources:
-        for item in source.found:
+        for item in source.definitions:
             if len(item.parts) == 1 and not _TEST.search(source.path):
                 places[item.parts[0]].append(source.path)
     return list(
@@ -276,7 +276,7 @@ def _rank(
     """
     defines: dict[str, list[int]] = defaultdict(list)
     for number, source in enumerate(sources):
-        for name in dict.fromkeys(item.parts[-1] for item in source.found):
+        for name in dict.fromkeys(item.parts[-1] for item in source.definitions):
             defines[name].append(number)
     edges: list[list[tuple[int, str, float]]] = []
     for source in sources:
@@ -298,13 +298,13 @@ def _rank(
         )
     start = [
         (100.0 if source.path in seeds else 0.0)
-        + sum(10.0 for item in source.found if item.parts[-1] in words)
+        + sum(10.0 for item in source.definitions if item.parts[-1] in words)
         + 1.0
         for source in sources
     ]
     rank = _page_rank(edges, start)
     names: list[dict[str, float]] = [
-        dict.fromkeys((item.parts[-1] for item in source.found), 0.0) for source in sources
+        dict.fromkeys((item.parts[-1] for item in source.definitions), 0.0) for source in sources
     ]
     for number, outgoing in enumerate(edges):
         total = sum(weight for _, _, weight in outgoing)
@@ -352,7 +352,7 @@ def _draw_map(ranked: Sequence[tuple[_Source, dict[str, float]]], remaining: int
         (
             (weight, number, index)
             for number, (source, names) in enumerate(ranked)
-            for index, item in enumerate(source.found)
+            for index, item in enumerate(source.definitions)
             if item.node.type != "impl_item"
             and not item.is_stub
             and (weight := names.get(item.parts[-1], 0.0)) > 0
@@ -363,7 +363,7 @@ def _draw_map(ranked: Sequence[tuple[_Source, dict[str, float]]], remaining: int
     for _weight, number, index in best:
         source = ranked[number][0]
         cost = (
-            len(_row(source, source.found[index]))
+            len(_row(source, source.definitions[index]))
             + 1
             + (0 if number in chosen else len(source.path) + 2)
         )
@@ -376,7 +376,7 @@ def _draw_map(ranked: Sequence[tuple[_Source, dict[str, float]]], remaining: int
         source = ranked[number][0]
         lines += [
             f"{source.path}:",
-            *(_row(source, source.found[index]) for index in sorted(chosen[number])),
+            *(_row(source, source.definitions[index]) for index in sorted(chosen[number])),
         ]
     return "\n".join(lines)
 
@@ -413,7 +413,7 @@ def _example(
     fallback: dict[str, Any] | None = None
     for path in order:
         source = sources[path]
-        for item in source.found:
+        for item in source.definitions:
             text = _text(source, item)
             if (
                 item.is_type

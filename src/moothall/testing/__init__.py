@@ -1,3 +1,1 @@
-"""For whoever writes a bus, a model server or a client of their own: fakes that do as they are
-told, and what each must pass.
-"""
+"""Fakes and contract suites for authors of a bus, a model server or a client."""

@@ -1,4 +1,4 @@
-"""Buckets and blobs in memory, of the bus in memory."""
+"""In-memory buckets and blobs of the in-memory bus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MemoryBlobs:
         self.stored: dict[str, bytes] = {}
 
     async def put(self, sha256: str, content: bytes) -> None:
-        """Store."""
+        """Store a blob."""
         self.stored[sha256] = content
 
     async def get(self, sha256: str) -> bytes:
@@ -37,31 +37,31 @@ class MemoryBucket:
         self._packer = packer
         self._stored: dict[str, bytes] = {}
         self._revisions: dict[str, int] = {}
-        self._said: list[str] = []
+        self._changed_keys: list[str] = []
         self._changed = asyncio.Event()
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
-        """Store, replacing."""
+        """Store a document, replacing an earlier one."""
         bucket_of(self._name).check(key)
         self._stored[key] = await self._packer.pack_document(document)
-        self._said.append(key)
-        self._revisions[key] = len(self._said)
+        self._changed_keys.append(key)
+        self._revisions[key] = len(self._changed_keys)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def remove(self, key: str) -> None:
-        """Drop a document and its revisions."""
+        """Remove a document and its revisions."""
         self._stored.pop(key, None)
         self._revisions.pop(key, None)
 
     async def create(self, key: str, document: Mapping[str, Any]) -> None:
-        """Store what must be the first."""
+        """Store a new document. Raises `AlreadyExists`."""
         if key in self._stored:
             raise AlreadyExists(f"{self._name} has a {key} already")
         await self.put(key, document)
 
     async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
-        """Store what stands in for a revision."""
+        """Replace a document of a certain revision. Raises `AlreadyExists`."""
         if self._revisions.get(key, 0) != revision:
             raise AlreadyExists(f"{self._name} has another {key}")
         await self.put(key, document)
@@ -73,21 +73,24 @@ class MemoryBucket:
     async def get(self, key: str) -> Mapping[str, Any] | None:
         """Return the document or None."""
         bucket_of(self._name).check(key)
-        found = self._stored.get(key)
-        return None if found is None else await self._packer.unpack_document(found)
+        stored = self._stored.get(key)
+        return None if stored is None else await self._packer.unpack_document(stored)
 
     async def entries(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return all."""
-        return {key: await self._packer.unpack_document(raw) for key, raw in self._stored.items()}
+        """Return all documents, by key."""
+        return {
+            key: await self._packer.unpack_document(content)
+            for key, content in self._stored.items()
+        }
 
     async def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-        """Yield what is there, then what changes."""
-        told = len(self._said)
+        """Yield the documents, then changes."""
+        yielded = len(self._changed_keys)
         for key, document in (await self.entries()).items():
             yield key, document
         while True:
             changed = self._changed
-            for key in dict.fromkeys(self._said[told:]):
-                told = len(self._said)
+            for key in dict.fromkeys(self._changed_keys[yielded:]):
+                yielded = len(self._changed_keys)
                 yield key, await self._packer.unpack_document(self._stored[key])
             await changed.wait()

@@ -1,7 +1,7 @@
-"""A bus in memory: the same ports, codec and delivery rules as the real one, without a server.
+"""An in-memory bus with the same ports, codec and delivery rules as the real one, without a server.
 
-What it lacks is what only a server has: other processes, a disk, a network that goes away. One
-contract suite runs on both.
+It lacks what only a server has: other processes, a disk, and a network that fails. One contract
+suite runs on both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from moothall.testing.buckets import MemoryBlobs, MemoryBucket
 
 @dataclass(slots=True)
 class _Durable:
-    """Where a durable consumer stands: the seqs that wait, and how often each was delivered."""
+    """The state of a durable consumer: the waiting seqs, and the number of deliveries of each."""
 
     spec: registry.DurableSpec
     ready: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
@@ -56,10 +56,10 @@ class _Stream:
     last_seq: int = 0
 
     def find(self, seq: int) -> Raw | None:
-        place = bisect_right(self.records, seq - 1, key=lambda raw: raw.seq)
+        index = bisect_right(self.records, seq - 1, key=lambda raw: raw.seq)
         return (
-            self.records[place]
-            if place < len(self.records) and self.records[place].seq == seq
+            self.records[index]
+            if index < len(self.records) and self.records[index].seq == seq
             else None
         )
 
@@ -89,38 +89,38 @@ class MemoryBus:
         self._durables: dict[str, _Durable] = {}
         self._buckets: dict[str, MemoryBucket] = {}
         self._listeners: list[tuple[Topic, asyncio.Queue[bytes]]] = []
-        self._answering: list[tuple[Topic, Answerer]] = []
+        self._answerers: list[tuple[Topic, Answerer]] = []
         self._changed = asyncio.Event()
 
     async def publish(self, event: Event) -> int:
-        """Record, once for an id; return the seq."""
-        return await self._put(registry.subject_of(event), event)
+        """Record an event, once for each id, and return its seq."""
+        return await self._store_event(registry.subject_of(event), event)
 
     async def post(self, event: Event) -> Receipt:
-        """Record; the receipt is done already."""
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """Record an event; the receipt is already done."""
+        receipt_future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         try:
-            answer.set_result(await self.publish(event))
+            receipt_future.set_result(await self.publish(event))
         except BusUnavailable as error:
-            answer.set_exception(error)
-            answer.exception()
-        return Receipt(answer, lambda: None)
+            receipt_future.set_exception(error)
+            receipt_future.exception()
+        return Receipt(receipt_future, lambda: None)
 
     async def create(self, event: Event, after_seq: int = 0) -> int:
-        """Record what must be the next of its subject."""
+        """Record an event that must be the next one of its subject. Raises `AlreadyExists`."""
         subject, data = registry.subject_of(event), await self._packer.pack(event)
-        found = self._streams[registry.stream_of(subject).name].after(0, (subject,))
-        if (found[-1].seq if found else 0) != after_seq:
+        records = self._streams[registry.stream_of(subject).name].after(0, (subject,))
+        if (records[-1].seq if records else 0) != after_seq:
             raise AlreadyExists(f"something is recorded under {subject} already")
         return await self.put_raw(subject, data, message_id=event.id)
 
     async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
-        """Put on the work queue."""
-        await self._put(
+        """Put an event on the work queue."""
+        await self._store_event(
             registry.work_subject(topic), event, {"fresh": "1"} if fresh else NO_HEADERS
         )
 
-    async def _put(
+    async def _store_event(
         self, subject: str, event: Event, headers: Mapping[str, str] = NO_HEADERS
     ) -> int:
         return await self.put_raw(
@@ -156,13 +156,13 @@ class MemoryBus:
     async def replay(
         self, topics: Sequence[Topic] = (), after_seq: int = 0
     ) -> AsyncGenerator[Recorded, None]:
-        """Yield what is recorded now and end."""
+        """Yield the recorded events and end."""
         async with aclosing(self._events(topics, after_seq, follow=False)) as events:
             async for recorded in events:
                 yield recorded
 
     async def first(self, topic: Topic) -> Recorded | None:
-        """Return the first event of a topic."""
+        """Return the first event of a topic, None if there is none."""
         async for recorded in self.replay((topic,)):
             return recorded
         return None
@@ -170,7 +170,7 @@ class MemoryBus:
     async def follow(
         self, topics: Sequence[Topic] = (), after_seq: int = 0
     ) -> AsyncGenerator[Recorded, None]:
-        """Yield what is recorded, then what comes."""
+        """Yield the recorded events, then new ones."""
         async with aclosing(self._events(topics, after_seq, follow=True)) as events:
             async for recorded in events:
                 yield recorded
@@ -180,35 +180,35 @@ class MemoryBus:
     ) -> AsyncGenerator[Recorded, None]:
         name, subjects = registry.sources(topics)
         stream = self._streams[name]
-        last, until = after_seq, stream.last_seq
+        last_seq, end_seq = after_seq, stream.last_seq
         while True:
             changed = self._changed
-            for raw in stream.after(last, subjects):
-                if not follow and raw.seq > until:
+            for raw in stream.after(last_seq, subjects):
+                if not follow and raw.seq > end_seq:
                     return
-                last = raw.seq
+                last_seq = raw.seq
                 try:
-                    found = forwarding.heed_subject(
+                    unpacked = forwarding.heed_subject(
                         await self._packer.unpack_all(raw.data), raw.subject
                     )
                 except InvalidRequest:
                     continue
-                for each in batching.records_of(
+                for record in batching.records_of(
                     raw.seq,
-                    found,
+                    unpacked,
                     {"about": registry.about(raw.subject), "time": raw.time.isoformat()},
                 ):
-                    if isinstance(each, Recorded):
-                        yield each
+                    if isinstance(record, Recorded):
+                        yield record
             if not follow:
                 return
             await changed.wait()
 
-    def _durable(self, spec: registry.DurableSpec) -> _Durable:
+    def _get_durable(self, spec: registry.DurableSpec) -> _Durable:
         if spec.name not in self._durables:
-            made = self._durables[spec.name] = _Durable(spec)
+            new_durable = self._durables[spec.name] = _Durable(spec)
             for raw in self._streams[spec.stream].after(0, spec.filters):
-                made.ready.put_nowait(raw.seq)
+                new_durable.ready.put_nowait(raw.seq)
         return self._durables[spec.name]
 
     async def consume(
@@ -219,32 +219,33 @@ class MemoryBus:
         concurrency: int | Capacity = 1,
         glance: Glance | None = None,
     ) -> None:
-        """Run until cancelled."""
+        """Deliver messages to the handler until cancelled."""
         capacity = Capacity(concurrency) if isinstance(concurrency, int) else concurrency
         if capacity.count < 1:
             raise InvalidRequest(f"concurrency {capacity.count} is not at least 1")
-        taken = self._durable(registry.durable(durable))
+        consumer = self._get_durable(registry.durable(durable))
         async with asyncio.TaskGroup() as group:
             for number in range(capacity.count):
                 group.create_task(
-                    self._work(taken, handler, glance, capacity), name=f"{durable}: worker {number}"
+                    self._run_worker(consumer, handler, glance, capacity),
+                    name=f"{durable}: worker {number}",
                 )
 
-    async def _work(
+    async def _run_worker(
         self, durable: _Durable, handler: Handler, glance: Glance | None, capacity: Capacity
     ) -> None:
         while True:
             seq = await durable.ready.get()
             if capacity.turns.locked():
-                durable.ready.put_nowait(seq)  # others may have room for it
+                durable.ready.put_nowait(seq)  # another consumer may have capacity
                 seq = -1
             async with capacity.turns:
                 if seq < 0 and not durable.ready.empty():
                     seq = durable.ready.get_nowait()
                 if seq >= 0:
-                    await self._hand_out(durable, seq, handler, glance)
+                    await self._deliver_message(durable, seq, handler, glance)
 
-    async def _hand_out(
+    async def _deliver_message(
         self, durable: _Durable, seq: int, handler: Handler, glance: Glance | None
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -261,8 +262,8 @@ class MemoryBus:
         }
         if deliveries == 1 and "fresh" in raw.headers:
             extra["fresh"] = "1"
-        if glance is not None and await self._show(raw, glance, extra):
-            self._finish(durable, stream, seq)
+        if glance is not None and await self._glance_at(raw, glance, extra):
+            self._remove_delivered(durable, stream, seq)
             return
         try:
             verdict = await judge(
@@ -282,50 +283,52 @@ class MemoryBus:
                 loop.call_later(delay, durable.ready.put_nowait, seq)
             case Bury():
                 await self._bury(durable, raw, deliveries, verdict)
-                self._finish(durable, stream, seq)
+                self._remove_delivered(durable, stream, seq)
             case Ack():
-                self._finish(durable, stream, seq)
+                self._remove_delivered(durable, stream, seq)
 
-    async def _show(self, raw: Raw, glance: Glance, extra: Mapping[str, str]) -> bool:
+    async def _glance_at(self, raw: Raw, glance: Glance, extra: Mapping[str, str]) -> bool:
         try:
-            found = await self._unpack(raw, extra)
+            records = await self._unpack(raw, extra)
         except (Permanent, Temporary):
             return False
-        done = [isinstance(each, Recorded) and glance(each) for each in found]  # each is seen
-        for one in done:
-            if isinstance(one, asyncio.Future):
-                await asyncio.wait({one})
-        return all(done)
+        results = [
+            isinstance(record, Recorded) and glance(record) for record in records
+        ]  # all are glanced at
+        for result in results:
+            if isinstance(result, asyncio.Future):
+                await asyncio.wait({result})
+        return all(results)
 
     async def _unpack(self, raw: Raw, extra: Mapping[str, str]) -> list[Recorded | Permanent]:
-        found = await self._packer.unpack_all(raw.data)
+        unpacked = await self._packer.unpack_all(raw.data)
         if registry.stream_of(raw.subject) is not registry.WORK:
-            found = await forwarding.forward(
-                found, raw.subject, raw.seq, self._packer, self.put_raw
+            unpacked = await forwarding.forward(
+                unpacked, raw.subject, raw.seq, self._packer, self.put_raw
             )
-        return batching.records_of(raw.seq, found, extra)
+        return batching.records_of(raw.seq, unpacked, extra)
 
-    def _finish(self, durable: _Durable, stream: _Stream, seq: int) -> None:
+    def _remove_delivered(self, durable: _Durable, stream: _Stream, seq: int) -> None:
         durable.deliveries.pop(seq, None)
         if stream.spec.retention == "workqueue":
             stream.drop(seq)
 
-    async def _bury(self, durable: _Durable, raw: Raw, deliveries: int, why: Bury) -> None:
-        place = dead_letters.LetterOrigin(
+    async def _bury(self, durable: _Durable, raw: Raw, deliveries: int, verdict: Bury) -> None:
+        origin = dead_letters.LetterOrigin(
             durable.spec.stream, durable.spec.name, raw.subject, raw.seq, deliveries
         )
-        await dead_letters.bury(self, place, raw.data, why)
+        await dead_letters.bury(self, origin, raw.data, verdict)
 
     async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
-        """Send to whoever listens now."""
+        """Send a signal to current listeners."""
         registry.literal(topic)
         content = codec.dump_json(scrub_all(data, self._secrets))
-        for heard, arrived in self._listeners:
-            if heard.covers(topic):
-                arrived.put_nowait(content)
+        for listened_topic, queue in self._listeners:
+            if listened_topic.covers(topic):
+                queue.put_nowait(content)
 
     async def signals(self, topic: Topic) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Yield what is sent until closed."""
+        """Yield signals until closed."""
         listener = (topic, asyncio.Queue[bytes]())
         self._listeners.append(listener)
         try:
@@ -337,46 +340,48 @@ class MemoryBus:
     async def ask(
         self, topic: Topic, asked: Mapping[str, Any], seconds: float
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Ask whoever answers for a topic."""
+        """Send a request to the answerer of a topic. Raises `BusUnavailable`."""
         registry.literal(topic)
-        for heard, answerer in self._answering:
-            if heard == topic:
+        for answered_topic, answerer in self._answerers:
+            if answered_topic == topic:
                 try:
                     async with asyncio.timeout(seconds):
-                        said, rest = await answerer(codec.load_json(codec.dump_json(asked)))
+                        response, content = await answerer(codec.load_json(codec.dump_json(asked)))
                 except (MoothallError, OSError) as error:  # a timeout is one of these
                     raise BusUnavailable(f"nobody answered on {topic.about}") from error
-                return codec.load_json(codec.dump_json(said)), rest
+                return codec.load_json(codec.dump_json(response)), content
         raise BusUnavailable(f"nobody answers on {topic.about}")
 
     def ask_all(
         self, topic: Topic, asked: Mapping[str, Any], seconds: float
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Yield the answers of all who answer for a topic."""
+        """Yield the responses of all answerers of a topic."""
         registry.literal(topic)
-        return self._ask_each(topic, asked, seconds)
+        return self._request_all(topic, asked, seconds)
 
-    async def _ask_each(
+    async def _request_all(
         self, topic: Topic, asked: Mapping[str, Any], seconds: float
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        await asyncio.sleep(0)  # over a network it takes a while too: others have their turn
-        for answerer in [answerer for heard, answerer in self._answering if heard == topic]:
+        await asyncio.sleep(0)  # let other tasks run, as with a network
+        for answerer in [
+            answerer for answered_topic, answerer in self._answerers if answered_topic == topic
+        ]:
             with suppress(MoothallError, OSError):
                 async with asyncio.timeout(seconds):
-                    said, _ = await answerer(codec.load_json(codec.dump_json(asked)))
-                yield codec.load_json(codec.dump_json(said))
+                    response, _ = await answerer(codec.load_json(codec.dump_json(asked)))
+                yield codec.load_json(codec.dump_json(response))
 
-    async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:  # noqa: ARG002 - one process is asked anyway
-        """Answer until cancelled."""
+    async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:  # noqa: ARG002 - there is only one process
+        """Answer requests until cancelled."""
         registry.literal(topic)
-        self._answering.append((topic, answerer))
+        self._answerers.append((topic, answerer))
         try:
             await asyncio.Event().wait()
         finally:
-            self._answering.remove((topic, answerer))
+            self._answerers.remove((topic, answerer))
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
-        """Store a document, replacing."""
+        """Store a document, replacing an earlier one."""
         await self.bucket(DOCUMENTS.name).put(key, document)
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
@@ -397,44 +402,47 @@ class MemoryBus:
         return self._buckets.setdefault(name, MemoryBucket(name, self._packer))
 
     async def raw(self, stream: str, after_seq: int = 0) -> AsyncIterator[Raw]:
-        """Yield what a stream stores now, in order."""
+        """Yield the stored messages of a stream, in order."""
         for raw in self._streams[stream].after(after_seq, ()):
             yield raw
 
     async def delete_raw(self, stream: str, seq: int) -> None:
-        """Remove one message. Raises `NotFound`."""
+        """Remove a message. Raises `NotFound`."""
         if self._streams[stream].find(seq) is None:
             raise NotFound(f"{stream} has no message {seq}")
         self._streams[stream].drop(seq)
 
     async def purge(self, stream: str, before_seq: int) -> int:
-        """Remove all messages under `before_seq`; returns how many."""
-        kept = self._streams[stream].after(before_seq - 1, ())
-        gone = len(self._streams[stream].records) - len(kept)
-        self._streams[stream].records = kept
-        return gone
+        """Remove all messages before `before_seq`, and return their number."""
+        remaining = self._streams[stream].after(before_seq - 1, ())
+        removed = len(self._streams[stream].records) - len(remaining)
+        self._streams[stream].records = remaining
+        return removed
 
     async def list_ids(self, channel: Channel) -> Sequence[str]:
-        """Return the ids of what a channel of the log tells of."""
+        """Return the ids of a channel's events in the log."""
         records = self._streams[registry.EVENTS.name].after(0, (registry.subject(channel.all),))
         return sorted({registry.about(raw.subject) for raw in records})
 
     async def forget(self, topic: Topic) -> None:
-        """Remove all records of one thing from the log."""
-        held, gone = self._streams[registry.EVENTS.name], registry.literal(topic)
-        held.records = [raw for raw in held.records if raw.subject != gone]
+        """Remove all records of a topic from the log."""
+        stream, subject = self._streams[registry.EVENTS.name], registry.literal(topic)
+        stream.records = [raw for raw in stream.records if raw.subject != subject]
 
     async def removed_seqs(self, stream: str) -> frozenset[int]:
-        """Return the seqs that were removed from between others: all that are not there, as nothing
-        is lost here.
-        """
-        there = [raw.seq for raw in self._streams[stream].records]
-        return frozenset(range(there[0], there[-1])) - {*there} if there else frozenset()
+        """Return the removed seqs between the existing ones; here all missing ones were removed."""
+        existing = [raw.seq for raw in self._streams[stream].records]
+        return (
+            frozenset(range(existing[0], existing[-1])) - {*existing} if existing else frozenset()
+        )
 
     async def state(self, stream: str) -> StreamState:
-        """Return what a stream holds."""
-        held = self._streams[stream]
-        first = held.records[0].seq if held.records else held.last_seq + 1
+        """Return the state of a stream."""
+        stored = self._streams[stream]
+        first_seq = stored.records[0].seq if stored.records else stored.last_seq + 1
         return StreamState(
-            len(held.records), sum(len(raw.data) for raw in held.records), first, held.last_seq
+            len(stored.records),
+            sum(len(raw.data) for raw in stored.records),
+            first_seq,
+            stored.last_seq,
         )

@@ -1,13 +1,13 @@
-"""What every bus must do for us, as cases: the log, documents, signals and requests. They run on
-the bus in memory and on a real NATS server.
+"""The contract of a bus, as test cases: the log, documents, signals and requests. They run on the
+in-memory bus and on a real NATS server.
 
-Subclass `BusContract` in a test module that has a fixture `opened`: called with settings of the bus
-by name (and `secrets`), it returns an asynchronous context of a bus that holds nothing yet.
+Subclass `BusContract` in a test module with a fixture `opened`: called with bus settings by name
+(and `secrets`), it returns an asynchronous context of an empty bus.
 """
 
 from __future__ import annotations
 
-# ruff: noqa: S101, D102, PLR2004 - these are tests, and their names say what they hold
+# ruff: noqa: S101, D102, PLR2004 - tests, with descriptive names
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -41,37 +41,37 @@ def requested(task: str) -> Event:
 
 @asynccontextmanager
 async def consuming(
-    bus: Any, durable: str, handler: ports.Handler, **how: Any
+    bus: Any, durable: str, handler: ports.Handler, **options: Any
 ) -> AsyncIterator[None]:
-    """Take messages of a durable consumer until the context ends."""
+    """Consume messages of a durable consumer until the context ends."""
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(bus.consume(durable, handler, **how))
+        task = group.create_task(bus.consume(durable, handler, **options))
         try:
             yield
         finally:
             task.cancel()
 
 
-async def seen(queue: asyncio.Queue[Recorded], count: int) -> list[Recorded]:
-    """Wait for so many events."""
+async def receive_events(queue: asyncio.Queue[Recorded], count: int) -> list[Recorded]:
+    """Wait for so many events, and return them."""
     async with asyncio.timeout(20):
         return [await queue.get() for _ in range(count)]
 
 
 async def letters(bus: Any, count: int) -> list[dead_letters.DeadLetter]:
-    """Wait for so many dead letters."""
+    """Wait for so many dead letters, and return them."""
     async with asyncio.timeout(20):
         while True:
-            found = [letter async for letter in dead_letters.letters(bus)]
-            if len(found) >= count:
-                return found
+            dead = [letter async for letter in dead_letters.letters(bus)]
+            if len(dead) >= count:
+                return dead
             await asyncio.sleep(0.02)
 
 
 class BusContract:
     """Cases for the log, documents, signals and requests."""
 
-    async def test_a_repeat_changes_nothing(self, opened: Any) -> None:
+    async def test_a_repeated_publish_changes_nothing(self, opened: Any) -> None:
         async with opened() as bus:
             first = await bus.publish(seat(1))
             assert await bus.publish(seat(2)) == first + 1
@@ -111,7 +111,7 @@ class BusContract:
             assert [r async for r in bus.replay([Channel.RESULTS.of("task-9")])] == []
             assert [r async for r in bus.replay([Channel.RESULTS.all], after_seq=700)] == []
 
-    async def test_an_event_comes_back_as_it_was(self, opened: Any) -> None:
+    async def test_an_event_is_read_as_it_was_published(self, opened: Any) -> None:
         event = new_event(
             EventType.DECISION_MADE,
             "story-1",
@@ -135,7 +135,7 @@ class BusContract:
             seqs = await asyncio.gather(*(bus.publish(seat(n)) for n in range(1000)))
             assert sorted(seqs) == list(range(1, 1001))
 
-    async def test_what_is_posted_is_recorded_in_its_order(self, opened: Any) -> None:
+    async def test_posted_events_are_recorded_in_order(self, opened: Any) -> None:
         async with opened(in_flight=16) as bus:
             answers = [await bus.post(seat(n, turn=n)) for n in range(500)]
             seqs = [await answer for answer in answers]
@@ -144,14 +144,14 @@ class BusContract:
                 r.event.data["turn"] async for r in bus.replay([Channel.RESULTS.of("task-1")])
             ] == list(range(500))
 
-    async def test_only_one_is_the_first_of_its_subject(self, opened: Any) -> None:
+    async def test_only_one_event_is_the_first_of_its_subject(self, opened: Any) -> None:
         async with opened() as bus:
             assert await bus.first(Channel.RESULTS.of("task-1")) is None
-            made = await asyncio.gather(
+            results = await asyncio.gather(
                 *(bus.create(seat(n, turn=n)) for n in range(5)), return_exceptions=True
             )
-            assert [type(item) for item in made].count(AlreadyExists) == 4
-            (seq,) = [item for item in made if isinstance(item, int)]
+            assert [type(item) for item in results].count(AlreadyExists) == 4
+            (seq,) = [item for item in results if isinstance(item, int)]
             await bus.publish(seat(9))
             first = await bus.first(Channel.RESULTS.of("task-1"))
             assert first is not None
@@ -160,43 +160,48 @@ class BusContract:
                 await bus.create(first.event)
             await bus.create(seat(1, "task-2"))
 
-    async def test_only_one_follows_directly_on_an_event_of_its_subject(self, opened: Any) -> None:
+    async def test_only_one_event_directly_follows_another_of_its_subject(
+        self, opened: Any
+    ) -> None:
         async with opened() as bus:
             await bus.publish(seat(0, "task-2"))
             last = await bus.create(seat(0))
             await bus.publish(seat(1, "task-2"))
-            made = await asyncio.gather(
+            results = await asyncio.gather(
                 *(bus.create(seat(n, turn=n), last) for n in range(1, 5)), return_exceptions=True
             )
-            assert [type(item) for item in made].count(AlreadyExists) == 3
-            (seq,) = [item for item in made if isinstance(item, int)]
+            assert [type(item) for item in results].count(AlreadyExists) == 3
+            (seq,) = [item for item in results if isinstance(item, int)]
             with pytest.raises(AlreadyExists):
                 await bus.create(seat(9), last)
             assert await bus.create(seat(10), seq) > seq
 
-    async def test_the_story_of_a_deliberation_is_read_over_its_subjects(self, opened: Any) -> None:
+    async def test_a_deliberation_is_replayed_across_its_subjects(self, opened: Any) -> None:
         async with opened() as bus:
             for number in range(600):
                 await bus.post(seat(number, f"task-{number % 2}", turn=number))
             decided = new_event(EventType.DELIBERATION_DECIDED, "task-1", {"task_id": "task-1"})
             await bus.publish(decided)
             await bus.publish(seat(600, "task-1", turn=600))
-            wanted = [Channel.RESULTS.of("task-1"), Channel.RESPONSES.of("task-1")]
-            read = [r async for r in bus.replay(wanted)]
+            topics = [Channel.RESULTS.of("task-1"), Channel.RESPONSES.of("task-1")]
+            read = [r async for r in bus.replay(topics)]
             assert [r.event.data.get("turn") for r in read] == [*range(1, 600, 2), None, 600]
             assert [r.seq for r in read] == sorted(r.seq for r in read)
-            for place in (
+            for index in (
                 100,
                 200,
                 299,
-            ):  # what came in one message comes again as a whole: nothing is lost
-                again = [r.event.id async for r in bus.replay(wanted, read[place].seq)]
-                rest = [r.event.id for r in read[place + 1 :]]
-                assert again[len(again) - len(rest) :] == rest
-                assert not again[: len(again) - len(rest)] or read[place].message > read[place].seq
-                assert [r.event.id for r in read if r.comes_after(read[place].seq)] == again
+            ):  # events of one message are replayed together, so none is lost
+                replayed = [r.event.id async for r in bus.replay(topics, read[index].seq)]
+                expected = [r.event.id for r in read[index + 1 :]]
+                assert replayed[len(replayed) - len(expected) :] == expected
+                assert (
+                    not replayed[: len(replayed) - len(expected)]
+                    or read[index].message > read[index].seq
+                )
+                assert [r.event.id for r in read if r.comes_after(read[index].seq)] == replayed
 
-    async def test_many_wait_for_what_concerns_them(self, opened: Any) -> None:
+    async def test_many_waiters_each_get_their_own_event(self, opened: Any) -> None:
         def decided(number: int) -> Event:
             return new_event(
                 EventType.DELIBERATION_DECIDED, f"task-{number}", {"task_id": f"task-{number}"}
@@ -218,22 +223,22 @@ class BusContract:
                 f"task-{number % 50}" for number in range(100)
             ]
 
-    async def test_follow_sees_what_was_and_what_comes(self, opened: Any) -> None:
+    async def test_follow_yields_past_and_new_events(self, opened: Any) -> None:
         async with opened() as bus:
             await bus.publish(seat(0, turn=0))
-            got: asyncio.Queue[Recorded] = asyncio.Queue()
+            received: asyncio.Queue[Recorded] = asyncio.Queue()
 
             async def watch() -> None:
                 async with aclosing(bus.follow([Channel.RESULTS.of("task-1")])) as events:
                     async for recorded in events:
-                        got.put_nowait(recorded)
+                        received.put_nowait(recorded)
 
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(watch())
-                assert [r.event.data["turn"] for r in await seen(got, 1)] == [0]
+                assert [r.event.data["turn"] for r in await receive_events(received, 1)] == [0]
                 await bus.publish(seat(1, "task-2", turn=1))
                 await bus.publish(seat(2, turn=2))
-                assert [r.event.data["turn"] for r in await seen(got, 1)] == [2]
+                assert [r.event.data["turn"] for r in await receive_events(received, 1)] == [2]
                 watcher.cancel()
 
     async def test_data_that_looks_like_a_reference_stays_data(self, opened: Any) -> None:
@@ -243,7 +248,7 @@ class BusContract:
             [back] = [r.event.data["output"] async for r in bus.replay([Channel.RESULTS.all])]
             assert back == forged
 
-    async def test_secrets_do_not_get_into_the_log(self, opened: Any) -> None:
+    async def test_secrets_are_not_logged(self, opened: Any) -> None:
         token = "ghp_" + "a1B2" * 9
         async with opened(secrets=("hunter2-hunter2",), blob_bytes=1024) as bus:
             await bus.publish(
@@ -280,8 +285,8 @@ class BusContract:
                 "local.git.diff": {"enabled": True},
             }
             async with aclosing(bucket.follow()) as changes:
-                seen = [await anext(changes), await anext(changes)]
-                assert dict(seen) == await bucket.entries()
+                entries = [await anext(changes), await anext(changes)]
+                assert dict(entries) == await bucket.entries()
                 await bucket.put("local.git.diff", {"enabled": False})
                 assert await anext(changes) == ("local.git.diff", {"enabled": False})
             with pytest.raises(InvalidRequest, match="cannot be part of a subject"):
@@ -298,35 +303,37 @@ class BusContract:
             await bus.put("task-1", {"status": "COMPLETED", "results": [1, {"a": None}]})
             assert await bus.get("task-1") == {"status": "COMPLETED", "results": [1, {"a": None}]}
             assert list(await bus.keys()) == ["task-1", "task-2"]
-            for wrong in ("a..b", "", "*", "a b", ">"):
+            for invalid_key in ("a..b", "", "*", "a b", ">"):
                 with pytest.raises(InvalidRequest):
-                    await bus.put(wrong, {})
+                    await bus.put(invalid_key, {})
 
-    async def test_signals_reach_who_listens(self, opened: Any) -> None:
+    async def test_signals_reach_their_listeners(self, opened: Any) -> None:
         async with opened() as bus:
-            got: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+            received: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
 
             async def listen() -> None:
                 async with aclosing(bus.signals(Channel.CANCEL.all)) as signals:
                     async for signal in signals:
-                        got.put_nowait(signal)
+                        received.put_nowait(signal)
 
             async with asyncio.TaskGroup() as group:
                 listener = group.create_task(listen())
                 async with asyncio.timeout(20):
-                    while got.empty():
+                    while received.empty():
                         await bus.signal(
                             Channel.CANCEL.of("task-1"), {"task_id": "task-1", "reason": "enough"}
                         )
                         await asyncio.sleep(0.02)
-                    assert await got.get() == {"task_id": "task-1", "reason": "enough"}
+                    assert await received.get() == {"task_id": "task-1", "reason": "enough"}
                 listener.cancel()
 
-    async def test_a_request_is_answered_by_one_and_by_nobody_in_words(self, opened: Any) -> None:
-        topic, asked = Channel.REPOSITORIES.of("house"), list[Mapping[str, Any]]()
+    async def test_a_request_gets_one_reply_or_an_error_without_answerers(
+        self, opened: Any
+    ) -> None:
+        topic, requests = Channel.REPOSITORIES.of("host-1"), list[Mapping[str, Any]]()
 
         async def answer(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
-            asked.append(request)
+            requests.append(request)
             if request.get("number") == 2:
                 raise InvalidRequest("nobody hears this")
             return {"number": request["number"]}, b"a\nb\x00" * 100_000
@@ -341,18 +348,18 @@ class BusContract:
             async with asyncio.timeout(20):
                 while True:
                     try:
-                        said, rest = await bus.ask(topic, {"number": 1}, 20)
+                        response, content = await bus.ask(topic, {"number": 1}, 20)
                         break
                     except BusUnavailable:
                         await asyncio.sleep(0.01)
-            assert (said, rest, len(asked)) == ({"number": 1}, b"a\nb\x00" * 100_000, 1)
+            assert (response, content, len(requests)) == ({"number": 1}, b"a\nb\x00" * 100_000, 1)
             with pytest.raises(BusUnavailable, match="nobody answered"):
                 await bus.ask(topic, {"number": 2}, 0.1)
             with pytest.raises(InvalidRequest, match="must name one thing"):
                 await bus.ask(Channel.REPOSITORIES.all, {}, 1)
 
     @pytest.mark.parametrize("task", ["a.b", "*", ">", "a b", "", "x" * 200, "a\r\nPUB x"])
-    async def test_a_subject_is_made_of_clean_tokens(self, opened: Any, task: str) -> None:
+    async def test_subjects_consist_of_valid_tokens(self, opened: Any, task: str) -> None:
         async with opened() as bus:
             with pytest.raises(InvalidRequest, match="task_id"):
                 await bus.publish(seat(1, task))
@@ -367,21 +374,23 @@ class BusContract:
             with pytest.raises(InvalidRequest, match="not work"):
                 await bus.enqueue(Channel.RESULTS.of("task-1"), requested("task-1"))
 
-    async def test_all_who_answer_are_heard_and_nobody_is_not_waited_for(self, opened: Any) -> None:
+    async def test_ask_all_collects_all_replies_and_does_not_wait_without_answerers(
+        self, opened: Any
+    ) -> None:
         def named(name: str) -> ports.Answerer:
-            async def answer(_asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+            async def answer(_request: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
                 return {"name": name}, b""
 
             return answer
 
         async with opened() as bus, AsyncExitStack() as stack:
-            assert [said async for said in bus.ask_all(FLEET, {}, 600)] == []
+            assert [response async for response in bus.ask_all(FLEET, {}, 600)] == []
             for name in ("one", "two"):
                 await stack.enter_async_context(beside(bus.answer(FLEET, named(name)), name))
             async with asyncio.timeout(20):
-                found: list[Any] = []
-                while len(found) < 2:  # until both listen
-                    found = [said["name"] async for said in bus.ask_all(FLEET, {}, 0.3)]
-            assert sorted(found) == ["one", "two"]
+                names: list[Any] = []
+                while len(names) < 2:  # until both listen
+                    names = [response["name"] async for response in bus.ask_all(FLEET, {}, 0.3)]
+            assert sorted(names) == ["one", "two"]
             with pytest.raises(InvalidRequest):
                 bus.ask_all(Channel.HOSTS.all, {}, 1)

@@ -1,8 +1,8 @@
-"""What every chat server must do for us: the same cases run on the scripted server and on real
-ones; and what asks one without waiting long.
+"""The contract of a chat server, as test cases that run on the scripted server and on real ones;
+and a client that does not wait long.
 
-Subclass `ChatModelContract` in a test module that has a fixture `model`. Nothing here depends on
-what the model says.
+Subclass `ChatModelContract` in a test module with a fixture `model`. No case depends on the model's
+text.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from moothall.testing.model import Answer, ScriptedModel, scripted_model
 
 
 class ChatModelContract:
-    """Cases for any server that speaks the protocol and obeys a schema."""
+    """Cases for any server that supports the protocol and JSON schemas."""
 
-    async def test_it_answers_and_counts(self, model: ChatModel) -> None:
-        """An answer has text, a reason to end and a usage."""
+    async def test_a_reply_has_text_and_usage(self, model: ChatModel) -> None:
+        """A reply has text, a finish reason and usage."""
         reply = await model.chat(ask())
         assert reply.text
         assert reply.finish_reason in {"stop", "length"}
@@ -38,14 +38,14 @@ class ChatModelContract:
         assert reply.usage.calls == 1
         assert reply.model
 
-    async def test_it_is_seen_to_grow(self, model: ChatModel) -> None:
-        """The pieces make the whole."""
+    async def test_a_reply_is_streamed(self, model: ChatModel) -> None:
+        """The streamed pieces are the whole text."""
         pieces: list[str] = []
         reply = await model.chat(ask(), pieces.append)
         assert "".join(pieces) == reply.text
 
-    async def test_it_obeys_a_schema(self, model: ChatModel) -> None:
-        """A constrained answer is what was asked for."""
+    async def test_a_reply_conforms_to_its_schema(self, model: ChatModel) -> None:
+        """A constrained reply conforms to its schema."""
         assert await model.reply_mode() == "json"
         for seed in range(2):
             reply = await model.chat(ask(schema=FINISH, seed=seed, temperature=0.8))
@@ -53,7 +53,7 @@ class ChatModelContract:
             assert list(json.loads(reply.text)) == ["finish"]
 
     async def test_the_token_limit_holds(self, model: ChatModel) -> None:
-        """An answer that did not fit says so."""
+        """A cut reply has the finish reason length."""
         counting = ask(
             messages=(Message("user", "Count from one to one hundred in words."),), max_tokens=4
         )
@@ -61,8 +61,8 @@ class ChatModelContract:
         assert reply.finish_reason == "length"
         assert reply.usage.completion_tokens <= 5
 
-    async def test_a_repeated_beginning_is_not_computed_again(self, model: ChatModel) -> None:
-        """The second of two prompts that begin alike comes partly from the cache."""
+    async def test_a_common_prefix_is_cached(self, model: ChatModel) -> None:
+        """The second of two prompts with a common beginning is partly cached."""
         shared = Message(
             "system", "You are terse. " + "The moot hall stands on the hill above the river. " * 12
         )
@@ -70,8 +70,8 @@ class ChatModelContract:
         reply = await model.chat(ask(messages=(shared, Message("user", "Say b.")), max_tokens=2))
         assert reply.usage.prompt_tokens > reply.usage.cached_tokens > 64
 
-    async def test_calls_run_side_by_side(self, model: ChatModel) -> None:
-        """More calls than the server has places for are all answered."""
+    async def test_calls_run_concurrently(self, model: ChatModel) -> None:
+        """More calls than the server has slots are all answered."""
         replies = await asyncio.gather(
             *(
                 model.chat(ask(f"t/-/plan/0.{n}", seed=n, max_tokens=8, seconds=120))
@@ -80,8 +80,8 @@ class ChatModelContract:
         )
         assert all(reply.text for reply in replies)
 
-    async def test_a_call_that_nobody_waits_for_blocks_no_other(self, model: ChatModel) -> None:
-        """After calls that ended at their deadline the server still answers."""
+    async def test_abandoned_calls_do_not_block_others(self, model: ChatModel) -> None:
+        """The server still answers after calls that were abandoned at their deadline."""
         story = ask(
             messages=(Message("user", "Tell a very long story."),), max_tokens=4000, seconds=0.3
         )
@@ -103,16 +103,16 @@ FINISH = ReplySchema(
 
 
 def ask(
-    call_id: str = "task-1/agent-dev-001/propose/0.1", *, seconds: float = 30.0, **more: Any
+    call_id: str = "task-1/agent-dev-001/propose/0.1", *, seconds: float = 30.0, **overrides: Any
 ) -> ChatRequest:
-    """Return a small request whose deadline is `seconds` from now; `more` are other fields of
+    """Return a small request whose deadline is `seconds` from now; `overrides` are other fields of
     it.
     """
     fields: dict[str, Any] = {
         "messages": (Message("system", "You help."), Message("user", "Say hello.")),
         "max_tokens": 64,
         "deadline": datetime.now(UTC) + timedelta(seconds=seconds),
-        **more,
+        **overrides,
     }
     return ChatRequest(call_id=call_id, **fields)
 
@@ -121,10 +121,10 @@ def ask(
 async def talking(
     answer: Answer, server: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[tuple[OpenAIModel, ScriptedModel]]:
-    """A client with these `LlmSettings`, and its scripted server with these arguments."""
-    quick = {"retry_seconds": 0.001, "retries": 2, "connect_seconds": 2.0, **settings}
+    """Open a client with these `LlmSettings`, and its scripted server with these arguments."""
+    all_settings = {"retry_seconds": 0.001, "retries": 2, "connect_seconds": 2.0, **settings}
     async with (
         scripted_model(answer, **(server or {})) as running,
-        open_model(LlmSettings(**quick), running.base_url) as model,
+        open_model(LlmSettings(**all_settings), running.base_url) as model,
     ):
         yield model, running

@@ -1,11 +1,11 @@
-"""A real HTTP server that speaks the OpenAI-compatible protocol and says what a test tells it to.
+"""A real HTTP server with the OpenAI-compatible protocol whose replies a test scripts.
 
     async with scripted_model(lambda body, headers: "hello") as server:
         ... server.base_url, server.requests
 
-`answer(body, headers)` returns the text, a `NativeReply` with tool calls, or a `Fault`; it may be a
-coroutine function, and it may choose by `phase_of(headers)` and `seat_of(headers)`. What it returns
-is streamed when the caller asked for a stream.
+`answer(body, headers)` returns the text, a `NativeReply` with tool calls, or a `Fault`. It may be a
+coroutine function, and may use `phase_of(headers)` and `seat_of(headers)`. The reply is streamed if
+the client requests a stream.
 """
 
 from __future__ import annotations
@@ -40,17 +40,15 @@ FaultKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, after `delay` seconds and after `text` was said (where there is a stream to
-    say it on).
+    """A fault, after `delay` seconds and after `text` was sent (if there is a stream to send it
+    on).
 
-    status: an error answer with `status`, `retry_after` and `message` (status 200: only the delay,
-    then `text`) ·
-    drop: the connection closes before any answer · cut: it closes in the middle of the stream ·
-    unfinished: the stream ends properly but without a finish_reason · broken_json: a chunk is no
-    JSON ·
-    empty: finished, nothing said · endless: never stops talking · silent: stops talking, stays open
-    ·
-    content_type: a web page instead of an answer · length: the text, cut by the token limit.
+    status: an error response with `status`, `retry_after` and `message` (status 200: only the
+    delay, then `text`) · drop: the connection closes before any response · cut: it closes in the
+    middle of the stream · unfinished: the stream ends properly but without a finish_reason ·
+    broken_json: a chunk is not JSON · empty: finished, without text · endless: the stream never
+    ends · silent: the stream stops but stays open · content_type: a web page instead of a response
+    · length: the text, cut by the token limit.
     """
 
     kind: FaultKind
@@ -63,8 +61,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class NativeReply:
-    """A reply with native tool calls, as (name, arguments); arguments that are a text are sent as
-    they are. `ids` are those of the calls, made up where there are none. `reasoning` is sent as
+    """A reply with native tool calls, as (name, arguments); arguments that are a text are sent
+    unchanged. `ids` are those of the calls, generated if there are none. `reasoning` is sent as
     `reasoning_content` before anything else.
     """
 
@@ -75,7 +73,7 @@ class NativeReply:
     finish_reason: str = ""
 
     def message(self, number: int) -> dict[str, Any]:
-        """Return it as an assistant's message; `number` makes its ids distinct."""
+        """Return the reply as an assistant's message; `number` makes its ids distinct."""
         ids = self.ids or tuple(f"call_{number}_{index}" for index in range(len(self.calls)))
         calls = [
             {
@@ -102,7 +100,7 @@ Answer = Callable[[dict[str, Any], Headers], "Reply | Awaitable[Reply]"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One chat request as it arrived. `call_id` is its X-Request-Id, empty if it had none."""
+    """A chat request. `call_id` is its X-Request-Id, empty if it had none."""
 
     call_id: str
     body: dict[str, Any]
@@ -110,17 +108,17 @@ class Call:
 
     @property
     def prompt(self) -> str:
-        """All messages' text, in order."""
+        """The text of all messages, in order."""
         return _prompt(self.body)
 
 
 def call_id_of(headers: Headers) -> str:
-    """Return <task_id>/<seat>/<phase>/<round>.<turn>[.<n>], or an empty string."""
+    """Return <task_id>/<seat>/<phase>/<round>.<turn>[.<n>], '' if there is no id."""
     return headers.get("X-Request-Id", "")
 
 
 def seat_of(headers: Headers) -> str:
-    """Return the seat that calls; `-` where the call belongs to none."""
+    """Return the calling seat; `-` if the call belongs to none."""
     return (call_id_of(headers).split("/") + [""] * 4)[1]
 
 
@@ -136,19 +134,17 @@ def step_of(headers: Headers) -> str:
 
 @dataclass(slots=True)
 class ScriptedModel:
-    """The running server. `requests` holds every chat call but the client's schema probes (in
+    """The running server. `requests` has all chat calls except the client's schema probes (in
     `probes`).
 
-    `schemas` False: a json_schema is answered with a 400, as by a server that knows none.
-    `chunk_delay`
-    seconds lie between two chunks of `chunk_chars` characters; without a delay they leave in one
-    write.
-    `in_flight` calls are under way, `peak` is the largest number of them together, `connections`
-    how many connections brought a call. `streams` False: whole answers only; `counts` False: no
-    usage is told; `details` False: and no cached tokens. `tools`: the probe for native tool calls
-    is answered by one. `owner` is whom the models are listed as owned by, `metrics` what /metrics
-    answers (404 where it is empty), `tokenize` what /tokenize answers to a body (404 without it),
-    which it was asked for `tokenized` times.
+    `schemas` False: a json_schema is answered with 400, as by a server without support.
+    `chunk_delay` is the time in seconds between two chunks of `chunk_chars` characters; without a
+    delay they are sent in one write. `in_flight` is the number of running calls, `peak` its
+    maximum, `connections` the number of connections with a call. `streams` False: complete replies
+    only. `counts` False: no usage is sent; `details` False: no cached tokens either. `tools`: the
+    probe for native tool calls is answered by a call. `owner` is the owner of the listed models.
+    `metrics` is the response of /metrics (404 if it is empty), `tokenize` computes that of
+    /tokenize from a body (404 without it), which was called `tokenized` times.
     """
 
     answer: Answer
@@ -174,18 +170,18 @@ class ScriptedModel:
     probe_answer: str = '{"wet": true}'
     in_flight: int = 0
     _blocks: set[int] = field(default_factory=set)
-    _known: WeakSet[asyncio.BaseTransport] = field(default_factory=WeakSet)
+    _seen_connections: WeakSet[asyncio.BaseTransport] = field(default_factory=WeakSet)
 
     def application(self) -> web.Application:
         """Return the server's routes."""
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/metrics", self._figures)
+        app.router.add_get("/metrics", self._serve_metrics)
         app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/tokenize", self._tokens)
+        app.router.add_post("/tokenize", self._serve_tokenize)
         return app
 
-    async def _tokens(self, request: web.Request) -> web.StreamResponse:
+    async def _serve_tokenize(self, request: web.Request) -> web.StreamResponse:
         self.tokenized += 1
         if refusal := self._check_key(request):
             return refusal
@@ -197,37 +193,37 @@ class ScriptedModel:
         self.model_lists += 1
         if refusal := self._check_key(request):
             return refusal
-        listed = [{"id": name, "object": "model", "owned_by": self.owner} for name in self.models]
-        return web.json_response({"object": "list", "data": listed})
+        models = [{"id": name, "object": "model", "owned_by": self.owner} for name in self.models]
+        return web.json_response({"object": "list", "data": models})
 
-    async def _figures(self, _request: web.Request) -> web.StreamResponse:
+    async def _serve_metrics(self, _request: web.Request) -> web.StreamResponse:
         return web.Response(text=self.metrics) if self.metrics else web.Response(status=404)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         if refusal := self._check_key(request):
             return refusal
-        if request.transport is not None and request.transport not in self._known:
-            self._known.add(request.transport)
+        if request.transport is not None and request.transport not in self._seen_connections:
+            self._seen_connections.add(request.transport)
             self.connections += 1
         body = await request.json()
         call = Call(request.headers.get("X-Request-Id", ""), body, dict(request.headers))
-        wanted = body.get("response_format", {})
-        probing = phase_of(request.headers) == "probe"
-        (self.probes if probing else self.requests).append(call)
+        response_format = body.get("response_format", {})
+        is_probe = phase_of(request.headers) == "probe"
+        (self.probes if is_probe else self.requests).append(call)
         if body.get("model") not in self.models:
             return _error(404, f"The model `{body.get('model')}` does not exist.")
-        if wanted.get("type") == "json_schema" and not self.schemas:
+        if response_format.get("type") == "json_schema" and not self.schemas:
             return _error(400, "response_format of type json_schema is not supported")
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         try:
-            reply = self._probe(body) if probing else self.answer(body, request.headers)
+            reply = self._probe(body) if is_probe else self.answer(body, request.headers)
             if inspect.isawaitable(reply):
                 reply = await reply
             if isinstance(reply, NativeReply):
                 return await self._send_native(request, body, reply)
             fault = Fault("status", status=200, text=reply) if isinstance(reply, str) else reply
-            return await self._say(request, body, fault)
+            return await self._send_text(request, body, fault)
         finally:
             self.in_flight -= 1
 
@@ -283,21 +279,23 @@ class ScriptedModel:
             return _error(401, "wrong API key")
         return None
 
-    async def _say(self, request: web.Request, body: Body, fault: Fault) -> web.StreamResponse:
+    async def _send_text(
+        self, request: web.Request, body: Body, fault: Fault
+    ) -> web.StreamResponse:
         if fault.delay:
             await asyncio.sleep(fault.delay)
         if fault.kind == "drop":
-            _hang_up(request)
+            _abort_connection(request)
             return web.Response()
         if fault.kind == "content_type":
             return web.Response(text="<html>It works!</html>", content_type="text/html")
         if fault.kind == "status" and fault.status != web.HTTPOk.status_code:
             return _error(fault.status, fault.message, fault.retry_after)
         if not (self.streams and body.get("stream")):
-            return web.json_response(self._whole(body, fault))
+            return web.json_response(self._complete_reply(body, fault))
         return await self._stream(request, body, fault)
 
-    def _whole(self, body: Body, fault: Fault) -> dict[str, Any]:
+    def _complete_reply(self, body: Body, fault: Fault) -> dict[str, Any]:
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": fault.text},
@@ -328,7 +326,7 @@ class ScriptedModel:
         elif chunks:
             await response.write(b"".join(chunks))
         if fault.kind == "cut":
-            _hang_up(request)
+            _abort_connection(request)
             return response
         if fault.kind == "silent":
             await asyncio.Event().wait()
@@ -337,12 +335,12 @@ class ScriptedModel:
         if fault.kind == "broken_json":
             await response.write(b'data: {"choices": [{"delta": \n\n')
         elif fault.kind != "unfinished":
-            wanted = self.counts and body.get("stream_options", {}).get("include_usage")
+            sends_usage = self.counts and body.get("stream_options", {}).get("include_usage")
             usage = (
                 _event(
                     {"model": body["model"], "choices": [], "usage": self._usage(body, fault.text)}
                 )
-                if wanted
+                if sends_usage
                 else b""
             )
             await response.write(delta("", _finish(fault)) + usage + b"data: [DONE]\n\n")
@@ -350,15 +348,15 @@ class ScriptedModel:
         return response
 
     def _usage(self, body: Body, text: str) -> dict[str, Any]:
-        """Count four characters as a token, and as cached what shares its beginning with earlier
-        prompts in whole blocks.
+        """Count four characters as a token, and blocks of the beginning shared with earlier prompts
+        as cached.
         """
         prompt = _prompt(body)
-        cached, chain, known = 0, 0, True
+        cached, chain, is_cached = 0, 0, True
         for start in range(0, len(prompt) - 64, 64):
             chain = hash((chain, prompt[start : start + 64]))
-            known = known and chain in self._blocks
-            cached += 16 if known else 0
+            is_cached = is_cached and chain in self._blocks
+            cached += 16 if is_cached else 0
             self._blocks.add(chain)
         return {
             "prompt_tokens": len(prompt) // 4 + 1,
@@ -373,7 +371,7 @@ def _prompt(body: Body) -> str:
 
 
 def pieces(text: str, size: int) -> list[str]:
-    """Cut a text into pieces."""
+    """Split a text into pieces of `size` characters."""
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
@@ -394,7 +392,7 @@ def _error(status: int, message: str, retry_after: str = "") -> web.Response:
     )
 
 
-def _hang_up(request: web.Request) -> None:
+def _abort_connection(request: web.Request) -> None:
     if request.transport is not None:
         request.transport.abort()
 
@@ -413,8 +411,8 @@ async def scripted_model(
     host: str = "127.0.0.1",
     port: int = 0,
 ) -> AsyncIterator[ScriptedModel]:
-    """Serve on `port` (0: a free one) until the context ends. Without `owner` a server with `tools`
-    is no one's, any other looks like the local model.
+    """Serve on `port` (0: a free one) until the context ends. Without `owner`, a server with
+    `tools` has no known owner, and any other one looks like the local model.
     """
     owner = owner or ("scripted" if tools else "moothall")
     server = ScriptedModel(

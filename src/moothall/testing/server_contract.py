@@ -1,7 +1,7 @@
-"""The contract between the model client and a model server: what the client learns of a server, and
-how it talks to it.
+"""The contract between the model client and a model server: what the client learns about a server,
+and how it communicates with it.
 
-Subclass `ServerContract` in a test module that has the fixtures `model`, an open client, and
+Subclass `ServerContract` in a test module with the fixtures `model`, an open client, and
 `expected`. The same cases run against stubs, the embedded server, and a real vLLM.
 """
 
@@ -21,7 +21,7 @@ from moothall.llm.client import OpenAIModel
 from moothall.testing.chat_contract import ask
 from moothall.testing.model import Body, NativeReply
 
-_PATIENCE = 300.0
+_CALL_SECONDS = 300.0
 _TOKENS = 600  # stubs think for 400
 _COMMANDS = ("pwd", "whoami")
 _TAGS = (
@@ -37,15 +37,15 @@ _THINK = (
     f"{_SUM} Write exactly two lines. The first line: Here is my thought process: 2 + 3 is 5. The "
     "second line: Here is my response: 5."
 )
-_LETTERS_PER_TOKEN = 2  # at least so many tokens has a text of as many times "x "
+_X_PER_TOKEN = 2  # a text of so many times "x " has at least one token
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the contract expects of a server and its model. `window` is 0 where the server does not
-    tell it. `obeys`: JSON schemas. `reasoning` is the field of reasoning, '' for none. `follows`:
-    the model does as it is told; one with random weights does not.
-    `overflows`: a conversation that is too long is refused.
+    """The expected properties of a server and its model. `window` is 0 if the server does not tell
+    it. `obeys`: it supports JSON schemas. `reasoning` is the field of reasoning, '' for none.
+    `follows`: the model follows instructions; one with random weights does not. `overflows`: a
+    conversation that is too long is refused.
     """
 
     reply: ReplyMode
@@ -59,79 +59,85 @@ class Expected:
 class ServerContract:
     """Cases for any server."""
 
-    async def test_the_record_says_what_the_server_shows(
+    async def test_capabilities_are_detected_and_shown(
         self, model: OpenAIModel, expected: Expected
     ) -> None:
-        """Reply mode, window, schemas and usage are found, and `moothall doctor` shows them."""
+        """Reply mode, window, schemas and usage are detected, and `moothall doctor` shows them."""
         lines = await model.examine()
-        about = await model.describe()
+        description = await model.describe()
         window = (
             0 if model.capabilities.is_local else expected.window
-        )  # the embedded server's is a setting
-        assert (about.reply, about.window) == (expected.reply, window), lines
-        assert bool(about.source) == bool(about.window or model.capabilities.is_local)
+        )  # the embedded server's window is a setting
+        assert (description.reply, description.window) == (expected.reply, window), lines
+        assert bool(description.source) == bool(description.window or model.capabilities.is_local)
         calls = "yes" if expected.reply == "tools" else "no"
         if not model.capabilities.is_local:
             assert any(line.startswith(f"native tool calls: {calls}") for line in lines), lines
-        obeyed = {
+        schema_lines = {
             "JSON schema: ours",
             "JSON schema: the strict subset only",
             "JSON schema: not tried",
         }
-        assert bool(obeyed & set(lines)) == expected.obeys, lines
+        assert bool(schema_lines & set(lines)) == expected.obeys, lines
         assert "usage: told" in lines
 
-    async def test_two_tools_are_called_at_once_and_answered(
+    async def test_two_tools_are_called_in_one_reply(
         self, model: OpenAIModel, expected: Expected
     ) -> None:
-        """Calls have ids of their own, and the answers go back by these."""
+        """Calls have unique ids, and their results refer to these."""
         if await model.reply_mode() != "tools":
             pytest.skip(f"replies are in {expected.reply}")
-        head = (Message("system", _TAGS), Message("user", _TWICE))
-        first = await model.chat(
-            ask(messages=head, tools=(_BASH,), max_tokens=_TOKENS, seconds=_PATIENCE)
+        prompt = (Message("system", _TAGS), Message("user", _TWICE))
+        first_reply = await model.chat(
+            ask(messages=prompt, tools=(_BASH,), max_tokens=_TOKENS, seconds=_CALL_SECONDS)
         )
-        assert [(call.name, json.loads(call.arguments)) for call in first.calls] == [
+        assert [(call.name, json.loads(call.arguments)) for call in first_reply.calls] == [
             ("bash", {"command": command}) for command in _COMMANDS
-        ], first
-        assert first.finish_reason == "tool_calls"
-        assert len({call.call_id for call in first.calls}) == len(_COMMANDS)
-        answers = tuple(Message("tool", "/home", call_id=call.call_id) for call in first.calls)
-        again = (
-            *head,
-            Message("assistant", first.text, first.calls, reasoning=first.reasoning),
+        ], first_reply
+        assert first_reply.finish_reason == "tool_calls"
+        assert len({call.call_id for call in first_reply.calls}) == len(_COMMANDS)
+        answers = tuple(
+            Message("tool", "/home", call_id=call.call_id) for call in first_reply.calls
+        )
+        follow_up = (
+            *prompt,
+            Message(
+                "assistant", first_reply.text, first_reply.calls, reasoning=first_reply.reasoning
+            ),
             *answers,
         )
-        second = await model.chat(
-            ask(messages=again, tools=(_BASH,), max_tokens=_TOKENS, seconds=_PATIENCE)
+        second_reply = await model.chat(
+            ask(messages=follow_up, tools=(_BASH,), max_tokens=_TOKENS, seconds=_CALL_SECONDS)
         )
-        assert second.text or second.calls
-        assert second.usage.prompt_tokens > first.usage.prompt_tokens
+        assert second_reply.text or second_reply.calls
+        assert second_reply.usage.prompt_tokens > first_reply.usage.prompt_tokens
 
-    async def test_a_reply_is_within_its_schema(
+    async def test_a_reply_conforms_to_its_schema(
         self, model: OpenAIModel, expected: Expected
     ) -> None:
-        """Where schemas are obeyed, the reply is an object of it; elsewhere there is a reply all
-        the same.
+        """If schemas are supported, the reply conforms to its schema; otherwise there still is a
+        reply.
         """
-        reply = await self._say(model, _SUM, schema=_ANSWER)
+        reply = await self._send_prompt(model, _SUM, schema=_ANSWER)
         assert reply.finish_reason == "stop"
         assert reply.text
         if expected.obeys:
             assert list(json.loads(reply.text)) == ["finish"]
 
-    async def test_a_reply_in_blocks_is_read(self, model: OpenAIModel, expected: Expected) -> None:
-        """Every server serves with tagged blocks."""
-        reply = await self._say(model, _BLOCK)
+    async def test_a_reply_in_blocks_is_parsed(
+        self, model: OpenAIModel, expected: Expected
+    ) -> None:
+        """Every server supports tagged blocks."""
+        reply = await self._send_prompt(model, _BLOCK)
         assert reply.text
         if expected.follows:
             assert "5" in str(read_turn(reply, "blocks").finish)
 
-    async def test_reasoning_is_kept_apart_and_counted(
+    async def test_reasoning_is_separated_and_counted(
         self, model: OpenAIModel, expected: Expected
     ) -> None:
-        """Reasoning is no part of the text, and is known by its field."""
-        reply = await self._say(model, _THINK)
+        """Reasoning is not part of the text, and is recognized by its field."""
+        reply = await self._send_prompt(model, _THINK)
         assert expected.reasoning in {"", *json.loads(reply.reasoning or "{}")}, reply
         assert bool(reply.reasoning) <= bool(expected.reasoning), reply
         if expected.follows:
@@ -139,34 +145,39 @@ class ServerContract:
             assert "thought process" not in reply.text or not expected.reasoning
 
     async def test_usage_is_counted(self, model: OpenAIModel) -> None:
-        """The server's own numbers."""
-        usage = (await self._say(model, _SUM)).usage
+        """The usage has the server's own numbers."""
+        usage = (await self._send_prompt(model, _SUM)).usage
         assert usage.calls == 1
         assert usage.prompt_tokens > 0
         assert usage.completion_tokens > 0
         assert usage.cached_tokens <= usage.prompt_tokens
 
-    async def test_a_conversation_that_is_too_long_is_told_apart(
+    async def test_a_conversation_beyond_the_window_is_recognized(
         self, model: OpenAIModel, expected: Expected
     ) -> None:
-        """The refusal names the window, and the server goes on."""
+        """The refusal names the window, and the server keeps working."""
         await model.describe()
         window = expected.window
         if not expected.overflows:
             pytest.skip("the server does not refuse it")
         with pytest.raises(ContextOverflow, match="CONTEXT_TOKENS") as raised:
-            await self._say(model, "x " * _LETTERS_PER_TOKEN * window)
+            await self._send_prompt(model, "x " * _X_PER_TOKEN * window)
         assert raised.value.window in {0, window}
-        assert (await self._say(model, _SUM)).text
+        assert (await self._send_prompt(model, _SUM)).text
 
-    async def _say(self, model: OpenAIModel, text: str, **how: Any) -> ChatReply:
+    async def _send_prompt(self, model: OpenAIModel, text: str, **options: Any) -> ChatReply:
         return await model.chat(
-            ask(messages=(Message("user", text),), max_tokens=_TOKENS, seconds=_PATIENCE, **how)
+            ask(
+                messages=(Message("user", text),),
+                max_tokens=_TOKENS,
+                seconds=_CALL_SECONDS,
+                **options,
+            )
         )
 
 
 def follow(body: Body, _headers: Any) -> NativeReply | str:
-    """Reply to the contract's cases as a model that does as it is told; for stubs."""
+    """Reply to the contract's cases like a model that follows instructions; for stubs."""
     if any(message["role"] == "tool" for message in body["messages"]):
         return "It is done."
     if body.get("tools"):

@@ -1,10 +1,9 @@
-"""Model servers as their makers document them: what each refuses, ignores and tells, for tests
-without the servers.
+"""Stubs of model servers with the refusals, ignored fields and metadata that their makers document.
 
     async with served(SERVERS["openai"], answer) as server: ...
 
-`answer` is as for `scripted_model`, without faults, and is given each call in the terms of chat
-completions, whatever API it came by.
+`answer` is as for `scripted_model`, without faults, and receives each call as a chat completion,
+whatever its API.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _CHARS_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error answer."""
+    """An error response."""
 
     status: int
     body: Any
@@ -37,12 +36,11 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """A kind of server. `refuse` is asked of each call. `listed` are further fields of its model in
-    the list of models, `paths` what further paths answer.
-    `reasoning`: the field of reasoning, `think` for tags in the text, '' for none. `obeys`: whether
-    it obeys a JSON schema; `calls`: whether it calls tools, `whole` in one piece with arguments as
-    an object. `swallows`: all text comes as reasoning. `expect` is the reply mode that a probe
-    finds, `window` the window that is found.
+    """A kind of server. `refuse` checks each call. `listed` are additional fields of its model in
+    the list of models, `paths` the responses of other paths. `reasoning`: the field of reasoning,
+    `think` for tags in the text, '' for none. `obeys`: it supports JSON schemas. `calls`: it calls
+    tools; `whole` in one piece with arguments as an object. `swallows`: all text is sent as
+    reasoning. `expect` is the reply mode that a probe detects, `window` the detected window.
     """
 
     name: str
@@ -68,7 +66,7 @@ def error(
     code: Any = None,
     kind: str = "invalid_request_error",
 ) -> Refusal:
-    """Return an error in OpenAI's form."""
+    """Return an error in OpenAI's format."""
     return Refusal(
         status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
     )
@@ -134,7 +132,7 @@ def _openai_responses(body: Mapping[str, Any]) -> Refusal | None:
         )
     return _strict(
         body.get("text", {}).get("format", {}).get("schema"), "text.format.schema"
-    ) or _played_back(body)
+    ) or _check_history(body)
 
 
 def _strict(schema: Any, param: str) -> Refusal | None:
@@ -146,14 +144,14 @@ def _strict(schema: Any, param: str) -> Refusal | None:
             f'"object"\', got {schema.get("type")!r}.',
             param=param,
         )
-    for one in _objects(schema):
-        if set(one.get("required", ())) != set(one.get("properties", ())):
+    for object_schema in _objects(schema):
+        if set(object_schema.get("required", ())) != set(object_schema.get("properties", ())):
             return error(
                 "Invalid schema for response_format 'turn': In context=(), 'required' is required "
                 "to be supplied and to be an array including every key in properties.",
                 param=param,
             )
-        if one.get("additionalProperties") is not False:
+        if object_schema.get("additionalProperties") is not False:
             return error(
                 "Invalid schema for response_format 'turn': 'additionalProperties' is required to "
                 "be supplied and to be false.",
@@ -173,35 +171,35 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
             yield from _objects(item)
 
 
-def _played_back(body: Mapping[str, Any]) -> Refusal | None:
+def _check_history(body: Mapping[str, Any]) -> Refusal | None:
     """Refuse a call of an earlier reply without the reasoning before it, and an output without its
     call.
     """
-    reasoned, called = False, set()
+    has_reasoning, call_ids = False, set()
     for item in body["input"]:
-        kind = item.get("type", "message")
-        if kind == "reasoning":
+        item_type = item.get("type", "message")
+        if item_type == "reasoning":
             if not item.get("encrypted_content"):
                 return error(
                     f"Item with id '{item.get('id')}' not found. Items are not persisted when "
                     "`store` is set to false.",
                     status=404,
                 )
-            reasoned = True
-        elif kind == "function_call":
-            if not reasoned:
+            has_reasoning = True
+        elif item_type == "function_call":
+            if not has_reasoning:
                 return error(
                     "Item of type 'function_call' was provided without its required 'reasoning' "
                     "item."
                 )
-            called.add(item["call_id"])
-        elif kind == "function_call_output":
-            if item["call_id"] not in called:
+            call_ids.add(item["call_id"])
+        elif item_type == "function_call_output":
+            if item["call_id"] not in call_ids:
                 return error(
                     f"No tool call found for function call output with call_id {item['call_id']}."
                 )
         elif item.get("role") == "user":
-            reasoned = False
+            has_reasoning = False
     return None
 
 
@@ -241,10 +239,10 @@ def _google(_kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
         )
     for tool in body.get("tools", ()):
         if "additionalProperties" in tool["function"]["parameters"]:
-            where = "tools[0].function_declarations[0].parameters"
+            location = "tools[0].function_declarations[0].parameters"
             return refused(
                 'Invalid JSON payload received. Unknown name "additionalProperties" at '
-                f"'{where}': Cannot find field."
+                f"'{location}': Cannot find field."
             )
     for message in body["messages"]:
         for call in message.get("tool_calls", ()):
@@ -256,7 +254,7 @@ def _google(_kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
 
 
 def _mistral(_kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
-    known = {
+    known_fields = {
         "model",
         "messages",
         "max_tokens",
@@ -267,7 +265,7 @@ def _mistral(_kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
         "tools",
         "parallel_tool_calls",
     }
-    if unknown := sorted(set(body) - known):
+    if unknown := sorted(set(body) - known_fields):
         detail = [
             {
                 "type": "extra_forbidden",
@@ -299,8 +297,10 @@ def _mistral(_kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
             },
         )
     for message in body["messages"]:
-        named = [call["id"] for call in message.get("tool_calls", ())]
-        for call_id in (*named, message["tool_call_id"]) if "tool_call_id" in message else named:
+        call_ids = [call["id"] for call in message.get("tool_calls", ())]
+        for call_id in (
+            (*call_ids, message["tool_call_id"]) if "tool_call_id" in message else call_ids
+        ):
             if not re.fullmatch("[a-zA-Z0-9]{9}", call_id):
                 text = f"Tool call id was {call_id} but must be a-z, A-Z, 0-9, with a length of 9."
                 return Refusal(
@@ -317,19 +317,19 @@ def _mistral(_kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
 
 
 def _vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
-    """VLLM 0.32, as a real one answers; without a parser for tool calls where it does not call any.
-    A limit that exceeds what the prompt leaves of the window is lowered silently.
+    """VLLM 0.32, recorded from a real one; without a parser for tool calls if it does not call any.
+    A limit that exceeds the rest of the window is lowered silently.
     """
-    used, wanted = _tokens(body), int(body.get("max_tokens") or 0)
-    if wanted > kind.window:
+    prompt_tokens, max_tokens = _tokens(body), int(body.get("max_tokens") or 0)
+    if max_tokens > kind.window:
         return error(
-            f"max_tokens={wanted} cannot be greater than max_model_len={kind.window}. Please "
-            f"request fewer output tokens. (parameter=max_tokens, value={wanted})",
+            f"max_tokens={max_tokens} cannot be greater than max_model_len={kind.window}. Please "
+            f"request fewer output tokens. (parameter=max_tokens, value={max_tokens})",
             kind="BadRequestError",
             param="max_tokens",
             code=400,
         )
-    if used > kind.window:  # it stops counting there
+    if prompt_tokens > kind.window:  # it stops counting at the window
         return error(
             f"This model's maximum context length is {kind.window} tokens. However, your prompt "
             f"contains at least {kind.window + 1} input tokens, which exceeds this limit even "
@@ -350,13 +350,13 @@ def _vllm_tools(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
 
 
 def _older_vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
-    """Earlier versions of vLLM refuse a limit that exceeds what the prompt leaves of the window."""
-    used, wanted = _tokens(body), int(body.get("max_tokens") or 0)
-    if used + wanted > kind.window:
+    """Earlier versions of vLLM refuse a limit that exceeds the rest of the window."""
+    prompt_tokens, max_tokens = _tokens(body), int(body.get("max_tokens") or 0)
+    if prompt_tokens + max_tokens > kind.window:
         return error(
-            f"'max_tokens' or 'max_completion_tokens' is too large: {wanted}. This model's maximum "
-            f"context length is {kind.window} tokens and your request has {used} input tokens "
-            f"({wanted} > {kind.window} - {used}).",
+            f"'max_tokens' or 'max_completion_tokens' is too large: {max_tokens}. This model's "
+            f"maximum context length is {kind.window} tokens and your request has {prompt_tokens} "
+            f"input tokens ({max_tokens} > {kind.window} - {prompt_tokens}).",
             kind="BadRequestError",
             param="max_tokens",
             code=400,
@@ -365,7 +365,7 @@ def _older_vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
 
 
 def _llamacpp(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
-    """llama.cpp's server; started without --jinja where it calls no tools."""
+    """llama.cpp's server; started without --jinja if it calls no tools."""
     if body.get("tools") and not kind.calls:
         return Refusal(
             500,
@@ -403,15 +403,16 @@ def _openrouter(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
         return Refusal(
             404, {"error": {"message": "No endpoints found that support tool use.", "code": 404}}
         )
-    used, wanted = _tokens(body), int(body.get("max_tokens") or 0)
-    if used + wanted > kind.window:  # an error in a body whose status is 200
+    prompt_tokens, max_tokens = _tokens(body), int(body.get("max_tokens") or 0)
+    if prompt_tokens + max_tokens > kind.window:  # an error in a body whose status is 200
         return Refusal(
             200,
             {
                 "error": {
                     "message": f"This endpoint's maximum context length is {kind.window} tokens. "
-                    f"However, you requested about {used + wanted} tokens ({used} of text input, "
-                    f"{wanted} in the output). Please reduce the length of either one.",
+                    f"However, you requested about {prompt_tokens + max_tokens} tokens "
+                    f"({prompt_tokens} of text input, {max_tokens} in the output). Please reduce "
+                    "the length of either one.",
                     "code": 400,
                 }
             },
@@ -419,18 +420,18 @@ def _openrouter(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
     return None
 
 
-def _bare(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
-    """A server that offers nothing: no tools, schemas, system role or sampling, and a window of
-    4,096 tokens.
+def _minimal(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
+    """A server without tools, schemas, system role or sampling, and with a window of 4,096
+    tokens.
     """
     if unknown := sorted(set(body) - {"model", "messages", "max_tokens", "stream"}):
         return error(f"Unrecognized request argument supplied: {unknown[0]}", param=unknown[0])
     if any(message["role"] == "system" for message in body["messages"]):
         return error("System role not supported", kind="BadRequestError")
-    if (used := _tokens(body)) + int(body.get("max_tokens") or 0) > kind.window:
+    if (prompt_tokens := _tokens(body)) + int(body.get("max_tokens") or 0) > kind.window:
         return error(
             f"This model's maximum context length is {kind.window} tokens. However, your messages "
-            f"resulted in {used} tokens.",
+            f"resulted in {prompt_tokens} tokens.",
             code="context_length_exceeded",
         )
     return None
@@ -452,7 +453,7 @@ UNFITTING = ServerKind(
     reasoning="reasoning",
     swallows=True,
 )
-"""A server that is set up wrongly; no council can be held with it."""
+"""A misconfigured server, with which no council can work."""
 
 SERVERS: Mapping[str, ServerKind] = {
     kind.name: kind
@@ -590,7 +591,7 @@ SERVERS: Mapping[str, ServerKind] = {
             4096,
             owner="",
             listed={"max_model_len": 4096},
-            refuse=_bare,
+            refuse=_minimal,
             obeys=False,
             calls="",
         ),
@@ -604,8 +605,8 @@ _SIGNATURE = {"google": {"thought_signature": "c2lnbmF0dXJl"}}
 
 @dataclass(slots=True)
 class ScriptedServer:
-    """A running server of a kind. `requests` are the calls that it took, as (path, body), `refused`
-    its refusals; probes are among neither.
+    """A running server of a kind. `requests` are the accepted calls, as (path, body), `refused` its
+    refusals; probes are in neither.
     """
 
     kind: ServerKind
@@ -627,29 +628,29 @@ class ScriptedServer:
         return app
 
     async def _models(self, _request: web.Request) -> web.StreamResponse:
-        listed = {
+        model = {
             "id": self.kind.model,
             "object": "model",
             "owned_by": self.kind.owner,
             **self.kind.listed,
         }
-        return web.json_response({"object": "list", "data": [listed]})
+        return web.json_response({"object": "list", "data": [model]})
 
     async def _path(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(self.kind.paths[request.path])
 
     async def _call(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        probing = phase_of(request.headers) == "probe"
+        is_probe = phase_of(request.headers) == "probe"
         if refusal := self.kind.refuse(self.kind, body):
-            self.refused += [] if probing else [refusal]
+            self.refused += [] if is_probe else [refusal]
             return web.json_response(refusal.body, status=refusal.status)
-        if probing:
+        if is_probe:
             self.probes += 1
         else:
             self.requests.append((request.path, body))
         chat = _as_chat(body) if "input" in body else body
-        reply = self._probe(chat) if probing else self.answer(chat, request.headers)
+        reply = self._probe(chat) if is_probe else self.answer(chat, request.headers)
         reply = await reply if inspect.isawaitable(reply) else reply
         native = reply if isinstance(reply, NativeReply) else NativeReply(text=str(reply))
         if "input" in body:
@@ -677,14 +678,14 @@ class ScriptedServer:
         if self.kind.swallows:
             thought, message = str(message["content"] or ""), {"content": None}
         limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 1_000_000)
-        cut = len(thought) // _CHARS_PER_TOKEN >= limit
+        is_cut = len(thought) // _CHARS_PER_TOKEN >= limit
         parts: list[Any] = list(_thought_deltas(field_name, thought[: limit * _CHARS_PER_TOKEN]))
         calls = message.get("tool_calls", ())
-        if not cut:
+        if not is_cut:
             parts += [{"content": part} for part in pieces(message["content"] or "", 40)]
             parts += list(self._call_deltas(calls))
-        finish = "length" if cut else reply.finish_reason or ("tool_calls" if calls else "stop")
-        used = _tokens(body)
+        finish = "length" if is_cut else reply.finish_reason or ("tool_calls" if calls else "stop")
+        prompt_tokens = _tokens(body)
         for delta in parts:
             yield {
                 "model": self.kind.model,
@@ -694,14 +695,22 @@ class ScriptedServer:
             "model": self.kind.model,
             "choices": [{"index": 0, "delta": {}, "finish_reason": finish}],
         }
-        written = len(json.dumps(message)) // _CHARS_PER_TOKEN + 1
-        thinking = len(thought) // _CHARS_PER_TOKEN
-        details = {"completion_tokens_details": {"reasoning_tokens": thinking}} if thinking else {}
-        usage = {"prompt_tokens": used, "completion_tokens": written + thinking, **details}
+        reply_tokens = len(json.dumps(message)) // _CHARS_PER_TOKEN + 1
+        reasoning_tokens = len(thought) // _CHARS_PER_TOKEN
+        details = (
+            {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
+            if reasoning_tokens
+            else {}
+        )
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": reply_tokens + reasoning_tokens,
+            **details,
+        }
         yield {
             "model": self.kind.model,
             "choices": [],
-            "usage": {**usage, "prompt_tokens_details": {"cached_tokens": used // 2}},
+            "usage": {**usage, "prompt_tokens_details": {"cached_tokens": prompt_tokens // 2}},
         }
         yield None
 
@@ -769,14 +778,14 @@ class ScriptedServer:
             yield {"type": "response.output_text.delta", "delta": part}
         for index, item in enumerate(output):
             yield {"type": "response.output_item.done", "output_index": index, "item": item}
-        used = _tokens(body)
+        prompt_tokens = _tokens(body)
         usage = {
-            "input_tokens": used,
-            "input_tokens_details": {"cached_tokens": used // 2},
+            "input_tokens": prompt_tokens,
+            "input_tokens_details": {"cached_tokens": prompt_tokens // 2},
             "output_tokens": 50,
             "output_tokens_details": {"reasoning_tokens": 30},
         }
-        done = {
+        response = {
             "model": self.kind.model,
             "status": "completed",
             "output": output,
@@ -784,7 +793,7 @@ class ScriptedServer:
             "error": None,
             "incomplete_details": None,
         }
-        yield {"type": "response.completed", "response": done}
+        yield {"type": "response.completed", "response": response}
 
 
 def _thought_deltas(name: str, thought: str) -> Iterator[dict[str, Any]]:
@@ -806,15 +815,15 @@ def _thought_deltas(name: str, thought: str) -> Iterator[dict[str, Any]]:
 
 
 def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a body of the Responses API in the terms of chat completions."""
+    """Convert a body of the Responses API to chat completions."""
     messages: list[dict[str, Any]] = []
     for item in body["input"]:
-        kind = item.get("type", "message")
-        if kind == "function_call_output":
+        item_type = item.get("type", "message")
+        if item_type == "function_call_output":
             messages.append(
                 {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
             )
-        elif kind == "function_call":
+        elif item_type == "function_call":
             call = {
                 "id": item["call_id"],
                 "function": {"name": item["name"], "arguments": item["arguments"]},
@@ -822,39 +831,43 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
             messages[-1].setdefault("tool_calls", []).append(call)
-        elif kind == "message":
+        elif item_type == "message":
             content = item["content"]
             text = (
                 content if isinstance(content, str) else "".join(part["text"] for part in content)
             )
             messages.append({"role": item["role"], "content": text})
-    wanted = body.get("text", {}).get("format")
+    text_format = body.get("text", {}).get("format")
     return {
         "model": body["model"],
         "messages": messages,
         **({"max_tokens": body["max_output_tokens"]} if "max_output_tokens" in body else {}),
-        **({"response_format": {"type": "json_schema", "json_schema": wanted}} if wanted else {}),
+        **(
+            {"response_format": {"type": "json_schema", "json_schema": text_format}}
+            if text_format
+            else {}
+        ),
         "tools": [{"type": "function", "function": tool} for tool in body.get("tools", ())],
     }
 
 
 async def _stream(request: web.Request, events: Iterator[Any]) -> web.StreamResponse:
-    """Send events; None ends the stream as chat completions do. Comments and null events keep the
-    connection open meanwhile.
+    """Send events; None ends the stream as in chat completions. A comment keeps the connection open
+    meanwhile.
     """
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     await response.write(b": PROCESSING\n\n")
     for event in events:
-        raw = b"[DONE]" if event is None else json.dumps(event).encode()
-        await response.write(b"data: " + raw + b"\n\n")
+        content = b"[DONE]" if event is None else json.dumps(event).encode()
+        await response.write(b"data: " + content + b"\n\n")
     await response.write_eof()
     return response
 
 
 @asynccontextmanager
 async def served(kind: ServerKind, answer: Answer) -> AsyncIterator[ScriptedServer]:
-    """Serve one of a kind on a free port until the context ends."""
+    """Run a server of a kind on a free port until the context ends."""
     server = ScriptedServer(kind, answer)
     runner = web.AppRunner(
         server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2

@@ -1,13 +1,13 @@
-"""What every bus must do for us, as cases: how messages are handed out. They run on the bus in
-memory and on a real NATS server.
+"""The contract of a bus, as test cases: the delivery of messages. They run on the in-memory bus and
+on a real NATS server.
 
-Subclass `WorkContract` in a test module that has a fixture `opened`: called with settings of the
-bus by name (and `secrets`), it returns an asynchronous context of a bus that holds nothing yet.
+Subclass `WorkContract` in a test module with a fixture `opened`: called with bus settings by name
+(and `secrets`), it returns an asynchronous context of an empty bus.
 """
 
 from __future__ import annotations
 
-# ruff: noqa: ASYNC110, S101, D102, PLR2004 - these are tests, and their names say what they hold
+# ruff: noqa: ASYNC110, S101, D102, PLR2004 - tests, with descriptive names
 import asyncio
 from typing import Any
 
@@ -20,7 +20,7 @@ from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
 from moothall.events import dead_letters, registry
 from moothall.events.codec import encode, encode_batch
-from moothall.testing.bus_contract import consuming, letters, requested, seat, seen
+from moothall.testing.bus_contract import consuming, letters, receive_events, requested, seat
 
 
 class _Load:
@@ -28,76 +28,80 @@ class _Load:
 
     def __init__(self, expected: int) -> None:
         self.done = asyncio.Event()
-        self.most = 0
+        self.peak = 0
         self._running = 0
-        self._left = expected
+        self._remaining = expected
 
     async def handle(self, recorded: Recorded) -> None:
         del recorded
         self._running += 1
-        self.most = max(self.most, self._running)
+        self.peak = max(self.peak, self._running)
         await asyncio.sleep(0.02)
         self._running -= 1
-        self._left -= 1
-        if self._left == 0:
+        self._remaining -= 1
+        if self._remaining == 0:
             self.done.set()
 
 
 class WorkContract:
-    """Cases for who takes messages, keeps them, gives them back, and what becomes of those that
-    nobody can take.
+    """Cases for receiving, holding and returning messages, and for messages that nobody can
+    handle.
     """
 
-    async def test_work_goes_to_exactly_one_taker(self, opened: Any) -> None:
-        taken: list[tuple[str, str]] = []
-        done = asyncio.Event()
+    async def test_work_goes_to_exactly_one_consumer(self, opened: Any) -> None:
+        handled: list[tuple[str, str]] = []
+        all_handled = asyncio.Event()
 
-        def taker(name: str) -> ports.Handler:
-            async def take(recorded: Recorded) -> None:
-                taken.append((name, recorded.event.subject))
+        def create_handler(name: str) -> ports.Handler:
+            async def handle(recorded: Recorded) -> None:
+                handled.append((name, recorded.event.subject))
                 await asyncio.sleep(0.01)
-                if len(taken) == 20:
-                    done.set()
+                if len(handled) == 20:
+                    all_handled.set()
 
-            return take
+            return handle
 
         async with (
             opened() as bus,
-            consuming(bus, "host-dev", taker("a")),
-            consuming(bus, "host-dev", taker("b")),
+            consuming(bus, "host-dev", create_handler("a")),
+            consuming(bus, "host-dev", create_handler("b")),
         ):
             for number in range(20):
                 await bus.enqueue(Channel.WORK.of("dev"), requested(f"task-{number}"))
             async with asyncio.timeout(20):
-                await done.wait()
-            assert sorted(task for _, task in taken) == sorted(f"task-{n}" for n in range(20))
-            assert {name for name, _ in taken} == {"a", "b"}
+                await all_handled.wait()
+            assert sorted(task for _, task in handled) == sorted(f"task-{n}" for n in range(20))
+            assert {name for name, _ in handled} == {"a", "b"}
 
-    async def test_work_of_another_role_is_left_alone(self, opened: Any) -> None:
-        got: asyncio.Queue[Recorded] = asyncio.Queue()
-        async with opened() as bus, consuming(bus, "host-qa", got.put):
+    async def test_work_of_another_role_is_not_delivered(self, opened: Any) -> None:
+        received: asyncio.Queue[Recorded] = asyncio.Queue()
+        async with opened() as bus, consuming(bus, "host-qa", received.put):
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-dev"))
             await bus.enqueue(Channel.WORK.of("qa"), requested("task-qa"))
-            assert [r.event.subject for r in await seen(got, 1)] == ["task-qa"]
-            assert got.empty()
+            assert [r.event.subject for r in await receive_events(received, 1)] == ["task-qa"]
+            assert received.empty()
 
-    async def test_a_temporary_failure_comes_again(self, opened: Any) -> None:
-        got: asyncio.Queue[Recorded] = asyncio.Queue()
+    async def test_work_is_redelivered_after_a_temporary_failure(self, opened: Any) -> None:
+        received: asyncio.Queue[Recorded] = asyncio.Queue()
 
         async def handle(recorded: Recorded) -> None:
-            got.put_nowait(recorded)
-            if got.qsize() < 3:
+            received.put_nowait(recorded)
+            if received.qsize() < 3:
                 raise Temporary("not now")
 
         async with opened() as bus, consuming(bus, "host-dev", handle):
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
             async with asyncio.timeout(20):
-                while got.qsize() < 3:
+                while received.qsize() < 3:
                     await asyncio.sleep(0.01)
-            assert [r.extra["deliveries"] for r in await seen(got, 3)] == ["1", "2", "3"]
+            assert [r.extra["deliveries"] for r in await receive_events(received, 3)] == [
+                "1",
+                "2",
+                "3",
+            ]
             assert [letter async for letter in dead_letters.letters(bus)] == []
 
-    async def test_what_keeps_failing_is_buried(self, opened: Any) -> None:
+    async def test_work_that_keeps_failing_becomes_a_dead_letter(self, opened: Any) -> None:
         tries = 0
 
         async def handle(recorded: Recorded) -> None:
@@ -112,10 +116,8 @@ class WorkContract:
             assert letter.deliveries == tries == 3
             assert "never now" in letter.reason
 
-    async def test_what_kills_its_handlers_is_buried(self, opened: Any) -> None:
-        """A handler with a bug takes its consumer down; the message comes again, but not for
-        ever.
-        """
+    async def test_work_that_crashes_its_handlers_becomes_a_dead_letter(self, opened: Any) -> None:
+        """A handler with a bug ends its consumer; the message is redelivered, but not forever."""
         calls = 0
 
         async def crash(recorded: Recorded) -> None:
@@ -137,28 +139,28 @@ class WorkContract:
             assert letter.code == "UNANSWERED"
 
     async def test_a_dead_letter_can_be_sent_again(self, opened: Any) -> None:
-        got: asyncio.Queue[Recorded] = asyncio.Queue()
+        received: asyncio.Queue[Recorded] = asyncio.Queue()
         broken = True
 
         async def handle(recorded: Recorded) -> None:
             if broken:
                 raise Permanent("broken")
-            got.put_nowait(recorded)
+            received.put_nowait(recorded)
 
         async with opened() as bus, consuming(bus, "host-dev", handle):
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
             [letter] = await letters(bus, 1)
             broken = False
             await dead_letters.replay(bus, letter.seq)
-            [again] = await seen(got, 1)
-            assert again.event.id == requested("task-1").id
-            assert [each async for each in dead_letters.letters(bus)] == []
+            [redelivered] = await receive_events(received, 1)
+            assert redelivered.event.id == requested("task-1").id
+            assert [dead async for dead in dead_letters.letters(bus)] == []
             with pytest.raises(NotFound):
                 await dead_letters.replay(bus, letter.seq)
 
-    async def test_a_cancelled_consumer_gives_back_what_it_held(self, opened: Any) -> None:
+    async def test_a_cancelled_consumer_returns_its_work(self, opened: Any) -> None:
         started = asyncio.Event()
-        got: asyncio.Queue[Recorded] = asyncio.Queue()
+        received: asyncio.Queue[Recorded] = asyncio.Queue()
 
         async def stuck(recorded: Recorded) -> None:
             del recorded
@@ -169,11 +171,11 @@ class WorkContract:
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
             async with consuming(bus, "host-dev", stuck), asyncio.timeout(20):
                 await started.wait()
-            async with consuming(bus, "host-dev", got.put):
-                [again] = await seen(got, 1)
-            assert again.extra["deliveries"] == "2"
+            async with consuming(bus, "host-dev", received.put):
+                [redelivered] = await receive_events(received, 1)
+            assert redelivered.extra["deliveries"] == "2"
 
-    async def test_long_work_is_not_handed_out_twice(self, opened: Any) -> None:
+    async def test_long_work_is_not_delivered_twice(self, opened: Any) -> None:
         calls = 0
         done = asyncio.Event()
 
@@ -201,7 +203,7 @@ class WorkContract:
                 await bus.publish(seat(number))
             async with asyncio.timeout(20):
                 await load.done.wait()
-            assert load.most == 4
+            assert load.peak == 4
 
     async def test_consumers_that_share_a_capacity_are_bounded_together(self, opened: Any) -> None:
         load, capacity = _Load(expected=20), Capacity(2)
@@ -215,18 +217,18 @@ class WorkContract:
                     await bus.enqueue(Channel.WORK.of(role), requested(f"task-{role}-{number}"))
             async with asyncio.timeout(60):
                 await load.done.wait()
-            assert load.most == 2
+            assert load.peak == 2
 
-    async def test_what_a_shared_capacity_has_no_room_for_goes_to_others(self, opened: Any) -> None:
-        hung, taken = asyncio.Event(), asyncio.Queue[str]()
+    async def test_work_beyond_a_shared_capacity_goes_to_other_consumers(self, opened: Any) -> None:
+        hung, handled = asyncio.Event(), asyncio.Queue[str]()
 
         async def hang(recorded: Recorded) -> None:
             del recorded
             hung.set()
             await asyncio.Event().wait()
 
-        async def take(recorded: Recorded) -> None:
-            taken.put_nowait(recorded.event.subject)
+        async def handle(recorded: Recorded) -> None:
+            handled.put_nowait(recorded.event.subject)
 
         capacity = Capacity(1)
         async with (
@@ -237,79 +239,79 @@ class WorkContract:
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-dev"))
             async with asyncio.timeout(60):
                 await hung.wait()
-                async with consuming(bus, "host-qa", take):
+                async with consuming(bus, "host-qa", handle):
                     await bus.enqueue(Channel.WORK.of("qa"), requested("task-qa"))
-                    assert await taken.get() == "task-qa"
+                    assert await handled.get() == "task-qa"
 
-    async def test_only_registered_consumers_are_there(self, opened: Any) -> None:
-        got: asyncio.Queue[Recorded] = asyncio.Queue()
+    async def test_only_registered_consumers_exist(self, opened: Any) -> None:
+        received: asyncio.Queue[Recorded] = asyncio.Queue()
         async with opened() as bus:
             with pytest.raises(
                 InvalidRequest, match="no durable consumer 'nobody'; there are collector"
             ):
-                await bus.consume("nobody", got.put)
+                await bus.consume("nobody", received.put)
 
-    async def test_fresh_work_says_so_at_its_first_delivery_alone(self, opened: Any) -> None:
-        got: asyncio.Queue[Recorded] = asyncio.Queue()
+    async def test_only_the_first_delivery_of_work_is_marked_as_fresh(self, opened: Any) -> None:
+        received: asyncio.Queue[Recorded] = asyncio.Queue()
         failing = {"task-2", "task-3"}
 
-        async def take(recorded: Recorded) -> None:
-            got.put_nowait(recorded)
+        async def handle(recorded: Recorded) -> None:
+            received.put_nowait(recorded)
             task = recorded.event.subject
             if task in failing:
                 failing.discard(task)
                 raise Temporary("not now") if task == "task-2" else Permanent("never")
 
-        async def marked(count: int) -> list[tuple[str, bool]]:
+        async def receive_marks(count: int) -> list[tuple[str, bool]]:
             return [
                 (recorded.event.subject, "fresh" in recorded.extra)
-                for recorded in await seen(got, count)
+                for recorded in await receive_events(received, count)
             ]
 
-        async with opened() as bus, consuming(bus, "host-dev", take):
+        async with opened() as bus, consuming(bus, "host-dev", handle):
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-0"))
-            assert await marked(1) == [
+            assert await receive_marks(1) == [
                 ("task-0", False)
-            ]  # by now the consumer knows on which connection it stands
+            ]  # by now the consumer knows its connection
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"), fresh=True)
-            assert await marked(1) == [("task-1", True)]
+            assert await receive_marks(1) == [("task-1", True)]
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-2"), fresh=True)
-            assert await marked(2) == [("task-2", True), ("task-2", False)]
+            assert await receive_marks(2) == [("task-2", True), ("task-2", False)]
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-3"), fresh=True)
-            assert await marked(1) == [("task-3", True)]
+            assert await receive_marks(1) == [("task-3", True)]
             [letter] = await letters(bus, 1)
             await dead_letters.replay(bus, letter.seq)
-            assert await marked(1) == [("task-3", False)]
+            assert await receive_marks(1) == [("task-3", False)]
 
     @pytest.mark.parametrize("about", ["", "story-1", "acme_story-1"])
-    async def test_a_story_event_is_understood_on_each_of_its_subjects(
+    async def test_a_story_event_is_read_on_each_of_its_subjects(
         self, opened: Any, about: str
     ) -> None:
         subject = registry.subject(Channel.STORIES.of(about)) if about else registry.STORIES_BARE
-        got: asyncio.Queue[Recorded] = asyncio.Queue()
+        received: asyncio.Queue[Recorded] = asyncio.Queue()
         event = new_event(
             EventType.STORY_CHANGED,
             "story-1",
             {"story_id": "story-1", "title": "Greet"},
             tenant="acme",
         )
-        async with opened() as bus, consuming(bus, "planning", got.put):
+        async with opened() as bus, consuming(bus, "planning", received.put):
             await bus.put_raw(subject, encode(event), message_id=event.id)
-            [back] = await seen(got, 1)
+            [back] = await receive_events(received, 1)
             assert (back.event.id, back.extra["about"]) == (event.id, "acme_story-1")
             assert [r.event.id async for r in bus.replay([Channel.STORIES.of("acme_story-1")])] == [
                 event.id
             ]
             assert [r.event.id async for r in bus.replay([Channel.STORIES.all])] == [event.id]
-            assert got.empty()
+            assert received.empty()
             assert [letter async for letter in dead_letters.letters(bus)] == []
 
     @pytest.mark.parametrize("about", ["", "story-1"])
-    async def test_story_events_in_one_message_come_one_by_one(
+    async def test_story_events_of_one_message_are_delivered_separately(
         self, opened: Any, about: str
     ) -> None:
         subject = registry.subject(Channel.STORIES.of(about)) if about else registry.STORIES_BARE
-        told = [
+        events = [
             new_event(
                 EventType.STORY_CHANGED,
                 "story-1",
@@ -318,18 +320,20 @@ class WorkContract:
             )
             for title in "abc"
         ]
-        got: asyncio.Queue[Recorded] = asyncio.Queue()
-        async with opened() as bus, consuming(bus, "planning", got.put):
-            await bus.put_raw(subject, encode_batch([encode(event) for event in told]))
-            assert [recorded.event.id for recorded in await seen(got, 3)] == [
-                event.id for event in told
+        received: asyncio.Queue[Recorded] = asyncio.Queue()
+        async with opened() as bus, consuming(bus, "planning", received.put):
+            await bus.put_raw(subject, encode_batch([encode(event) for event in events]))
+            assert [recorded.event.id for recorded in await receive_events(received, 3)] == [
+                event.id for event in events
             ]
             recorded = [r async for r in bus.replay([Channel.STORIES.of("story-1")])]
-            assert [r.event.id for r in recorded] == [event.id for event in told]
-            assert len({r.seq for r in recorded}) == len(told)
+            assert [r.event.id for r in recorded] == [event.id for event in events]
+            assert len({r.seq for r in recorded}) == len(events)
 
     @pytest.mark.parametrize("about", ["", "story-1"])
-    async def test_what_is_no_event_of_a_story_is_buried(self, opened: Any, about: str) -> None:
+    async def test_an_invalid_story_event_becomes_a_dead_letter(
+        self, opened: Any, about: str
+    ) -> None:
         subject = registry.subject(Channel.STORIES.of(about)) if about else registry.STORIES_BARE
         story = {"story_id": "story-2", "title": "Greet"}
         data = [
@@ -344,12 +348,12 @@ class WorkContract:
             ),
         ]
         data += [encode(new_event(EventType.STORY_CHANGED, "story-2", story))] if about else []
-        got: asyncio.Queue[Recorded] = asyncio.Queue()
-        async with opened() as bus, consuming(bus, "planning", got.put):
-            for each in data:
-                await bus.put_raw(subject, each)
+        received: asyncio.Queue[Recorded] = asyncio.Queue()
+        async with opened() as bus, consuming(bus, "planning", received.put):
+            for message in data:
+                await bus.put_raw(subject, message)
             buried = await letters(bus, len(data))
             assert [letter.data for letter in buried] == data
             assert {letter.subject for letter in buried} == {subject}
             assert all(letter.reason for letter in buried)
-            assert got.empty()
+            assert received.empty()

@@ -106,7 +106,7 @@ async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> No
     ) == (1, 1, 1, 1, ["dev", "qa"])
     assert told.generated_at_ms > 0
     for wrong, said in (
-        (pb.RehydrateSessionRequest(case_id="story-2"), "for whom"),
+        (pb.RehydrateSessionRequest(case_id="story-2"), "roles is empty"),
         (
             pb.RehydrateSessionRequest(case_id="story-2", roles=["dev"], ttl_seconds=60),
             "set persist_bundle too",

@@ -95,7 +95,7 @@ def test_a_file_of_tokens_names_principals_and_their_tenants(tmp_path: Path) -> 
         (ALICE.replace('"alice"', '"Alice S"'), 0o600, r"principals\.0\.name"),
         (ALICE.replace('"team-a"', '"Team A"'), 0o600, r"principals\.0\.tenant"),
         (ALICE.replace("alices-token-0123456789", "alices-token"), 0o600, r"principals\.0\.token"),
-        (ALICE + ALICE, 0o600, "has a token twice"),
+        (ALICE + ALICE, 0o600, "contains a token twice"),
         (ALICE + 'role = "admin"\n', 0o600, r"principals\.0\.role"),
     ],
 )

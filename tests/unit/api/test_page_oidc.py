@@ -313,7 +313,7 @@ async def test_a_tenant_sees_its_own(there: Provider) -> None:
         ({"issuer": "http://127.0.0.1:1"}, "calls itself"),
         ({"code_challenge_methods_supported": ["plain"]}, "PKCE"),
         ({"jwks_uri": None}, "jwks_uri"),
-        ({"token_endpoint": "http://elsewhere.example/token"}, "no https:// address"),
+        ({"token_endpoint": "http://elsewhere.example/token"}, "not an https:// address"),
     ],
 )
 async def test_a_provider_that_is_not_what_it_should_be_is_said_at_the_start(

@@ -135,7 +135,7 @@ async def test_more_requests_than_allowed_are_refused(behind: Visiting) -> None:
         ({"host": EVERYWHERE}, False, r"set grpc\.token"),
         ({"host": EVERYWHERE}, True, r"set web\.tls_cert"),
         ({"tls_cert": "x"}, True, "belong together"),
-        ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, True, "no PEM certificate"),
+        ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, True, "not a PEM certificate"),
     ],
 )
 async def test_no_start_beyond_loopback_without_walls(

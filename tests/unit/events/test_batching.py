@@ -23,7 +23,7 @@ from moothall.events.batching import BatchingWriter, records_of
 from moothall.events.envelope import EnvelopeCodec
 from moothall.testing.buckets import MemoryBlobs
 from moothall.testing.bus import MemoryBus
-from moothall.testing.bus_contract import consuming, letters, seat, seen
+from moothall.testing.bus_contract import consuming, letters, receive_events, seat
 from support.story import START, Remembering, full
 
 
@@ -131,7 +131,7 @@ async def test_one_bad_event_takes_no_other_with_it(opened: Any) -> None:
     async with opened() as bus, consuming(bus, "collector", handle):
         data = codec.encode_batch([good[0], b'{"specversion":"1.0"}', *good[1:]])
         await bus.put_raw("agent.results.task-1", data)
-        assert [r.event.data["turn"] for r in await seen(got, 2)] == [0, 2]
+        assert [r.event.data["turn"] for r in await receive_events(got, 2)] == [0, 2]
         [letter] = await letters(bus, 1)
         assert letter.data == data
         assert "not a CloudEvent" in letter.reason
@@ -151,7 +151,7 @@ async def test_glances_see_each_event_and_handlers_what_is_left(opened: Any) -> 
         for answer in answers:
             await answer
         consume = asyncio.create_task(bus.consume("collector", got.put, glance=glance))
-        found = await seen(got, 1)
+        found = await receive_events(got, 1)
         consume.cancel()
     assert [turn for turn, _ in glanced] == [0, 1, 2, 3] or isinstance(bus, MemoryBus)
     assert 2 in [r.event.data["turn"] for r in found]

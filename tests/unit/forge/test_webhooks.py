@@ -84,7 +84,7 @@ def test_where_the_api_is() -> None:
         api_of(ForgeSettings(kind="gitea", url="https://git.example/sub"))
         == "https://git.example/sub/api/v1"
     )
-    with pytest.raises(ConfigurationError, match="no https://"):
+    with pytest.raises(ConfigurationError, match="not an https://"):
         api_of(ForgeSettings(url="http://git.example"))
 
 

@@ -249,7 +249,7 @@ async def test_a_host_tells_where_it_is_and_what_it_holds(tmp_path: Path) -> Non
         host, began = host_of(app), time.time()
         running = group.create_task(host.run())
         d = app.deliberation(repository=None, base_sha=None)
-        await until(lambda: any(topic == FLEET for topic, _ in app.bus._answering))
+        await until(lambda: any(topic == FLEET for topic, _ in app.bus._answerers))
         said, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
         idle = load(HostState, said)
         assert (idle.name, idle.pid, idle.holds) == ("host", os.getpid(), ())

@@ -174,7 +174,7 @@ async def read(request: Request, kind: type[B]) -> B:
     try:
         return kind.model_validate_json(await body(request))
     except ValidationError as error:
-        raise errors.InvalidRequest(f"this is no request: {wrong(error, 'body')}") from None
+        raise errors.InvalidRequest(f"invalid request: {wrong(error, 'body')}") from None
 
 
 async def message(request: Request, kind: type[M]) -> M:
@@ -186,11 +186,11 @@ def parse(raw: bytes, kind: type[M]) -> M:
     """Parse a JSON document as a protobuf message. Raises `InvalidRequest`."""
     name = kind.DESCRIPTOR.full_name
     if not raw.lstrip().startswith(b"{"):  # the parser accepts an empty list as an empty message
-        raise errors.InvalidRequest(f"this is no {name}: it is no JSON object")
+        raise errors.InvalidRequest(f"invalid {name}: it is not a JSON object")
     try:
         return json_format.Parse(raw, kind())
     except (json_format.Error, ValueError, TypeError, RecursionError) as error:
-        raise errors.InvalidRequest(f"this is no {name}: {str(error)[:_DETAIL_CHARS]}") from None
+        raise errors.InvalidRequest(f"invalid {name}: {str(error)[:_DETAIL_CHARS]}") from None
 
 
 def to_json(message: ProtoMessage) -> str:

@@ -91,7 +91,7 @@ def _response_for(scope: Scope, error: Exception) -> Response:
 async def not_served(request: Request, error: Exception) -> Response:
     """Answer requests that match no route."""
     if not isinstance(error, HTTPException):
-        raise TypeError(f"{type(error).__name__} is no answer of the routes") from error
+        raise TypeError(f"{type(error).__name__} is not a response of the routes") from error
     path, response_headers = request.url.path[:100], {}
     detail = error.detail
     if error.status_code == HTTPStatus.NOT_FOUND:

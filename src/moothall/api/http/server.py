@@ -106,8 +106,8 @@ async def _check_provider(provider: Provider, settings: config.WebSettings) -> N
     """Raise `ConfigurationError` for an invalid provider. An unreachable one is only logged."""
     if not provider.settings.url and not is_loopback(settings.host):
         raise ConfigurationError(
-            f"web.host {settings.host} is no loopback address: set oidc.url, where browsers find "
-            "the page"
+            f"web.host {settings.host} is not a loopback address: set oidc.url, where browsers "
+            "find the page"
         )
     try:
         await provider.check()
@@ -196,12 +196,13 @@ def _tls(settings: config.WebSettings, *, configured: bool) -> ssl.SSLContext | 
     """Return the TLS context, or None for plain text on loopback."""
     if not is_loopback(settings.host) and not configured:
         raise ConfigurationError(
-            f"web.host {settings.host} is no loopback address: set grpc.token or grpc.tokens_file"
+            f"web.host {settings.host} is not a loopback address: set grpc.token or "
+            "grpc.tokens_file"
         )
     if settings.tls_cert is None and settings.tls_key is None:
         if not is_loopback(settings.host):
             raise ConfigurationError(
-                f"web.host {settings.host} is no loopback address: set web.tls_cert and "
+                f"web.host {settings.host} is not a loopback address: set web.tls_cert and "
                 "web.tls_key, or bind 127.0.0.1"
             )
         return None
@@ -214,7 +215,7 @@ def _tls(settings: config.WebSettings, *, configured: bool) -> ssl.SSLContext | 
         context.load_cert_chain(settings.tls_cert, settings.tls_key)
     except OSError as error:  # ssl.SSLError is one
         raise ConfigurationError(
-            f"web.tls_cert and web.tls_key are no PEM certificate and its key: {error}"
+            f"web.tls_cert and web.tls_key are not a PEM certificate and its key: {error}"
         ) from error
     return context
 

@@ -86,7 +86,7 @@ async def read_form(request: Request, max_fields: int = _MAX_FIELDS) -> Mapping[
         ) from error
     except ValueError as error:
         raise InvalidRequest(
-            "the form cannot be read: it has too many fields, or is no text"
+            "the form cannot be read: it has too many fields or is not text"
         ) from error
     return {name: values[-1] for name, values in fields.items()}
 
@@ -117,10 +117,10 @@ def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], A
                 else sign_in_form(sessions, 403, "ended")
             )
         call_as(session.who)
-        answered = await with_error_page(lambda asked: answer(asked, session), session)(request)
-        if isinstance(answered, ServerSentEvents):
-            answered.lines = _while_signed_in(answered.lines, session, sessions)
-        return answered
+        response = await with_error_page(lambda request: answer(request, session), session)(request)
+        if isinstance(response, ServerSentEvents):
+            response.lines = _while_signed_in(response.lines, session, sessions)
+        return response
 
     return check_session
 

@@ -282,7 +282,7 @@ class Provider:
             raise Refused(f"{self.name} has not verified your address")
         if not isinstance(tenant, str) or not is_id(tenant):
             raise Refused(
-                f"the ID token names no tenant in {settings.tenant_claim} (oidc.tenant_claim)"
+                f"the ID token has no tenant in {settings.tenant_claim} (oidc.tenant_claim)"
             )
         return Principal(
             _user_id(name), tenant, "operator" in roles, frozenset(roles - {"operator", "reader"})

@@ -96,7 +96,7 @@ def provenance_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequ
         )
         if not rows:
             raise NotFound(
-                f"the graph knows no {label[:40]} {name[:200]!r}; it follows the log by a moment, "
+                f"the graph has no {label[:40]} {name[:200]!r}; it follows the log by a moment, "
                 "and forgets nothing"
             )
         neighbours = _neighbours(rows[0])
