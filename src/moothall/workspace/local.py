@@ -530,7 +530,7 @@ class LocalWorkspace:
                 answer = await executor.request(
                     "run",
                     wall_seconds=seconds,
-                    asked=answerer,
+                    answer_question=answerer,
                     argv=(python, "-B", "-c", COMMAND),
                     env=executor.variables(),
                     block=block_fields,

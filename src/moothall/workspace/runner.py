@@ -183,7 +183,7 @@ class LocalRunner:
         return await executor.request(
             "code",
             wall_seconds=seconds,
-            asked=answerer,
+            answer_question=answerer,
             code=block.code,
             tools={name: list(names) for name, names in block.tools.items()},
             inputs=dict(block.inputs),
