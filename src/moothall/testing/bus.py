@@ -188,12 +188,12 @@ class MemoryBus:
                     return
                 last = raw.seq
                 try:
-                    found = forwarding.heed_subject(
+                    found = forwarding.check_subjects(
                         await self._packer.unpack_all(raw.data), raw.subject
                     )
                 except InvalidRequest:
                     continue
-                for each in batching.records_of(
+                for each in batching.to_records(
                     raw.seq,
                     found,
                     {"about": registry.about(raw.subject), "time": raw.time.isoformat()},
@@ -303,7 +303,7 @@ class MemoryBus:
             found = await forwarding.forward(
                 found, raw.subject, raw.seq, self._packer, self.put_raw
             )
-        return batching.records_of(raw.seq, found, extra)
+        return batching.to_records(raw.seq, found, extra)
 
     def _finish(self, durable: _Durable, stream: _Stream, seq: int) -> None:
         durable.deliveries.pop(seq, None)
