@@ -20,7 +20,7 @@ from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError
 from moothall.events.nats import accounts
 from moothall.events.nats.connection import connection
-from moothall.events.nats.core_messages import open_carrying
+from moothall.events.nats.core_messages import open_core_messages
 from moothall.events.nats.jetstream import open_bus
 from moothall.settings import load_settings
 from support.accounts import App, refused, served
@@ -72,7 +72,7 @@ async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(
         async with open_bus(app.services, app.url) as bus:
             assert [one.event.id async for one in bus.replay([Channel.RESULTS.all])] == [event.id]
             assert await bus.bucket("revoked").get("token") == {"why": "told"}
-        async with open_carrying(app.link("job-1"), app.url):
+        async with open_core_messages(app.link("job-1"), app.url):
             pass
         stale = App(app.url, old)
         for settings in (
@@ -130,8 +130,8 @@ async def test_nobody_comes_in_without_credentials(app: App) -> None:
 
 async def test_a_link_hears_and_answers_its_own_host(app: App) -> None:
     async with (
-        open_carrying(app.services, app.url) as host,
-        open_carrying(app.link("job-1"), app.url) as link,
+        open_core_messages(app.services, app.url) as host,
+        open_core_messages(app.link("job-1"), app.url) as link,
     ):
         asked, answered = link.hear("job-1-in"), host.hear("job-1-out")
         first, second = asyncio.ensure_future(anext(asked)), asyncio.ensure_future(anext(answered))

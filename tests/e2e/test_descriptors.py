@@ -118,7 +118,7 @@ def test_an_mcp_server_has_none(tmp_path: Path) -> None:
                 command=("/bin/sh", "-c", "ls /proc/self/fd | tr '\\n' ' ' >&2")
             )
             async with in_sandbox(server, SandboxSettings(), 10_000, ended):
-                await asyncio.wait_for(ended.over.wait(), 60)
+                await asyncio.wait_for(ended.is_over.wait(), 60)
             listed = str(ended.why).rpartition("it ended:")[2].split()
             assert 3 <= len(listed) <= 5, ended.why
 

@@ -52,13 +52,13 @@ class _OwnedLink(PodLink):
     unpacked.
     """
 
-    def _do(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _execute(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["op"] == "begin":
             for root in (self.folders.tree, self.folders.env):
                 for folder, names, files in os.walk(root):
                     for name in (*names, *files, "."):
                         os.chown(Path(folder, name), *_owner(), follow_symlinks=False)
-        return super()._do(request)
+        return super()._execute(request)
 
 
 def _owner() -> tuple[int, int]:

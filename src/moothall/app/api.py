@@ -45,7 +45,7 @@ from moothall.domain.status import Condition
 from moothall.domain.topic import Channel
 from moothall.errors import ModelUnavailable, Temporary
 from moothall.events.registry import EVENTS
-from moothall.llm.health import look
+from moothall.llm.health import check_servers
 from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.orchestrator.service import DeliberationService
 from moothall.orchestrator.story_writer import StoryWriter
@@ -79,7 +79,7 @@ def checkup(
         return Condition.HEALTHY, f"{state.messages} events, the last is {state.last_seq}"
 
     async def probe_model() -> ProbeResult:
-        servers_by_model = await look(models, model_url)
+        servers_by_model = await check_servers(models, model_url)
         fault = next((servers.wrong for servers in servers_by_model.values() if servers.wrong), "")
         if not any(servers_by_model[name].answering for name in models.chain("")):
             raise ModelUnavailable(servers_by_model[DEFAULT].wrong)
@@ -160,7 +160,8 @@ async def open_apis(
 
     async def refresh_metrics() -> None:
         await asyncio.gather(
-            bus.measure(), *([look(settings.choice, inputs.model_url)] if inputs.model_url else [])
+            bus.measure(),
+            *([check_servers(settings.choice, inputs.model_url)] if inputs.model_url else []),
         )
 
     async with AsyncExitStack() as stack:

@@ -153,7 +153,7 @@ async def prune(
         events = await pruning.prune(bus, keep)
         documents = await pruning.prune_documents(bus)
         blobs = await pruning.prune_blobs(bus)
-        commits = await pruning.told_commits(bus)
+        commits = await pruning.named_commits(bus)
     patches = 0
     for clone in sorted((settings.data_dir / "repos").glob("*.git")):
         patches += await TrustedClone(clone, settings.workspace).prune(commits)

@@ -64,7 +64,7 @@ async def open_jobs(settings: Settings) -> AsyncIterator[MakeExecutor]:
     """Yield a function that creates workspaces in a cluster. Raises `ConfigurationError` if Jobs
     cannot be created there.
     """
-    from moothall.events.adapter import open_carrying
+    from moothall.events.adapter import open_core_messages
 
     app = deployment_id(settings)  # raises for invalid keys at the start
     try:
@@ -75,7 +75,7 @@ async def open_jobs(settings: Settings) -> AsyncIterator[MakeExecutor]:
         raise ConfigurationError(_MISSING) from error
     host = f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
     async with (
-        open_carrying(settings.bus, settings.bus.url or "") as connection,
+        open_core_messages(settings.bus, settings.bus.url or "") as connection,
         Cluster(settings.jobs, host, app) as cluster,
     ):
         transport = Transport(connection.send, connection.hear)

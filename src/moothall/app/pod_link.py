@@ -11,7 +11,7 @@ import sys
 
 from moothall.config import environment
 from moothall.errors import ConfigurationError, MoothallError
-from moothall.events.adapter import open_carrying
+from moothall.events.adapter import open_core_messages
 from moothall.settings import load_settings
 from moothall.telemetry import configure_logs
 from moothall.workspace.kubernetes.link import LINK, Folders, PodLink
@@ -36,7 +36,7 @@ async def serve(folders: Folders) -> None:
         {int(stream): name for stream, name in order["names"].items()},
         bool(order["proxied"]),
     )
-    async with open_carrying(settings.bus, settings.bus.url) as connection:
+    async with open_core_messages(settings.bus, settings.bus.url) as connection:
         serving = asyncio.ensure_future(
             link.run(Transport(connection.send, connection.hear), order["name"])
         )

@@ -1,9 +1,8 @@
-"""Facts of a moment in one message: what one subject is told within some milliseconds goes
-together, and comes apart again.
+"""Batching: events that are posted to one subject within some milliseconds are sent in one message,
+and are split again when they are read.
 
 A message costs the server, its writer and each of its readers several times what one more event in
-it costs. An event is recorded no later for it than somebody waits: whoever waits for a receipt has
-what it stands with sent at once.
+it costs. Nobody waits longer because of it: when a receipt is awaited, its batch is sent at once.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ from moothall.ports import Receipt
 
 P = TypeVar("P", bound=Permanent)
 
-MOST_BYTES = 131_072
-MOST_EVENTS = 256
+MAX_BYTES = 131_072
+MAX_EVENTS = 256
 _CLOSE_SECONDS = 1.0
 
 Send = Callable[[str, bytes, str], Awaitable[asyncio.Future[int]]]
-"""Send bytes on a subject under an id; what is returned gives the seq once they are durable."""
+"""Send bytes to a subject under a message id; the returned future gives the seq once they are
+durable.
+"""
 
 
 @dataclass(slots=True)
@@ -46,12 +47,12 @@ class _Batch:
 
 @dataclass(slots=True)
 class BatchingWriter:
-    """Holds back what is posted for at most `seconds`, 0 for one event a message; belongs to one
-    event loop. Of all that is not durable yet there are at most `limit` events.
+    """Collects posted events for at most `seconds`; 0 means one event per message. Belongs to one
+    event loop. At most `limit` events are not yet durable at any time.
 
-    What is said about one thing is sent in its order, each message when the one before is durable,
-    and none after one that the bus did not take. What was held back for `still` seconds too long
-    stood in a process that did not run: its work may be another's by now, and it is not sent.
+    Messages about one thing are sent in order, each when the one before is durable, and none after
+    one that the bus did not take. A batch that is sent more than `still` seconds late comes from a
+    process that was suspended. Another process may have taken over its work, so it is not sent.
     """
 
     send: Send
@@ -60,16 +61,16 @@ class BatchingWriter:
     still: float
     limit: int
     _open: dict[str, _Batch] = field(default_factory=dict)
-    """By what the subject is about, its last token: what is said of one task goes in its order,
-    whatever the subjects.
+    """By the last token of the subject, which names what it is about: events of one task keep their
+    order across subjects.
     """
     _sending: dict[str, asyncio.Task[MoothallError | None]] = field(default_factory=dict)
     _count: int = 0
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def post(self, subject: str, event: Event) -> Receipt:
-        """Add an event to what goes next on `subject`. Raises `InvalidRequest` for what cannot be
-        written.
+        """Add an event to the next message on `subject`. Raises `InvalidRequest` if the event
+        cannot be encoded.
         """
         loop = asyncio.get_running_loop()
         written = self.packer.write(event)
@@ -79,7 +80,7 @@ class BatchingWriter:
         about = registry.about(subject)
         batch = self._open.get(about)
         if batch is not None and (
-            batch.subject != subject or batch.size + len(written) > MOST_BYTES
+            batch.subject != subject or batch.size + len(written) > MAX_BYTES
         ):
             self._close(batch)
             batch = None
@@ -93,13 +94,13 @@ class BatchingWriter:
         batch.size += len(written)
         self._count += 1
         opened = batch
-        if len(batch.events) >= MOST_EVENTS or not self.seconds:
+        if len(batch.events) >= MAX_EVENTS or not self.seconds:
             self._close(batch)
         return Receipt(answer, lambda: self._close(opened))
 
     async def settle(self, subject: str) -> None:
-        """Return once all that was posted about the same as `subject` is durable or given up: what
-        is sent now comes after it.
+        """Return once everything posted about the same thing as `subject` is durable or given up,
+        so that what is sent now comes after it.
         """
         about = registry.about(subject)
         if (batch := self._open.get(about)) is not None:
@@ -108,8 +109,8 @@ class BatchingWriter:
             await asyncio.wait({sending})
 
     async def close(self) -> None:
-        """Send all that is held back, and return once it is durable; where the bus is away,
-        soon.
+        """Send everything that is held back and return once it is durable, or soon if the bus is
+        away.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
@@ -134,7 +135,7 @@ class BatchingWriter:
         if self._sending.get(about) is task:
             del self._sending[about]
         if task.cancelled() or task.exception() is not None:
-            _tell(
+            _fail_batch(
                 batch,
                 BusUnavailable(
                     f"the bus was closed before it had taken a message on {batch.subject}"
@@ -150,11 +151,11 @@ class BatchingWriter:
             if before is not None:
                 await asyncio.wait({before})
                 if not before.cancelled() and (error := before.result()) is not None:
-                    _tell(batch, error)
+                    _fail_batch(batch, error)
                     return error
             seq = await self._record(batch)
         except MoothallError as error:
-            _tell(batch, error)
+            _fail_batch(batch, error)
             return error
         for answer in batch.answers:
             if not answer.done():
@@ -169,20 +170,22 @@ class BatchingWriter:
         data = encode_batch(batch.written)
         if not self.packer.is_plain(data):
             data = encode_batch([await self.packer.pack(event) for event in batch.events])
-        return await (await self.send(batch.subject, data, id_of(batch.events)))
+        return await (await self.send(batch.subject, data, message_id(batch.events)))
 
 
-def id_of(events: Sequence[Event]) -> str:
-    """Return what the bus knows a message by: the event's id, or one made of all their ids."""
+def message_id(events: Sequence[Event]) -> str:
+    """Return the id of a message on the bus: the event's id, or a digest of the ids of all its
+    events.
+    """
     return (
         events[0].id if len(events) == 1 else digest("batch", *(event.id for event in events))[:32]
     )
 
 
-def records_of(
+def to_records(
     seq: int, found: Sequence[Event | P], extra: Mapping[str, str]
 ) -> list[Recorded | P]:
-    """Return the events of the message `seq` with their places; what is no event stays as it is."""
+    """Return the events of message `seq` with their positions; errors stay as they are."""
     last = max((place for place, event in enumerate(found) if isinstance(event, Event)), default=-1)
     return [
         Recorded(seq if place == last else seq - 1, event, extra, seq, place)
@@ -192,8 +195,8 @@ def records_of(
     ]
 
 
-def _tell(batch: _Batch, error: BaseException) -> None:
+def _fail_batch(batch: _Batch, error: BaseException) -> None:
     for waiting in batch.answers:
         if not waiting.done():
             waiting.set_exception(error)
-            waiting.exception()  # whoever waits for it hears it; nobody need wait
+            waiting.exception()  # mark it as retrieved: nobody has to await it

@@ -1,9 +1,8 @@
-"""Large values travel beside the message: stored once by sha256, referred to by `{"$blob": sha256,
-"bytes": n}`.
+"""Large values are stored beside the message, once by sha256, and referred to by
+`{"$blob": sha256, "bytes": n}`.
 
-Data that looks like a reference by itself (a model can write anything) is wrapped as `{"$data":
-…}`,
-so that nobody can smuggle in a reference to what isn't theirs.
+Data that itself looks like a reference (a model can write anything) is wrapped as
+`{"$data": …}`, so that nobody can insert a reference to a value of somebody else.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any
 from moothall.errors import InvalidRequest, Permanent
 from moothall.events.codec import dump_json, load_json
 
-_REFERENCE, _PLAIN = "$blob", "$data"
+_REFERENCE, _ESCAPED = "$blob", "$data"
 _SHA256_CHARS = 64
 
 
 Put = Callable[[str, bytes], Awaitable[None]]
-"""Stores bytes under their sha256; a repeat changes nothing."""
+"""Stores bytes under their sha256; repeating it changes nothing."""
 Get = Callable[[str], Awaitable[bytes]]
 """Returns the bytes of a sha256. Raises `NotFound`."""
 
@@ -31,32 +30,31 @@ async def _store(put: Put, content: bytes, *, kind: str) -> dict[str, Any]:
     return {_REFERENCE: sha256, "bytes": len(content), **({"kind": kind} if kind != "text" else {})}
 
 
-async def _walk(put: Put, value: Any, limit: int) -> Any:
+async def _offload_strings(put: Put, value: Any, limit: int) -> Any:
     if isinstance(value, str):
-        # A character is one byte at least and four at most: most strings need not be encoded to be
-        # measured.
+        # A character takes one to four bytes, so most strings need not be encoded to be measured.
         if len(value) * 4 <= limit:
             return value
         content = value.encode("utf-8", "replace")
         return value if len(content) <= limit else await _store(put, content, kind="text")
     if isinstance(value, Mapping):
-        walked = {key: await _walk(put, item, limit) for key, item in value.items()}
-        return {_PLAIN: walked} if _REFERENCE in walked or _PLAIN in walked else walked
+        copied = {key: await _offload_strings(put, item, limit) for key, item in value.items()}
+        return {_ESCAPED: copied} if _REFERENCE in copied or _ESCAPED in copied else copied
     if isinstance(value, list | tuple):
-        return [await _walk(put, item, limit) for item in value]
+        return [await _offload_strings(put, item, limit) for item in value]
     return value
 
 
 async def offload(put: Put, data: Mapping[str, Any], limit: int) -> Mapping[str, Any]:
-    """Return `data` with strings over `limit` bytes replaced by references, and itself one
-    reference if it's still over.
+    """Return `data` with strings over `limit` bytes replaced by references, or one reference to all
+    of it if it is still too large.
     """
     raw = dump_json(data)
     if len(raw) <= limit and b'"$' not in raw:
         return data
-    small: Mapping[str, Any] = await _walk(put, data, limit)
-    whole = dump_json(small)
-    return small if len(whole) <= limit else await _store(put, whole, kind="json")
+    shortened: Mapping[str, Any] = await _offload_strings(put, data, limit)
+    encoded = dump_json(shortened)
+    return shortened if len(encoded) <= limit else await _store(put, encoded, kind="json")
 
 
 async def _fetch(get: Get, reference: Mapping[str, Any]) -> Any:
@@ -72,12 +70,12 @@ async def _fetch(get: Get, reference: Mapping[str, Any]) -> Any:
 
 
 async def restore(get: Get, data: Any) -> Any:
-    """Return data with its references resolved. Raises `NotFound` where a stored value is gone."""
+    """Return data with its references resolved. Raises `NotFound` if a stored value is gone."""
     if isinstance(data, Mapping):
         if _REFERENCE in data:
             return await _fetch(get, data)
-        if set(data) == {_PLAIN} and isinstance(data[_PLAIN], Mapping):
-            return {key: await restore(get, item) for key, item in data[_PLAIN].items()}
+        if set(data) == {_ESCAPED} and isinstance(data[_ESCAPED], Mapping):
+            return {key: await restore(get, item) for key, item in data[_ESCAPED].items()}
         return {key: await restore(get, item) for key, item in data.items()}
     if isinstance(data, list):
         return [await restore(get, item) for item in data]
@@ -85,13 +83,15 @@ async def restore(get: Get, data: Any) -> Any:
 
 
 def references(data: Any) -> frozenset[str]:
-    """Return the sha256 of every stored value that data (as on the wire) refers to by itself."""
+    """Return the sha256 of every stored value to which data (as on the wire) refers directly."""
     if isinstance(data, Mapping):
-        own = {data[_REFERENCE]} if isinstance(data.get(_REFERENCE), str) else set()
-        inner = (
-            data[_PLAIN] if set(data) == {_PLAIN} and isinstance(data[_PLAIN], Mapping) else data
+        refs = {data[_REFERENCE]} if isinstance(data.get(_REFERENCE), str) else set()
+        items = (
+            data[_ESCAPED]
+            if set(data) == {_ESCAPED} and isinstance(data[_ESCAPED], Mapping)
+            else data
         )
-        return frozenset(own).union(*(references(item) for item in inner.values()))
+        return frozenset(refs).union(*(references(item) for item in items.values()))
     if isinstance(data, list):
         return frozenset().union(*(references(item) for item in data))
     return frozenset()

@@ -1,5 +1,5 @@
-"""Between events and bytes: CloudEvents 1.0 in structured JSON, and bringing old versions up to
-date.
+"""Converts events to bytes and back: CloudEvents 1.0 in structured JSON. Data of older versions is
+brought up to date.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Empty while every type is at its first version.
 
 _CONTENT = "application/json"
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
-_KINDS = {kind.value: kind for kind in EventType}
-_MOST_ID = 256
-_NEEDED = ("specversion", "id", "type", "source")
+_TYPES_BY_NAME = {kind.value: kind for kind in EventType}
+_MAX_ID_CHARS = 256
+_REQUIRED = ("specversion", "id", "type", "source")
 _OPTIONAL = (
     "subject",
     "dataschema",
@@ -42,12 +42,12 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 
 class _Envelope(BaseModel):
-    """A message from outside. What we don't know is ignored: the format grows at its end."""
+    """A message from outside. Unknown fields are ignored, so that the format can be extended."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     specversion: str = Field(pattern=r"^1\.")
-    id: str = Field(min_length=1, max_length=_MOST_ID)
+    id: str = Field(min_length=1, max_length=_MAX_ID_CHARS)
     type: str
     source: str = Field(min_length=1)
     subject: str = ""
@@ -61,17 +61,16 @@ class _Envelope(BaseModel):
 
 
 def dump_json(value: object) -> bytes:
-    """Return compact UTF-8 JSON. Half a surrogate pair, which is no character, becomes '?'.
+    """Return compact UTF-8 JSON. Half of a surrogate pair, which is no character, becomes '?'.
 
-    Raises `InvalidRequest` for what JSON cannot say (NaN, other objects, endless nesting).
+    Raises `InvalidRequest` for what JSON cannot express (NaN, other objects, endless nesting).
     """
     try:
         raw = orjson.dumps(value, option=_STRICT)
     except orjson.JSONEncodeError:
-        return _dump_slowly(
-            value
-        )  # what it does not take may be right all the same, such as half a pair
-    # It writes NaN as null: where there is a null, the one that refuses NaN writes.
+        # what orjson refuses may be valid all the same, such as half of a surrogate pair
+        return _dump_slowly(value)
+    # orjson writes NaN as null, so if there is a null, the encoder that refuses NaN is used.
     return _dump_slowly(value) if b"null" in raw else raw
 
 
@@ -83,12 +82,12 @@ def _dump_slowly(value: object) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
 def load_json(raw: bytes) -> Any:
-    """Return what JSON bytes say. Raises `InvalidRequest`."""
+    """Return the value of JSON bytes. Raises `InvalidRequest`."""
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -96,12 +95,12 @@ def load_json(raw: bytes) -> Any:
 
 
 def _load_slowly(raw: bytes) -> Any:
-    """What may be right all the same, such as half a pair, is read as `dump_json` writes it;
-    Infinity is none, however it is written.
+    """Read what orjson refuses but may be valid, such as half of a surrogate pair, as `dump_json`
+    writes it. Infinity is never valid.
     """
     try:
         return orjson.loads(
-            _dump_slowly(json.loads(raw.decode("utf-8"), parse_constant=_no_constant))
+            _dump_slowly(json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant))
         )
     except (
         ValueError,
@@ -111,7 +110,7 @@ def _load_slowly(raw: bytes) -> Any:
 
 
 def encode(event: Event, data: bytes | None = None) -> bytes:
-    """Return the event's bytes, with `data` (JSON) in place of its own where given."""
+    """Return the event's bytes, with `data` (JSON) in place of its own data if given."""
     optional = {
         "correlationid": event.correlationid,
         "causationid": event.causationid,
@@ -161,8 +160,8 @@ def upcast(
     current: int,
     upcasters: Mapping[tuple[EventType, int], Upcaster] = UPCASTERS,
 ) -> Mapping[str, Any]:
-    """Return data of an older version as the current one, step by step. Raises `InvalidRequest`
-    where a step is missing.
+    """Convert data of an older version to the current one, step by step. Raises `InvalidRequest` if
+    a step is missing.
     """
     if version > current:
         raise InvalidRequest(
@@ -170,88 +169,89 @@ def upcast(
             "upgrade it"
         )
     for step in range(version, current):
-        change = upcasters.get((kind, step))
-        if change is None:
+        upcaster = upcasters.get((kind, step))
+        if upcaster is None:
             raise InvalidRequest(f"{kind.value} version {step} cannot be brought to {step + 1}")
-        data = change(data)
+        data = upcaster(data)
     return data
 
 
 def encode_batch(events: Sequence[bytes]) -> bytes:
-    """Return several events' bytes as those of one message: CloudEvents' JSON batch; one event is
-    its own message.
+    """Return the bytes of one message with several events: a CloudEvents JSON batch, or the event
+    itself if there is only one.
     """
     return events[0] if len(events) == 1 else b"[%b]" % b",".join(events)
 
 
 def decode_all(raw: bytes) -> list[Event | InvalidRequest]:
-    """Return the events of a message, one or a batch, in order; in place of each that is none, what
-    is wrong with it.
+    """Return the events of a message, one or a batch, in order, with an error in place of each item
+    that is not a valid event.
 
-    Raises `InvalidRequest` where the message is neither.
+    Raises `InvalidRequest` if the message is neither.
     """
-    said = load_json(raw)
-    if not isinstance(said, list):
-        return [_event(said)]
-    found: list[Event | InvalidRequest] = []
-    for each in said:
+    message = load_json(raw)
+    if not isinstance(message, list):
+        return [_to_event(message)]
+    results: list[Event | InvalidRequest] = []
+    for item in message:
         try:
-            found.append(_event(each))
+            results.append(_to_event(item))
         except InvalidRequest as error:
-            found.append(error)
-    return found
+            results.append(error)
+    return results
 
 
 def decode(raw: bytes) -> Event:
-    """Return the event in `raw`. Raises `InvalidRequest` naming what is wrong with it."""
-    return _event(load_json(raw))
+    """Return the event in `raw`. Raises `InvalidRequest` with what is wrong with it."""
+    return _to_event(load_json(raw))
 
 
-def _event(said: Any) -> Event:
-    if not _is_envelope(said):
-        said = _check_object(said)
-    kind = _KINDS.get(said["type"])
+def _to_event(envelope: Any) -> Event:
+    if not _is_envelope(envelope):
+        envelope = _check_object(envelope)
+    kind = _TYPES_BY_NAME.get(envelope["type"])
     if kind is None:
-        raise InvalidRequest(f"unknown event type {said['type'][:80]!r}")
+        raise InvalidRequest(f"unknown event type {envelope['type'][:80]!r}")
     current = EVENT_SPECS[kind].version
     return Event(
-        id=said["id"],
+        id=envelope["id"],
         type=kind,
-        subject=said.get("subject", ""),
+        subject=envelope.get("subject", ""),
         data=upcast(
-            kind, _read_version(said.get("dataschema", ""), kind), said["data"], current=current
+            kind,
+            _read_version(envelope.get("dataschema", ""), kind),
+            envelope["data"],
+            current=current,
         ),
-        source=said["source"],
+        source=envelope["source"],
         version=current,
-        correlationid=said.get("correlationid", ""),
-        causationid=said.get("causationid", ""),
-        traceparent=said.get("traceparent", ""),
-        tenant=said.get("tenant", "local"),
-        time=said.get("time", ""),
+        correlationid=envelope.get("correlationid", ""),
+        causationid=envelope.get("causationid", ""),
+        traceparent=envelope.get("traceparent", ""),
+        tenant=envelope.get("tenant", "local"),
+        time=envelope.get("time", ""),
     )
 
 
-def _is_envelope(said: Any) -> bool:
-    """Whether it is one without doubt: what `_Envelope` says, for the many messages that are
-    well-formed.
-    """
-    if not isinstance(said, dict) or not isinstance(said.get("data"), dict):
+def _is_envelope(value: Any) -> bool:
+    """Whether the value certainly fits `_Envelope`: a quick check, since most messages do."""
+    if not isinstance(value, dict) or not isinstance(value.get("data"), dict):
         return False
-    for name in _NEEDED:
-        if not isinstance(said.get(name), str):
+    for name in _REQUIRED:
+        if not isinstance(value.get(name), str):
             return False
     for name in _OPTIONAL:
-        if not isinstance(said.get(name, ""), str):
+        if not isinstance(value.get(name, ""), str):
             return False
     return (
-        said["specversion"].startswith("1.")
-        and 0 < len(said["id"]) <= _MOST_ID
-        and said["source"] != ""
+        value["specversion"].startswith("1.")
+        and 0 < len(value["id"]) <= _MAX_ID_CHARS
+        and value["source"] != ""
     )
 
 
-def _check_object(said: Any) -> dict[str, Any]:
+def _check_object(value: Any) -> dict[str, Any]:
     try:
-        return _Envelope.model_validate(said).model_dump()
+        return _Envelope.model_validate(value).model_dump()
     except ValidationError as error:
         raise InvalidRequest(f"not a CloudEvent: {wrong(error, 'message')}") from error

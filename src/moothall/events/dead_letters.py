@@ -1,4 +1,6 @@
-"""Dead letters: what could not be handled, kept with the reason, to be looked at and sent again."""
+"""Dead letters: messages that could not be handled, kept with the reason so that they can be
+inspected and sent again.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from moothall.events.raw_store import Raw, RawStore
 from moothall.events.registry import DEAD
 
 PREFIX = "dead."
-_REASON_CHARS = 2000
+_MAX_REASON_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that was given up: where it was, why, and its bytes as they were."""
+    """A message that was given up: where it was, the reason, and its unchanged bytes."""
 
     seq: int
     subject: str
@@ -43,47 +45,45 @@ class LetterOrigin:
     deliveries: int
 
 
-async def bury(store: RawStore, origin: LetterOrigin, data: bytes, why: Bury) -> None:
-    """Store the dead letter of a message, once. Its body stays the message's own bytes, whatever
-    they are.
-    """
+async def bury(store: RawStore, origin: LetterOrigin, data: bytes, verdict: Bury) -> None:
+    """Store the dead letter of a message, once. Its body is the message's bytes, unchanged."""
     headers = {
         "Moothall-Subject": origin.subject,
         "Moothall-Stream": origin.stream,
         "Moothall-Consumer": origin.consumer,
         "Moothall-Seq": str(origin.seq),
         "Moothall-Deliveries": str(origin.deliveries),
-        "Moothall-Code": why.code,
+        "Moothall-Code": verdict.code,
         "Moothall-Reason": json.dumps(
-            why.reason[:_REASON_CHARS]
+            verdict.reason[:_MAX_REASON_CHARS]
         ),  # one line of ASCII, as headers must be
     }
     message_id = f"dead:{origin.stream}:{origin.seq}:{origin.consumer}"
     await store.put_raw(f"{PREFIX}{origin.subject}", data, headers, message_id=message_id)
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
-def _reason(text: str) -> str:
+def _parse_reason(text: str) -> str:
     try:
         return str(json.loads(text))
     except ValueError:
         return text
 
 
-def _read(raw: Raw) -> DeadLetter:
+def _parse_letter(raw: Raw) -> DeadLetter:
     headers = raw.headers
     return DeadLetter(
         seq=raw.seq,
         subject=headers.get("Moothall-Subject", raw.subject.removeprefix(PREFIX)),
         stream=headers.get("Moothall-Stream", ""),
         consumer=headers.get("Moothall-Consumer", ""),
-        original_seq=_number(headers.get("Moothall-Seq", "")),
-        deliveries=_number(headers.get("Moothall-Deliveries", "")),
+        original_seq=_parse_number(headers.get("Moothall-Seq", "")),
+        deliveries=_parse_number(headers.get("Moothall-Deliveries", "")),
         code=headers.get("Moothall-Code", ""),
-        reason=_reason(headers.get("Moothall-Reason", '""')),
+        reason=_parse_reason(headers.get("Moothall-Reason", '""')),
         time=raw.time,
         data=raw.data,
     )
@@ -92,21 +92,20 @@ def _read(raw: Raw) -> DeadLetter:
 async def letters(store: RawStore) -> AsyncIterator[DeadLetter]:
     """Yield all dead letters, oldest first."""
     async for raw in store.raw(DEAD.name):
-        yield _read(raw)
+        yield _parse_letter(raw)
 
 
 async def replay(store: RawStore, seq: int) -> int:
-    """Send a dead letter's message again, on its own subject, and drop the letter. Returns the new
-    seq.
+    """Send the message of a dead letter again on its own subject, and delete the letter. Returns
+    the new seq.
 
-    The message gets a new id for the bus, which would take it for a repeat; the event in it keeps
-    its
-    own, by which readers know it. Raises `NotFound`.
+    The message gets a new id on the bus, which would otherwise treat it as a repeat. The event in
+    it keeps its own id, by which readers recognise it. Raises `NotFound`.
     """
     async for raw in store.raw(DEAD.name, after_seq=seq - 1):
         if raw.seq != seq:
             break
-        letter = _read(raw)
+        letter = _parse_letter(raw)
         again = await store.put_raw(
             letter.subject, letter.data, message_id=f"replay:{seq}:{raw.time.isoformat()}"
         )

@@ -1,4 +1,4 @@
-"""What becomes of a delivered message: the same rules for every bus."""
+"""How the delivery of a message is answered: the same rules for every bus."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from moothall.domain.event import Recorded
 from moothall.errors import Permanent, Superseded, Temporary
 from moothall.ports import Handler
 
-LONGEST_DELAY = 60.0
+MAX_DELAY = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Done."""
+    """The message is handled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nak:
-    """Again, after `delay` seconds."""
+    """Deliver the message again after `delay` seconds."""
 
     delay: float
     reason: str
@@ -28,7 +28,7 @@ class Nak:
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """Never: to the dead letters."""
+    """Do not deliver the message again; move it to the dead letters."""
 
     code: str
     reason: str
@@ -36,18 +36,18 @@ class Bury:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """No answer: another has it."""
+    """Do not answer: another consumer has the message."""
 
 
 Verdict = Ack | Nak | Bury | Leave
 
 
-def delay_of(settings: BusSettings, deliveries: int, asked: float | None) -> float:
-    """Return the seconds before the next delivery: what the error asked for, else doubling, never
-    over a minute.
+def delay_of(settings: BusSettings, deliveries: int, requested: float | None) -> float:
+    """Return the seconds before the next delivery: what the error requested, or else a delay that
+    doubles with each delivery; at most a minute.
     """
-    grown = settings.retry_seconds * 2.0 ** min(deliveries - 1, 16)
-    return min(asked if asked is not None else grown, LONGEST_DELAY)
+    doubled = settings.retry_seconds * 2.0 ** min(deliveries - 1, 16)
+    return min(requested if requested is not None else doubled, MAX_DELAY)
 
 
 async def judge(
@@ -57,31 +57,31 @@ async def judge(
     *,
     deliveries: int,
 ) -> Verdict:
-    """Decode, handle and say what becomes of the message. A bug in the handler is not caught.
+    """Decode and handle a message, and return how to answer it. A bug in the handler is not caught.
 
-    `unpack` returns the message's events, and in place of each that cannot be had what is wrong
-    with it. Each event is handled though another of its message cannot be; then the message is
-    buried, for the first of them.
+    `unpack` returns the events of the message, with an error in place of each event that cannot be
+    read. The readable events are handled even if others fail; the message is then buried with the
+    first error.
 
-    The bound on deliveries is kept here and not in the bus, which would stop delivering without a
-    word.
+    The limit on deliveries is enforced here and not by the bus, which would silently stop
+    delivering.
     """
     if deliveries > settings.max_deliver:
         return Bury(
             "UNANSWERED", f"delivered {settings.max_deliver} times, and nobody lived to answer"
         )
     try:
-        wrong: list[Permanent] = []
+        failures: list[Permanent] = []
         for recorded in await unpack():
             if isinstance(recorded, Permanent):
-                wrong.append(recorded)
+                failures.append(recorded)
                 continue
             try:
                 await handler(recorded)
             except Superseded:
                 raise
             except Permanent as error:
-                wrong.append(error)
+                failures.append(error)
     except Superseded:
         return Leave()
     except Temporary as error:
@@ -90,4 +90,4 @@ async def judge(
         return Nak(delay_of(settings, deliveries, error.retry_after), error.message)
     except Permanent as error:
         return Bury(error.code, error.message)
-    return Bury(wrong[0].code, wrong[0].message) if wrong else Ack()
+    return Bury(failures[0].code, failures[0].message) if failures else Ack()

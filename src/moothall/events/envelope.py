@@ -1,5 +1,5 @@
-"""What happens to every event and document on its way to the bus and back: scrub, offload,
-encode.
+"""What happens to every event and document on its way to the bus and back: secrets are removed,
+large values are stored apart, and the rest is encoded.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _OFF_LOOP_BYTES = 64_000
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeCodec:
-    """Makes wire bytes of events and documents and back. `limit` in bytes, `secrets` the operator's
-    own values.
+    """Converts events and documents to wire bytes and back. `limit` is in bytes; `secrets` are the
+    operator's own values.
     """
 
     put: blobs.Put
@@ -31,12 +31,12 @@ class EnvelopeCodec:
 
     async def _clean(self, data: Mapping[str, Any]) -> bytes:
         """Return data as JSON without secrets and large values. Most data has neither, and is
-        written once as it is.
+        encoded only once.
         """
         try:
             raw = codec.dump_json(data)
         except InvalidRequest:
-            raw = b""  # such as a mapping that is no dict: cleaning makes it one
+            raw = b""  # such as a mapping that is not a dict: scrubbing makes it one
         if not raw or may_hold_secrets(raw.decode(), self.secrets):
             try:
                 if len(raw) > _OFF_LOOP_BYTES:
@@ -51,18 +51,18 @@ class EnvelopeCodec:
         return codec.dump_json(await blobs.offload(self.put, data, self.limit))
 
     async def pack(self, event: Event) -> bytes:
-        """Return the event's bytes; an event without a time gets the present one."""
+        """Return the event's bytes; an event without a time gets the current time."""
         return codec.encode(_with_time(event), await self._clean(event.data))
 
     def write(self, event: Event) -> bytes:
-        """Return an event's bytes as it is, to be looked through by `pack_all`. Raises
+        """Return an event's bytes unchanged; `is_plain` says whether they may be sent. Raises
         `InvalidRequest`.
         """
         return codec.encode(_with_time(event))
 
     def is_plain(self, written: bytes) -> bool:
-        """Whether what `write` made, or several of them, may go as it is: nothing in it is secret,
-        large or a reference.
+        """Whether the output of `write`, or several of them together, may be sent unchanged: it has
+        no secrets, large values or references.
         """
         return (
             len(written) <= self.limit
@@ -71,24 +71,24 @@ class EnvelopeCodec:
         )
 
     async def unpack(self, raw: bytes) -> Event:
-        """Return the event in `raw`. Raises `InvalidRequest` where there is none, `NotFound` where
-        a large value is gone.
+        """Return the event in `raw`. Raises `InvalidRequest` if there is none, and `NotFound` if a
+        large value is gone.
         """
         return await self._restore(codec.decode(raw), raw)
 
     async def unpack_all(self, raw: bytes) -> list[Event | Permanent]:
-        """Return the events of a message, one or a batch, in order; in place of each that cannot be
-        had, what is wrong with it.
+        """Return the events of a message, one or a batch, in order, with an error in place of each
+        event that cannot be read.
         """
-        found: list[Event | Permanent] = list(codec.decode_all(raw))
+        results: list[Event | Permanent] = list(codec.decode_all(raw))
         if b'"$' in raw:
-            for place, event in enumerate(found):
+            for index, event in enumerate(results):
                 if isinstance(event, Event):
                     try:
-                        found[place] = await self._restore(event, raw)
+                        results[index] = await self._restore(event, raw)
                     except (InvalidRequest, NotFound) as error:
-                        found[place] = error
-        return found
+                        results[index] = error
+        return results
 
     async def _restore(self, event: Event, raw: bytes) -> Event:
         if b'"$' not in raw:

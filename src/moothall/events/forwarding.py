@@ -27,48 +27,49 @@ class Put(Protocol):
         ...
 
 
-def heed_subject(found: Sequence[Event | Permanent], subject: str) -> list[Event | Permanent]:
-    """Return a log message's events, with an `InvalidRequest` for each on a subject not its own."""
+def check_subjects(items: Sequence[Event | Permanent], subject: str) -> list[Event | Permanent]:
+    """Return the events of a log message, with an `InvalidRequest` in place of each event that is
+    not on its own subject.
+    """
     return [
-        _off_subject(each, subject)
-        if isinstance(each, Event) and not _is_home(each, subject, len(found))
-        else each
-        for each in found
+        _off_subject(item, subject)
+        if isinstance(item, Event) and not _is_well_placed(item, subject, len(items))
+        else item
+        for item in items
     ]
 
 
 async def forward(
-    found: Sequence[Event | Permanent], subject: str, seq: int, packer: EnvelopeCodec, put: Put
+    items: Sequence[Event | Permanent], subject: str, seq: int, packer: EnvelopeCodec, put: Put
 ) -> list[Event | Permanent]:
     """Return the events of the log message `seq` for a consumer.
 
-    A story event on `agile.events`, on the subject of its bare story id, or among others in one
-    message is stored on its own subject as a message of its own and left out here: the consumer
-    gets it from there. Any other event on a subject that is not its own becomes an
-    `InvalidRequest`.
+    A story event on `agile.events`, on the subject of its bare story id, or together with others in
+    one message is stored on its own subject as a separate message and left out here: the consumer
+    gets it from there. Any other event that is not on its own subject becomes an `InvalidRequest`.
     """
     kept: list[Event | Permanent] = []
-    for place, each in enumerate(found):
-        if not isinstance(each, Event) or _is_home(each, subject, len(found)):
-            kept.append(each)
-        elif registry.is_understood(each, subject):
-            # An id of its own: the bus may know the event's from the message that it came in.
+    for index, item in enumerate(items):
+        if not isinstance(item, Event) or _is_well_placed(item, subject, len(items)):
+            kept.append(item)
+        elif registry.is_accepted(item, subject):
+            # A separate message id: the bus may know the event's id from the original message.
             await put(
-                registry.subject_of(each),
-                await packer.pack(each),
-                message_id=f"forwarded:{seq}:{place}",
+                registry.subject_of(item),
+                await packer.pack(item),
+                message_id=f"forwarded:{seq}:{index}",
             )
         else:
-            kept.append(_off_subject(each, subject))
+            kept.append(_off_subject(item, subject))
     return kept
 
 
-def _is_home(event: Event, subject: str, together: int) -> bool:
+def _is_well_placed(event: Event, subject: str, count: int) -> bool:
     """Whether readers find an event in such a message: see `registry.fits`.
 
-    An event of a story needs a message of its own, since watchers of stories resume after a seq.
+    An event of a story needs its own message, since watchers of stories resume after a seq.
     """
-    return registry.fits(event, subject) and (together == 1 or not registry.is_of_story(event))
+    return registry.fits(event, subject) and (count == 1 or not registry.is_of_story(event))
 
 
 def _off_subject(event: Event, subject: str) -> InvalidRequest:

@@ -1,10 +1,10 @@
-"""One holder at a time among processes that share a bus: a document that its holder renews, and
-that another takes over when nobody does.
+"""A lease: at most one holder at a time among processes that share a bus. It is a document that the
+holder renews and that another process takes over when it is no longer renewed.
 
-Who looks on waits until it has seen the same revision for the whole time by its own clock, and
-replaces that revision and no other. The holder counts from before it sent what it renewed with. So
-it has stopped to believe that it holds before anybody else can begin to, whatever the clocks say
-and however late messages come.
+A process that wants the lease waits until it has seen the same revision for the whole lease time by
+its own clock, and then replaces exactly that revision. The holder counts the lease time from before
+it sent its renewal. So it stops believing that it holds the lease before any other process can take
+it, whatever the clocks say and however late messages arrive.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from moothall.telemetry import get_logger
 log = get_logger(__name__)
 
 BUCKET = "leases"
-_BEATS = 3
-"""Renewals in the time after which another takes over."""
-_MARGIN = 0.9
-"""Of that time the holder uses so much: no two clocks run alike."""
+_RENEWALS_PER_TERM = 3
+"""How many times the lease is renewed within its lease time."""
+_HOLDER_FRACTION = 0.9
+"""The part of the lease time that the holder relies on: no two clocks run at the same rate."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 def _clock() -> float:
-    """Seconds that go on while the process, or its machine, stands still."""
+    """Return seconds that also count while the process or its machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Lease:
-    """A lease by its name. `lead` does some work while it is held."""
+    """A lease with a name. `lead` runs some work while the lease is held."""
 
     def __init__(
         self, bucket: Bucket, name: str, seconds: float, *, clock: Callable[[], float] = _clock
@@ -50,74 +50,76 @@ class Lease:
         self._seconds = seconds
         self._clock = clock
         self._holder = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(8)}"
-        self._seen = -1
-        self._since = 0.0
-        self._until = 0.0
-        self._got = asyncio.Event()
+        self._seen_revision = -1
+        self._seen_at = 0.0
+        self._held_until = 0.0
+        self._acquired = asyncio.Event()
 
     @property
     def held(self) -> bool:
-        """Whether it is held now: whoever stood still asks again before it does anything."""
-        return self._clock() < self._until
+        """Whether the lease is held now. A process that was suspended must check again."""
+        return self._clock() < self._held_until
 
     async def step(self) -> None:
-        """Renew it, or take it where nobody has it or its holder is gone. Raises
+        """Renew the lease, or take it if it is free or its holder is gone. Raises
         `BusUnavailable`.
         """
         found, revision = await self._bucket.get_with_revision(self._name)
-        if revision != self._seen:
-            self._seen, self._since = revision, self._clock()
+        if revision != self._seen_revision:
+            self._seen_revision, self._seen_at = revision, self._clock()
         holder = found.get("holder") if found else ""
-        if holder not in {"", self._holder} and self._clock() - self._since < self._seconds:
+        if holder not in {"", self._holder} and self._clock() - self._seen_at < self._seconds:
             return
         sent = self._clock()
         try:
             await self._bucket.replace(self._name, {"holder": self._holder}, revision)
         except AlreadyExists:
-            # another was faster; or this is the echo of one that we sent, and the next step says so
+            # another process was faster, or this is the echo of our own write; the next step tells
             return
         if not self.held:
-            tell = log.info if holder else log.debug  # from one that is gone, or free
+            tell = log.info if holder else log.debug  # taken over from a lost holder, or free
             tell("took the lease", name=self._name, holder=self._holder, before=holder)
-        self._until = sent + self._seconds * _MARGIN
+        self._held_until = sent + self._seconds * _HOLDER_FRACTION
 
     async def release(self) -> None:
-        """Let another have it at once. What was done under it has ended."""
-        if self._until:
-            self._until = 0.0
+        """Free the lease at once. The work that was done under it must have ended."""
+        if self._held_until:
+            self._held_until = 0.0
             found, revision = await self._bucket.get_with_revision(self._name)
             if found and found.get("holder") == self._holder:
                 await self._bucket.replace(self._name, {"holder": ""}, revision)
 
     async def lead(self, work: Work) -> None:
-        """Do some work, anew each time that the lease is had, and cancelled where it is lost. Until
-        cancelled.
+        """Run `work` each time the lease is acquired, and cancel it when the lease is lost. Runs
+        until cancelled.
         """
-        async with self._hold():
+        async with self._keep_renewed():
             while True:
-                await self._is_had()
+                await self._wait_until_held()
                 async with beside(work(), "leading"):
-                    await self._is_lost()
+                    await self._wait_until_expired()
                 log.warning("lost the lease", name=self._name, holder=self._holder)
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[bool]:
-        """Take it for as long as this lasts; yields False where another has it."""
+        """Try to take the lease for the duration of the block; yields False if another process has
+        it.
+        """
         await self.step()
-        async with self._hold():
+        async with self._keep_renewed():
             yield self.held
 
     @asynccontextmanager
     async def wait(self) -> AsyncIterator[None]:
-        """Wait until it is had, and keep it for as long as this lasts."""
-        async with self._hold():
-            await self._is_had()
+        """Wait for the lease, and keep it for the duration of the block."""
+        async with self._keep_renewed():
+            await self._wait_until_held()
             yield
 
     @asynccontextmanager
-    async def _hold(self) -> AsyncIterator[None]:
+    async def _keep_renewed(self) -> AsyncIterator[None]:
         try:
-            async with beside(self._keep(), f"lease-{self._name}"):
+            async with beside(self._renew_forever(), f"lease-{self._name}"):
                 yield
         finally:
             try:
@@ -126,7 +128,7 @@ class Lease:
             except (MoothallError, TimeoutError) as error:
                 log.info("the lease runs out by itself", name=self._name, reason=str(error))
 
-    async def _keep(self) -> None:
+    async def _renew_forever(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(self._seconds):
@@ -134,14 +136,14 @@ class Lease:
             except (MoothallError, TimeoutError) as error:
                 log.warning("the lease could not be renewed", name=self._name, reason=str(error))
             if self.held:
-                self._got.set()
-            await asyncio.sleep(self._seconds / _BEATS)
+                self._acquired.set()
+            await asyncio.sleep(self._seconds / _RENEWALS_PER_TERM)
 
-    async def _is_had(self) -> None:
+    async def _wait_until_held(self) -> None:
         while not self.held:
-            self._got.clear()
-            await self._got.wait()
+            self._acquired.clear()
+            await self._acquired.wait()
 
-    async def _is_lost(self) -> None:
-        while (left := self._until - self._clock()) > 0:  # noqa: ASYNC110 - time is all that is waited for
+    async def _wait_until_expired(self) -> None:
+        while (left := self._held_until - self._clock()) > 0:  # noqa: ASYNC110 - time is all that is waited for
             await asyncio.sleep(left)

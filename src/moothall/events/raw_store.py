@@ -1,4 +1,4 @@
-"""Stored messages as they are, for what looks under the events: dead letters, pruning."""
+"""Stored messages in raw form, for dead letters and pruning."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class StreamState:
 
 
 class RawStore(Protocol):
-    """Streams without their meaning."""
+    """Access to streams without decoding their events."""
 
     def raw(self, stream: str, after_seq: int = 0) -> AsyncIterator[Raw]:
-        """Yield what is stored now, in order."""
+        """Yield the messages that are stored now, in order."""
         ...
 
     async def put_raw(
@@ -55,11 +55,11 @@ class RawStore(Protocol):
         ...
 
     async def purge(self, stream: str, before_seq: int) -> int:
-        """Remove all messages with a seq under `before_seq` and return how many that were."""
+        """Remove all messages with a seq below `before_seq` and return their number."""
         ...
 
     async def removed_seqs(self, stream: str) -> frozenset[int]:
-        """Return the seqs that were removed on purpose from between others."""
+        """Return the seqs that were removed on purpose between others."""
         ...
 
     async def state(self, stream: str) -> StreamState:

@@ -1,7 +1,7 @@
-"""The only registry of streams, subjects and durable consumers; `event_specs` is that of event
-types, `buckets` of buckets.
+"""The only registry of streams, subjects and durable consumers; `event_specs` is the registry of
+event types, `buckets` that of buckets.
 
-Publishers, consumers, the AsyncAPI document and the set-up of a bus are all made from them.
+Publishers, consumers, the AsyncAPI document and the setup of a bus are all made from them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moothall.events.event_specs import ADDRESSES, EVENT_SPECS
 
 DAY = 86_400.0
 DUPLICATE_WINDOW = 3600.0
-"""Seconds in which the bus itself refuses a repeated id; after that, readers do."""
+"""Seconds in which the bus itself refuses a repeated id; after that, readers recognise repeats."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
 
@@ -39,9 +39,8 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class DurableSpec:
-    """A durable pull consumer. `prefetch` messages are held beyond those being handled: for work,
-    none,
-    because work that a busy host holds is work that an idle one can't take.
+    """A durable pull consumer. `prefetch` messages are held beyond those that are being handled. It
+    is 0 for work, since work that a busy host holds is not available to an idle one.
     """
 
     name: str
@@ -62,7 +61,7 @@ def check_token(value: object, what: str) -> str:
 
 
 def subject(topic: Topic) -> str:
-    """Return the subject that carries a topic; a pattern where the topic names no one thing. Raises
+    """Return the subject of a topic; a pattern if the topic names no single thing. Raises
     `InvalidRequest`.
     """
     before, _, name = ADDRESSES[topic.channel].partition("{")
@@ -74,20 +73,20 @@ def subjects(topics: Sequence[Topic]) -> tuple[str, ...]:
     return tuple(map(subject, topics))
 
 
-def _whole(*channels: Channel) -> tuple[str, ...]:
-    """All that is sent on channels, also what names no one thing."""
+def _all_subjects(*channels: Channel) -> tuple[str, ...]:
+    """Return all subjects of channels, including those that name no single thing."""
     return tuple(
-        one
+        pattern
         for channel in channels
-        for one in (subject(channel.all).removesuffix(".*"), subject(channel.all))
+        for pattern in (subject(channel.all).removesuffix(".*"), subject(channel.all))
     )
 
 
-STORIES_BARE = _whole(Channel.STORIES)[0]
+STORIES_BARE = _all_subjects(Channel.STORIES)[0]
 """The subject of story events without a story."""
 EVENTS = StreamSpec(
     "EVENTS",
-    _whole(
+    _all_subjects(
         Channel.STORIES,
         Channel.RESULTS,
         Channel.RESPONSES,
@@ -107,7 +106,7 @@ WORK = StreamSpec(
 )
 AUDIT = StreamSpec(
     "AUDIT",
-    _whole(Channel.AUDIT),
+    _all_subjects(Channel.AUDIT),
     "limits",
     "Who did what: a hash chain for each tenant and writer.",
 )
@@ -133,7 +132,7 @@ DURABLES: Mapping[str, DurableSpec] = {
         DurableSpec(
             "planning",
             EVENTS.name,
-            _whole(Channel.STORIES),
+            _all_subjects(Channel.STORIES),
             "checks what happens to stories, and derives the tasks of those in planning",
         ),
         DurableSpec(
@@ -157,7 +156,7 @@ DURABLES: Mapping[str, DurableSpec] = {
 
 @dataclass(frozen=True, slots=True)
 class SignalSpec:
-    """A plain, unstored subject."""
+    """A plain subject whose messages are not stored."""
 
     channel: Channel
     about: str
@@ -165,7 +164,7 @@ class SignalSpec:
 
     @property
     def subject(self) -> str:
-        """Where it travels; what stands in braces is filled in."""
+        """Its address; the names in braces are filled in."""
         return ADDRESSES[self.channel]
 
 
@@ -230,14 +229,14 @@ SIGNALS = (
 
 @cache
 def _template(kind: EventType) -> tuple[str, tuple[str, ...]]:
-    """The subject of a type, and the names that stand in it."""
+    """Return the subject template of an event type, and the names in it."""
     subject = EVENT_SPECS[kind].subject
     return subject, tuple(name for _, name, _, _ in Formatter().parse(subject) if name is not None)
 
 
 def subject_of(event: Event) -> str:
-    """Return the subject that an event travels on. Raises `InvalidRequest` where its data lacks the
-    id that names it.
+    """Return the subject of an event. Raises `InvalidRequest` if its data lacks an id that is part
+    of it.
     """
     subject, names = _template(event.type)
     filled = {}
@@ -253,7 +252,7 @@ def subject_of(event: Event) -> str:
 
 
 def fits(event: Event, subject: str) -> bool:
-    """Whether an event's type travels on a subject of the log. Permissions are granted by subject.
+    """Whether an event's type belongs on a subject of the log. Permissions are granted by subject.
 
     On the subjects of stories, where other programs publish, the story and its tenant must match.
     """
@@ -270,7 +269,7 @@ def is_of_story(event: Event) -> bool:
     return EVENT_SPECS[event.type].channel is Channel.STORIES
 
 
-def is_understood(event: Event, subject: str) -> bool:
+def is_accepted(event: Event, subject: str) -> bool:
     """Whether a story event is accepted on a subject.
 
     Accepted are its own subject, `agile.events`, and `agile.events.<story_id>`.
@@ -299,30 +298,28 @@ def is_consumed(subject: str) -> bool:
 
 def matches(pattern: str, subject: str) -> bool:
     """Whether a subject falls under a NATS pattern (`*` one token, a last `>` one or more)."""
-    wanted, tokens = pattern.split("."), subject.split(".")
-    for place, part in enumerate(wanted):
+    parts, tokens = pattern.split("."), subject.split(".")
+    for index, part in enumerate(parts):
         if part == ">":
-            return len(tokens) > place
-        if place >= len(tokens) or part not in {"*", tokens[place]}:
+            return len(tokens) > index
+        if index >= len(tokens) or part not in {"*", tokens[index]}:
             return False
-    return len(wanted) == len(tokens)
+    return len(parts) == len(tokens)
 
 
 def covers(pattern: str, narrower: str) -> bool:
-    """Whether every subject under `narrower` falls under `pattern` too."""
+    """Whether `pattern` also matches every subject that `narrower` matches."""
     wide, narrow = pattern.split("."), narrower.split(".")
-    for place, part in enumerate(wide):
+    for index, part in enumerate(wide):
         if part == ">":
-            return len(narrow) > place
-        if place >= len(narrow) or narrow[place] == ">" or (part != "*" and part != narrow[place]):
+            return len(narrow) > index
+        if index >= len(narrow) or narrow[index] == ">" or (part != "*" and part != narrow[index]):
             return False
     return len(wide) == len(narrow)
 
 
 def stream_of(subject: str) -> StreamSpec:
-    """Return the stream that stores a subject or pattern. Raises `InvalidRequest` where none
-    does.
-    """
+    """Return the stream that stores a subject or pattern. Raises `InvalidRequest` if none does."""
     for stream in STREAMS:
         if any(covers(kept, subject) or covers(subject, kept) for kept in stream.subjects):
             return stream
@@ -332,9 +329,9 @@ def stream_of(subject: str) -> StreamSpec:
     )
 
 
-def one_stream(subjects: Sequence[str]) -> str:
-    """Return the name of the stream that stores all of `subjects`. Raises `InvalidRequest` where it
-    isn't one.
+def common_stream(subjects: Sequence[str]) -> str:
+    """Return the name of the stream that stores all of `subjects`. Raises `InvalidRequest` if there
+    is no single one.
     """
     names = {stream_of(subject).name for subject in subjects}
     if len(names) != 1:
@@ -346,28 +343,28 @@ def one_stream(subjects: Sequence[str]) -> str:
 
 
 def sources(topics: Sequence[Topic]) -> tuple[str, tuple[str, ...]]:
-    """Return the stream that stores topics, and their subjects; of none, the whole log. Raises
-    `InvalidRequest` where it isn't one.
+    """Return the stream that stores topics, and their subjects; without topics, the whole log.
+    Raises `InvalidRequest` if there is no single stream.
     """
-    wanted = subjects(topics) or EVENTS.subjects
-    return one_stream(wanted), wanted
+    found = subjects(topics) or EVENTS.subjects
+    return common_stream(found), found
 
 
 def literal(topic: Topic) -> str:
-    """Return the subject of one thing. Raises `InvalidRequest` for a topic of many."""
+    """Return the subject of a single thing. Raises `InvalidRequest` for a topic of many."""
     if topic.about is None:
         raise InvalidRequest(f"what is sent on {topic.channel} must name one thing")
     return subject(topic)
 
 
 def work_subject(topic: Topic) -> str:
-    """Return the subject of work of one kind. Raises `InvalidRequest` where it is no work."""
-    wanted = literal(topic)
-    if stream_of(wanted) is not WORK:
+    """Return the subject of work of one kind. Raises `InvalidRequest` if it is not work."""
+    found = literal(topic)
+    if stream_of(found) is not WORK:
         raise InvalidRequest(
-            f"{wanted} is not work; the subjects of work are {', '.join(WORK.subjects)}"
+            f"{found} is not work; the subjects of work are {', '.join(WORK.subjects)}"
         )
-    return wanted
+    return found
 
 
 def about(subject: str) -> str:

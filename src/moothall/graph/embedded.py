@@ -1,5 +1,5 @@
-"""The embedded store: kglite, a file in the data directory. One process at a time; calls run in
-threads.
+"""The embedded graph store: kglite, a file in the data directory. Only one process may open it;
+calls run in threads.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ from moothall.graph.schema import EMPTY, LABELS, Label
 from moothall.graph.statements import Rows, Statement, schema
 
 T = TypeVar("T")
-_TRIES, _FIRST_SECONDS = 8, 0.005
-_ROWS = 200_000
-"""What is written before the file is opened anew, at least: the store keeps texts of what was
-deleted, some 60 bytes a row, until then.
+_MAX_ATTEMPTS, _FIRST_PAUSE_SECONDS = 8, 0.005
+_REOPEN_ROWS = 200_000
+"""The least number of written rows after which the file is reopened. Until then the store keeps the
+texts of what was deleted, some 60 bytes a row.
 """
 
 
 class EmbeddedStore:
-    """A graph in memory with a log on disk. Survives the end of the process, however it ends; what
-    a power loss takes
-    is replayed from the event log.
+    """A graph in memory with a log on disk. It survives every end of the process; what a power loss
+    takes is replayed from the event log.
     """
 
-    def __init__(self, path: Path, *, query_seconds: float, rows: int = _ROWS) -> None:
+    def __init__(self, path: Path, *, query_seconds: float, rows: int = _REOPEN_ROWS) -> None:
         self._path = path
         self._milliseconds = int(query_seconds * 1000)
         self._session = _open(path)
-        self._most_rows = rows
-        self._rows = 0
+        self._reopen_rows = rows
+        self._rows_written = 0
         self._writing = asyncio.Lock()  # the store's concurrency is optimistic over the whole graph
 
     async def read(self, cypher: str, parameters: Mapping[str, Any]) -> Rows:
@@ -48,21 +47,23 @@ class EmbeddedStore:
         )
 
     async def write(self, statements: Sequence[Statement]) -> None:
-        """Run all in one transaction; again where another writer was first."""
+        """Run all statements in one transaction; repeat it if another writer was first."""
         async with self._writing:
-            for attempt in range(_TRIES):
+            for attempt in range(_MAX_ATTEMPTS):
                 try:
                     await _call(lambda: self._write(statements))
                 except kglite.TransactionConflictError as error:
-                    if attempt + 1 == _TRIES:
+                    if attempt + 1 == _MAX_ATTEMPTS:
                         raise GraphUnavailable(
                             "the embedded graph is written by somebody else all the time"
                         ) from error
-                    await asyncio.sleep(_FIRST_SECONDS * 2**attempt * random.random())  # noqa: S311 - spreads writers
+                    await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2**attempt * random.random())  # noqa: S311 - spreads writers
                 else:
                     break
-            self._rows += sum(len(parameters.get("rows", ())) for _, parameters in statements)
-            if self._rows > max(self._most_rows, self._session.node_count()):
+            self._rows_written += sum(
+                len(parameters.get("rows", ())) for _, parameters in statements
+            )
+            if self._rows_written > max(self._reopen_rows, self._session.node_count()):
                 await _call(self._reopen)
 
     def _write(self, statements: Sequence[Statement]) -> None:
@@ -76,7 +77,7 @@ class EmbeddedStore:
         transaction.commit()
 
     async def empty(self) -> None:
-        """Begin again with an empty file."""
+        """Start over with an empty file."""
         async with self._writing:
             await _call(self._empty)
 
@@ -87,15 +88,15 @@ class EmbeddedStore:
         self._session = _open(self._path)
 
     def _reopen(self) -> None:
-        """Let go of all that is no more in the graph. Meanwhile a closed session answers who
-        reads.
+        """Free the memory of what is no longer in the graph. Reads that come meanwhile fail, as the
+        session is closed.
         """
         self._session.close()
         self._session = _open(self._path)
-        self._rows = 0
+        self._rows_written = 0
 
     async def close(self) -> None:
-        """Write the file anew, so that the next start is quick, and let go of it."""
+        """Write the file in a compact form, so that the next start is quick, and close it."""
         async with self._writing:
             await _call(self._session.close)
 
@@ -106,13 +107,13 @@ def _open(path: Path) -> kglite.Session:
     for statement in schema():
         session.execute(statement)
     for label in LABELS.values():
-        _name_properties(session, label)
+        _register_properties(session, label)
     return session
 
 
-def _name_properties(session: kglite.Session, label: Label) -> None:
-    """A property that no node of a label ever had is refused in a pattern as a mistake: one node
-    has had them all.
+def _register_properties(session: kglite.Session, label: Label) -> None:
+    """Make all properties of a label known. The store refuses a pattern with a property that no
+    node of the label ever had, so one node with all of them is created and deleted.
     """
     properties = {
         name: kind
@@ -141,12 +142,12 @@ async def _call(work: Callable[[], T]) -> T:
 
 @asynccontextmanager
 async def embedded_store(
-    path: Path, *, query_seconds: float, rows: int = _ROWS
+    path: Path, *, query_seconds: float, rows: int = _REOPEN_ROWS
 ) -> AsyncIterator[EmbeddedStore]:
-    """Open the graph at `path`, or make it; anew after each so many `rows` that are written. Raises
-    `ConfigurationError` where the file is another process's or broken.
+    """Open or create the graph at `path`; it is reopened each time `rows` rows were written. Raises
+    `ConfigurationError` if the file is broken or another process has it open.
     """
-    kglite.set_query_warning_policy("silent")  # a property that no node has yet is no mistake
+    kglite.set_query_warning_policy("silent")  # a property that no node has yet is no error
     try:
         store = await asyncio.to_thread(
             lambda: EmbeddedStore(path, query_seconds=query_seconds, rows=rows)

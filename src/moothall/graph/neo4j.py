@@ -1,4 +1,4 @@
-"""A Neo4j 5 server, by its own driver."""
+"""The graph store on a Neo4j 5 server, through its own driver."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ from moothall.telemetry import get_logger
 log = get_logger(__name__)
 
 _SCHEMES = ("neo4j", "neo4j+s", "neo4j+ssc", "bolt", "bolt+s", "bolt+ssc")
-_THERE = frozenset(
+_EXISTS_CODES = frozenset(
     {
         "Neo.ClientError.Schema.EquivalentSchemaRuleAlreadyExists",
         "Neo.ClientError.Schema.ConstraintAlreadyExists",
     }
 )
-_AT_ONCE = 5000
-"""Nodes that are removed in one transaction."""
+_REMOVAL_BATCH = 5000
+"""The number of nodes that are removed in one transaction."""
 
 
 class Neo4jStore:
-    """Reads and writes in managed transactions: the driver runs them again after a transient
-    failure.
-    """
+    """Reads and writes in managed transactions, repeated by the driver after temporary failures."""
 
     def __init__(self, driver: neo4j.AsyncDriver, settings: GraphSettings) -> None:
         self._driver = driver
@@ -49,7 +47,7 @@ class Neo4jStore:
                 return await session.execute_read(self._limit(work))
 
     async def write(self, statements: Sequence[Statement]) -> None:
-        """Run all in one transaction."""
+        """Run all statements in one transaction."""
         if not self._prepared:
             await self.prepare()
 
@@ -62,19 +60,19 @@ class Neo4jStore:
                 await session.execute_write(self._limit(work))
 
     async def empty(self) -> None:
-        """Remove our nodes, the position first, so that what is cut short here is begun again from
-        the log.
+        """Remove our nodes, the position first: if this is interrupted, the graph is written again
+        from the start of the log.
         """
         for label in (POSITION, *LABELS):
-            removal = f"MATCH (n:{label}) WITH n LIMIT {_AT_ONCE} DETACH DELETE n"
+            removal = f"MATCH (n:{label}) WITH n LIMIT {_REMOVAL_BATCH} DETACH DELETE n"
             while (await self.read(f"MATCH (n:{label}) RETURN count(n) AS number", {}))[0][
                 "number"
             ]:
                 await self.write([(removal, {})])
 
     async def prepare(self) -> None:
-        """Make constraints and indexes. Where several processes do so at once, `IF NOT EXISTS`
-        fails for who comes second.
+        """Create constraints and indexes. If several processes do so at the same time, `IF NOT
+        EXISTS` fails for the later ones.
         """
         for statement in schema():
 
@@ -88,7 +86,7 @@ class Neo4jStore:
                     try:
                         await session.execute_write(work)
                     except trouble.ClientError as error:
-                        if error.code not in _THERE:
+                        if error.code not in _EXISTS_CODES:
                             raise
         self._prepared = True
 
@@ -103,9 +101,9 @@ class Neo4jStore:
 async def neo4j_store(
     settings: GraphSettings, *, at_once: bool = True
 ) -> AsyncIterator[Neo4jStore]:
-    """Connect to `settings.url`. Raises `ConfigurationError` where the server turns us away,
-    `GraphUnavailable` where nobody answers; not that with `at_once` False: then what is asked of it
-    fails until it is there.
+    """Connect to `settings.url`. Raises `ConfigurationError` if the server refuses us, and
+    `GraphUnavailable` if none answers. With `at_once` False the latter is not raised: calls then
+    fail until the server is available.
     """
     scheme = (settings.url or "").partition("://")[0]
     if scheme not in _SCHEMES:
@@ -131,9 +129,8 @@ async def neo4j_store(
                 await driver.verify_connectivity()
             await store.prepare()
         except GraphUnavailable as error:
-            if at_once or isinstance(
-                error.__cause__, trouble.ClientError | trouble.DatabaseError
-            ):  # it is there, and refuses
+            # if the server is available and refuses, this is raised in any case
+            if at_once or isinstance(error.__cause__, trouble.ClientError | trouble.DatabaseError):
                 raise
             log.warning("the graph is away; all else goes on", reason=error.message)
         yield store

@@ -1,9 +1,8 @@
-"""From the log into the graph, behind the answer: in batches, at its own pace, from where the graph
-itself says it is.
+"""Writes the log into the graph in batches, at its own pace, from the position that the graph
+itself stores.
 
-A decision never waits for it. It holds nothing that isn't in the log: after a crash it goes on from
-the graph's
-position, and a graph that is away makes it late, not wrong.
+A decision never waits for it. The graph holds nothing that is not in the log: after a crash,
+writing continues from the graph's position, and an unavailable graph makes it late but not wrong.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-_FIRST_SECONDS, _LONGEST_SECONDS = 0.5, 30.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 
 
 class Projector:
-    """The only writer of a graph. `may` says before each batch whether this process still is
-    that.
+    """The only writer of a graph. `may` tells before each batch whether this process is still the
+    writer.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class Projector:
         graph: CypherGraph,
         settings: Settings,
         *,
-        pause_seconds: float = _FIRST_SECONDS,
+        pause_seconds: float = _FIRST_PAUSE_SECONDS,
         may: Callable[[], bool] = lambda: True,
     ) -> None:
         self._log = log_
@@ -52,8 +51,8 @@ class Projector:
         return self._written
 
     async def run(self, last_seq: int) -> None:
-        """Project until cancelled. `last_seq` is the log's end now: a graph that is ahead of it is
-        of another log.
+        """Project until cancelled. `last_seq` is the current end of the log: a graph that is ahead
+        of it belongs to another log.
         """
         self._written = await self._start(last_seq)
         waiting: asyncio.Queue[Recorded] = asyncio.Queue(2 * self._settings.batch)
@@ -64,8 +63,8 @@ class Projector:
     async def catch_up(
         self, last_seq: int, on_batch: Callable[[int], None] = lambda _: None
     ) -> int:
-        """Project what is recorded now and return how many events that were. `on_batch` hears the
-        seq of each batch's end.
+        """Project what is recorded now and return the number of events. `on_batch` is called with
+        the last seq of each batch.
         """
         self._written = await self._start(last_seq)
         count, batch = 0, list[Recorded]()
@@ -109,16 +108,16 @@ class Projector:
             await asyncio.sleep(self._settings.pace_seconds)
             while len(batch) < self._settings.batch and not waiting.empty():
                 batch.append(waiting.get_nowait())
-            await self._patiently(batch)
+            await self._project_until_written(batch)
 
-    async def _patiently(self, batch: Sequence[Recorded]) -> None:
-        """Write until it is written: a graph that is away is waited for, however long. What fails
-        is halved: it may be too much for one transaction.
+    async def _project_until_written(self, batch: Sequence[Recorded]) -> None:
+        """Retry until the batch is written, however long the graph is unavailable. After a failure
+        the part that is written at once is halved, since it may be too much for one transaction.
         """
-        pause, most = self._pause_seconds, len(batch)
+        pause, size = self._pause_seconds, len(batch)
         while batch:
             try:
-                await self._project(batch[:most])
+                await self._project(batch[:size])
             except GraphUnavailable as error:
                 log.warning(
                     "the graph is late",
@@ -127,9 +126,9 @@ class Projector:
                     reason=error.message,
                 )
                 await asyncio.sleep(pause)
-                pause, most = min(2 * pause, _LONGEST_SECONDS), max(most // 2, 1)
+                pause, size = min(2 * pause, _MAX_PAUSE_SECONDS), max(size // 2, 1)
             else:
-                batch, most, pause = batch[most:], 2 * most, self._pause_seconds
+                batch, size, pause = batch[size:], 2 * size, self._pause_seconds
 
     async def _position(self) -> int:
         pause = self._pause_seconds
@@ -139,7 +138,7 @@ class Projector:
             except GraphUnavailable as error:
                 log.warning("the graph does not answer", retry_seconds=pause, reason=error.message)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_SECONDS)
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
     async def _project(self, batch: Sequence[Recorded]) -> None:
         if not self._may():

@@ -1,8 +1,8 @@
-"""Asking the process that has the embedded graph open: a Unix socket in the data directory, one
-question a connection, or the bus.
+"""Questions to the process that has the embedded graph open: over a Unix socket in the data
+directory with one question a connection, or over the bus.
 
-The folder's mode (0700) says who may ask there. A question and its answer are one line of JSON
-each.
+The mode of the folder (0700) limits who may ask there. A question and its answer are one line of
+JSON each.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from moothall.errors import BusUnavailable, GraphUnavailable, InvalidRequest, Mo
 from moothall.graph.store import CypherGraph
 from moothall.ports import Bus
 
-_QUESTION_BYTES = 64 * 1024
-_PATIENCE_SECONDS, _LOOK_SECONDS = 5.0, 0.1
-_LONGEST_PATH = 100
-"""What the kernel takes for a socket, with some to spare."""
+_MAX_QUESTION_BYTES = 64 * 1024
+_CONNECT_SECONDS, _RETRY_SECONDS = 5.0, 0.1
+_MAX_PATH_BYTES = 100
+"""The kernel's limit for the path of a socket, with a margin."""
 
 
 @asynccontextmanager
 async def answering(graph: CypherGraph, path: Path) -> AsyncIterator[None]:
-    """Answer at `path` until the context ends."""
+    """Answer questions at `path` for the duration of the block."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -37,13 +37,13 @@ async def answering(graph: CypherGraph, path: Path) -> AsyncIterator[None]:
             writer.write(json.dumps(answer).encode())
             await writer.drain()
         except (OSError, ValueError):
-            pass  # who asked is gone, or asked more than a question may be long
+            pass  # the client is gone, or its question was too long
         finally:
             writer.close()
 
     _remove(path)
-    with _reachable(path) as name:
-        server = await asyncio.start_unix_server(serve, name, limit=_QUESTION_BYTES)
+    with _short_socket_path(path) as name:
+        server = await asyncio.start_unix_server(serve, name, limit=_MAX_QUESTION_BYTES)
     async with server:
         try:
             yield
@@ -57,16 +57,16 @@ def _remove(path: Path) -> None:
 
 async def _answer(graph: CypherGraph, line: bytes) -> dict[str, Any]:
     try:
-        asked = json.loads(line)
-        if not isinstance(asked, dict):
+        request = json.loads(line)
+        if not isinstance(request, dict):
             raise InvalidRequest("a question is an object with `question` and `parameters`")
-        if asked.get("counts"):
+        if request.get("counts"):
             return {"rows": [await graph.counts()]}
-        if asked.get("position"):
+        if request.get("position"):
             return {"rows": [{"seq": await graph.position()}]}
         return {
             "rows": list(
-                await graph.ask(str(asked.get("question")), **(asked.get("parameters") or {}))
+                await graph.ask(str(request.get("question")), **(request.get("parameters") or {}))
             )
         }
     except MoothallError as error:
@@ -76,16 +76,16 @@ async def _answer(graph: CypherGraph, line: bytes) -> dict[str, Any]:
 
 
 class SocketGraphClient:
-    """The graph of another process. One that is still starting is waited for, up to `patience`
+    """The graph of another process. If that is still starting, it is waited for, up to `patience`
     seconds.
     """
 
-    def __init__(self, path: Path, patience: float = _PATIENCE_SECONDS) -> None:
+    def __init__(self, path: Path, patience: float = _CONNECT_SECONDS) -> None:
         self._path = path
         self._patience = patience
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        """Have a named question answered there. Raises what is raised there."""
+        """Ask a named question. Raises what is raised in the other process."""
         rows: Sequence[Mapping[str, Any]] = (
             await self._send({"question": question, "parameters": parameters})
         )["rows"]
@@ -96,11 +96,11 @@ class SocketGraphClient:
         rows: Sequence[dict[str, int]] = (await self._send({"counts": True}))["rows"]
         return rows[0]
 
-    async def _send(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        line = json.dumps(asked).encode() + b"\n"
-        if len(line) > _QUESTION_BYTES:
+    async def _send(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        line = json.dumps(request).encode() + b"\n"
+        if len(line) > _MAX_QUESTION_BYTES:
             raise InvalidRequest(
-                f"a question is at most {_QUESTION_BYTES} bytes long; this one is {len(line)}"
+                f"a question is at most {_MAX_QUESTION_BYTES} bytes long; this one is {len(line)}"
             )
         try:
             reader, writer = await self._connect()
@@ -118,37 +118,37 @@ class SocketGraphClient:
         return _read_answer(answer)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        for _ in range(1 + int(self._patience / _LOOK_SECONDS)):
+        for _ in range(1 + int(self._patience / _RETRY_SECONDS)):
             try:
-                with _reachable(self._path) as name:
+                with _short_socket_path(self._path) as name:
                     return await asyncio.open_unix_connection(name)
             except (FileNotFoundError, ConnectionRefusedError):
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
         raise GraphUnavailable(
             "the process that has the graph open does not answer; is it starting or ending? try "
             "again"
         )
 
 
-QUESTIONS = Channel.GRAPH.of("embedded")
-_ANSWER_BYTES = 900_000
-"""What fits into a message."""
+GRAPH_TOPIC = Channel.GRAPH.of("embedded")
+_MAX_ANSWER_BYTES = 900_000
+"""The limit for an answer, so that it fits into a message."""
 
 
 async def answer_on(bus: Bus, graph: CypherGraph) -> None:
-    """Answer on the bus until cancelled."""
+    """Answer questions on the bus until cancelled."""
 
-    async def answer(asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
-        said = json.dumps(await _answer(graph, json.dumps(asked).encode())).encode()
-        if len(said) > _ANSWER_BYTES:
-            wrong = (
-                f"the answer has {len(said)} bytes and fits into no message; ask for less, or set "
+    async def answer(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+        reply = json.dumps(await _answer(graph, json.dumps(request).encode())).encode()
+        if len(reply) > _MAX_ANSWER_BYTES:
+            fault = (
+                f"the answer has {len(reply)} bytes and fits into no message; ask for less, or set "
                 "graph.url"
             )
-            said = json.dumps({"code": InvalidRequest.code, "message": wrong}).encode()
-        return {}, said
+            reply = json.dumps({"code": InvalidRequest.code, "message": fault}).encode()
+        return {}, reply
 
-    await bus.answer(QUESTIONS, answer)
+    await bus.answer(GRAPH_TOPIC, answer)
 
 
 class BusGraphClient:
@@ -159,22 +159,22 @@ class BusGraphClient:
         self._seconds = seconds
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        """Have a named question answered there. Raises what is raised there."""
+        """Ask a named question. Raises what is raised in the other process."""
         return await self._rows({"question": question, "parameters": parameters})
 
     async def position(self) -> int:
-        """Return the seq up to which the log is written there."""
+        """Return the seq up to which the other process has written the log."""
         return int((await self._rows({"position": True}))[0]["seq"])
 
-    async def _rows(self, asked: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    async def _rows(self, request: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         try:
-            _, said = await self._bus.ask(QUESTIONS, asked, self._seconds)
+            _, reply = await self._bus.ask(GRAPH_TOPIC, request, self._seconds)
         except BusUnavailable as error:
             raise GraphUnavailable(
                 "no process writes the graph and answers; start `moothall serve` with the role "
                 "graph"
             ) from error
-        rows: Sequence[Mapping[str, Any]] = _read_answer(json.loads(said))["rows"]
+        rows: Sequence[Mapping[str, Any]] = _read_answer(json.loads(reply))["rows"]
         return rows
 
 
@@ -187,9 +187,9 @@ def _read_answer(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _reachable(path: Path) -> Iterator[str]:
-    """A name for a socket that is short enough: a deep folder is reached by its descriptor."""
-    if len(os.fsencode(path)) <= _LONGEST_PATH:
+def _short_socket_path(path: Path) -> Iterator[str]:
+    """Provide a short enough path for a socket: a deep folder is addressed by its descriptor."""
+    if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
         yield str(path)
         return
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

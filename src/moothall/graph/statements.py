@@ -1,5 +1,5 @@
-"""Statements about the graph as a whole: its constraints and indexes, and what takes out the oldest
-deliberations with what was theirs alone.
+"""Statements about the graph as a whole: its constraints and indexes, and the removal of the oldest
+deliberations with the nodes that belong only to them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ OLDEST = (
     "MATCH (d:Deliberation) WHERE d.decided_at <> '' RETURN d.uid AS uid ORDER BY d.decided_at "
     "DESC, d.uid DESC SKIP $keep"
 )
-"""Finds the decided ones beyond the newest `keep`. What is under way stays."""
+"""Finds the decided deliberations beyond the newest `keep`. Those in progress stay."""
 
-_THEIRS = (
+_OWNED_PATHS = (
     "-[:ASKED_MODEL]->(n:ModelCall)",
     "-[:HAS_SEAT]->(:Seat)-[:CALLED_MODEL]->(n:ModelCall)",
     "-[:HAS_SEAT]->(:Seat)-[:CALLED_TOOL]->(n:ToolCall)",
@@ -27,32 +27,32 @@ _THEIRS = (
     "-[:HAS_SEAT]->(:Seat)-[:PROPOSED]->(n:Proposal)",
     "-[:HAS_SEAT]->(n:Seat)",
 )
-_SHARED = ("Commit", "Task")
-"""They go with the last thing that names them; stories, plans and decisions stay."""
+_SHARED_LABELS = ("Commit", "Task")
+"""Removed with the last node that refers to them; stories, plans and decisions stay."""
 
 
 def removal(uids: Sequence[str]) -> list[Statement]:
-    """Return what takes these deliberations out, the outermost first."""
-    given = {"uids": list(uids)}
-    found = "UNWIND $uids AS uid MATCH (d:Deliberation {uid: uid})"
+    """Return the statements that remove these deliberations, the outermost nodes first."""
+    parameters = {"uids": list(uids)}
+    match = "UNWIND $uids AS uid MATCH (d:Deliberation {uid: uid})"
     return [
-        *((f"{found}{path} DETACH DELETE n", given) for path in _THEIRS),
-        (f"{found} DETACH DELETE d", given),
-        *((f"MATCH (n:{label}) WHERE NOT (n)--() DELETE n", {}) for label in _SHARED),
+        *((f"{match}{path} DETACH DELETE n", parameters) for path in _OWNED_PATHS),
+        (f"{match} DETACH DELETE d", parameters),
+        *((f"MATCH (n:{label}) WHERE NOT (n)--() DELETE n", {}) for label in _SHARED_LABELS),
     ]
 
 
 def schema() -> tuple[str, ...]:
-    """Return the statements that make constraints and indexes; they may be run again."""
-    made = [
+    """Return the statements that create constraints and indexes; they may be repeated."""
+    statements = [
         f"CREATE CONSTRAINT moothall_{name.lower()}_uid IF NOT EXISTS FOR (n:{name}) REQUIRE n.uid "
         "IS UNIQUE"
         for name in (*LABELS, POSITION)
     ]
-    made += [
+    statements += [
         f"CREATE INDEX moothall_{label.name.lower()}_{'_'.join(names)} IF NOT EXISTS FOR "
         f"(n:{label.name}) ON ({', '.join(f'n.{name}' for name in names)})"
         for label in LABELS.values()
         for names in label.indexed
     ]
-    return tuple(made)
+    return tuple(statements)

@@ -1,4 +1,4 @@
-"""The graph over any store that speaks Cypher: the statements, made from the shape, and the
+"""The graph over any store that supports Cypher: its statements, generated from the schema, and the
 questions.
 """
 
@@ -19,30 +19,29 @@ if TYPE_CHECKING:  # each needs a client library, and a server uses one of them
     from moothall.graph.neo4j import Neo4jStore
 
 _PAGE = 500
-_SLACK = 0.05  # of those kept: so many more are there at most before the oldest leave
+_EXCESS_SHARE = 0.05  # how many more than `keep` there may be before the oldest are removed
 
 
 Store: TypeAlias = "EmbeddedStore | Neo4jStore"
-"""What runs Cypher: `read` without changes, `write` all statements in one transaction, `empty`. All
-raise `GraphUnavailable`.
+"""A store that runs Cypher: `read` without changes, `write` all statements in one transaction,
+`empty`. All raise `GraphUnavailable`.
 """
 
 
 class CypherGraph:
-    """The context graph: a projection of the log that answers questions across deliberations, and
-    can be made again from it.
+    """The context graph: a projection of the log that answers questions across deliberations and
+    can be rebuilt from the log.
 
-    Writing is the projector's alone. `text_chars` bounds every text in it, `keep` the decided
-    deliberations; 0: no bound.
+    Only the projector writes it. `text_chars` limits every text in it, `keep` the number of decided
+    deliberations; 0 means no limit.
     """
 
     def __init__(self, store: Store, *, text_chars: int = 2000, keep: int = 0) -> None:
         self._store = store
         self._text_chars = text_chars
         self._keep = keep
-        self._decided = (
-            keep  # since the oldest were last taken out, which is not known of an earlier run
-        )
+        # decided since the oldest were last removed, which is not known of an earlier run
+        self._decided = keep
 
     async def project(self, records: Sequence[Recorded]) -> None:
         """Write a batch and remember its last seq, in one transaction."""
@@ -55,37 +54,37 @@ class CypherGraph:
             [*statements(writes), _position(max(recorded.seq for recorded in records))]
         )
         self._decided += sum(name == "decided" for _, name in writes.groups)
-        if self._keep and self._decided > self._keep * _SLACK:
-            await self._forget_oldest()
+        if self._keep and self._decided > self._keep * _EXCESS_SHARE:
+            await self._remove_oldest()
 
-    async def _forget_oldest(self) -> None:
+    async def _remove_oldest(self) -> None:
         oldest = [row["uid"] for row in await self._store.read(OLDEST, {"keep": self._keep})]
         for start in range(0, len(oldest), _PAGE):
             await self._store.write(removal(oldest[start : start + _PAGE]))
         self._decided = 0
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        """Answer a question of `questions.QUESTIONS`; a row is a mapping from column to JSON-shaped
-        data. `tenant` is a parameter of every question, and no answer holds another tenant's data.
-        Raises `InvalidRequest` that names what would be right, `GraphUnavailable`.
+        """Answer a question of `questions.QUESTIONS`; a row is a mapping from column to JSON-like
+        data. Every question has the parameter `tenant`, and no answer contains another tenant's
+        data. Raises `InvalidRequest` that says what would be valid, and `GraphUnavailable`.
         """
         cypher, values, finish = questions.prepare(question, parameters)
         return [finish(row) for row in await self._store.read(cypher, values)]
 
     async def position(self) -> int:
-        """Return the seq up to which the log is written."""
+        """Return the seq up to which the log has been written."""
         rows = await self._store.read(
             f"MATCH (p:{POSITION} {{uid: 'log'}}) RETURN p.seq AS seq", {}
         )
         return int(rows[0]["seq"]) if rows else 0
 
     async def clear(self) -> None:
-        """Remove everything."""
+        """Remove all nodes and relations."""
         await self._store.empty()
 
     async def dump(self) -> AsyncIterator[tuple[str, ...]]:
-        """Yield every node and relation as a tuple of texts, in an order that depends on the
-        content only.
+        """Yield every node and relation as a tuple of texts, in an order that depends only on the
+        content.
         """
         for label in LABELS.values():
             shown = ", ".join(f".{name}" for name in label.properties)
@@ -122,40 +121,43 @@ class CypherGraph:
 
 
 def statements(writes: Writes) -> list[Statement]:
-    """Return what writes a batch: nodes with their properties, those that have none in it, then the
+    """Return the statements that write a batch: nodes with properties, then nodes without, then
     relations.
     """
-    told: dict[tuple[str, str], Rows] = {}
+    group_rows: dict[tuple[str, str], Rows] = {}
     for (node, name), (by, values) in writes.groups.items():
         stamp = group_of(node.label, name).stamp
-        whole = {**values, stamp: by, "tenant": node.tenant, "key": node.key}
-        told.setdefault((node.label, name), []).append({"uid": node.uid, "by": by, "values": whole})
-    made: list[Statement] = []
-    for (label, name), rows in told.items():
+        all_values = {**values, stamp: by, "tenant": node.tenant, "key": node.key}
+        group_rows.setdefault((node.label, name), []).append(
+            {"uid": node.uid, "by": by, "values": all_values}
+        )
+    result: list[Statement] = []
+    for (label, name), rows in group_rows.items():
         group = group_of(label, name)
-        made += [
+        result += [
             (_create(label, *group.properties, group.stamp), {"rows": rows}),
-            (_tell(group, label), {"rows": rows}),
+            (_set_group(group, label), {"rows": rows}),
         ]
-    named: dict[str, Rows] = {}
+    bare_rows: dict[str, Rows] = {}
     for node in writes.nodes - {node for node, _ in writes.groups}:
-        named.setdefault(node.label, []).append(
+        bare_rows.setdefault(node.label, []).append(
             {"uid": node.uid, "values": {"tenant": node.tenant, "key": node.key}}
         )
-    made += [(_create(label), {"rows": rows}) for label, rows in named.items()]
-    related: dict[tuple[str, str, str], Rows] = {}
+    result += [(_create(label), {"rows": rows}) for label, rows in bare_rows.items()]
+    relation_rows: dict[tuple[str, str, str], Rows] = {}
     for start, kind, end in writes.relations:
-        related.setdefault((start.label, kind, end.label), []).append(
+        relation_rows.setdefault((start.label, kind, end.label), []).append(
             {"a": start.uid, "b": end.uid}
         )
-    made += [(_relate(*ends), {"rows": rows}) for ends, rows in related.items()]
-    return made
+    result += [(_relate(*ends), {"rows": rows}) for ends, rows in relation_rows.items()]
+    return result
 
 
 def _create(label: str, *names: str) -> str:
-    """Most nodes are new, and to make one whole costs a store a quarter of making it and then
-    setting each property. The embedded store knows nodes by `id`: those that it thinks of itself it
-    gives twice, once it was opened anew after others were deleted.
+    """Return the statement that creates missing nodes. Most nodes are new, and creating one with
+    all properties costs a quarter of creating it and setting each property. The embedded store
+    finds nodes by `id`, which is given explicitly: after reopening, it would otherwise assign some
+    ids twice if others were deleted.
     """
     values = ", ".join(f"{name}: row.values.{name}" for name in ("tenant", "key", *names))
     missing = (
@@ -165,9 +167,9 @@ def _create(label: str, *names: str) -> str:
     return f"{missing} CREATE (:{label} {{id: row.uid, uid: row.uid, {values}}})"
 
 
-def _tell(group: Group, label: str) -> str:
-    """Of the nodes that are there, those without this group, and those whose group another event
-    ought to have written.
+def _set_group(group: Group, label: str) -> str:
+    """Return the statement that sets a group of properties on the nodes that lack it, or whose
+    group should have been written by another event.
     """
     than = "<" if group.latest else ">"
     stale = f"WHERE n.{group.stamp} IS NULL OR n.{group.stamp} {than} row.by"

@@ -1,5 +1,5 @@
-"""What is to be written: nodes, groups of properties and relations, merged so that neither order
-nor repeats matter.
+"""The changes to be written: nodes, groups of properties and relations, merged so that neither
+order nor repetition matters.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from moothall.graph.schema import EMPTY, LABELS, RELATED, Group, Kind
 
 _KEY_CHARS = 200
 _LIST_ITEMS = 100
-_BIGGEST = 2**63 - 1
+_MAX_NUMBER = 2**63 - 1
 
 
 class Ref(NamedTuple):
-    """A node. Its key is bounded: what is longer keeps its beginning and gets its digest. `uid` is
-    unique: no tenant's ids can be mistaken for another's.
+    """A node. Its key is limited: a longer one keeps its beginning and gets a digest. `uid` is
+    unique: the ids of different tenants cannot be confused.
     """
 
     label: str
@@ -30,25 +30,25 @@ class Ref(NamedTuple):
 
 @lru_cache(maxsize=4096)  # events of one deliberation name the same few nodes
 def ref(label: str, tenant: str, *parts: str) -> Ref:
-    """Return the node of a label that `parts` name together."""
+    """Return the node with this label that is named by `parts` together."""
     tenant, key = bound_name(tenant), bound_name("/".join(parts))
     return Ref(label, tenant, key, uid(label, tenant, key))
 
 
 def uid(label: str, tenant: str, key: str) -> str:
-    """Return what a tenant's node with this key is found by."""
+    """Return the unique id of a tenant's node with this key."""
     return f"{label}/{bound_name(tenant).replace('%', '%25').replace('/', '%2F')}/{bound_name(key)}"
 
 
 def bound_name(name: str) -> str:
-    """Return a name that every store's index takes."""
+    """Return a name that is short enough for every store's index."""
     name = clean(name)
     return name if len(name) <= _KEY_CHARS else f"{name[: _KEY_CHARS - 33]}~{digest(name)[:32]}"
 
 
 @dataclass(slots=True)
 class Writes:
-    """A batch. `by` in the group writes orders events: the time, then the event's id."""
+    """A batch of changes. `by` in the group writes orders events: the time, then the event's id."""
 
     text_chars: int = 2000
     nodes: set[Ref] = field(default_factory=set)
@@ -56,25 +56,25 @@ class Writes:
     relations: set[tuple[Ref, str, Ref]] = field(default_factory=set)
 
     def node(self, node: Ref) -> None:
-        """There is such a node."""
+        """Write a node without properties."""
         self.nodes.add(node)
 
     def tell(self, node: Ref, group_name: str, by: str, **values: Any) -> None:
-        """Write a group of a node's properties. What isn't given is empty, so that a group is
-        always whole.
+        """Write a group of a node's properties. Missing values are written as empty, so that a
+        group is always complete.
         """
         self.nodes.add(node)
         group = group_of(node.label, group_name)
         unknown = values.keys() - group.properties.keys()
         if unknown:
             raise KeyError(f"{node.label}.{group_name} has no {', '.join(sorted(unknown))}")
-        known = self.groups.get((node, group_name))
-        if known is None or (by > known[0] if group.latest else by < known[0]):
-            told = {
+        current = self.groups.get((node, group_name))
+        if current is None or (by > current[0] if group.latest else by < current[0]):
+            typed = {
                 name: self._as_typed(kind, values.get(name))
                 for name, kind in group.properties.items()
             }
-            self.groups[node, group_name] = (by, told)
+            self.groups[node, group_name] = (by, typed)
 
     def relate(self, start: Ref, kind: str, end: Ref) -> None:
         """Write a relation and the nodes at its ends."""
@@ -84,13 +84,13 @@ class Writes:
         self.relations.add((start, kind, end))
 
     def _as_typed(self, kind: Kind, value: Any) -> Any:
-        """Values come from outside: whatever has another type than the shape says is empty."""
+        """Return a value of the kind in the schema, or an empty one if it has another type."""
         match kind:
             case "text" if isinstance(value, str):
                 return clean(value[: self.text_chars])
-            case "whole" if isinstance(value, int | float) and abs(value) <= _BIGGEST:
+            case "whole" if isinstance(value, int | float) and abs(value) <= _MAX_NUMBER:
                 return int(value)
-            case "number" if isinstance(value, int | float) and abs(value) <= _BIGGEST:
+            case "number" if isinstance(value, int | float) and abs(value) <= _MAX_NUMBER:
                 return float(value)
             case "flag" if isinstance(value, bool):
                 return value
@@ -103,13 +103,13 @@ _GROUPS = {(label.name, group.name): group for label in LABELS.values() for grou
 
 
 def group_of(label: str, name: str) -> Group:
-    """Return a group of a label; an unknown one is a bug."""
+    """Return a group of a label; an unknown group is a bug."""
     return _GROUPS[label, name]
 
 
 def clean(text: str) -> str:
-    """Return text that every store takes: no lone surrogates, no NUL."""
-    if text.isascii() and "\0" not in text:  # most is, and there is much of it
+    """Return text that every store accepts: no lone surrogates, no NUL."""
+    if text.isascii() and "\0" not in text:  # true for most texts, and quick
         return text
     return (
         text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{REPLACEMENT CHARACTER}")

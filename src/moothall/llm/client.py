@@ -55,7 +55,7 @@ from moothall.llm.schemas import without_nulls
 from moothall.llm.server_errors import ListedModel, read_models
 from moothall.llm.stream import BrokenStream, PartialReply
 from moothall.llm.thinking import split_thinking
-from moothall.llm.windows import LOOK_SECONDS, find_window
+from moothall.llm.windows import FETCH_SECONDS, find_window
 
 T = TypeVar("T")
 log = telemetry.get_logger(__name__)
@@ -302,7 +302,7 @@ class OpenAIModel:
         taken = WholeResponseReader(self._place, _LIST_BYTES)
         raw = encode(body) if body is not None else b""
         try:
-            until = self._loop.time() + LOOK_SECONDS
+            until = self._loop.time() + FETCH_SECONDS
             await self._pool.ask(
                 method, url, taken, until=until, body=raw, headers=JSON if raw else None
             )

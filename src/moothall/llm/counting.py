@@ -1,5 +1,5 @@
-"""How many tokens a text has: the model server says it, where it has `/tokenize` as vLLM and
-llama.cpp do; else it is estimated.
+"""Counts the tokens of a text with the model server's `/tokenize`, as vLLM and llama.cpp have it;
+without it, the number is estimated.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from moothall.ports import CountTokens
 
 log = telemetry.get_logger(__name__)
 
-_SECONDS, _REST_SECONDS = 1.0, 60.0
-_BYTES = 4_000_000
-_KEPT = 2_000
-_GOOD = 200
+_TIMEOUT_SECONDS, _PAUSE_SECONDS = 1.0, 60.0
+_MAX_BYTES = 4_000_000
+_MAX_CACHED = 2_000
+_HTTP_OK = 200
 
 
 class _Counter:
-    """Asks a server, which is left alone for a while where it does not say."""
+    """Counts with a server. After a failure the server is not asked for a while."""
 
     def __init__(self, pool: ConnectionPool, model: str) -> None:
         self._pool = pool
         self._url = pool.url.with_path("/tokenize")
-        self._named = {"model": model} if model else {}
+        self._model_field = {"model": model} if model else {}
         self._loop = asyncio.get_running_loop()
-        self._asked_from = 0.0
-        self._known: LRUCache[str, int] = LRUCache(_KEPT)
+        self._paused_until = 0.0
+        self._cache: LRUCache[str, int] = LRUCache(_MAX_CACHED)
 
     async def __call__(self, text: str) -> int:
         """Count the tokens of a text."""
         if not text:
             return 0
-        if (found := self._known.get(text)) is not None:
+        if (found := self._cache.get(text)) is not None:
             return found
-        if self._loop.time() >= self._asked_from:
+        if self._loop.time() >= self._paused_until:
             try:
-                found = self._known[text] = await self._ask(text)
+                found = self._cache[text] = await self._ask(text)
             except (Failed, TimeoutError, ModelReplyInvalid, ValueError) as error:
-                self._asked_from = self._loop.time() + _REST_SECONDS
+                self._paused_until = self._loop.time() + _PAUSE_SECONDS
                 log.info(
                     "the model server counts no tokens; they are estimated",
                     url=str(self._url),
@@ -61,18 +61,25 @@ class _Counter:
         return most_tokens(text)
 
     async def _ask(self, text: str) -> int:
-        """Raises `ValueError` and others where the server does not say."""
-        taken = WholeResponseReader(str(self._url), _BYTES)
+        """Ask the server. Raises `ValueError` and others if it does not give a number."""
+        reader = WholeResponseReader(str(self._url), _MAX_BYTES)
         # vLLM reads `prompt`, llama.cpp `content`.
-        body = encode({**self._named, "prompt": text, "content": text, "add_special_tokens": False})
-        await self._pool.ask(
-            "POST", self._url, taken, until=self._loop.time() + _SECONDS, body=body, headers=JSON
+        body = encode(
+            {**self._model_field, "prompt": text, "content": text, "add_special_tokens": False}
         )
-        if taken.status != _GOOD:
-            raise ValueError(f"status {taken.status}")
-        said = json.loads(taken.body)
-        found = said.get("count", said.get("tokens")) if isinstance(said, dict) else None
-        count = len(found) if isinstance(found, list) else found
+        await self._pool.ask(
+            "POST",
+            self._url,
+            reader,
+            until=self._loop.time() + _TIMEOUT_SECONDS,
+            body=body,
+            headers=JSON,
+        )
+        if reader.status != _HTTP_OK:
+            raise ValueError(f"status {reader.status}")
+        reply = json.loads(reader.body)
+        value = reply.get("count", reply.get("tokens")) if isinstance(reply, dict) else None
+        count = len(value) if isinstance(value, list) else value
         if not isinstance(count, int) or isinstance(count, bool) or count <= 0:
             raise ValueError("it says no number")
         return count
@@ -80,8 +87,8 @@ class _Counter:
 
 @asynccontextmanager
 async def counting(settings: LlmSettings, base_url: str) -> AsyncIterator[CountTokens]:
-    """Yield what counts tokens as the server at `base_url` does. Raises `ConfigurationError` for
-    what is no URL; asks nobody yet.
+    """Yield a function that counts tokens with the server at `base_url`. Raises
+    `ConfigurationError` if that is no URL; sends nothing yet.
     """
     async with open_pool(settings, base_url) as pool:
         yield _Counter(pool, settings.model)

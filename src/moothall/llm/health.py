@@ -1,6 +1,4 @@
-"""Whether the model servers answer, for whoever watches the server: one short question each, no
-retries.
-"""
+"""Checks whether the model servers answer, for monitoring: one short request each, no retries."""
 
 from __future__ import annotations
 
@@ -17,15 +15,15 @@ from moothall.llm.retry import Failed
 from moothall.llm.server_errors import read_models
 from moothall.telemetry import metrics
 
-_SECONDS = 2.5
-_BYTES = 1_000_000
-_NO_LIST = frozenset({400, 404, 405, 501})
+_TIMEOUT_SECONDS = 2.5
+_MAX_BYTES = 1_000_000
+_NO_LIST_STATUSES = frozenset({400, 404, 405, 501})
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCount:
     """How many of a model's servers answer, how many there are, and what is wrong with the first
-    that does not.
+    one that does not answer.
     """
 
     answering: int
@@ -33,58 +31,62 @@ class ServerCount:
     wrong: str = ""
 
 
-async def look(models: Models, base_url: str) -> Mapping[str, ServerCount]:
-    """Return how the servers of each model stand, and count it; `base_url` is the server of those
-    that name none.
+async def check_servers(models: Models, base_url: str) -> Mapping[str, ServerCount]:
+    """Return the state of the servers of each model and update the metric. `base_url` is the server
+    of the models that name none.
     """
     names, settings = zip(*models.items(), strict=True)
-    seen = dict(
+    counts = dict(
         zip(
             names,
-            await asyncio.gather(*(_look(one, one.base_url or base_url) for one in settings)),
+            await asyncio.gather(
+                *(_check_model(one, one.base_url or base_url) for one in settings)
+            ),
             strict=True,
         )
     )
-    for name, one in seen.items():
-        metrics.MODEL_UP.set(one.answering / one.there, name)
-    return seen
+    for name, count in counts.items():
+        metrics.MODEL_UP.set(count.answering / count.there, name)
+    return counts
 
 
-async def _look(settings: LlmSettings, base_url: str) -> ServerCount:
+async def _check_model(settings: LlmSettings, base_url: str) -> ServerCount:
     urls = tuple(dict.fromkeys((base_url, *settings.replicas)))
-    wrong = [
-        said for said in await asyncio.gather(*(_wrong(settings, url) for url in urls)) if said
+    faults = [
+        fault
+        for fault in await asyncio.gather(*(_find_fault(settings, url) for url in urls))
+        if fault
     ]
-    return ServerCount(len(urls) - len(wrong), len(urls), wrong[0] if wrong else "")
+    return ServerCount(len(urls) - len(faults), len(urls), faults[0] if faults else "")
 
 
-async def _wrong(settings: LlmSettings, base_url: str) -> str:
-    """Return what is wrong with a server, nothing where it answers."""
+async def _find_fault(settings: LlmSettings, base_url: str) -> str:
+    """Return what is wrong with a server, or '' if it answers."""
     try:
         async with open_pool(settings, base_url) as pool:
-            taken = WholeResponseReader(str(pool.url), _BYTES)
+            reader = WholeResponseReader(str(pool.url), _MAX_BYTES)
             await pool.ask(
                 "GET",
                 pool.url / "models",
-                taken,
-                until=asyncio.get_running_loop().time() + _SECONDS,
+                reader,
+                until=asyncio.get_running_loop().time() + _TIMEOUT_SECONDS,
             )
     except Failed as failure:
         return f"the model server does not answer: {one_line(failure.reason)}"
     except TimeoutError:
-        return f"the model server does not answer within {_SECONDS:g} seconds"
+        return f"the model server does not answer within {_TIMEOUT_SECONDS:g} seconds"
     except ModelReplyInvalid as error:
         return f"the model server answers, but {error}"
-    if taken.status in _NO_LIST:
-        return ""  # a server that keeps no list
-    return _wrong_list(taken)
+    if reader.status in _NO_LIST_STATUSES:
+        return ""  # a server without a list of models
+    return _find_list_fault(reader)
 
 
-def _wrong_list(taken: WholeResponseReader) -> str:
-    if taken.status != 200:  # noqa: PLR2004 - HTTP's word for good
-        return f"the model server answers with status {taken.status}"
+def _find_list_fault(reader: WholeResponseReader) -> str:
+    if reader.status != 200:  # noqa: PLR2004 - HTTP's word for good
+        return f"the model server answers with status {reader.status}"
     try:
-        read_models(taken.body)
+        read_models(reader.body)
     except ValueError as error:
         return f"the model server answers, but {error}"
     return ""

@@ -1,12 +1,10 @@
-"""Which slot of the local engine answers a call, and what of the prompt it need not compute.
+"""Chooses the slot of the local engine for a call, and reuses computed parts of the prompt.
 
-On a CPU a prompt costs more than its answer: 800 tokens are 10 to 20 seconds. A council's prompts
-begin
-alike, but the engine's slots share nothing by themselves. So what a slot has computed is saved
-(milliseconds,
-12 KB a token) and restored into others; and of calls that arrive together one computes the common
-beginning for all.
-The beginning that every deliberation has in common, the system message, is also kept across runs.
+On a CPU a prompt costs more than its answer: 800 tokens take 10 to 20 seconds. The prompts of a
+council begin alike, but the engine's slots share nothing by themselves. So the state that a slot
+has computed is saved (milliseconds, 12 KB a token) and restored into others, and of calls that
+arrive together one computes the common beginning for all. The beginning that all deliberations have
+in common, the system message, is also kept across runs.
 """
 
 from __future__ import annotations
@@ -26,25 +24,25 @@ from moothall.domain.ids import digest
 
 Messages = Sequence[Mapping[str, Any]]
 
-_WORTHWHILE = 400  # characters: less is computed faster than it is looked after
+_MIN_GAIN_CHARS = 400  # computing fewer characters is faster than saving and restoring them
 _GATHER_SECONDS = 0.05  # calls that belong together arrive within this
-_KEPT = "kept-"
-_OK = 200
+_KEPT_PREFIX = "kept-"
+_HTTP_OK = 200
 
 
 class EngineRefused(Exception):
-    """The engine did not do it; the call is served without."""
+    """The engine refused a request; the call is then served without its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalEngine:
-    """What is asked of llama.cpp's server beside the calls. Each call raises `EngineRefused`."""
+    """Requests to llama.cpp's server besides the calls. Each method raises `EngineRefused`."""
 
     session: aiohttp.ClientSession
     name: str
 
     async def compute(self, slot: int, messages: Messages) -> None:
-        """Process a prompt; one token is the least that the engine answers."""
+        """Process a prompt; the engine answers with at least one token."""
         body = {
             "model": self.name,
             "messages": list(messages),
@@ -65,16 +63,16 @@ class LocalEngine:
     async def _post(self, path: str, body: dict[str, Any]) -> None:
         try:
             async with self.session.post(path, json=body) as response:
-                said = await response.text()
+                text = await response.text()
         except aiohttp.ClientError as error:
             raise EngineRefused(str(error)) from error
-        if response.status != _OK:
-            raise EngineRefused(said[:300])
+        if response.status != _HTTP_OK:
+            raise EngineRefused(text[:300])
 
 
 @dataclass(slots=True)
 class Slot:
-    """A place to work in. `text` is the prompt that its state begins with."""
+    """A slot of the engine. `text` is the prompt with which its state begins."""
 
     number: int
     text: str = ""
@@ -85,7 +83,7 @@ class Slot:
 
 @dataclass(slots=True)
 class KvCacheSlots:
-    """The slots, and the states that were saved of them, at most `limit` besides the kept ones."""
+    """The slots and their saved states, at most `limit` besides the kept ones."""
 
     engine: LocalEngine
     folder: Path
@@ -113,7 +111,7 @@ class KvCacheSlots:
 
     @asynccontextmanager
     async def slot_for(self, messages: Messages) -> AsyncIterator[Slot]:
-        """Hold the slot in which the prompt costs least, prepared as far as that is worth while."""
+        """Hold the slot in which the prompt costs least, prepared as far as it is worthwhile."""
         prompt = as_text(messages)
         self._prompts.append(prompt)
         try:
@@ -131,20 +129,23 @@ class KvCacheSlots:
     def close(self) -> None:
         """Remove the files of this run."""
         for name in self._saved.values():
-            if not name.startswith(_KEPT):
+            if not name.startswith(_KEPT_PREFIX):
                 (self.folder / name).unlink(missing_ok=True)
 
     async def _prepare(self, messages: Messages, prompt: str) -> Slot:
         free = [slot for slot in self.slots if not slot.busy]
-        slot = max(free, key=lambda one: (common(one.text, prompt), -one.used))
-        if common(self._nearest_saved(prompt), prompt) > common(slot.text, prompt) + _WORTHWHILE:
+        slot = max(free, key=lambda one: (common_prefix_length(one.text, prompt), -one.used))
+        if (
+            common_prefix_length(self._nearest_saved(prompt), prompt)
+            > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS
+        ):
             slot = min(free, key=lambda one: one.used)
         self._clock += 1
         slot.busy, slot.used = True, self._clock
         try:
             await self._fill(slot, messages, prompt)
         except EngineRefused:
-            slot.text = ""  # nobody knows what it holds: it is computed anew
+            slot.text = ""  # its state is unknown, so it is computed again
         except BaseException:
             slot.busy, slot.text = False, ""
             raise
@@ -152,33 +153,36 @@ class KvCacheSlots:
         return slot
 
     def _nearest_saved(self, prompt: str) -> str:
-        return max(self._saved, key=lambda text: common(text, prompt), default="")
+        return max(self._saved, key=lambda text: common_prefix_length(text, prompt), default="")
 
     async def _fill(self, slot: Slot, messages: Messages, prompt: str) -> None:
-        if not slot.saved and len(slot.text) > _WORTHWHILE and not prompt.startswith(slot.text):
+        if not slot.saved and len(slot.text) > _MIN_GAIN_CHARS and not prompt.startswith(slot.text):
             await self._save(slot, slot.text)
         saved = self._nearest_saved(prompt)
-        if common(saved, prompt) > common(slot.text, prompt) + _WORTHWHILE:
+        if (
+            common_prefix_length(saved, prompt)
+            > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS
+        ):
             await self._restore(slot, saved)
         system = (
             as_text(messages[:1])
             if len(messages) > 1 and messages[0].get("role") == "system"
             else ""
         )
-        if len(system) > common(slot.text, prompt) + _WORTHWHILE:
+        if len(system) > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS:
             await self._keep(slot, system, messages[:1])
         others = list(self._prompts)
         others.remove(prompt)
-        shared = max((common(other, prompt) for other in others), default=0)
-        if shared > common(slot.text, prompt) + _WORTHWHILE:
-            await self.engine.compute(slot.number, cut(messages, shared))
+        shared = max((common_prefix_length(other, prompt) for other in others), default=0)
+        if shared > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS:
+            await self.engine.compute(slot.number, truncate(messages, shared))
             await self._save(slot, prompt[:shared])
 
     async def _keep(self, slot: Slot, system: str, messages: Messages) -> None:
-        """Bring the system message's state from an earlier run, or make it and keep it for later
-        ones.
+        """Restore the system message's state from an earlier run, or compute it and keep it for
+        later ones.
         """
-        name = f"{_KEPT}{digest(self.salt, system)[:32]}"
+        name = f"{_KEPT_PREFIX}{digest(self.salt, system)[:32]}"
         if (self.folder / name).exists():
             with suppress(EngineRefused):  # a damaged file is made again
                 await self.engine.restore(slot.number, name)
@@ -189,7 +193,7 @@ class KvCacheSlots:
         await self._save(slot, system)
         (self.folder / self._saved[system]).replace(self.folder / name)
         self._saved[system] = name
-        kept = sorted(self.folder.glob(f"{_KEPT}*"), key=lambda file: file.stat().st_mtime)
+        kept = sorted(self.folder.glob(f"{_KEPT_PREFIX}*"), key=lambda file: file.stat().st_mtime)
         for file in kept[: -self.kept_limit]:
             file.unlink(missing_ok=True)
             self._saved = {text: name for text, name in self._saved.items() if name != file.name}
@@ -199,8 +203,10 @@ class KvCacheSlots:
         await self.engine.save(slot.number, name)
         slot.text, slot.saved = text, True
         self._saved[text] = name
-        mine = [text for text, name in self._saved.items() if not name.startswith(_KEPT)]
-        for old in mine[: -self.limit]:
+        own_texts = [
+            text for text, name in self._saved.items() if not name.startswith(_KEPT_PREFIX)
+        ]
+        for old in own_texts[: -self.limit]:
             (self.folder / self._saved.pop(old)).unlink(missing_ok=True)
 
     async def _restore(self, slot: Slot, text: str) -> None:
@@ -211,26 +217,26 @@ class KvCacheSlots:
 
 
 def as_text(messages: Messages) -> str:
-    """Return a conversation as one text whose beginnings are those of the prompt."""
+    """Return a conversation as one text; equal beginnings are equal beginnings of the prompt."""
     return "".join(f"\x00{message.get('role')}\x00{message.get('content')}" for message in messages)
 
 
-def cut(messages: Messages, length: int) -> list[Mapping[str, Any]]:
-    """Return the messages that make the first `length` characters of `as_text`."""
+def truncate(messages: Messages, length: int) -> list[Mapping[str, Any]]:
+    """Return the messages of the first `length` characters of `as_text`."""
     kept: list[Mapping[str, Any]] = []
     for message in messages:
-        content, rest = (
+        content, space = (
             str(message.get("content")),
             length - len(as_text(kept)) - len(str(message.get("role"))) - 2,
         )
-        if rest <= 0:
+        if space <= 0:
             break
-        kept.append({**message, "content": content[:rest]})
+        kept.append({**message, "content": content[:space]})
     return kept
 
 
-def common(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
+def common_prefix_length(one: str, other: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

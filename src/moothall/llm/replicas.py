@@ -1,13 +1,11 @@
-"""Several servers as one. Of those of the same model a deliberation stays with one, because its
-prompts begin alike.
+"""Several servers used as one. A deliberation stays with one of the servers of its model, because
+its prompts begin alike.
 
-Which one is found by rendezvous hashing of the deliberation's id: every host comes to the same
-answer without asking,
-and a server more or less moves only the deliberations that it gains or loses. Where a server stays
-unreachable, the
-next in the deliberation's order stands in, and for a while nobody asks the one that failed first;
-then one call at a time tries it again. After the servers of a model come those of the models that
-stand in for it (`llm.fallback`).
+The server is chosen by rendezvous hashing of the deliberation's id: every host gets the same result
+without communication, and adding or removing a server moves only the deliberations that it gains or
+loses. If a server stays unreachable, the next one in the deliberation's order replaces it, and the
+failed one is not asked for a while; then one call at a time tries it again. After the servers of a
+model come those of its fallback models (`llm.fallback`).
 """
 
 from __future__ import annotations
@@ -29,17 +27,17 @@ from moothall.ports import ChatModel
 T = TypeVar("T")
 log = telemetry.get_logger(__name__)
 
-_REST_SECONDS = 30.0
+_PAUSE_SECONDS = 30.0
 
 
 class _CallsNoToolsError(ModelUnavailable):
-    """A server that stands in answers, and its model calls no tools."""
+    """A fallback server answers, but its model calls no tools."""
 
 
 class ReplicatedModel:
-    """The port `ChatModel` over several servers; at least one. `others` are those of the models
-    that stand in, model by model; `failed` is until when each server rests, which all that ask them
-    share.
+    """Implements `ChatModel` over one or more servers. `others` are those of the fallback models,
+    model by model. `failed` is until when each server is not asked; all that use the servers share
+    it.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class ReplicatedModel:
         self._servers = tuple(servers)
         self._others = tuple(map(tuple, others))
         self._clock = clock
-        self._failed = failed if failed is not None else {}
+        self._paused_until = failed if failed is not None else {}
 
     async def chat(
         self,
@@ -62,34 +60,34 @@ class ReplicatedModel:
         *,
         ours: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Ask the deliberation's own server, then those that stand in. Raises what
-        `OpenAIModel.chat` raises.
+        """Ask the deliberation's own server, then the others. Raises what `OpenAIModel.chat`
+        raises.
         """
 
         async def ask_server(server: OpenAIModel) -> ChatReply:
             mode = "" if server in self._servers else await server.reply_mode()
             if request.tools and mode not in {"", "tools"}:
                 raise _CallsNoToolsError(f"{server.url} stands in, and its model calls no tools")
-            free = request.schema is not None and mode == "blocks"
+            drops_schema = request.schema is not None and mode == "blocks"
             return await server.chat(
-                replace(request, schema=None) if free else request, on_text, ours=ours
+                replace(request, schema=None) if drops_schema else request, on_text, ours=ours
             )
 
-        return await self._first(request.call_id, ask_server)
+        return await self._ask_in_order(request.call_id, ask_server)
 
     async def reply_mode(self) -> ReplyMode:
-        """Return what the first server that answers says: all have the same model, and the operator
-        the same flags.
+        """Return the mode of the first server that answers: all have the same model and the same
+        settings.
         """
-        return await self._first("", lambda server: server.reply_mode())
+        return await self._ask_in_order("", lambda server: server.reply_mode())
 
     async def describe(self) -> ModelDescription:
-        """Return what the first server that answers says."""
-        return await self._first("", lambda server: server.describe())
+        """Return the description of the first server that answers."""
+        return await self._ask_in_order("", lambda server: server.describe())
 
     def order(self, call_id: str) -> list[OpenAIModel]:
-        """Return the servers in the order in which this call's deliberation turns to them; those
-        that failed just now last.
+        """Return the servers in the order in which this call's deliberation asks them; those that
+        failed recently come last.
         """
         task_id = call_id.partition("/")[0]
         now = self._clock()
@@ -98,33 +96,32 @@ class ReplicatedModel:
             for group in (self._servers, *self._others)
             for server in sorted(group, key=lambda server: digest(server.url, task_id))
         ]
-        return sorted(servers, key=lambda server: self._failed.get(server, 0.0) > now)
+        return sorted(servers, key=lambda server: self._paused_until.get(server, 0.0) > now)
 
-    async def _first(self, call_id: str, ask: Callable[[OpenAIModel], Awaitable[T]]) -> T:
+    async def _ask_in_order(self, call_id: str, ask: Callable[[OpenAIModel], Awaitable[T]]) -> T:
         *others, last = self.order(call_id)
         for server in others:
-            if (
-                server in self._failed
-            ):  # its rest is over: this call tries it, and others wait for what comes of that
-                self._failed[server] = self._clock() + _REST_SECONDS
+            # its pause is over: this call tries it, and others wait for the result
+            if server in self._paused_until:
+                self._paused_until[server] = self._clock() + _PAUSE_SECONDS
             try:
-                found = await ask(server)
+                answer = await ask(server)
             except _CallsNoToolsError as error:
-                self._failed.pop(server, None)
+                self._paused_until.pop(server, None)
                 log.warning("a model server cannot stand in", call_id=call_id, why=error.message)
             except ModelUnavailable as error:
-                self._failed[server] = self._clock() + _REST_SECONDS
+                self._paused_until[server] = self._clock() + _PAUSE_SECONDS
                 log.warning("the next model server stands in", call_id=call_id, why=error.message)
             else:
-                self._failed.pop(server, None)
-                return found
+                self._paused_until.pop(server, None)
+                return answer
         return await ask(last)
 
 
 @asynccontextmanager
 async def open_models(models: Models, base_url: str) -> AsyncIterator[Mapping[str, ChatModel]]:
-    """Open clients for every model, by name, and its replicas; `base_url` is the server of those
-    that name none. Raises as `open_model` does.
+    """Open clients for every model, by name, and its replicas; `base_url` is the server of the
+    models that name none. Raises what `open_model` raises.
     """
     async with AsyncExitStack() as stack:
         servers: dict[str, list[OpenAIModel]] = {}

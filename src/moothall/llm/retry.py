@@ -1,4 +1,4 @@
-"""How an attempt at a call may end badly, and when it is made again: the same call id waits the
+"""How an attempt at a call may fail, and when it is repeated: the same call id always waits the
 same times.
 """
 
@@ -11,17 +11,17 @@ from math import isfinite
 from moothall.domain.ids import digest
 from moothall.errors import ConfigurationError, ModelReplyInvalid
 
-LONGEST_DELAY = 30.0
-_PASSING = frozenset({408, 425, 429})
-_LASTING = frozenset({501, 505})  # not implemented, wrong HTTP version
-_SERVER_TROUBLE = 500
+MAX_DELAY = 30.0
+_TEMPORARY_STATUSES = frozenset({408, 425, 429})
+_PERMANENT_STATUSES = frozenset({501, 505})  # not implemented, wrong HTTP version
+_SERVER_ERROR = 500
 
 
 def is_retried(status: int) -> bool:
-    """Tell whether an HTTP status may go away by itself: 408, 425, 429 and every 5xx but 501 and
-    505.
-    """
-    return status in _PASSING or (status >= _SERVER_TROUBLE and status not in _LASTING)
+    """Tell whether an HTTP status may be temporary: 408, 425, 429 and every 5xx but 501 and 505."""
+    return status in _TEMPORARY_STATUSES or (
+        status >= _SERVER_ERROR and status not in _PERMANENT_STATUSES
+    )
 
 
 def delay_before(
@@ -29,19 +29,18 @@ def delay_before(
 ) -> float:
     """Return the seconds to wait before the `attempt`-th retry (from 1).
 
-    It doubles from `first` and is capped at 30; of it, a share between a half and the whole, made
-    from the
-    call id so that calls that failed together do not return together. Never less than the server
-    asked for.
+    The delay doubles from `first` and is at most 30. A share of it between a half and the whole is
+    used, derived from the call id, so that calls that failed together are not repeated together. It
+    is never less than the server requested.
     """
-    whole: float = min(LONGEST_DELAY, first * 2.0 ** min(attempt - 1, 16))
+    delay: float = min(MAX_DELAY, first * 2.0 ** min(attempt - 1, 16))
     share = 0.5 + int(digest(call_id, str(attempt))[:8], 16) / 2**33
-    return max(whole * share, retry_after or 0.0)
+    return max(delay * share, retry_after or 0.0)
 
 
 def read_retry_after(header: str | None, now: datetime) -> float | None:
     """Return the seconds of a Retry-After header, given in seconds or as an HTTP date; None if it
-    says nothing.
+    is missing or invalid.
     """
     if not header:
         return None
@@ -60,8 +59,8 @@ def read_retry_after(header: str | None, now: datetime) -> float | None:
 
 
 class Failed(Exception):
-    """An attempt failed for a reason that may go away. `at_once`: a kept connection had been closed
-    meanwhile.
+    """An attempt failed for a reason that may be temporary. `at_once`: it may be repeated at once,
+    since only a kept connection had been closed meanwhile.
     """
 
     def __init__(
@@ -74,9 +73,9 @@ class Failed(Exception):
 
 
 class Rejected(Exception):
-    """The server understood and said no: an HTTP status that would be the same again. `message` is
-    one line for people, `text` all that is searched for what was refused; `param` and `code` are
-    the server's, '' where it named none.
+    """The server refused the request with an HTTP status that would be the same again. `message` is
+    one line for people, `text` is everything to search for what was refused; `param` and `code` are
+    those of the server, '' if it named none.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Rejected(Exception):
 def translate_refusal(
     error: Rejected, url: str, model: str
 ) -> ConfigurationError | ModelReplyInvalid:
-    """Return the error for the operator or the caller that a refusal means."""
+    """Return the error for the operator or the caller that corresponds to a refusal."""
     answer = f"{url} answered HTTP {error.status}" + (f": {error.message}" if error.message else "")
     match error.status:
         case 401 | 403:

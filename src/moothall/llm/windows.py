@@ -1,5 +1,5 @@
-"""Find a model's window where the list of models does not tell it: llama.cpp, LM Studio and Ollama
-have paths of their own for it.
+"""Finds a model's context window if the list of models does not give it: llama.cpp, LM Studio and
+Ollama have their own paths for it.
 """
 
 from __future__ import annotations
@@ -12,63 +12,61 @@ from yarl import URL
 
 from moothall.llm.server_errors import read_count, window_of
 
-Look = Callable[[str, URL, dict[str, Any] | None], Awaitable[Any]]
-LOOK_SECONDS = 5.0
-_OLLAMA_WINDOW = 4096
-"""What Ollama gives a model of which nobody said more; longer prompts lose their beginning without
-an error.
-"""
+Fetch = Callable[[str, URL, dict[str, Any] | None], Awaitable[Any]]
+FETCH_SECONDS = 5.0
+_OLLAMA_DEFAULT_WINDOW = 4096
+"""The window that Ollama uses by default; longer prompts lose their beginning without an error."""
 _NUM_CTX = re.compile(r"^num_ctx\s+(\d+)", re.MULTILINE)
 
 
-async def find_window(look: Look, url: URL, model: str) -> tuple[int, str]:
-    """Return the window and where it comes from; (0, "") if no path tells it. Hosted servers
+async def find_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
+    """Return the window and where it comes from; (0, "") if no path gives it. Hosted servers
     (https) have none of these paths.
     """
     if url.scheme == "https":
         return 0, ""
-    props = await look("GET", url.with_path("/props"), None)
+    props = await fetch("GET", url.with_path("/props"), None)
     settings = props.get("default_generation_settings") if isinstance(props, dict) else None
     if isinstance(settings, dict) and (window := read_count(settings.get("n_ctx"))):
         return window, "/props of llama.cpp"
-    listed = await look("GET", url.with_path("/api/v0/models"), None)
-    for one in _dicts(listed, "data"):
-        if one.get("id") == model and (window := window_of(one)):
+    listed = await fetch("GET", url.with_path("/api/v0/models"), None)
+    for entry in _dicts(listed, "data"):
+        if entry.get("id") == model and (window := window_of(entry)):
             return window, "/api/v0/models of LM Studio"
     if (
-        isinstance(version := await look("GET", url.with_path("/api/version"), None), dict)
+        isinstance(version := await fetch("GET", url.with_path("/api/version"), None), dict)
         and "version" in version
     ):
-        return await _ollama_window(look, url, model)
+        return await _ollama_window(fetch, url, model)
     return 0, ""
 
 
-async def _ollama_window(look: Look, url: URL, model: str) -> tuple[int, str]:
-    """Return the window that Ollama gives the model: of the loaded one, of its parameters, or the
-    default, and never more than it was trained for.
+async def _ollama_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
+    """Return the window that Ollama gives the model: that of the loaded model, of its parameters,
+    or the default, but never more than it was trained for.
     """
-    shown = await look("POST", url.with_path("/api/show"), {"model": model})
-    shown = shown if isinstance(shown, dict) else {}
-    about = shown.get("model_info")
-    trained = next(
+    details = await fetch("POST", url.with_path("/api/show"), {"model": model})
+    details = details if isinstance(details, dict) else {}
+    info = details.get("model_info")
+    max_window = next(
         (
             read_count(value)
-            for name, value in (about if isinstance(about, dict) else {}).items()
+            for name, value in (info if isinstance(info, dict) else {}).items()
             if str(name).endswith(".context_length")
         ),
         0,
     )
-    running = await look("GET", url.with_path("/api/ps"), None)
+    running = await fetch("GET", url.with_path("/api/ps"), None)
     loaded = next(
         (
-            read_count(one.get("context_length"))
-            for one in _dicts(running, "models")
-            if model in {one.get("name"), one.get("model")}
+            read_count(entry.get("context_length"))
+            for entry in _dicts(running, "models")
+            if model in {entry.get("name"), entry.get("model")}
         ),
         0,
     )
-    set_by = _NUM_CTX.search(str(shown.get("parameters") or ""))
-    given = loaded or (int(set_by[1][:9]) if set_by else _OLLAMA_WINDOW)
+    set_by = _NUM_CTX.search(str(details.get("parameters") or ""))
+    window = loaded or (int(set_by[1][:9]) if set_by else _OLLAMA_DEFAULT_WINDOW)
     source = (
         "/api/ps of Ollama"
         if loaded
@@ -76,7 +74,7 @@ async def _ollama_window(look: Look, url: URL, model: str) -> tuple[int, str]:
         if set_by
         else "Ollama's default; set OLLAMA_CONTEXT_LENGTH for more"
     )
-    return (min(given, trained) if trained else given), source
+    return (min(window, max_window) if max_window else window), source
 
 
 def _dicts(value: object, name: str) -> list[dict[str, Any]]:

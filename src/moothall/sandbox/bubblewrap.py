@@ -1,4 +1,4 @@
-"""What a sandbox is to hold, and the bubblewrap command line that makes it."""
+"""The description of a sandbox, and the bubblewrap command line that creates it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ STAGE = "/tmp"  # noqa: S108 - where the launcher mounts its private tmpfs
 
 MEND_BUBBLEWRAP = "install bubblewrap 0.8 or newer, e.g. apt-get install bubblewrap"
 
-_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_ETC = (
+_SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC_NAMES = (
     "alternatives",
     "ca-certificates",
     "ca-certificates.conf",
@@ -44,7 +44,7 @@ _ETC = (
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """What appears at /workspace: `lower` (topmost first) is never written, `upper` takes all
+    """The contents of /workspace: `lower` (topmost first) is never written, `upper` receives all
     changes.
     """
 
@@ -55,10 +55,10 @@ class Overlay:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """One sandbox. `ro` and `rw` are (host path, inside path); `fds` are inherited by `argv`.
+    """One sandbox. `ro` and `rw` are (host path, inside path); `argv` inherits `fds`.
 
-    The environment inside is `env` and nothing else. `name` labels the cgroup. `log` takes what the
-    process says on stderr.
+    The environment inside is exactly `env`. `name` labels the cgroup. `log` is the file for the
+    process's stderr.
     """
 
     name: str
@@ -73,12 +73,12 @@ class SandboxSpec:
 
 
 def interpreter() -> Path:
-    """Return this Python's own binary, outside any virtual environment."""
+    """Return this Python's own binary, outside of any virtual environment."""
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
 def interpreter_binds() -> tuple[tuple[Path, str], ...]:
-    """Return what makes this Python run inside: its prefix, where that is not under /usr anyway."""
+    """Return the folders this Python needs inside: its prefixes, unless they are under /usr."""
     prefixes = dict.fromkeys(
         Path(path).resolve() for path in (sys.base_prefix, sys.base_exec_prefix)
     )
@@ -86,7 +86,7 @@ def interpreter_binds() -> tuple[tuple[Path, str], ...]:
 
 
 def package_bind() -> tuple[Path, str]:
-    """Return our own package, so that the executor can be run inside."""
+    """Return the bind of our own package, so that the executor can run inside."""
     return Path(__file__).resolve().parent.parent, "/opt/moothall/moothall"
 
 
@@ -100,20 +100,20 @@ def bubblewrap() -> str:
 
 def _system_arguments() -> list[str]:
     arguments = ["--ro-bind", "/usr", "/usr"]
-    for name in _SYSTEM:
+    for name in _SYSTEM_FOLDERS:
         host = Path("/", name)
         if host.is_symlink():
             arguments += ["--symlink", str(host.readlink()), str(host)]
         elif host.is_dir():
             arguments += ["--ro-bind", str(host), str(host)]
-    for name in _ETC:
+    for name in _ETC_NAMES:
         host = Path("/etc", name)
         if host.exists():
             arguments += ["--ro-bind", str(host.resolve()), str(host)]
     return arguments
 
 
-def _stage(spec: SandboxSpec) -> tuple[list[tuple[str, str]], list[str]]:
+def _stage_binds(spec: SandboxSpec) -> tuple[list[tuple[str, str]], list[str]]:
     """Return what the launcher stages, and the bubblewrap arguments that bind it from there."""
     stage: list[tuple[str, str]] = []
     arguments: list[str] = []
@@ -128,13 +128,15 @@ def command(
     spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, int]
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """Return (what to stage, bubblewrap's argv, whose first word names the sandbox). `accounts` are
-    descriptors of
-    passwd, group and hosts.
+    descriptors of the files passwd, group and hosts.
     """
-    stage, binds = _stage(spec)
-    memory, shown = spec.limits.memory_bytes, any(inside == WORKSPACE for _, inside in spec.rw)
+    stage, binds = _stage_binds(spec)
+    memory, has_workspace = (
+        spec.limits.memory_bytes,
+        any(inside == WORKSPACE for _, inside in spec.rw),
+    )
     argv = [
-        orphans.title(spec.name),  # as which it is found again, whatever becomes of us
+        orphans.process_title(spec.name),  # by which an orphaned sandbox is found
         "--unshare-all",
         "--unshare-user",
         "--disable-userns",
@@ -176,7 +178,7 @@ def command(
             ("--bind", f"{STAGE}/overlay", WORKSPACE)
             if spec.overlay
             else ()
-            if shown
+            if has_workspace
             else ("--tmpfs", WORKSPACE)
         ),
         "--remount-ro",

@@ -1,4 +1,4 @@
-"""A cgroup of its own for each sandbox, where this process may make one (v1 or v2)."""
+"""A separate cgroup for each sandbox, if this process is allowed to create one (v1 or v2)."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moothall.sandbox.orphans import GROUP, remove_groups
+from moothall.sandbox.orphans import GROUP_PREFIX, remove_groups
 
 _ROOT = Path("/sys/fs/cgroup")
-_PREFIX = GROUP
+_PREFIX = GROUP_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """Folders of one sandbox: one for each controller in v1, the same one in v2."""
+    """The cgroup folders of one sandbox: one for each controller in v1, the same one in v2."""
 
     memory: Path
     pids: Path
 
     @property
     def entrances(self) -> tuple[str, ...]:
-        """Files into which a process writes its pid to be held."""
+        """The files to which a process writes its pid to join the cgroup."""
         return tuple(
             str(folder / "cgroup.procs") for folder in dict.fromkeys((self.memory, self.pids))
         )
 
     def count_memory_kills(self) -> int:
-        """Return how many processes the kernel killed here because the memory was used up."""
+        """Return how many processes the kernel killed in it because it ran out of memory."""
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError):
                 found = re.search(
@@ -54,16 +54,14 @@ class Cgroup:
                         os.kill(int(pid), signal.SIGKILL)
 
     def remove(self) -> None:
-        """Remove what is empty; a folder that still holds a dying process is left to the next
-        sweep.
-        """
+        """Remove the folders; one that still holds a dying process is left to the next sweep."""
         for folder in {self.memory, self.pids}:
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
-def _own_paths() -> Mapping[str, str]:
-    """Return controller → this process's path; '' is v2."""
+def _read_own_paths() -> Mapping[str, str]:
+    """Return this process's cgroup path by controller; the key is '' for v2."""
     paths: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
@@ -72,8 +70,8 @@ def _own_paths() -> Mapping[str, str]:
     return paths
 
 
-def _writable(candidates: tuple[Path, ...], wanted: str) -> Path | None:
-    """Return the first folder in which a child with the file `wanted` can be made."""
+def _find_writable(candidates: tuple[Path, ...], required_file: str) -> Path | None:
+    """Return the first folder in which a child that has the file `required_file` can be created."""
     for folder in candidates:
         trial = folder / f"{_PREFIX}trial-{os.getpid()}"
         try:
@@ -81,7 +79,7 @@ def _writable(candidates: tuple[Path, ...], wanted: str) -> Path | None:
         except OSError:
             continue
         try:
-            if (trial / wanted).exists() and os.access(trial / wanted, os.W_OK):
+            if (trial / required_file).exists() and os.access(trial / required_file, os.W_OK):
                 return folder
         finally:
             with contextlib.suppress(OSError):
@@ -89,38 +87,37 @@ def _writable(candidates: tuple[Path, ...], wanted: str) -> Path | None:
     return None
 
 
-def _v1(paths: Mapping[str, str], controller: str, wanted: str) -> Path | None:
+def _find_v1(paths: Mapping[str, str], controller: str, required_file: str) -> Path | None:
     if controller not in paths:
         return None
     mount = _ROOT / controller
-    return _writable((mount / paths[controller].lstrip("/"), mount), wanted)
+    return _find_writable((mount / paths[controller].lstrip("/"), mount), required_file)
 
 
-def _v2(paths: Mapping[str, str]) -> Path | None:
+def _find_v2(paths: Mapping[str, str]) -> Path | None:
     if "" not in paths or not (_ROOT / "cgroup.controllers").exists():
         return None
     own = _ROOT / paths[""].lstrip("/")
     candidates = tuple(folder for folder in (own, own.parent) if folder.is_relative_to(_ROOT))
     for folder in candidates:
-        with contextlib.suppress(
-            OSError
-        ):  # refused where processes live in it: then the next one up is tried
+        # refused where the folder has processes: then the parent is tried
+        with contextlib.suppress(OSError):
             (folder / "cgroup.subtree_control").write_text("+memory +pids", encoding="ascii")
-    return _writable(candidates, "memory.max")
+    return _find_writable(candidates, "memory.max")
 
 
 def cores() -> int:
     """Return how many cores this process may use: its CPU affinity, or the quota of its cgroup if
     that is lower.
     """
-    paths = _own_paths()
-    found = float(len(os.sched_getaffinity(0)))
+    paths = _read_own_paths()
+    limit = float(len(os.sched_getaffinity(0)))
     for own, mount in ((paths.get("", "/"), _ROOT), (paths.get("cpu", "/"), _ROOT / "cpu")):
         folder = mount / own.lstrip("/")
-        for place in (folder, *folder.parents):
-            if place.is_relative_to(mount):
-                found = min(found, quota(place))
-    return max(1, math.ceil(found))
+        for ancestor in (folder, *folder.parents):
+            if ancestor.is_relative_to(mount):
+                limit = min(limit, quota(ancestor))
+    return max(1, math.ceil(limit))
 
 
 def quota(folder: Path) -> float:
@@ -140,32 +137,35 @@ def quota(folder: Path) -> float:
 
 @functools.cache
 def parents() -> tuple[Path, Path] | None:
-    """Return where cgroups for memory and pids can be made, or None where this process may not."""
-    paths = _own_paths()
-    memory, pids = _v1(paths, "memory", "memory.limit_in_bytes"), _v1(paths, "pids", "pids.max")
+    """Return where cgroups for memory and pids can be created, or None if this is not allowed."""
+    paths = _read_own_paths()
+    memory, pids = (
+        _find_v1(paths, "memory", "memory.limit_in_bytes"),
+        _find_v1(paths, "pids", "pids.max"),
+    )
     if memory and pids:
         return memory, pids
-    unified = _v2(paths)
+    unified = _find_v2(paths)
     return (unified, unified) if unified else None
 
 
-def way() -> str:
-    """Return what holds memory and processes on this machine, in words for operators."""
-    where = parents()
-    if where is None:
+def describe() -> str:
+    """Return what limits memory and processes on this machine, in words for operators."""
+    folders = parents()
+    if folders is None:
         return (
             "rlimits, and a process tree that is looked at many times a second: no cgroup is "
             "writable"
         )
-    return "cgroup v2" if where[0] == where[1] else "cgroup v1"
+    return "cgroup v2" if folders[0] == folders[1] else "cgroup v1"
 
 
 def make(name: str, memory_bytes: int, processes: int) -> Cgroup | None:
-    """Make a cgroup with these walls, or return None where none can be made."""
-    where = parents()
-    if where is None:
+    """Create a cgroup with these limits, or return None if none can be created."""
+    folders = parents()
+    if folders is None:
         return None
-    group = Cgroup(*(parent / f"{_PREFIX}{name}" for parent in where))
+    group = Cgroup(*(parent / f"{_PREFIX}{name}" for parent in folders))
     try:
         for folder in {group.memory, group.pids}:
             folder.mkdir()
@@ -184,9 +184,8 @@ def make(name: str, memory_bytes: int, processes: int) -> Cgroup | None:
 
 
 def sweep(prefix: str) -> bool:
-    """Remove empty cgroups whose name begins with `prefix`: left behind by a process that was
-    killed.
+    """Remove empty cgroups whose name begins with `prefix`, which a killed process left behind.
 
-    Return whether none is left; one that holds a dying process still is.
+    Return whether none is left; a cgroup that holds a dying process is.
     """
     return remove_groups(f"{_PREFIX}{prefix}*", set(parents() or ()))

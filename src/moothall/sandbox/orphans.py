@@ -1,14 +1,13 @@
-"""Ending sandboxes that outlived the process that started them.
+"""Kills sandboxes that outlived the process that started them.
 
 `python -I -S orphans.py PREFIX FOLDER [CGROUPS…]` runs beside that process, waits for its end, and
 then also removes the folder and the cgroups of its sandboxes.
 
-Bubblewrap's inner process asks for its death signal a moment after it was made, and waits without
-end for the outer
-one before that. Where the outer one is killed in that moment (a host that is killed, a start that
-is cancelled), the
-inner one stays, with nobody above it. It is found by the name of its sandbox, which is the first
-word of its command line. Standard library only: as a program this file stands alone.
+Bubblewrap's inner process requests its death signal only a moment after it was created, and before
+that it waits without limit for the outer one. If the outer one is killed in that moment (the host
+process is killed, or a start is cancelled), the inner one stays without a parent. It is found by
+the name of its sandbox, the first word of its command line. This file uses only the standard
+library, since it also runs as a program on its own.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-GROUP = "moothall-"
-"""The prefix of the names of cgroups of sandboxes."""
-_LOOKS, _PAUSE = 50, 0.1
-_QUIET = 3  # looks at which nothing was found: what was just being made is there by then
+GROUP_PREFIX = "moothall-"
+"""The prefix of the names of all sandbox cgroups."""
+_MAX_SCANS, _PAUSE_SECONDS = 50, 0.1
+_EMPTY_SCANS = 3  # scans without a find; a process that was just being created is there by then
 
 
-def title(name: str) -> str:
+def process_title(name: str) -> str:
     """Return the first word of the command line of a sandbox's processes."""
     return f"moothall-sandbox-{name}"
 
 
-def end(prefix: str) -> int:
-    """Kill the sandboxes whose name begins with `prefix`, with all that runs in them; return how
-    many processes were found.
+def kill_sandboxes(prefix: str) -> int:
+    """Kill the sandboxes whose name begins with `prefix`, with all their processes; return how many
+    processes were found.
     """
-    wanted, found = os.fsencode(title(prefix)), 0
+    wanted, found = os.fsencode(process_title(prefix)), 0
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is not ours
+        with suppress(OSError):  # the process has ended, or is not ours
             if (folder / "cmdline").read_bytes().startswith(wanted):
                 os.kill(int(folder.name), signal.SIGKILL)
                 found += 1
@@ -63,8 +62,8 @@ def remove_groups(pattern: str, parents: Iterable[Path]) -> bool:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove the run folder of a killed process, unless another process holds its lock to remove
-    it.
+    """Remove the run folder of a killed process, unless another process that removes it holds its
+    lock.
     """
     try:
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
@@ -73,15 +72,12 @@ def remove_folder(folder: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         remove = ("rm", "-rf", "--one-file-system")
-        for command in (
-            remove,
-            ("chmod", "-R", "u+rwX"),
-            remove,
-        ):  # hostile code may have set any mode
+        # the code that ran there may have set any file mode
+        for command in (remove, ("chmod", "-R", "u+rwX"), remove):
             if folder.exists():
-                whole = (*command, "--", str(folder))
+                argv = (*command, "--", str(folder))
                 subprocess.run(  # noqa: S603 - our own words
-                    whole, check=False, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                    argv, check=False, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
                 )
     except OSError:
         return
@@ -90,17 +86,19 @@ def remove_folder(folder: Path) -> None:
 
 
 def main(prefix: str, folder: str, *groups: str) -> None:
-    """Wait for the end of the process that holds our stdin open, then end its sandboxes and remove
+    """Wait for the end of the process that holds our stdin open, then kill its sandboxes and remove
     what they left.
     """
     while os.read(0, 4096):
         pass
-    quiet = 0
-    for _ in range(_LOOKS):
-        quiet = 0 if end(prefix) else quiet + 1
-        if quiet >= _QUIET and remove_groups(f"{GROUP}{prefix}*", map(Path, groups)):
+    empty_scans = 0
+    for _ in range(_MAX_SCANS):
+        empty_scans = 0 if kill_sandboxes(prefix) else empty_scans + 1
+        if empty_scans >= _EMPTY_SCANS and remove_groups(
+            f"{GROUP_PREFIX}{prefix}*", map(Path, groups)
+        ):
             break
-        time.sleep(_PAUSE)
+        time.sleep(_PAUSE_SECONDS)
     remove_folder(Path(folder))
 
 

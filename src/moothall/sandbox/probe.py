@@ -1,4 +1,4 @@
-"""Is each wall there? Asked by trying, inside a real sandbox, what the wall forbids."""
+"""Checks each protection layer of the sandbox by trying, inside a real sandbox, what it forbids."""
 
 from __future__ import annotations
 
@@ -30,48 +30,48 @@ from moothall.telemetry import get_logger, metrics
 
 log = get_logger(__name__)
 
-_MEND_NAMESPACES = (
+_FIX_NAMESPACES = (
     "allow unprivileged user namespaces (sysctl user.max_user_namespaces, and on Ubuntu an "
     "AppArmor profile for bwrap)"
 )
-_MEND_LANDLOCK = (
+_FIX_LANDLOCK = (
     "use a kernel from 5.13 on with Landlock among its LSMs (lsm=landlock,… on its command line)"
 )
-_MEND_OVERLAY = (
+_FIX_OVERLAY = (
     "put the data directory on a file system that can hold an overlay's upper layer (ext4, xfs, "
     "btrfs), kernel 5.11 or newer"
 )
-_MEND_LIMITS = "use a kernel from 5.14 on, where process limits count per user namespace"
+_FIX_LIMITS = "use a kernel from 5.14 on, where process limits count per user namespace"
 
-# Each wall, and how to get it where it is missing.
+# Each layer, and how to get it if it is missing.
 LAYERS: tuple[tuple[str, str], ...] = (
     ("bubblewrap", MEND_BUBBLEWRAP),
-    ("processes-hidden", _MEND_NAMESPACES),
-    ("identity", _MEND_NAMESPACES),
+    ("processes-hidden", _FIX_NAMESPACES),
+    ("identity", _FIX_NAMESPACES),
     ("files", MEND_BUBBLEWRAP),
-    ("network", _MEND_NAMESPACES),
-    ("overlay", _MEND_OVERLAY),
+    ("network", _FIX_NAMESPACES),
+    ("overlay", _FIX_OVERLAY),
     ("seccomp", MEND_SECCOMP),
-    ("landlock", _MEND_LANDLOCK),
+    ("landlock", _FIX_LANDLOCK),
     ("executor", MEND_SECCOMP),
-    ("memory", _MEND_LIMITS),
-    ("processes", _MEND_LIMITS),
-    ("disk", _MEND_LIMITS),
+    ("memory", _FIX_LIMITS),
+    ("processes", _FIX_LIMITS),
+    ("disk", _FIX_LIMITS),
 )
-_MENDS = dict(LAYERS)
-_ESSENTIAL = frozenset({"bubblewrap", "overlay"})  # there is no way to do without
+_FIXES = dict(LAYERS)
+_ESSENTIAL = frozenset({"bubblewrap", "overlay"})  # nothing works without these
 _BOOT = BOOT.format(module="moothall.sandbox_runtime.escape_probes")
-_SECONDS = 60.0  # takes half of one; a machine on which everybody starts at once needs far more
-_LATE = "no answer within"
-_MEMORY = 96_000_000
+_SECONDS = 60.0  # it takes half a second, but far more on a machine that starts everything at once
+_NO_ANSWER = "no answer within"
+_MEMORY_BYTES = 96_000_000
 _PROCESSES = 24
-_FILE = 4_000_000
+_FILE_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One wall: `detail` says what happened when it was tried, `mend` how to get it where it is
-    missing.
+    """One protection layer: `detail` is what happened when it was tried, `mend` how to get it if it
+    is missing.
     """
 
     name: str
@@ -83,25 +83,24 @@ class Layer:
 async def probe(
     settings: SandboxSettings, folder: Path | None = None, seconds: float = _SECONDS
 ) -> tuple[Layer, ...]:
-    """Try every wall; takes about half a second. `folder` (default: the system's temporary one)
-    should lie on
-    the file system of the data directory, whose overlays are tried. `seconds`: how long an attempt
-    may take.
+    """Try every layer; takes about half a second. `folder` (default: the system's temporary folder)
+    should be on the file system of the data directory, where overlays are tried. `seconds` is how
+    long an attempt may take.
     """
-    tight = settings.model_copy(
-        update={"memory_bytes": _MEMORY, "processes": _PROCESSES, "disk_bytes": _FILE}
+    limits = settings.model_copy(
+        update={"memory_bytes": _MEMORY_BYTES, "processes": _PROCESSES, "disk_bytes": _FILE_BYTES}
     )
     try:
-        found = await _attempt(tight, folder, seconds)
+        results = await _attempt(limits, folder, seconds)
     except SandboxUnavailable as error:
-        try:  # which wall is it? The others are tried without the one that often is missing alone
-            found = await _attempt(
-                tight.model_copy(update={"allow_degraded": ("seccomp",)}), folder, seconds
+        try:  # find out which layer: try the others without seccomp, which is often missing
+            results = await _attempt(
+                limits.model_copy(update={"allow_degraded": ("seccomp",)}), folder, seconds
             )
         except SandboxUnavailable:
-            words = {_LATE: "try again once it has less to do", "namespace": _MEND_NAMESPACES}
+            fixes = {_NO_ANSWER: "try again once it has less to do", "namespace": _FIX_NAMESPACES}
             mend = next(
-                (mend for word, mend in words.items() if word in error.message), MEND_BUBBLEWRAP
+                (mend for word, mend in fixes.items() if word in error.message), MEND_BUBBLEWRAP
             )
             first = Layer("bubblewrap", ok=False, detail=error.message, mend=mend)
             return (
@@ -111,16 +110,16 @@ async def probe(
                     for name, _ in LAYERS[1:]
                 ),
             )
-        found["seccomp"] = (False, error.message)
+        results["seccomp"] = (False, error.message)
     details = {
-        "memory": f"held by {cgroups.way()}",
-        "processes": f"held by {cgroups.way()}, and by an rlimit of the user namespace",
+        "memory": f"held by {cgroups.describe()}",
+        "processes": f"held by {cgroups.describe()}, and by an rlimit of the user namespace",
     }
-    return tuple(_judge(name, found, details.get(name, "")) for name, _ in LAYERS)
+    return tuple(_to_layer(name, results, details.get(name, "")) for name, _ in LAYERS)
 
 
 def require(layers: Sequence[Layer], allow_degraded: Sequence[str] = ()) -> None:
-    """Raise `SandboxUnavailable` for the first missing wall that the operator did not name."""
+    """Raise `SandboxUnavailable` for the first missing layer that the operator did not allow."""
     for layer in layers:
         if layer.ok or (layer.name in allow_degraded and layer.name not in _ESSENTIAL):
             continue
@@ -136,13 +135,13 @@ def require(layers: Sequence[Layer], allow_degraded: Sequence[str] = ()) -> None
 
 
 def _missing_layer(name: str, detail: str) -> Layer:
-    return Layer(name, ok=False, detail=detail, mend=_MENDS[name])
+    return Layer(name, ok=False, detail=detail, mend=_FIXES[name])
 
 
-def _judge(name: str, found: dict[str, Any], detail: str) -> Layer:
+def _to_layer(name: str, results: dict[str, Any], detail: str) -> Layer:
     if name == "bubblewrap":
         return Layer(name, ok=True, detail="starts")
-    held, said = found.get(name, (False, "the attempt did not come to its end"))
+    held, said = results.get(name, (False, "the attempt did not come to its end"))
     return (
         Layer(name, ok=True, detail=f"{said}; {detail}" if detail else said)
         if held is True
@@ -151,12 +150,12 @@ def _judge(name: str, found: dict[str, Any], detail: str) -> Layer:
 
 
 async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float) -> dict[str, Any]:
-    """Run the attempts inside and return name → [held, what happened]."""
+    """Run the attempts inside a sandbox and return name → [whether it held, what happened]."""
     with tempfile.TemporaryDirectory(
         prefix="moothall-probe-", dir=folder, ignore_cleanup_errors=True
     ) as name:
-        place = Path(name)
-        overlay = await asyncio.to_thread(_folders, place, drop_uid(limits))
+        root = Path(name)
+        overlay = await asyncio.to_thread(_make_folders, root, drop_uid(limits))
         ours, theirs = socket.socketpair()
         callers: list[object] = []
 
@@ -168,18 +167,18 @@ async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float)
         async with listener:
             with ours, theirs:
                 order = {
-                    "host_file": str(place / "secret"),
+                    "host_file": str(root / "secret"),
                     "port": listener.sockets[0].getsockname()[1],
-                    "landlock": False,  # a missing one is told, not died of
+                    "landlock": False,  # if it is missing, report it and go on
                     "writable": [],
                     "open_files": limits.open_files,
                     "cgroup": cgroups.parents() is not None,
-                    "memory": _MEMORY,
+                    "memory": _MEMORY_BYTES,
                     "processes": _PROCESSES,
-                    "file": _FILE,
+                    "file": _FILE_BYTES,
                 }
                 spec = SandboxSpec(
-                    name=f"probe-{os.getpid()}-{place.name[-8:]}",
+                    name=f"probe-{os.getpid()}-{root.name[-8:]}",
                     argv=(
                         str(interpreter()),
                         "-I",
@@ -196,77 +195,75 @@ async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float)
                 )
                 async with run_sandbox(spec) as inside:
                     theirs.close()
-                    said = await _read(ours, seconds)
-                    if not said:
+                    result = await _read_result(ours, seconds)
+                    if not result:
                         inside.kill()
                         await inside.process.wait()
-                        why = (
-                            f"{_LATE} {seconds:g} s; the machine may be too busy"
-                            if said is None
+                        cause = (
+                            f"{_NO_ANSWER} {seconds:g} s; the machine may be too busy"
+                            if result is None
                             else "no word of why"
                         )
                         raise SandboxUnavailable(
-                            f"the sandbox does not start: {inside.log_tail() or why}"
+                            f"the sandbox does not start: {inside.log_tail() or cause}"
                         )
-        found: dict[str, Any] = json.loads(said)
+        results: dict[str, Any] = json.loads(result)
         if callers:
-            found["network"] = [False, "a listener of the host was reached"]
-        found["overlay"] = await asyncio.to_thread(_overlay_held, overlay)
-        await asyncio.to_thread(_open_up, place)
-    return found
+            results["network"] = [False, "a listener of the host was reached"]
+        results["overlay"] = await asyncio.to_thread(_check_overlay, overlay)
+        await asyncio.to_thread(_unlock_work_folder, root)
+    return results
 
 
-def _folders(place: Path, uid: int | None) -> Overlay:
-    (place / "secret").write_text("seen", encoding="utf-8")
+def _make_folders(root: Path, uid: int | None) -> Overlay:
+    (root / "secret").write_text("seen", encoding="utf-8")
     for name in ("lower", "upper", "work"):
-        (place / name).mkdir()
+        (root / name).mkdir()
         if uid is not None:
-            os.chown(place / name, uid, uid)
-    (place / "lower" / "base").write_text("as it was", encoding="utf-8")
+            os.chown(root / name, uid, uid)
+    (root / "lower" / "base").write_text("as it was", encoding="utf-8")
     if uid is not None:
-        os.chown(place / "lower" / "base", uid, uid)
-    return Overlay((place / "lower",), place / "upper", place / "work")
+        os.chown(root / "lower" / "base", uid, uid)
+    return Overlay((root / "lower",), root / "upper", root / "work")
 
 
-def _open_up(place: Path) -> None:
-    """The kernel leaves a folder without any rights in `work`, which an ordinary user can't remove
-    otherwise.
-    """
-    for folder in (place / "work").iterdir():
+def _unlock_work_folder(root: Path) -> None:
+    """Make the folder in `work` removable: the kernel leaves it without any permissions."""
+    for folder in (root / "work").iterdir():
         folder.chmod(0o700)
 
 
-def _overlay_held(overlay: Overlay) -> tuple[bool, str]:
-    written = overlay.upper / "base"
-    if not written.exists():
+def _check_overlay(overlay: Overlay) -> tuple[bool, str]:
+    changed = overlay.upper / "base"
+    if not changed.exists():
         return False, "a change did not arrive in the upper folder"
     if (overlay.lower[0] / "base").read_text(encoding="utf-8") != "as it was":
         return False, "the shared checkout was changed"
     return True, "a change went to the upper folder, the checkout below is as it was"
 
 
-async def _read(end: socket.socket, seconds: float) -> bytes | None:
-    """Read until the other side closes; None where that takes more seconds."""
+async def _read_result(end: socket.socket, seconds: float) -> bytes | None:
+    """Read until the other side closes or ends a line; None if that takes longer than `seconds`."""
     end.setblocking(False)
-    loop, said = asyncio.get_running_loop(), b""
+    loop, result = asyncio.get_running_loop(), b""
     try:
         async with asyncio.timeout(seconds):
             while data := await loop.sock_recv(end, 1 << 16):
-                said += data
-                if said.endswith(b"\n"):
+                result += data
+                if result.endswith(b"\n"):
                     break
     except TimeoutError:
         return None
-    return said
+    return result
 
 
 async def check_walls(
     sandbox: SandboxSettings, tell: Callable[[str], None] | None = None
 ) -> tuple[Layer, ...]:
-    """Probe every layer of the sandbox by a forbidden act and return them; raise
-    `SandboxUnavailable` for one that is missing.
+    """Probe every layer of the sandbox and return them; raise `SandboxUnavailable` for one that is
+    missing.
 
-    Layers that the operator accepts as missing are named in the log at every start.
+    Layers that the operator allows to be missing are logged at every start.
     """
     layers = await probe(sandbox)
     require(layers, sandbox.allow_degraded)
@@ -277,7 +274,7 @@ async def check_walls(
         "the sandbox is tried",
         layers=len(layers),
         missing=missing,
-        memory_and_processes=cgroups.way(),
+        memory_and_processes=cgroups.describe(),
     )
     if missing:
         log.warning("the sandbox is degraded, as allowed", missing=missing)

@@ -1,4 +1,4 @@
-"""The system calls that nothing inside a sandbox needs, as a BPF program for bubblewrap."""
+"""A BPF program for bubblewrap that denies the system calls that nothing in a sandbox needs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DENIED = (
     "io_uring_setup",
     "ioperm",
     "iopl",
-    "ioprio_set",  # what else runs here is not slowed down by whoever asks to go first
+    "ioprio_set",  # nobody inside may take I/O priority from other processes on the machine
     "kcmp",
     "kexec_file_load",
     "kexec_load",
@@ -54,8 +54,7 @@ DENIED = (
     "open_tree",
     "perf_event_open",
     "pidfd_getfd",
-    # whom it means stands behind a descriptor, where a filter can't look; kill(2) does all that is
-    # needed
+    # its target is behind a descriptor, which a filter cannot inspect; kill(2) is enough
     "pidfd_send_signal",
     "pivot_root",
     "process_madvise",
@@ -79,21 +78,21 @@ DENIED = (
     "vmsplice",
 )
 
-# clone(2) with any of these in its flags makes a namespace.
+# clone(2) with any of these flags creates a namespace.
 _NAMESPACE_FLAGS = (
     0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 )
-_AF_VSOCK = 40  # reaches the machine that this one is a guest of, and knows no network namespace
-_TIOCSTI = 0x5412  # types into the terminal that started us
+_AF_VSOCK = 40  # reaches the host of a virtual machine, and ignores network namespaces
+_TIOCSTI = 0x5412  # inserts input into the terminal that started us
 _TIOCLINUX = 0x541C
 _FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
 _PR_SET_SECCOMP, _FILTER = 22, 2
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 
 
-def _kernel_filters() -> bool:
-    """Ask for a filter that lies nowhere: a kernel that knows filters finds fault with the address,
-    another with the wish.
+def _kernel_has_filters() -> bool:
+    """Install a filter at an invalid address: a kernel with filters complains about the address,
+    one without them about the request.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     return (
@@ -106,9 +105,9 @@ def _kernel_filters() -> bool:
 def program() -> bytes:
     """Return the filter. Denied calls fail with EPERM; other architectures' calls kill the caller.
 
-    Raises `SandboxUnavailable` without libseccomp, and on a kernel that has no filters.
+    Raises `SandboxUnavailable` without libseccomp, and on a kernel without filters.
     """
-    if not _kernel_filters():
+    if not _kernel_has_filters():
         raise SandboxUnavailable(
             "seccomp: the kernel has no filters of system calls; use one with CONFIG_SECCOMP_FILTER"
         )
@@ -126,22 +125,22 @@ def program() -> bytes:
     for bit in (1 << n for n in range(32) if _NAMESPACE_FLAGS & (1 << n)):
         rules.add_rule(refuse, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, bit, bit))
     rules.add_rule(refuse, "socket", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0xFFFFFFFF, _AF_VSOCK))
-    # Its flags lie in memory, where a filter can't look; libc falls back to clone.
+    # Its flags are in memory, which a filter cannot inspect; libc falls back to clone.
     rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
     for request in (_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP):
         rules.add_rule(refuse, "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request))
-    _spare_the_executor(rules, refuse)
+    _protect_executor(rules, refuse)
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)
         file.seek(0)
         return file.read()
 
 
-def _spare_the_executor(rules: Any, refuse: int) -> None:
-    """What it runs has its uid and could end, stop or starve it: by a signal, by one that the
-    kernel sends for a file, by limits.
+def _protect_executor(rules: Any, refuse: int) -> None:
+    """Protect the executor from the processes it runs. They have its uid and could end, stop or
+    starve it: by a signal, by a signal that the kernel sends for a file, or by limits.
 
-    The last way, `kill(-1)`, it needs itself: see
+    The last way, `kill(-1)`, is needed by the executor itself: see
     `moothall.sandbox_runtime.confinement.block_signals_to_all`.
     """
     import pyseccomp
@@ -156,12 +155,12 @@ def _spare_the_executor(rules: Any, refuse: int) -> None:
     for command in (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX):
         rules.add_rule(refuse, "fcntl", low(1, command))
     rules.add_rule(refuse, "prlimit64", pyseccomp.Arg(0, pyseccomp.NE, 0))
-    for argument in (0, 1):  # only itself may it have wait for others
+    for argument in (0, 1):  # a process may lower only its own priority
         rules.add_rule(refuse, "setpriority", pyseccomp.Arg(argument, pyseccomp.NE, 0))
 
 
 def program_fd() -> int:
-    """Return a new descriptor from which bubblewrap reads the filter; the caller closes it."""
+    """Return a new descriptor from which bubblewrap reads the filter; the caller must close it."""
     descriptor = os.memfd_create("seccomp")
     os.write(descriptor, program())
     os.lseek(descriptor, 0, os.SEEK_SET)

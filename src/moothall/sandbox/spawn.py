@@ -1,6 +1,6 @@
-"""Starting a process inside its sandbox, and making sure that nothing of it stays.
+"""Starts a process inside its sandbox, and makes sure that nothing of it remains afterwards.
 
-The sandboxed process writes its log to a pipe, and this process writes the file.
+The sandboxed process writes its output to a pipe, and this process writes the log file.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from moothall.sandbox.bubblewrap import (
 from moothall.sandbox_runtime import launcher
 
 TAIL_BYTES = 2000
-_MOST_BYTES = 4_000_000  # of output in the file; the tail is always the newest
+_MAX_OUTPUT_BYTES = 4_000_000  # of output in the file; the tail is always the newest
 _READ_BYTES = 65_536  # the capacity of a pipe
-_PAUSE = 0.01  # seconds between reads: limits a flood of output to a few MB a second
-_DRAINS = 16
-_MARK = b"| "  # before each line of output, so that it cannot pass for a note
+_PAUSE_SECONDS = 0.01  # between reads: limits a flood of output to a few MB a second
+_MAX_DRAIN_READS = 16
+_OUTPUT_PREFIX = b"| "  # before each line of output, so that it cannot look like a note
 
 
 class SandboxLog:
     """Reads the stdout and stderr of a sandboxed process and writes them, up to a limit, to `path`,
-    between our notes.
+    together with our own notes.
 
-    `writing` is the descriptor for the process. Use this in one event loop, and call `start` after
+    `writing` is the descriptor for the process. Use it in one event loop, and call `start` after
     starting the process.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._file: IO[bytes] | None = path.open("ab", buffering=0) if path else None
-        self._reading, self.writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._read_fd, self.writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(self.writing, True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._tail = b""
-        self._room = _MOST_BYTES
-        self._line_start = True
+        self._bytes_left = _MAX_OUTPUT_BYTES
+        self._at_line_start = True
 
     def start(self) -> None:
         """Close our copy of the writing end, and read until the process ends."""
@@ -67,17 +67,17 @@ class SandboxLog:
 
     def tail(self) -> str:
         """Return the end of the output since the last note."""
-        for _ in range(_DRAINS):
+        for _ in range(_MAX_DRAIN_READS):
             if not self._read():
                 break
         return self._tail.decode(errors="replace").strip()
 
     def note(self, text: str) -> None:
-        """Add lines of our own to the log."""
+        """Add our own lines to the log."""
         self.tail()
         self._tail = b""
-        self._put((b"" if self._line_start else b"\n") + text.encode(errors="replace"))
-        self._line_start = text.endswith("\n")
+        self._put((b"" if self._at_line_start else b"\n") + text.encode(errors="replace"))
+        self._at_line_start = text.endswith("\n")
 
     def close(self) -> None:
         """Read the rest and close everything; `tail` still works."""
@@ -92,20 +92,20 @@ class SandboxLog:
 
     def _listen(self) -> None:
         self._pause = None
-        if self._loop and self._reading >= 0:
-            self._loop.add_reader(self._reading, self._on_output)
+        if self._loop and self._read_fd >= 0:
+            self._loop.add_reader(self._read_fd, self._on_output)
 
     def _on_output(self) -> None:
         if self._loop and self._read():
-            self._loop.remove_reader(self._reading)
-            self._pause = self._loop.call_later(_PAUSE, self._listen)
+            self._loop.remove_reader(self._read_fd)
+            self._pause = self._loop.call_later(_PAUSE_SECONDS, self._listen)
 
     def _read(self) -> bool:
-        """Read once; return whether there was output. Stop at its end."""
-        if self._reading < 0:
+        """Read once; return whether there was output. Stop when the output ends."""
+        if self._read_fd < 0:
             return False
         try:
-            output = os.read(self._reading, _READ_BYTES)
+            output = os.read(self._read_fd, _READ_BYTES)
         except BlockingIOError:
             return False
         if not output:
@@ -116,17 +116,19 @@ class SandboxLog:
         return True
 
     def _write(self, output: bytes) -> None:
-        if not self._file or not self._room:
+        if not self._file or not self._bytes_left:
             return
-        output = output[: self._room]
-        self._room -= len(output)
-        text = (_MARK if self._line_start else b"") + output.replace(b"\n", b"\n" + _MARK)
-        self._line_start = output.endswith(b"\n")
-        if self._line_start:
-            text = text[: -len(_MARK)]
-        if not self._room:
-            text += b"\n| ... the log keeps %d bytes of output\n" % _MOST_BYTES
-            self._line_start = True
+        output = output[: self._bytes_left]
+        self._bytes_left -= len(output)
+        text = (_OUTPUT_PREFIX if self._at_line_start else b"") + output.replace(
+            b"\n", b"\n" + _OUTPUT_PREFIX
+        )
+        self._at_line_start = output.endswith(b"\n")
+        if self._at_line_start:
+            text = text[: -len(_OUTPUT_PREFIX)]
+        if not self._bytes_left:
+            text += b"\n| ... the log keeps %d bytes of output\n" % _MAX_OUTPUT_BYTES
+            self._at_line_start = True
         self._put(text)
 
     def _put(self, text: bytes) -> None:
@@ -138,11 +140,11 @@ class SandboxLog:
         if self._pause:
             self._pause.cancel()
             self._pause = None
-        if self._reading >= 0:
+        if self._read_fd >= 0:
             if self._loop:
-                self._loop.remove_reader(self._reading)
-            os.close(self._reading)
-            self._reading = -1
+                self._loop.remove_reader(self._read_fd)
+            os.close(self._read_fd)
+            self._read_fd = -1
 
 
 _PASSWD = (
@@ -162,14 +164,14 @@ def drop_uid(limits: SandboxSettings) -> int | None:
 
 
 def own(path: Path, uid: int | None) -> None:
-    """Give `path` to the uid that sandboxes run as."""
+    """Give `path` to the uid under which sandboxes run."""
     if uid is not None:
         os.chown(path, uid, uid, follow_symlinks=False)
 
 
 @dataclass(slots=True)
 class Sandboxed:
-    """A process in its sandbox. `pid` is the host's; killing it ends everything inside."""
+    """A process in its sandbox. `pid` is that of the host; killing it ends everything inside."""
 
     process: asyncio.subprocess.Process
     cgroup: cgroups.Cgroup | None
@@ -184,7 +186,7 @@ class Sandboxed:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; asked of the kernel, who knows before asyncio does."""
+        """Whether it still runs, according to the kernel, which knows before asyncio does."""
         if self._killed or self._handle < 0 or self.process.returncode is not None:
             return False
         return not select.select([self._handle], [], [], 0)[0]
@@ -194,19 +196,19 @@ class Sandboxed:
         return self._log.tail()
 
     def note(self, text: str) -> None:
-        """Add lines of our own to the log."""
+        """Add our own lines to the log."""
         self._log.note(text)
 
     def kill(self) -> None:
-        """End it and all its descendants; they share its pid namespace and die with it."""
+        """Kill it and all its descendants, which share its pid namespace and die with it."""
         self._killed = True
-        # By pidfd: `process.kill()` may reap the child under the hands of asyncio's own watcher.
+        # By pidfd: `process.kill()` might reap the child before asyncio's own watcher does.
         if self._handle >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
     async def close(self) -> None:
-        """Kill, reap and remove what is left."""
+        """Kill and reap it, and remove what is left."""
         self.kill()
         await self.process.wait()
         if self.cgroup:
@@ -224,12 +226,12 @@ class Sandboxed:
 
 
 @contextmanager
-def _descriptors() -> Iterator[list[int]]:
-    held: list[int] = []
+def _closing_descriptors() -> Iterator[list[int]]:
+    descriptors: list[int] = []
     try:
-        yield held
+        yield descriptors
     finally:
-        for descriptor in held:
+        for descriptor in descriptors:
             os.close(descriptor)
 
 
@@ -254,31 +256,30 @@ def _make_cgroup(spec: SandboxSpec) -> cgroups.Cgroup | None:
 
 
 async def spawn(spec: SandboxSpec) -> Sandboxed:
-    """Start `spec.argv` inside. The caller closes it.
+    """Start `spec.argv` inside. The caller must close the result.
 
-    Raises `SandboxUnavailable` where bubblewrap, seccomp or the cgroup cannot be had. What fails
-    later,
-    in the launcher or in bubblewrap, ends the process with the reason in its log.
+    Raises `SandboxUnavailable` if bubblewrap, seccomp or the cgroup is not available. If the
+    launcher or bubblewrap fails later, the process ends with the reason in its log.
     """
-    with _descriptors() as held:
+    with _closing_descriptors() as descriptors:
         filter_fd = None
         try:
             filter_fd = seccomp.program_fd()
-            held.append(filter_fd)
+            descriptors.append(filter_fd)
         except SandboxUnavailable:
             if "seccomp" not in spec.limits.allow_degraded:
                 raise
         accounts = {}
         for name, content in (("passwd", _PASSWD), ("group", _GROUP), ("hosts", _HOSTS)):
             accounts[name] = _memory_fd(name, content.encode())
-            held.append(accounts[name])
+            descriptors.append(accounts[name])
         stage, argv = command(spec, seccomp=filter_fd, accounts=accounts)
-        group = _make_cgroup(spec)
+        cgroup = _make_cgroup(spec)
         overlay = spec.overlay
-        order = {
+        request = {
             "parent": os.getpid(),
             "uid": drop_uid(spec.limits),
-            "cgroups": group.entrances if group else (),
+            "cgroups": cgroup.entrances if cgroup else (),
             "stage": stage,
             "overlay": {
                 "lower": [str(p) for p in overlay.lower],
@@ -289,10 +290,10 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
             else None,
             "program": bubblewrap(),
             "argv": argv,
-            "descriptors": (*held, *spec.fds),
+            "descriptors": (*descriptors, *spec.fds),
         }
-        order_fd = _memory_fd("order", marshal.dumps(order))
-        held.append(order_fd)
+        request_fd = _memory_fd("order", marshal.dumps(request))
+        descriptors.append(request_fd)
         log = SandboxLog(spec.log)
         try:
             process = await start_process(
@@ -300,32 +301,32 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
                 "-I",
                 "-S",
                 _LAUNCHER,
-                str(order_fd),
+                str(request_fd),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log.writing,
                 stderr=log.writing,
-                pass_fds=(*held, *spec.fds),
+                pass_fds=(*descriptors, *spec.fds),
                 env={},
                 cwd="/",
-                # a Ctrl-C in the terminal is for us: we end what we started
+                # Ctrl-C in the terminal is for us: we end what we started
                 start_new_session=True,
             )
         except BaseException:
             log.close()
-            if group:
-                group.remove()
+            if cgroup:
+                cgroup.remove()
             raise
         log.start()
         try:
             handle = os.pidfd_open(process.pid)
         except ProcessLookupError:
             handle = -1  # dead and reaped already
-    return Sandboxed(process, group, log, handle)
+    return Sandboxed(process, cgroup, log, handle)
 
 
 @asynccontextmanager
 async def run_sandbox(spec: SandboxSpec) -> AsyncIterator[Sandboxed]:
-    """Run `spec` for as long as the context lasts."""
+    """Run `spec` for the duration of the block."""
     inside = await spawn(spec)
     try:
         yield inside

@@ -188,12 +188,12 @@ class MemoryBus:
                     return
                 last_seq = raw.seq
                 try:
-                    unpacked = forwarding.heed_subject(
+                    unpacked = forwarding.check_subjects(
                         await self._packer.unpack_all(raw.data), raw.subject
                     )
                 except InvalidRequest:
                     continue
-                for record in batching.records_of(
+                for record in batching.to_records(
                     raw.seq,
                     unpacked,
                     {"about": registry.about(raw.subject), "time": raw.time.isoformat()},
@@ -306,7 +306,7 @@ class MemoryBus:
             unpacked = await forwarding.forward(
                 unpacked, raw.subject, raw.seq, self._packer, self.put_raw
             )
-        return batching.records_of(raw.seq, unpacked, extra)
+        return batching.to_records(raw.seq, unpacked, extra)
 
     def _remove_delivered(self, durable: _Durable, stream: _Stream, seq: int) -> None:
         durable.deliveries.pop(seq, None)

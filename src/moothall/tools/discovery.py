@@ -1,4 +1,4 @@
-"""Finding tools in the catalogue."""
+"""Search in the catalogue of tools."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from moothall.tools.spec import ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What is looked for. Everything given must hold; of `categories`, `tags` and `profiles` one
-    each. `most` 0: all.
+    """Filters of a search, which must all match. Of `categories`, `tags` and `profiles` one must
+    match. `most` limits the results; 0: all.
     """
 
     query: str = ""
@@ -24,16 +24,16 @@ class Filters:
 
 
 def discover(specs: Iterable[ToolSpec], filters: Filters) -> tuple[ToolSpec, ...]:
-    """Return the tools that fit, in catalogue order. Every word of the query stands in the name,
-    the summary or a tag.
+    """Return the matching tools in the order of the catalogue. Each word of the query must be in
+    the name, the summary or a tag.
     """
     words = filters.query.lower().split()
-    found = tuple(
+    matches = tuple(
         spec
         for spec in specs
         if _fits(spec, filters) and all(word in _text(spec) for word in words)
     )
-    return found[: filters.most] if filters.most else found
+    return matches[: filters.most] if filters.most else matches
 
 
 def _fits(spec: ToolSpec, filters: Filters) -> bool:
@@ -50,7 +50,7 @@ def _text(spec: ToolSpec) -> str:
 
 
 def entry(spec: ToolSpec, *, enabled: bool = True) -> dict[str, Any]:
-    """Return all that the catalogue says of a tool, JSON-shaped."""
+    """Return the catalogue's entry of a tool as JSON."""
     return {
         "id": spec.id,
         "summary": spec.summary,

@@ -1,4 +1,4 @@
-"""What the catalogue says of a tool."""
+"""The entry of a tool in the catalogue."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ SCHEMA_STRING = 8000
 
 
 class Danger(StrEnum):
-    """The worst that a tool can do, which is also the operation that a role is granted. `execute`
-    runs code that a
-    model wrote; `outside` acts beyond the workspace.
+    """The worst that a tool can do; it is also the operation that a role is granted. `execute` runs
+    code that a model wrote; `outside` acts beyond the workspace.
     """
 
     READ = "read"
@@ -29,7 +28,7 @@ class Danger(StrEnum):
 
 
 class Cost(StrEnum):
-    """What a call costs the operator, roughly: nothing to speak of, a process, minutes of a core,
+    """The rough cost of a call for the operator: negligible, a process, minutes of a core, or
     money.
     """
 
@@ -41,7 +40,7 @@ class Cost(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a tool needs to run. Only the catalogue says so: a caller's claim is ignored."""
+    """The requirements of a tool, by the catalogue only: a caller's claims are ignored."""
 
     os_access: bool = False
     network_access: bool = False
@@ -50,8 +49,8 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Calls that may be made; 0: no limit. Of a seat where the effect stays in its workspace, else
-    of a tenant.
+    """A limit of calls; 0 means unlimited. It applies to a seat if the effect stays in its
+    workspace, otherwise to a tenant.
     """
 
     per_minute: int = 0
@@ -60,9 +59,12 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """How far one call may go: `seconds` on the wall, and `result_bytes` of JSON (0: as much as the
-    gate lets out). `usual_seconds` is what a call gets that does not ask for another time with its
-    argument `timeout_seconds` (0: the tool has no such argument).
+    """Limits of one call.
+
+    seconds: its longest time.
+    result_bytes: the size of its result as JSON; 0: the limit of the gateway.
+    usual_seconds: the time of a call that does not ask for another one with its argument
+    `timeout_seconds`; 0: the tool has no such argument.
     """
 
     seconds: float
@@ -72,15 +74,15 @@ class Caps:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A call as it would be made, and what comes of it."""
+    """An example of a call, with its output."""
 
     about: str
     arguments: Mapping[str, Any]
     output: Mapping[str, Any] = field(default_factory=dict)
 
 
-_USUAL_RATE: Final[Mapping[Danger, Rate]] = {
-    Danger.READ: Rate(),  # a seat's budget of calls bounds these
+_DEFAULT_RATES: Final[Mapping[Danger, Rate]] = {
+    Danger.READ: Rate(),  # limited by a seat's budget of calls
     Danger.WRITE: Rate(),
     Danger.EXECUTE: Rate(10, 300),
     Danger.OUTSIDE: Rate(10, 100),
@@ -89,12 +91,14 @@ _USUAL_RATE: Final[Mapping[Danger, Rate]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ToolSpec:
-    """One tool. `paths` names the arguments that hold paths or globs (a string or a list of them),
-    `writes` those of them whose file is changed. `profiles` are named sets that it belongs to;
-    `core` is what a model with a small window is offered. `cache_seconds`: how long a result stands
-    for the same call of the same tenant; 0: not at all.
-    `version` changes whenever the same call would be answered otherwise. There is one of each,
-    equal to itself alone.
+    """A tool. Each is a single object that is equal only to itself.
+
+    paths: arguments that contain paths or globs (a string or a list of strings).
+    writes: those of them whose files are changed.
+    profiles: named sets of tools that it belongs to; `core` is offered to models with small
+    windows.
+    cache_seconds: how long a result is reused for the same call of the same tenant; 0: never.
+    version: changes whenever the same call may be answered differently.
     """
 
     name: str
@@ -116,37 +120,37 @@ class ToolSpec:
 
     @property
     def id(self) -> str:
-        """The name: it is unique."""
+        """The unique name."""
         return self.name
 
     @property
     def category(self) -> str:
-        """The first part of the name: files, git, tests."""
+        """The first part of the name, such as files, git or tests."""
         return self.name.partition(".")[0]
 
     @property
     def timeout_seconds(self) -> float:
-        """The longest that a call may take."""
+        """The longest time of a call."""
         return self.caps.seconds
 
     def call_seconds(self, arguments: Mapping[str, Any]) -> float:
-        """Return how long a call with these arguments may take."""
-        asked = arguments.get("timeout_seconds") or self.caps.usual_seconds
-        return min(asked, self.caps.seconds) if self.caps.usual_seconds else self.caps.seconds
+        """Return the longest time of a call with these arguments."""
+        requested = arguments.get("timeout_seconds") or self.caps.usual_seconds
+        return min(requested, self.caps.seconds) if self.caps.usual_seconds else self.caps.seconds
 
     @property
     def rate(self) -> Rate:
-        """Its own rate limit, or the usual one of its danger."""
-        return self.own_rate or _USUAL_RATE[self.danger]
+        """Its own rate limit, or the default of its danger."""
+        return self.own_rate or _DEFAULT_RATES[self.danger]
 
     @property
     def core(self) -> bool:
-        """Whether a model with a small window is offered it."""
+        """Whether it is offered to models with small windows."""
         return "core" in self.profiles
 
     @property
     def outside(self) -> bool:
-        """Whether the effect leaves the workspace: intent is recorded before, result after."""
+        """Whether its effect leaves the workspace, so that the intent is recorded before it."""
         return self.danger is Danger.OUTSIDE
 
     @property
@@ -157,19 +161,19 @@ class ToolSpec:
     def schema(self, max_string: int | None = SCHEMA_STRING) -> dict[str, Any]:
         """Return the JSON schema of the arguments: flat, closed, every string and list bounded.
 
-        A string's `maxLength` is at most `max_string`: a model's reply is never longer anyway, and
-        decoders
-        compile a smaller grammar. None gives the bounds that the gateway enforces. The dict is the
-        caller's own.
+        max_string: an upper bound of each `maxLength`, because replies of models are never longer
+        and decoders compile a smaller grammar. None: the bounds that the gateway enforces.
+
+        The caller may change the returned dict.
         """
         shape: dict[str, Any] = json.loads(_schema(self.arguments))
         if max_string is not None:
-            _lower(shape, max_string)
+            _lower_max_length(shape, max_string)
         return shape
 
     def output_schema(self) -> dict[str, Any]:
-        """Return the JSON schema of a successful result. It may hold more: `note` and `truncated`
-        are the gateway's.
+        """Return the JSON schema of a successful result. The gateway may add `note` and
+        `truncated`.
         """
         return self.output.model_json_schema()
 
@@ -180,7 +184,7 @@ class ToolSpec:
 
     @property
     def signature(self) -> str:
-        """As in `files.read(path, start?, lines?)`."""
+        """The signature, such as `files.read(path, start?, lines?)`."""
         fields = zip(self.argument_names, self.arguments.model_fields.values(), strict=True)
         names = [name if field.is_required() else f"{name}?" for name, field in fields]
         return f"{self.name}({', '.join(names)})"
@@ -189,8 +193,10 @@ class ToolSpec:
 @cache
 def _schema(model: type[Arguments]) -> str:
     shape = model.model_json_schema()
-    shared = shape.get("$defs", {})
-    fields = {name: _plain(field, shared) for name, field in shape.get("properties", {}).items()}
+    definitions = shape.get("$defs", {})
+    fields = {
+        name: _strip(field, definitions) for name, field in shape.get("properties", {}).items()
+    }
     return json.dumps(
         {
             "type": "object",
@@ -201,37 +207,40 @@ def _schema(model: type[Arguments]) -> str:
     )
 
 
-def _plain(shape: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what decoders don't use (titles, defaults, what a class says of itself), and put
-    what is shared in its place.
+def _strip(shape: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove keywords that decoders do not use (titles, defaults, descriptions), and inline
+    references.
     """
     if "$ref" in shape:
-        return _plain(shared[shape["$ref"].rpartition("/")[2]], shared)
-    plain: dict[str, Any] = {}
+        return _strip(definitions[shape["$ref"].rpartition("/")[2]], definitions)
+    stripped: dict[str, Any] = {}
     for key, value in shape.items():
         if key == "properties":
-            plain[key] = {name: _plain(field, shared) for name, field in value.items()}
+            stripped[key] = {name: _strip(field, definitions) for name, field in value.items()}
         elif key == "anyOf":
-            ways = [
-                way for inner in value if (way := _plain(inner, shared)) != {"type": "null"}
-            ]  # what may be left out need not be null
-            plain |= ways[0] if len(ways) == 1 else {key: ways}
+            # An optional argument may be omitted, so null is not needed.
+            alternatives = [
+                alternative
+                for option in value
+                if (alternative := _strip(option, definitions)) != {"type": "null"}
+            ]
+            stripped |= alternatives[0] if len(alternatives) == 1 else {key: alternatives}
         elif key not in {"title", "default", "description"}:
-            plain[key] = (
-                _plain(value, shared)
+            stripped[key] = (
+                _strip(value, definitions)
                 if key in {"items", "additionalProperties"} and isinstance(value, Mapping)
                 else value
             )
-    return plain
+    return stripped
 
 
-def _lower(shape: dict[str, Any], most: int) -> None:
+def _lower_max_length(shape: dict[str, Any], limit: int) -> None:
     if "maxLength" in shape:
-        shape["maxLength"] = min(shape["maxLength"], most)
-    within = [
+        shape["maxLength"] = min(shape["maxLength"], limit)
+    nested = [
         shape[name]
         for name in ("items", "additionalProperties")
         if isinstance(shape.get(name), dict)
     ]
-    for inner in (*shape.get("properties", {}).values(), *within, *shape.get("anyOf", ())):
-        _lower(inner, most)
+    for inner in (*shape.get("properties", {}).values(), *nested, *shape.get("anyOf", ())):
+        _lower_max_length(inner, limit)

@@ -1,9 +1,8 @@
-"""An operator's own tools: WebAssembly modules in a folder, each beside a YAML file that says what
-it is.
+"""An operator's own tools: WebAssembly modules in a folder, each described by a YAML file.
 
 `count.wasm` and `count.yaml` are the tool `wasm.count`. It gets its arguments as a JSON object on
-standard input and answers on standard output; of the workspace it sees, read-only, what the
-arguments of type `path` name, and nothing else.
+standard input and answers on standard output. Of the workspace it sees only the paths in its
+arguments of type `path`, read-only.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _TYPES: dict[str, type] = {
     "boolean": bool,
     "path": str,
 }
-_MOST_SECONDS = 300.0
+_MAX_SECONDS = 300.0
 
 
 class ModuleOutput(Output):
@@ -62,20 +61,20 @@ class _Manifest(_Closed):
     arguments: dict[Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,39}$")], _Argument] = {}
     version: str = "1.0.0"
     tags: tuple[str, ...] = ()
-    seconds: float = Field(30.0, gt=0, le=_MOST_SECONDS)
+    seconds: float = Field(30.0, gt=0, le=_MAX_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class WasmTool:
-    """What the catalogue says of it, and the module's file."""
+    """The catalogue's entry of a tool, and the file of its module."""
 
     spec: ToolSpec
     file: Path
 
 
 def read_tools(folder: Path | None) -> tuple[WasmTool, ...]:
-    """Return the tools of a folder, by name; none where there is no folder. Raises
-    `ConfigurationError` that names the file.
+    """Return the tools in a folder, by name; none without a folder. Raises `ConfigurationError`
+    that names the file.
     """
     if folder is None:
         return ()
@@ -120,27 +119,33 @@ def _read(file: Path) -> WasmTool:
 
 
 def _arguments(name: str, manifest: _Manifest) -> type[args.Arguments]:
-    """Return the model of a tool's arguments. Raises `ValueError` where a default is not of its
+    """Return the model of a tool's arguments. Raises `ValueError` if a default does not have its
     type.
     """
     fields: dict[str, Any] = {}
-    for argument, said in manifest.arguments.items():
+    for argument, declared in manifest.arguments.items():
         bounds: dict[str, Any] = {}
-        if said.type in {"string", "path"}:
-            bounds = {"max_length": args.MAX_PATH if said.type == "path" else said.max_length}
-            bounds |= {"min_length": 1} if said.type == "path" else {}
-        elif said.type != "boolean":
+        if declared.type in {"string", "path"}:
+            bounds = {
+                "max_length": args.MAX_PATH if declared.type == "path" else declared.max_length
+            }
+            bounds |= {"min_length": 1} if declared.type == "path" else {}
+        elif declared.type != "boolean":
             bounds = {
                 key: value
-                for key, value in (("ge", said.minimum), ("le", said.maximum))
+                for key, value in (("ge", declared.minimum), ("le", declared.maximum))
                 if value is not None
             }
-        kind = _TYPES[said.type]
-        if said.default is not None and (
-            not isinstance(said.default, kind) or isinstance(said.default, bool) != (kind is bool)
+        kind = _TYPES[declared.type]
+        if declared.default is not None and (
+            not isinstance(declared.default, kind)
+            or isinstance(declared.default, bool) != (kind is bool)
         ):
-            raise ValueError(f"the default of {argument} is no {said.type}")
-        default = ... if said.default is None else said.default
-        fields[argument] = (kind, Field(default, description=said.description or None, **bounds))
+            raise ValueError(f"the default of {argument} is no {declared.type}")
+        default = ... if declared.default is None else declared.default
+        fields[argument] = (
+            kind,
+            Field(default, description=declared.description or None, **bounds),
+        )
     model: type[args.Arguments] = create_model(f"Wasm_{name}", __base__=args.Arguments, **fields)
     return model

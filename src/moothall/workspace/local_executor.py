@@ -20,6 +20,7 @@ from moothall.repositories.changes import (
     measure,
 )
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
+from moothall.sandbox import cgroups
 from moothall.sandbox.bubblewrap import (
     ENVIRONMENT,
     Overlay,
@@ -27,7 +28,6 @@ from moothall.sandbox.bubblewrap import (
     interpreter,
     interpreter_binds,
 )
-from moothall.sandbox.cgroups import parents, way
 from moothall.sandbox.spawn import Sandboxed, drop_uid, own, spawn
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.workspace.bundle import INSIDE
@@ -114,7 +114,9 @@ class LocalExecutor(ExecutorClient):
                 f"the sandbox does not start: {reason}; `moothall doctor` says which wall is "
                 "missing"
             ) from error
-        self._sandbox.note(f"sandbox {self.name}: memory and processes are held by {way()}\n")
+        self._sandbox.note(
+            f"sandbox {self.name}: memory and processes are held by {cgroups.describe()}\n"
+        )
 
     async def _open_proxy(self, reach: NetworkAccess, our_socket: socket.socket) -> None:
         """Serve the proxy on the port that was opened inside, the only way to the network."""
@@ -150,7 +152,7 @@ class LocalExecutor(ExecutorClient):
         )
         binds = ((setup.env, ENVIRONMENT),) if setup.env else ()
         options = setup.describe_limits(
-            limits, cgroup=parents() is not None, proxied=setup.reach is not None
+            limits, cgroup=cgroups.parents() is not None, proxied=setup.reach is not None
         )
         argv = (
             str(interpreter()),

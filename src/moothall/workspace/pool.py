@@ -306,7 +306,9 @@ async def _end_sandboxes(prefix: str) -> bool:
     take a moment to end.
     """
     for _ in range(_END_ATTEMPTS):
-        if await asyncio.to_thread(lambda: orphans.end(prefix) == 0 and cgroups.sweep(prefix)):
+        if await asyncio.to_thread(
+            lambda: orphans.kill_sandboxes(prefix) == 0 and cgroups.sweep(prefix)
+        ):
             return True
         await asyncio.sleep(_END_PAUSE_SECONDS)
     return False

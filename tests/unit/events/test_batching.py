@@ -19,7 +19,7 @@ from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable, InvalidRequest, Permanent
 from moothall.events import codec, registry
-from moothall.events.batching import BatchingWriter, records_of
+from moothall.events.batching import BatchingWriter, to_records
 from moothall.events.envelope import EnvelopeCodec
 from moothall.testing.buckets import MemoryBlobs
 from moothall.testing.bus import MemoryBus
@@ -209,7 +209,7 @@ def test_wherever_a_watcher_stops_it_loses_nothing(sizes: list[int], data: st.Da
     log: list[Recorded] = []
     for seq, size in enumerate(sizes, 1):
         events: list[Event] = [seat(len(log) + n) for n in range(size)]
-        log += records_of(seq, events, {})
+        log += to_records(seq, events, {})
     place = data.draw(st.integers(0, len(log) - 1))
     again = [r for r in log if r.comes_after(log[place].seq)]
     assert again[len(again) - len(log[place + 1 :]) :] == log[place + 1 :]

@@ -12,7 +12,7 @@ from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.topic import Channel
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.layout import BLOBS_STREAM
-from moothall.events.nats.pruning import prune, prune_blobs, prune_documents, told_commits
+from moothall.events.nats.pruning import named_commits, prune, prune_blobs, prune_documents
 from moothall.events.nats.server import embedded_server
 
 OLD = timedelta(seconds=-60)  # of any age
@@ -92,4 +92,4 @@ async def test_a_value_that_another_value_refers_to_is_used(bus: JetStreamBus) -
 async def test_commits_that_the_log_names(bus: JetStreamBus) -> None:
     await bus.publish(proposed("task-1", proposal={"commit_sha": COMMIT}))
     await bus.publish(proposed("task-2", proposal={"commit_sha": ""}))
-    assert await told_commits(bus) == {COMMIT}
+    assert await named_commits(bus) == {COMMIT}

@@ -1,7 +1,7 @@
 """Whether a model server answers, asked as the model's client asks it."""
 
 from moothall.config import LlmSettings, Models
-from moothall.llm.health import ServerCount, look
+from moothall.llm.health import ServerCount, check_servers
 from moothall.telemetry import metrics
 from moothall.testing.model import scripted_model
 
@@ -12,21 +12,21 @@ async def test_a_key_in_the_url_is_sent_as_the_models_client_sends_it() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key="secret-key") as server:
         base_url = server.base_url.replace("//", "//secret-key@")
 
-        assert await look(Models(), base_url) == {"default": ServerCount(1, 1)}
+        assert await check_servers(Models(), base_url) == {"default": ServerCount(1, 1)}
 
 
 async def test_a_configured_key_is_sent_and_wins_over_one_in_the_url() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key=KEY) as server:
         settings = LlmSettings.model_validate({"api_key": KEY})
 
-        assert await look(Models(settings), server.base_url.replace("//", "//other@")) == {
+        assert await check_servers(Models(settings), server.base_url.replace("//", "//other@")) == {
             "default": ServerCount(1, 1)
         }
 
 
 async def test_a_wrong_key_is_said() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key=KEY) as server:
-        seen = (await look(Models(), server.base_url))["default"]
+        seen = (await check_servers(Models(), server.base_url))["default"]
     assert (seen.answering, seen.there) == (0, 1)
     assert "status 401" in seen.wrong
 
@@ -35,7 +35,7 @@ async def test_of_two_servers_the_one_that_does_not_answer_is_said() -> None:
     async with scripted_model(lambda _body, _headers: "") as server:
         settings = LlmSettings.model_validate({"replicas": ["http://127.0.0.1:9/v1"]})
 
-        seen = (await look(Models(settings), server.base_url))["default"]
+        seen = (await check_servers(Models(settings), server.base_url))["default"]
 
     assert (seen.answering, seen.there) == (1, 2)
     assert "does not answer" in seen.wrong
@@ -51,7 +51,7 @@ async def test_every_model_is_seen_by_its_name_and_counted() -> None:
             },
         )
 
-        seen = await look(models, server.base_url)
+        seen = await check_servers(models, server.base_url)
 
     assert {name: one.answering for name, one in seen.items()} == {
         "default": 1,

@@ -13,7 +13,14 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.llm.kv_cache_slots import EngineRefused, KvCacheSlots, Messages, as_text, common, cut
+from moothall.llm.kv_cache_slots import (
+    EngineRefused,
+    KvCacheSlots,
+    Messages,
+    as_text,
+    common_prefix_length,
+    truncate,
+)
 
 SYSTEM = {"role": "system", "content": "s" * 3000}
 
@@ -34,7 +41,7 @@ class Engine:
 
     def answer(self, slot: int, messages: Messages) -> int:
         text = as_text(messages)
-        fresh = len(text) - common(self.slots.get(slot, ""), text)
+        fresh = len(text) - common_prefix_length(self.slots.get(slot, ""), text)
         self.slots[slot] = text
         self.computed += fresh
         return fresh
@@ -202,7 +209,7 @@ texts = st.text(st.sampled_from("ab"), max_size=12)
 
 @given(texts, texts)
 def test_common_is_the_longest_common_beginning(one: str, other: str) -> None:
-    size = common(one, other)
+    size = common_prefix_length(one, other)
     assert one[:size] == other[:size]
     assert size in {len(one), len(other)} or one[size] != other[size]
 
@@ -215,6 +222,6 @@ def test_common_is_the_longest_common_beginning(one: str, other: str) -> None:
     st.integers(0, 60),
 )
 def test_cut_messages_are_a_beginning(messages: list[dict[str, str]], length: int) -> None:
-    shorter = as_text(cut(messages, length))
+    shorter = as_text(truncate(messages, length))
     assert as_text(messages).startswith(shorter)
     assert len(shorter) <= max(length, 0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.llm.retry import LONGEST_DELAY, delay_before, is_retried, read_retry_after
+from moothall.llm.retry import MAX_DELAY, delay_before, is_retried, read_retry_after
 
 NOW = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -17,8 +17,8 @@ NOW = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
 def test_delays_repeat_and_are_bounded(attempt: int, call_id: str, first: float) -> None:
     delay = delay_before(attempt, call_id, first)
     assert delay == delay_before(attempt, call_id, first)
-    assert 0 < delay <= LONGEST_DELAY
-    assert delay >= min(LONGEST_DELAY, first) / 2
+    assert 0 < delay <= MAX_DELAY
+    assert delay >= min(MAX_DELAY, first) / 2
 
 
 @given(st.text(), st.integers(1, 5))

@@ -36,7 +36,7 @@ def spec(name: str) -> SandboxSpec:
 
 def titled(prefix: str) -> list[int]:
     """Return the living processes of sandboxes whose name begins so."""
-    wanted = orphans.title(prefix)
+    wanted = orphans.process_title(prefix)
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])
@@ -46,7 +46,7 @@ def titled(prefix: str) -> list[int]:
 
 @contextmanager
 def orphan(name: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([orphans.title(name), "600"], executable="/bin/sleep") as process:
+    with subprocess.Popen([orphans.process_title(name), "600"], executable="/bin/sleep") as process:
         try:
             yield process
         finally:
@@ -65,7 +65,7 @@ async def test_a_sandbox_is_known_by_its_name_and_ended_by_it() -> None:
         await until_named(name)
         await until_named(other)
         assert (
-            orphans.end(f"{os.getpid()}-named-") >= 1
+            orphans.kill_sandboxes(f"{os.getpid()}-named-") >= 1
         )  # the inner one may be gone with the outer one before it is looked at
         await asyncio.wait_for(inside.process.wait(), 20)
         assert stays.alive
@@ -82,7 +82,7 @@ async def test_a_sandbox_closed_at_any_moment_of_its_start_leaves_nothing() -> N
         await inside.close()
         if inside.cgroup:
             assert not inside.cgroup.memory.exists()
-    orphans.end(prefix)  # where there are no cgroups, whoever closes the pool
+    orphans.kill_sandboxes(prefix)  # where there are no cgroups, whoever closes the pool
     async with asyncio.timeout(20):
         while titled(prefix):
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The event contract as an AsyncAPI 3 document, made from the registry."""
+"""The event contract as an AsyncAPI 3 document, generated from the registry."""
 
 from __future__ import annotations
 

@@ -27,15 +27,13 @@ class KvBucket:
     spec: BucketSpec
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
-        """Store, replacing. Raises `BusUnavailable`, `InvalidRequest`."""
+        """Store a document, replacing an older one. Raises `BusUnavailable`, `InvalidRequest`."""
         await self.stored.put_raw(
             key_subject(self.spec, key), await self.packer.pack_document(document)
         )
 
     async def create(self, key: str, document: Mapping[str, Any]) -> None:
-        """Store what must be the first under its key. Raises `AlreadyExists` and what `put`
-        raises.
-        """
+        """Store the first document under a key. Raises `AlreadyExists` and what `put` raises."""
         try:
             await self.stored.put_raw(
                 key_subject(self.spec, key), await self.packer.pack_document(document), FIRST
@@ -44,8 +42,8 @@ class KvBucket:
             raise AlreadyExists(f"{self.spec.name} has a {key} already") from error
 
     async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
-        """Store what stands in for a revision, 0 for none. Raises `AlreadyExists` where another was
-        faster, and what `put` raises.
+        """Replace a revision, 0 for none. Raises `AlreadyExists` if another write was faster, and
+        what `put` raises.
         """
         headers = {LAST_SEQ: str(revision)}
         await self.stored.put_raw(
@@ -60,7 +58,7 @@ class KvBucket:
         """Return the document and its revision; None and 0 where there is none."""
         subject = key_subject(self.spec, key)
         try:
-            found = await self.stored.patiently(
+            found = await self.stored.retry(
                 f"return {self.spec.name} {key}",
                 lambda: self.stored.js.get_msg(bucket_stream(self.spec), subject=subject),
             )
@@ -80,7 +78,7 @@ class KvBucket:
         return [subject.removeprefix(bucket_prefix(self.spec)) for subject in subjects]
 
     async def entries(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return all that is there now."""
+        """Return all documents by key."""
         found: dict[str, Mapping[str, Any]] = {}
         async with aclosing(self.stored.raw(bucket_stream(self.spec))) as records:
             async for raw in records:

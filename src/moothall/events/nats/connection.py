@@ -1,4 +1,4 @@
-"""The connection to NATS: made once, kept up by itself, its errors translated."""
+"""The connection to NATS: opened once and restored automatically, with its errors translated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 
 from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, ConfigurationError
-from moothall.events.nats.fast_client import FastClient, heed_cancel
+from moothall.events.nats.fast_client import FastClient, keep_cancellation
 from moothall.events.nats.permissions import INBOX, inbox
 from moothall.telemetry import get_logger
 
@@ -28,19 +28,19 @@ DEFAULT_PORT = 4222
 SCHEMES = frozenset({"nats", "tls"})
 PROBE_SECONDS = 5.0
 BEAT = 1.0
-"""Seconds between the signs of life that an open pull request asks the server for."""
+"""Seconds between the heartbeats that an open pull request asks the server for."""
 EXPIRES = 30.0
-_LOOK = 0.25
+_POLL_SECONDS = 0.25
 _DATA_REPLY = "$JS.ACK."
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class ConsumerGone(Exception):
-    """The server doesn't know the consumer that a pull named."""
+    """The server does not know the consumer of a pull request."""
 
 
 def reason(error: BaseException) -> str:
-    """Return what an error says, in words where it says nothing."""
+    """Return the message of an error, or a description if it has none."""
     if isinstance(error, TimeoutError):
         return "no answer; is it running, and is there room on its disk?"
     return str(error) or type(error).__name__
@@ -48,7 +48,7 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Turn the client's errors into `BusUnavailable`; `what` says in the message what failed."""
+    """Turn the client's errors into `BusUnavailable`; `what` names what failed in the message."""
     try:
         yield
     except (nats.errors.Error, TimeoutError, OSError) as error:
@@ -56,14 +56,14 @@ def translate_errors(what: str) -> Iterator[None]:
 
 
 def without_credentials(url: str) -> str:
-    """Return a URL without what authenticates in it."""
+    """Return a URL without its credentials."""
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     return f"{parts.scheme}://{parts.hostname}:{parts.port or DEFAULT_PORT}"
 
 
 def _check_schemes(servers: list[str]) -> None:
-    """Websockets are not offered: the client would need an HTTP library, which costs every command
-    more than it is worth.
+    """Raise for other schemes than NATS and TLS. Websockets are not offered: the client would need
+    an HTTP library, which slows down every command.
     """
     for server in servers:
         scheme, separator, _ = server.partition("://")
@@ -75,8 +75,8 @@ def _check_schemes(servers: list[str]) -> None:
 
 
 async def _probe(servers: list[str]) -> None:
-    """The client waits two seconds before it retries a first connection; knocking first is quicker
-    and says more.
+    """Check that one of the servers accepts connections. The client itself waits two seconds before
+    it retries a first connection; this is quicker and gives a better message.
     """
     reasons = []
     for server in servers:
@@ -97,9 +97,9 @@ async def _probe(servers: list[str]) -> None:
     )
 
 
-def _inbox_of(credentials: str) -> str:
-    """Return where the user of these credentials may hear answers: a place of its own, which the
-    server's permissions go by.
+def _inbox_prefix(credentials: str) -> str:
+    """Return the inbox prefix of the user of these credentials: each user has its own, to which the
+    server's permissions refer.
     """
     try:
         token = credentials.split("-----")[2].strip().split(".")[1]
@@ -113,10 +113,10 @@ def _inbox_of(credentials: str) -> str:
 async def connection(
     settings: BusSettings, url: str, *, on_lost: Callable[[], None]
 ) -> AsyncIterator[FastClient]:
-    """Connect; lost connections come back by themselves for as long as it takes, after `on_lost`
-    was called.
+    """Connect. A lost connection is restored automatically, however long it takes; `on_lost` is
+    called first.
 
-    Raises `BusUnavailable` where nobody listens and `ConfigurationError` where we are turned away.
+    Raises `BusUnavailable` if no server answers and `ConfigurationError` if it refuses us.
     """
     servers = [part.strip() for part in url.split(",") if part.strip()]
     try:
@@ -145,7 +145,7 @@ async def connection(
     client = FastClient()
     try:
         async with asyncio.timeout(2 * PROBE_SECONDS):
-            await heed_cancel(
+            await keep_cancellation(
                 client.connect(
                     servers,
                     allow_reconnect=False,
@@ -161,11 +161,11 @@ async def connection(
                     pending_size=16 * 1024 * 1024,
                     token=settings.token.get_secret_value() if settings.token else None,
                     user_credentials=RawCredentials(credentials) if credentials else None,
-                    inbox_prefix=_inbox_of(credentials or ""),
+                    inbox_prefix=_inbox_prefix(credentials or ""),
                 )
             )
     except (nats.errors.Error, TimeoutError, OSError) as error:
-        await heed_cancel(client.close())
+        await keep_cancellation(client.close())
         where = ", ".join(map(without_credentials, servers))
         if "authorization" in str(error).lower():
             raise ConfigurationError(
@@ -183,7 +183,7 @@ async def connection(
         if client.is_connected:
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
-                    await heed_cancel(client.flush())
+                    await keep_cancellation(client.flush())
             except (nats.errors.Error, TimeoutError, OSError) as error:
                 log.warning("bus closed with unsent messages", error=str(error))
         await client.leave()
@@ -194,8 +194,8 @@ _WITHOUT_DOMAIN = 9
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPlace:
-    """Where a delivered message stands: its seq in the stream, which delivery of the consumer this
-    is, which of its own.
+    """The position of a delivered message: its seq in the stream, its number among the consumer's
+    deliveries, and how often it was delivered.
     """
 
     seq: int
@@ -204,21 +204,19 @@ class DeliveryPlace:
 
     @classmethod
     def of(cls, reply: str) -> DeliveryPlace:
-        """Read the address for its ack, as the client does, without what nobody asks for."""
+        """Parse the ack subject of a message; only the needed tokens are read."""
         tokens = reply.split(".")
-        first = (
-            4 if len(tokens) == _WITHOUT_DOMAIN else 6
-        )  # newer servers name domain and account first
+        # newer servers put domain and account first
+        first = 4 if len(tokens) == _WITHOUT_DOMAIN else 6
         return cls(int(tokens[first + 1]), int(tokens[first + 2]), int(tokens[first]))
 
 
 @dataclass(slots=True)
 class Pull:
-    """An inbox for one pull consumer: asks for a batch, hands over what comes, one message at a
-    time.
+    """An inbox for one pull consumer: requests batches and returns their messages one at a time.
 
-    One request is open at a time. When the server goes away a request is lost: two missed beats say
-    so.
+    One request is open at a time. If the server goes away, the request is lost, which two missing
+    heartbeats show.
     """
 
     client: FastClient
@@ -227,18 +225,18 @@ class Pull:
     inbox: str
     expires: float = EXPIRES
     arrived: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
-    _asked: int = 0
-    _number: int = 0
+    _requested: int = 0
+    _request_number: int = 0
     _reconnects: int = 0
-    _heard: float = 0.0
+    _last_message_at: float = 0.0
 
     @classmethod
     @asynccontextmanager
     async def open(
         cls, client: FastClient, stream: str, consumer: str, expires: float = EXPIRES
     ) -> AsyncIterator[Pull]:
-        """Listen for the consumer's messages. A request of a reader that stands still draws
-        messages for `expires` seconds.
+        """Listen for the consumer's messages. If the reader stops reading, an open request still
+        draws messages for `expires` seconds.
         """
         pull = cls(client, stream, consumer, client.new_inbox(), expires)
         subscription = await client.hear(f"{pull.inbox}.*", pull.arrived.put_nowait)
@@ -248,12 +246,12 @@ class Pull:
             await client.unhear(subscription)
 
     async def next(self, batch: int) -> Msg | None:
-        """Return the next message, or None when nothing came for a while: then simply ask again.
+        """Return the next message, or None if nothing came for a while; then ask again.
 
-        `batch` is how many are asked for when no request is open. Raises `ConsumerGone`.
+        `batch` is the number of messages requested when no request is open. Raises `ConsumerGone`.
         """
-        if self._asked <= 0 and self.arrived.empty():
-            # Requests made while away would be kept and all come true at once on return.
+        if self._requested <= 0 and self.arrived.empty():
+            # Requests made while disconnected would all be sent at once on return.
             if not self.client.is_connected:
                 if self.client.is_closed:
                     raise nats.errors.ConnectionClosedError
@@ -261,39 +259,38 @@ class Pull:
                 return None
             self._ask(batch)
         try:
-            async with asyncio.timeout(_LOOK):
+            async with asyncio.timeout(_POLL_SECONDS):
                 message = await self.arrived.get()
         except TimeoutError:
             if (
                 self.client.stats["reconnects"] != self._reconnects
-                or time.monotonic() - self._heard > 2.5 * BEAT
+                or time.monotonic() - self._last_message_at > 2.5 * BEAT
             ):
-                self._asked = 0
+                self._requested = 0
             return None
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         if message.reply.startswith(_DATA_REPLY):
-            self._asked -= 1
+            self._requested -= 1
             return message
-        await self._heed(message)
+        await self._handle_status(message)
         return None
 
     def at_hand(self) -> Msg | None:
-        """Return the next message if it has come already."""
+        """Return the next message if it has arrived already."""
         if self.arrived.empty():
             return None
         message = self.arrived.get_nowait()
         if message.reply.startswith(_DATA_REPLY):
-            self._asked -= 1
+            self._requested -= 1
             return message
-        self.arrived.put_nowait(
-            message
-        )  # a notice: `next` heeds it; the order of notices does not matter
+        # a status message, which `next` handles; the order of status messages does not matter
+        self.arrived.put_nowait(message)
         return None
 
     def _ask(self, batch: int) -> None:
-        self._number += 1
-        self._asked = batch
-        self._heard = time.monotonic()
+        self._request_number += 1
+        self._requested = batch
+        self._last_message_at = time.monotonic()
         self._reconnects = self.client.stats["reconnects"]
         request = {
             "batch": batch,
@@ -301,14 +298,16 @@ class Pull:
             "idle_heartbeat": int(BEAT * 1e9),
         }
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
-        self.client.put(subject, json.dumps(request).encode(), reply=f"{self.inbox}.{self._number}")
+        self.client.put(
+            subject, json.dumps(request).encode(), reply=f"{self.inbox}.{self._request_number}"
+        )
 
-    async def _heed(self, notice: Msg) -> None:
+    async def _handle_status(self, notice: Msg) -> None:
         headers = notice.headers or {}
         status, about = headers.get("Status", ""), headers.get("Description", "")
-        if status == "100" or notice.subject != f"{self.inbox}.{self._number}":
-            return  # a beat, or the end of a request that we had given up
-        self._asked = 0
+        if status == "100" or notice.subject != f"{self.inbox}.{self._request_number}":
+            return  # a heartbeat, or the end of a request that was given up
+        self._requested = 0
         if status in {"503", "404"} or "Consumer Deleted" in about:
             raise ConsumerGone(f"{self.stream}/{self.consumer}: {status} {about}")
         if status != "408":

@@ -1,4 +1,4 @@
-"""Taking messages of a durable consumer: pull, handle, then ack."""
+"""Reads the messages of a durable consumer: pull, handle, then ack."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from moothall.events.delivery import Ack, Bury, Nak, judge
 from moothall.events.envelope import EnvelopeCodec
 from moothall.events.nats import setup
 from moothall.events.nats.connection import BEAT, EXPIRES, ConsumerGone, DeliveryPlace, Pull, log
-from moothall.events.nats.fast_client import heed_cancel
+from moothall.events.nats.fast_client import keep_cancellation
 from moothall.events.nats.layout import FRESH
 from moothall.events.nats.stream_store import Stored
 from moothall.events.registry import WORK, DurableSpec
 from moothall.ports import Glance, Handler
 from moothall.telemetry import metrics
 
-_STILL_SECONDS = 2.0  # a process may be this late without anybody's having stopped it
+_MAX_PAUSE_SECONDS = 2.0  # a process may be this late without having been suspended
 
 
 @dataclass(slots=True)
 class PullConsumer:
-    """One `consume`. Everything pulled and not yet answered is held, and kept alive on the server.
+    """One call of `consume`. Every message that was pulled and not yet answered is held, and the
+    server is told that it is being worked on.
 
     With a shared capacity, nothing is requested while it is used up, and messages that arrive then
     are returned to the server, for other hosts.
@@ -46,16 +47,17 @@ class PullConsumer:
     waiting: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
     held: dict[str, Msg] = field(default_factory=dict)
     leases: dict[str, asyncio.Timeout] = field(default_factory=dict)
-    left: dict[str, list[Recorded | Permanent]] = field(default_factory=dict)
-    """Of what was glanced at, the events that are left to be handled."""
-    freed: asyncio.Event = field(default_factory=asyncio.Event)
-    since: tuple[int, int] = (-1, 0)
-    """A connection (by how many were lost before it), and the stream's last seq when it stood: how
-    often what came after that was delivered, the server has not forgotten by being killed.
+    unhandled: dict[str, list[Recorded | Permanent]] = field(default_factory=dict)
+    """The events of glanced-at messages that remain to be handled."""
+    has_room: asyncio.Event = field(default_factory=asyncio.Event)
+    baseline: tuple[int, int] = (-1, 0)
+    """A connection (by the number of lost ones before it), and the stream's last seq when it was
+    made. A server that was killed before may have forgotten how often an older message was
+    delivered, but not a newer one.
     """
 
     async def run(self) -> None:
-        """Run until cancelled; then what was held goes back at once, for others to take."""
+        """Run until cancelled; then the held messages are returned at once, for others."""
         self.capacity.users += 1
         try:
             async with asyncio.TaskGroup() as group:
@@ -66,15 +68,14 @@ class PullConsumer:
         finally:
             self.capacity.users -= 1
             self.capacity.release(len(self.held))
-            left, self.held = self.held, {}  # what ends after this releases nothing again
+            held, self.held = self.held, {}  # what ends after this releases nothing again
             with suppress(nats.errors.Error, OSError):
-                for message in left.values():
-                    await heed_cancel(message.nak())
+                for message in held.values():
+                    await keep_cancellation(message.nak())
 
     async def _pull(self) -> None:
         capacity = self.capacity.count + self.spec.prefetch
-        # Shorter than a message is waited for: what comes again must not go to a reader that stands
-        # still.
+        # Shorter than the ack wait: a redelivered message must not go to a suspended reader.
         expires = min(EXPIRES, max(self.stored.settings.ack_wait_seconds * 0.8, 2.5 * BEAT))
         while True:
             if self.capacity.users > 1:
@@ -82,7 +83,7 @@ class PullConsumer:
             try:
                 await setup.ensure_durable(self.stored.js, self.stored.settings, self.spec)
                 if self.spec.stream == WORK.name and (
-                    gone := await setup.forget_done(self.stored.js, self.spec)
+                    gone := await setup.remove_done(self.stored.js, self.spec)
                 ):
                     log.warning(
                         "work that was done was still there, and is removed",
@@ -105,25 +106,25 @@ class PullConsumer:
         """Hold arriving messages until other consumers have used up the capacity."""
         while True:
             while len(self.held) >= capacity and self.capacity.users <= 1:
-                self.freed.clear()
-                await self.freed.wait()
+                self.has_room.clear()
+                await self.has_room.wait()
             if self._is_full and pull.arrived.empty():
                 return  # which withdraws the open request
-            message = await pull.next(self._room(capacity))
+            message = await pull.next(self._request_size(capacity))
             while message is not None:
                 if self._is_full:
-                    await heed_cancel(message.nak())  # another host may have capacity
-                elif not await self._show(message):
+                    await keep_cancellation(message.nak())  # another host may have capacity
+                elif not await self._offer_to_glance(message):
                     self._keep(message)
                     self.waiting.put_nowait(message)
                 message = pull.at_hand() if len(self.held) < capacity else None
 
     @property
     def _is_full(self) -> bool:
-        """Whether others who share the capacity have used it up."""
+        """Whether other consumers have used up the shared capacity."""
         return self.capacity.users > 1 and not self.capacity.free
 
-    def _room(self, capacity: int) -> int:
+    def _request_size(self, capacity: int) -> int:
         """Return how many messages to request: a share of what is free, if others request too."""
         if self.capacity.users <= 1:
             return capacity - len(self.held)
@@ -133,46 +134,46 @@ class PullConsumer:
         self.held[message.reply] = message
         self.capacity.hold()
 
-    def _let_go(self, reply: str) -> bool:
+    def _release(self, reply: str) -> bool:
         """Stop holding a message; return whether it was held."""
         if self.held.pop(reply, None) is None:
             return False
         self.capacity.release()
-        self.freed.set()
+        self.has_room.set()
         return True
 
-    async def _show(self, message: Msg) -> bool:
-        """Show it to who wants to see all in order; whether it is done with that, and answered."""
+    async def _offer_to_glance(self, message: Msg) -> bool:
+        """Offer a message's events to `glance`; return whether they need no further handling."""
         if self.glance is None:
             return False
         try:
-            found = await self._unpack(message)
+            events = await self._unpack(message)
         except (Permanent, Temporary):
-            return False  # its handling says what becomes of it
-        left: list[Recorded | Permanent] = []
-        later: list[asyncio.Future[None]] = []
-        for each in found:
-            seen = not isinstance(each, Permanent) and self.glance(each)
-            if isinstance(seen, asyncio.Future):
-                later.append(seen)
-            elif not seen:
-                left.append(each)
-        if left:
-            self.left[message.reply] = left
+            return False  # the handler's verdict decides what happens to it
+        remaining: list[Recorded | Permanent] = []
+        pending: list[asyncio.Future[None]] = []
+        for event in events:
+            taken = not isinstance(event, Permanent) and self.glance(event)
+            if isinstance(taken, asyncio.Future):
+                pending.append(taken)
+            elif not taken:
+                remaining.append(event)
+        if remaining:
+            self.unhandled[message.reply] = remaining
             return False
-        if later:
-            self._hold(message, later)
+        if pending:
+            self._hold(message, pending)
             return True
         with suppress(nats.errors.Error):
             self.stored.client.put(message.reply)
         return True
 
     def _hold(self, message: Msg, until: Sequence[asyncio.Future[None]]) -> None:
-        """Answer it once all of `until` are done; until then it is in hand."""
+        """Hold the message, and ack it once all of `until` are done."""
         self._keep(message)
 
         def answer(_: asyncio.Future[None]) -> None:
-            if all(future.done() for future in until) and self._let_go(message.reply):
+            if all(future.done() for future in until) and self._release(message.reply):
                 with suppress(nats.errors.Error):
                     self.stored.client.put(message.reply)
 
@@ -180,36 +181,36 @@ class PullConsumer:
             future.add_done_callback(answer)
 
     async def _keep_alive(self) -> None:
-        """Tell the server that what is held is worked on; where that came too late, it belongs to
-        others already.
+        """Tell the server regularly that the held messages are being worked on. If that came too
+        late, they have been delivered to others already.
         """
-        patience = self.stored.settings.ack_wait_seconds
-        told = time.monotonic()
+        ack_wait = self.stored.settings.ack_wait_seconds
+        last_progress = time.monotonic()
         while True:
-            await self._note_connection()
-            await asyncio.sleep(patience / 3)
-            if time.monotonic() - told > max(patience, _STILL_SECONDS) and self.held:
-                self._lose()
+            await self._record_connection()
+            await asyncio.sleep(ack_wait / 3)
+            if time.monotonic() - last_progress > max(ack_wait, _MAX_PAUSE_SECONDS) and self.held:
+                self._drop_held()
             if self.stored.client.is_connected:
-                told = time.monotonic()
+                last_progress = time.monotonic()
             for message in tuple(self.held.values()):
                 with suppress(nats.errors.Error):
                     self.stored.client.put(message.reply, Msg.Ack.Progress)
 
-    async def _note_connection(self) -> None:
+    async def _record_connection(self) -> None:
         lost = self.stored.client.stats["reconnects"]
         if (
             self.spec.stream != WORK.name
-            or self.since[0] == lost
+            or self.baseline[0] == lost
             or self.stored.settings.replicas > 1
         ):
             return
         with suppress(BusUnavailable):
-            self.since = (lost, (await self.stored.state(self.spec.stream)).last_seq)
+            self.baseline = (lost, (await self.stored.state(self.spec.stream)).last_seq)
 
     def _is_fresh(self, message: Msg, place: DeliveryPlace) -> bool:
-        """Whether this is work that nobody can have begun."""
-        lost, last_seq = self.since
+        """Whether the message is work that nobody can have begun."""
+        lost, last_seq = self.baseline
         marked = message.headers is not None and message.headers.keys() >= FRESH.keys()
         return (
             marked
@@ -218,9 +219,9 @@ class PullConsumer:
             and self.stored.client.stats["reconnects"] == lost
         )
 
-    def _lose(self) -> None:
-        """This process stood still, or was cut off, for so long that its messages were delivered
-        anew.
+    def _drop_held(self) -> None:
+        """Drop all held messages: this process was suspended or cut off for so long that they were
+        delivered again.
         """
         log.warning(
             "stood still for too long; its messages go to others",
@@ -229,17 +230,17 @@ class PullConsumer:
         )
         self.capacity.release(len(self.held))
         self.held.clear()
-        self.left.clear()
+        self.unhandled.clear()
         for lease in self.leases.values():
-            if not lease.expired():  # else it was lost before, and its handler has not ended yet
+            if not lease.expired():  # else it was dropped before, and its handler is still ending
                 lease.reschedule(0)
-        self.freed.set()
+        self.has_room.set()
 
     async def _work(self) -> None:
         while True:
             message = await self.waiting.get()
             if message.reply not in self.held:
-                continue  # lost while it waited
+                continue  # dropped while it waited
             async with self.capacity.turns:
                 if message.reply in self.held:
                     await self._work_on(message)
@@ -254,12 +255,12 @@ class PullConsumer:
             if not lease.expired():
                 raise
         except Exception:
-            # A bug. The message stays unanswered: it comes again when its time is up.
-            self._let_go(message.reply)
+            # A bug. The message stays unanswered, so it is delivered again after the ack wait.
+            self._release(message.reply)
             raise
         finally:
             del self.leases[message.reply]
-        self._let_go(message.reply)
+        self._release(message.reply)
 
     async def _handle(self, message: Msg) -> None:
         place = DeliveryPlace.of(message.reply)
@@ -273,13 +274,13 @@ class PullConsumer:
         )
         if isinstance(verdict, Bury):
             verdict = await self._bury(message, verdict)
-        # An answer that doesn't arrive only means that the message comes again.
+        # If the answer is lost, the message is only delivered again.
         with suppress(nats.errors.Error):
             match verdict:
                 case Ack():
                     self.stored.client.put(message.reply)
                 case Bury():
-                    await heed_cancel(message.term())
+                    await keep_cancellation(message.term())
                 case Nak(delay, reason):
                     log.info(
                         "message will come again",
@@ -287,12 +288,12 @@ class PullConsumer:
                         after=delay,
                         reason=reason,
                     )
-                    await heed_cancel(message.nak(delay))
+                    await keep_cancellation(message.nak(delay))
 
     async def _unpack(self, message: Msg) -> list[Recorded | Permanent]:
-        """Return its events that are left to be handled."""
-        if (left := self.left.pop(message.reply, None)) is not None:
-            return left
+        """Return the message's events that remain to be handled."""
+        if (remaining := self.unhandled.pop(message.reply, None)) is not None:
+            return remaining
         place = DeliveryPlace.of(message.reply)
         extra = {
             "about": registry.about(message.subject),
@@ -302,21 +303,21 @@ class PullConsumer:
         if self._is_fresh(message, place):
             extra["fresh"] = "1"
         found = await self.packer.unpack_all(message.data)
-        if self.spec.stream != WORK.name:  # work is sent as what was recorded elsewhere
+        if self.spec.stream != WORK.name:  # work events were recorded elsewhere before
             found = await forwarding.forward(
                 found, message.subject, place.seq, self.packer, self.stored.put_raw
             )
-        return batching.records_of(place.seq, found, extra)
+        return batching.to_records(place.seq, found, extra)
 
-    async def _bury(self, message: Msg, why: Bury) -> Bury | Nak:
-        """Store the dead letter first; only then is the message given up."""
+    async def _bury(self, message: Msg, verdict: Bury) -> Bury | Nak:
+        """Store the dead letter; only after that is the message given up."""
         place = message.metadata
         log.warning(
             "dead letter",
             durable=self.spec.name,
             subject=message.subject,
-            code=why.code,
-            reason=why.reason,
+            code=verdict.code,
+            reason=verdict.reason,
         )
         origin = dead_letters.LetterOrigin(
             place.stream,
@@ -326,11 +327,11 @@ class PullConsumer:
             place.num_delivered,
         )
         try:
-            await dead_letters.bury(self.stored, origin, message.data, why)
+            await dead_letters.bury(self.stored, origin, message.data, verdict)
         except (BusUnavailable, Permanent) as error:
             return Nak(
                 self.stored.settings.retry_seconds,
                 f"its dead letter could not be stored: {error.message}",
             )
         metrics.BUS_DEAD_LETTERS.add(self.spec.name)
-        return why
+        return verdict

@@ -1,13 +1,10 @@
-"""The NATS client with a shorter way for what happens thousands of times a second: one write, one
-message heard.
+"""The NATS client with faster code for what happens thousands of times a second: sending and
+receiving one message.
 
-The client's own `publish` and its subscriptions cost several times what they do: a header is
-checked letter by letter,
-and each message passes a queue and a task of its subscription. What is built on here is private to
-the client, and no
-other file touches it: its version is locked, and `tests/unit/events/nats/test_fast_client.py` fails
-where a
-release changes it.
+The client's own `publish` and subscriptions cost several times more: headers are checked character
+by character, and each message passes through a queue and a task of its subscription. This file
+relies on private parts of the client, and no other file does. The version of the client is
+pinned, and `tests/unit/events/nats/test_fast_client.py` fails if a release changes those parts.
 """
 
 from __future__ import annotations
@@ -26,11 +23,11 @@ _LINE_ENDS = str.maketrans("\r\n", "  ")
 
 
 class FastClient(Client):
-    """Everything that the client is, and `put`, `hear`, `stay` and `leave`."""
+    """The client with the additional methods `put`, `hear`, `unhear`, `stay` and `leave`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._hearing: dict[int, Hear] = {}
+        self._callbacks: dict[int, Hear] = {}
 
     def put(
         self,
@@ -40,10 +37,10 @@ class FastClient(Client):
         reply: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Send, like `publish`, but without waiting: there is nothing in it that could be
-        cancelled.
+        """Send like `publish`, but without waiting, so that it cannot be cancelled midway.
 
-        Raises the client's errors: closed, or too much unsent while the connection is away.
+        Raises the client's errors: the connection is closed, or too much is unsent while it is
+        lost.
         """
         if self.is_closed:
             raise nats.errors.ConnectionClosedError
@@ -57,9 +54,16 @@ class FastClient(Client):
             )
             head = f"NATS/1.0\r\n{lines}\r\n".encode()
             sizes = f"{len(head)} {len(head) + len(data)}"
-            command = b"HPUB %b\r\n%b%b\r\n" % (_words(subject, reply, sizes), head, data)
+            command = b"HPUB %b\r\n%b%b\r\n" % (
+                _command_arguments(subject, reply, sizes),
+                head,
+                data,
+            )
         else:
-            command = b"PUB %b\r\n%b\r\n" % (_words(subject, reply, str(len(data))), data)
+            command = b"PUB %b\r\n%b\r\n" % (
+                _command_arguments(subject, reply, str(len(data))),
+                data,
+            )
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += len(data)
         self._pending.append(command)
@@ -68,47 +72,47 @@ class FastClient(Client):
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def stay(self) -> None:
-        """From now on come back when the connection is lost. Asked for while connecting, it would
-        try for ever also where we are turned away.
+        """Reconnect from now on when the connection is lost. If this were set while connecting, the
+        client would also retry forever when it is refused.
         """
         self.options["allow_reconnect"] = True
 
     async def leave(self) -> None:
-        """Close. What is unsent while the connection is away is dropped: the client's own `close`
-        fails over it.
+        """Close. If the connection is lost, unsent data is dropped, since the client's own `close`
+        would fail.
         """
         if not self.is_connected:
             self._pending = []
             self._pending_data_size = 0
-        await heed_cancel(self.close())
+        await keep_cancellation(self.close())
 
     async def hear(self, subject: str, told: Hear, *, queue: str = "") -> Subscription:
-        """Subscribe; `told` is called with each message at once, in the order in which they come.
-        It must not fail. Of those that name the same `queue`, one hears a message.
+        """Subscribe; `told` is called at once with each message, in order of arrival. It must not
+        fail. Each message goes to one of the subscribers that share a `queue`.
         """
-        subscription = await heed_cancel(self.subscribe(subject, queue))
-        self._hearing[subscription._id] = told  # noqa: SLF001 - the client tells messages apart by it
-        while not subscription._pending_queue.empty():  # noqa: SLF001 - what came before it was known who listens
+        subscription = await keep_cancellation(self.subscribe(subject, queue))
+        self._callbacks[subscription._id] = told  # noqa: SLF001 - the client tells messages apart by it
+        while not subscription._pending_queue.empty():  # noqa: SLF001 - arrived before `told` was registered
             told(subscription._pending_queue.get_nowait())  # noqa: SLF001
         return subscription
 
     async def unhear(self, subscription: Subscription) -> None:
-        """End what `hear` began. Raises the client's errors."""
-        self._hearing.pop(subscription._id, None)  # noqa: SLF001
+        """End a subscription made by `hear`. Raises the client's errors."""
+        self._callbacks.pop(subscription._id, None)  # noqa: SLF001
         if not self.is_closed:
-            await heed_cancel(subscription.unsubscribe())
+            await keep_cancellation(subscription.unsubscribe())
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        told = self._hearing.get(sid)
-        if told is None:
+        callback = self._callbacks.get(sid)
+        if callback is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
         lines = await self._process_headers(headers) if headers else None
-        told(
+        callback(
             Msg(
                 _client=self,
                 subject=subject.decode(),
@@ -121,16 +125,16 @@ class FastClient(Client):
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        """Not character by character, which is half of what receiving costs. Servers write them as
-        below.
+        """Parse header lines at once and not character by character, which would take half of the
+        time of receiving. Servers write headers in this simple form.
         """
         pairs = (line.partition(":") for line in raw.decode("utf-8", "replace").split("\r\n"))
         return {name: value.strip() for name, separator, value in pairs if separator}
 
 
-def _words(subject: str, reply: str, sizes: str) -> bytes:
+def _command_arguments(subject: str, reply: str, sizes: str) -> bytes:
     names = subject + reply
-    if not subject or " " in names or not names.isprintable():  # it would be another command
+    if not subject or " " in names or not names.isprintable():  # it would form another command
         raise nats.errors.BadSubjectError
     return f"{subject} {reply} {sizes}".encode()
 
@@ -138,22 +142,20 @@ def _words(subject: str, reply: str, sizes: str) -> bytes:
 T = TypeVar("T")
 
 
-async def heed_cancel(call: Awaitable[T]) -> T:
-    """Return what a call of the client returns; a cancellation that got lost in it is raised all
-    the same.
+async def keep_cancellation(call: Awaitable[T]) -> T:
+    """Await a call of the client, and raise a cancellation that was lost in it.
 
-    Every call of the client that may wait goes through here. The client waits with
-    `asyncio.wait_for`, which
-    on Python 3.11 returns the answer and forgets the cancellation when both come in the same turn
-    of the
-    loop, and its writes swallow one outright. What is lost so never comes again, and a loop goes on
-    for ever.
+    Every call of the client that may wait goes through here. The client uses `asyncio.wait_for`,
+    which on Python 3.11 returns the answer and forgets the cancellation when both come in the same
+    turn of the event loop, and some of its writes swallow a cancellation. A lost cancellation is
+    never repeated, so a loop would go on for ever.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task else 0
     try:
         return await call
     finally:
-        # Compared, not just asked: a task that cleans up after its cancellation may still call.
+        # Compared with the number before, since a task may call this while it cleans up after its
+        # cancellation.
         if task is not None and task.cancelling() > before:
             raise asyncio.CancelledError

@@ -33,7 +33,7 @@ from moothall.events.nats import requests, setup
 from moothall.events.nats.bucket import KvBucket
 from moothall.events.nats.connection import connection, log, translate_errors
 from moothall.events.nats.consumer import PullConsumer
-from moothall.events.nats.fast_client import FastClient, heed_cancel
+from moothall.events.nats.fast_client import FastClient, keep_cancellation
 from moothall.events.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
 from moothall.events.nats.outbox import Outbox
 from moothall.events.nats.reply_inbox import ReplyInbox
@@ -43,65 +43,65 @@ from moothall.events.registry import DURABLES, STREAMS
 from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.telemetry import metrics
 
-_KEPT = 128
+_MAX_KEPT = 128
 
 
 @dataclass(slots=True)
 class StreamTail:
-    """Reads what comes under `pattern` from the first time that somebody follows, and hands it to
-    whom it concerns.
+    """Reads new records under `pattern`, from the first call of `follow` on, and hands each to the
+    callers that follow its subject.
     """
 
     stored: Stored
     stream: str
     pattern: str
     _waiting: dict[str, set[asyncio.Queue[Raw | None]]] = field(default_factory=dict)
-    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    _placed: asyncio.Event = field(default_factory=asyncio.Event)
+    _requested: asyncio.Event = field(default_factory=asyncio.Event)
+    _started: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: str = ""
     _kept: deque[Raw] = field(default_factory=deque)
-    _since: int = sys.maxsize
-    """All that is stored after this seq is kept, or still to come."""
+    _kept_since: int = sys.maxsize
+    """Everything that is stored after this seq is kept, or still to come."""
 
     async def run(self) -> None:
         """Read until cancelled."""
-        await self._wanted.wait()
+        await self._requested.wait()
         try:
-            start = self._since = (await self.stored.state(self.stream)).last_seq
-            self._placed.set()
+            start = self._kept_since = (await self.stored.state(self.stream)).last_seq
+            self._started.set()
             async with aclosing(
                 self.stored.read(self.stream, (self.pattern,), start, None)
             ) as records:
                 async for raw in records:
                     self._kept.append(raw)
-                    if len(self._kept) > _KEPT:
-                        self._since = self._kept.popleft().seq
+                    if len(self._kept) > _MAX_KEPT:
+                        self._kept_since = self._kept.popleft().seq
                     for queue in self._waiting.get(raw.subject, ()):
                         queue.put_nowait(raw)
         except BusUnavailable as error:
             self._closed = error.message
         finally:
             self._closed = self._closed or "the bus was closed"
-            self._placed.set()
+            self._started.set()
             for queues in self._waiting.values():
                 for queue in queues:
                     queue.put_nowait(None)
 
     async def _read_stored(self, subject: str, after_seq: int) -> list[Raw]:
-        if after_seq >= self._since:
+        if after_seq >= self._kept_since:
             return [raw for raw in self._kept if raw.subject == subject and raw.seq > after_seq]
         return await self.stored.read_now(self.stream, (subject,), after_seq)
 
     async def follow(self, subject: str, after_seq: int) -> AsyncGenerator[Raw, None]:
-        """Yield what is recorded under a literal subject, then what comes. Raises `BusUnavailable`
-        once closed.
+        """Yield what is recorded under a literal subject, then what follows. Raises
+        `BusUnavailable` once closed.
         """
-        self._wanted.set()
-        await self._placed.wait()
+        self._requested.set()
+        await self._started.wait()
         queue: asyncio.Queue[Raw | None] = asyncio.Queue()
         self._waiting.setdefault(subject, set()).add(queue)
         try:
-            # Looked up only now: what is stored from here on comes through the queue.
+            # Read only now: what is stored from here on comes through the queue.
             for raw in await self._read_stored(subject, after_seq):
                 yield raw
                 after_seq = raw.seq
@@ -117,12 +117,12 @@ class StreamTail:
                 del self._waiting[subject]
 
 
-_WAITING = 10_000
-_AGAIN = 1.0
+_MAX_WAITING = 10_000
+_RETRY_SECONDS = 1.0
 
 
 class JetStreamBus:
-    """Implements `ports.Bus`. Made by `open_bus`."""
+    """Implements `ports.Bus`. Created by `open_bus`."""
 
     def __init__(
         self, stored: Stored, settings: BusSettings, secrets: Sequence[str], tail: StreamTail
@@ -142,7 +142,7 @@ class JetStreamBus:
             documents.keys,
             documents.remove,
         )
-        # What lies under the events, for who looks there: see `RawStore`.
+        # Access to the raw records below the events: see `RawStore`.
         self.raw, self.state, self.removed_seqs, self.purge = (
             stored.raw,
             stored.state,
@@ -164,7 +164,7 @@ class JetStreamBus:
         )
 
     async def publish(self, event: Event) -> int:
-        """Return the event's seq once it is on the bus's disk; a repeat returns the seq of the
+        """Return the event's seq once it is stored by the bus; a repeat returns the seq of the
         first.
 
         Retried over a restart of the bus. Raises `BusUnavailable`, `InvalidRequest`.
@@ -172,31 +172,30 @@ class JetStreamBus:
         return await self._put(registry.subject_of(event), event, "log")
 
     async def post(self, event: Event) -> Receipt:
-        """Send within `bus.batch_seconds`, together with what else the subject is told until then,
-        without waiting for the ack; what is returned gives the seq, or raises what `publish`
-        raises. Waiting for it sends at once.
+        """Send within `bus.batch_seconds`, together with other events of the subject until then,
+        without waiting for the ack. The receipt gives the seq, or raises what `publish` raises.
+        Waiting for it sends at once.
         """
         subject = registry.subject_of(event)
-        with _publish_span(
-            subject, event
-        ):  # about the sending: what led to the event does not wait for its ack
+        # The span covers only the sending: what led to the event does not wait for its ack.
+        with _publish_span(subject, event):
             return await self._batching.post(subject, event)
 
     async def _send_batch(self, subject: str, data: bytes, message_id: str) -> asyncio.Future[int]:
         return await self._stored.outbox.send(subject, data, {MESSAGE_ID: message_id}, "log")
 
     async def flush(self) -> None:
-        """Send all that was posted and is held back."""
+        """Send everything that was posted and is held back."""
         await self._batching.close()
 
     async def create(self, event: Event, after_seq: int = 0) -> int:
-        """Publish what must be the next of its topic after `after_seq`, the first for 0. Raises
-        `AlreadyExists`, also for a repeat, and as `publish` does.
+        """Publish the event that must be the next of its topic after `after_seq`, or the first
+        for 0. Raises `AlreadyExists`, also for a repeat, and what `publish` raises.
         """
         return await self._put(registry.subject_of(event), event, "log", {LAST_SEQ: str(after_seq)})
 
     async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
-        """Put an event on the work queue; returns once durable. Raises `BusUnavailable`,
+        """Put an event on the work queue; returns once it is durable. Raises `BusUnavailable`,
         `InvalidRequest`.
         """
         await self._put(registry.work_subject(topic), event, "work", FRESH if fresh else NO_HEADERS)
@@ -220,12 +219,12 @@ class JetStreamBus:
         self, topics: Sequence[Topic] = (), after_seq: int = 0
     ) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded now about `topics` (all of one stream; none: the whole log), and
-        end. What isn't an event is passed over.
+        end. Records that are no events are skipped.
         """
         stream, subjects = registry.sources(topics)
-        if self._at_once(subjects, going_on=after_seq > 0):
+        if self._reads_directly(subjects, few_remain=after_seq > 0):
             for raw in await self._stored.read_now(stream, subjects, after_seq):
-                for recorded in await self._events_of(stream, raw):
+                for recorded in await self._decode(stream, raw):
                     yield recorded
             return
         until = (await self._stored.state(stream)).last_seq
@@ -236,9 +235,9 @@ class JetStreamBus:
     async def first(self, topic: Topic) -> Recorded | None:
         """Return the first event of a topic, or None."""
         stream, subjects = registry.sources((topic,))
-        if self._at_once(subjects, going_on=True):
+        if self._reads_directly(subjects, few_remain=True):
             for raw in await self._stored.read_now(stream, subjects, most=1):
-                for recorded in await self._events_of(stream, raw):
+                for recorded in await self._decode(stream, raw):
                     return recorded
         async with aclosing(self.replay((topic,))) as events:
             async for recorded in events:
@@ -248,12 +247,16 @@ class JetStreamBus:
     async def follow(
         self, topics: Sequence[Topic] = (), after_seq: int = 0
     ) -> AsyncGenerator[Recorded, None]:
-        """Yield what is recorded, then what comes, over restarts of the bus, until closed."""
+        """Yield what is recorded, then what follows, over restarts of the bus, until closed."""
         stream, subjects = registry.sources(topics)
-        if len(topics) == 1 and topics[0].channel is Channel.RESPONSES and self._at_once(subjects):
+        if (
+            len(topics) == 1
+            and topics[0].channel is Channel.RESPONSES
+            and self._reads_directly(subjects)
+        ):
             async with aclosing(self._tail.follow(subjects[0], after_seq)) as records:
                 async for raw in records:
-                    for recorded in await self._events_of(stream, raw):
+                    for recorded in await self._decode(stream, raw):
                         yield recorded
         async with aclosing(self._events(stream, subjects, after_seq, None)) as events:
             async for recorded in events:
@@ -264,35 +267,35 @@ class JetStreamBus:
     ) -> AsyncGenerator[Recorded, None]:
         async with aclosing(self._stored.read(stream, subjects, after_seq, until)) as records:
             async for raw in records:
-                for recorded in await self._events_of(stream, raw):
+                for recorded in await self._decode(stream, raw):
                     yield recorded
 
-    async def _events_of(self, stream: str, raw: Raw) -> list[Recorded]:
+    async def _decode(self, stream: str, raw: Raw) -> list[Recorded]:
         try:
-            found = forwarding.heed_subject(await self._packer.unpack_all(raw.data), raw.subject)
+            events = forwarding.check_subjects(await self._packer.unpack_all(raw.data), raw.subject)
         except InvalidRequest as error:
-            found = [error]
-        records = batching.records_of(
-            raw.seq, found, {"about": registry.about(raw.subject), "time": raw.time.isoformat()}
+            events = [error]
+        records = batching.to_records(
+            raw.seq, events, {"about": registry.about(raw.subject), "time": raw.time.isoformat()}
         )
-        for wrong in records:
-            if not isinstance(wrong, Recorded):
-                # A durable consumer makes it a dead letter, with a warning of its own.
-                say = log.debug if registry.is_consumed(raw.subject) else log.warning
-                say(
+        for record in records:
+            if not isinstance(record, Recorded):
+                # A durable consumer makes it a dead letter and logs its own warning.
+                write_log = log.debug if registry.is_consumed(raw.subject) else log.warning
+                write_log(
                     "record passed over",
                     stream=stream,
                     seq=raw.seq,
                     subject=raw.subject,
-                    reason=wrong.message,
+                    reason=record.message,
                 )
-        return [each for each in records if isinstance(each, Recorded)]
+        return [record for record in records if isinstance(record, Recorded)]
 
-    def _at_once(self, subjects: Sequence[str], *, going_on: bool = False) -> bool:
-        """Whether to ask the stream itself: of subjects without patterns, and of one with, where
-        little is left to be read (`going_on`). With replicas one that lags might answer.
+    def _reads_directly(self, subjects: Sequence[str], *, few_remain: bool = False) -> bool:
+        """Whether to read directly from the stream: for subjects without patterns, or for one with
+        a pattern if few records remain. Not with replicas, of which one that lags might answer.
         """
-        few = going_on and len(subjects) == 1
+        few = few_remain and len(subjects) == 1
         literal = not any("*" in subject or ">" in subject for subject in subjects)
         return (
             (few or literal)
@@ -328,8 +331,8 @@ class JetStreamBus:
             await self._stored.acks.flush(self._client)
 
     async def signals(self, topic: Topic) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Yield what is sent until closed. Listening begins with the first step; what isn't JSON is
-        passed over.
+        """Yield what is sent until closed. Listening begins with the first step; messages that are
+        not JSON are skipped.
         """
         async with aclosing(
             listen(self._client, self._stored.acks, registry.subject(topic))
@@ -340,7 +343,9 @@ class JetStreamBus:
     async def ask(
         self, topic: Topic, asked: Mapping[str, Any], seconds: float
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Ask whoever answers for a topic. Raises `BusUnavailable` where nobody does in time."""
+        """Send a request to whoever answers for a topic. Raises `BusUnavailable` if nobody does in
+        time.
+        """
         return await requests.ask(
             self._client, self._stored.acks, registry.literal(topic), asked, seconds
         )
@@ -356,7 +361,7 @@ class JetStreamBus:
         )
 
     async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:
-        """Answer until cancelled. `shared`: of several processes that do, one is asked."""
+        """Answer until cancelled. `shared`: each request goes to only one of several processes."""
         subject = registry.literal(topic)
         await requests.answer(
             self._client, self._stored.acks, subject, answerer, subject if shared else ""
@@ -367,10 +372,10 @@ class JetStreamBus:
         return KvBucket(self._stored, self._packer, bucket_of(name))
 
     async def list_ids(self, channel: Channel) -> Sequence[str]:
-        """Return the ids of what a channel of the log tells of."""
+        """Return the ids of the things that a channel of the log reports on."""
         return [
-            registry.about(one)
-            for one in await self.subjects(registry.EVENTS.name, registry.subject(channel.all))
+            registry.about(subject)
+            for subject in await self.subjects(registry.EVENTS.name, registry.subject(channel.all))
         ]
 
     async def forget(self, topic: Topic) -> None:
@@ -378,37 +383,35 @@ class JetStreamBus:
         await self.drop(registry.EVENTS.name, registry.literal(topic))
 
     async def measure(self) -> None:
-        """Set the figures of readers and streams."""
+        """Update the metrics of consumers and streams."""
         await measure(self._stored)
 
 
 def _publish_span(subject: str, event: Event) -> telemetry.Span:
-    if (
-        not event.traceparent
-    ):  # in nobody's trace, as what the AUDIT stream is told of many calls at once: it begins none
+    if not event.traceparent:
+        # not part of a trace, like summaries of many calls on the AUDIT stream: it starts none
         return telemetry.Span()
-    about = {
+    attributes = {
         "messaging.system": "nats",
         "messaging.message.id": event.id,
         "messaging.destination.name": subject,
     }
-    return telemetry.span("publish", {**about, "moothall.event": event.type}, kind="producer")
+    return telemetry.span("publish", {**attributes, "moothall.event": event.type}, kind="producer")
 
 
 @asynccontextmanager
 async def open_bus(
     settings: BusSettings, url: str, *, secrets: Sequence[str] = (), alone: bool = False
 ) -> AsyncIterator[JetStreamBus]:
-    """Connect, make the bus what the registry says, and close at the end.
+    """Connect, set up the bus as in the registry, and close at the end.
 
-    `secrets` are the operator's own values that no message may carry. `alone`: the server was just
-    started, for nobody else, and whoever held work of its last run is gone: it is given out again
-    at once. Raises `BusUnavailable` where
-    nobody answers within `bus.wait_seconds`, `ConfigurationError` where we are turned away or
-    JetStream is off.
+    `secrets` are the operator's own values that no message may contain. `alone`: the server was
+    just started for this process only, so whoever held work of its last run is gone, and that work
+    is given out again at once. Raises `BusUnavailable` if nobody answers within `bus.wait_seconds`,
+    and `ConfigurationError` if we are refused or JetStream is off.
     """
     if settings.wait_seconds:
-        await _wait(settings, url)
+        await _wait_until_ready(settings, url)
     acks = ReplyInbox()
     outboxes: list[Outbox] = []
 
@@ -432,8 +435,8 @@ async def open_bus(
                 await bus.flush()
 
 
-async def _wait(settings: BusSettings, url: str) -> None:
-    """Return once a bus that still starts is there, and is what the registry says."""
+async def _wait_until_ready(settings: BusSettings, url: str) -> None:
+    """Wait until a bus that is still starting is available, and set it up."""
     until = time.monotonic() + settings.wait_seconds
     while True:
         try:
@@ -443,19 +446,19 @@ async def _wait(settings: BusSettings, url: str) -> None:
             if time.monotonic() > until:
                 raise
             log.info("the bus is not ready yet; trying again", reason=error.message)
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(_RETRY_SECONDS)
 
 
 async def measure(stored: Stored) -> None:
-    """Set the bus's figures. A bus that does not answer leaves them as they were."""
+    """Update the metrics of the bus. If the bus does not answer, they stay as they were."""
     try:
         for spec in STREAMS:
-            info = await heed_cancel(stored.js.stream_info(spec.name))
+            info = await keep_cancellation(stored.js.stream_info(spec.name))
             metrics.BUS_STORED_BYTES.set(info.state.bytes, spec.name)
             if not info.state.consumer_count:
                 continue
-            for consumer in await heed_cancel(stored.js.consumers_info(spec.name)):
-                if consumer.name in DURABLES:  # a reader's passing consumer is no label
+            for consumer in await keep_cancellation(stored.js.consumers_info(spec.name)):
+                if consumer.name in DURABLES:  # a reader's temporary consumer gets no label
                     metrics.BUS_LAG.set(consumer.num_pending or 0, consumer.name)
                     metrics.BUS_UNACKED.set(consumer.num_ack_pending or 0, consumer.name)
     except (nats.errors.Error, TimeoutError, OSError):
@@ -465,10 +468,12 @@ async def measure(stored: Stored) -> None:
 async def listen(
     client: FastClient, acks: ReplyInbox, subject: str
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Yield what is sent until closed; what isn't a JSON object is passed over. Raises
+    """Yield what is sent until closed; what is not a JSON object is skipped. Raises
     `BusUnavailable` once closed.
     """
-    async with aclosing(requests.messages(client, subject, acks=acks, most=_WAITING)) as arriving:
+    async with aclosing(
+        requests.messages(client, subject, acks=acks, most=_MAX_WAITING)
+    ) as arriving:
         async for message in arriving:
             try:
                 data = load_json(message.data)

@@ -1,6 +1,4 @@
-"""Where NATS keeps buckets and objects: the streams behind them, their subjects, and the headers of
-a write.
-"""
+"""How NATS stores buckets and objects: their streams and subjects, and the headers of a write."""
 
 from __future__ import annotations
 
@@ -11,9 +9,10 @@ from moothall.events.buckets import BucketSpec
 MESSAGE_ID = "Nats-Msg-Id"
 LAST_SEQ = "Nats-Expected-Last-Subject-Sequence"
 FIRST: Mapping[str, str] = {LAST_SEQ: "0"}
-"""A write that must be the first under its subject."""
+"""Headers of a write that must be the first on its subject."""
 FRESH: Mapping[str, str] = {"Moothall-Fresh": "1"}
-"""Work that nobody can have begun. Not of the event: it is gone when a dead letter is sent again.
+"""Marks work that nobody can have begun yet. It is not part of the event, so it is gone when a dead
+letter is sent again.
 """
 
 BLOBS = "blobs"
@@ -28,7 +27,7 @@ def bucket_stream(spec: BucketSpec) -> str:
 
 
 def bucket_prefix(spec: BucketSpec) -> str:
-    """Return what the subjects of a bucket's keys begin with."""
+    """Return the prefix of the subjects of a bucket's keys."""
     return f"$KV.{spec.name}."
 
 

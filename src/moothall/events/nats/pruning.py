@@ -1,6 +1,4 @@
-"""Dropping the oldest events, and what the log then no longer tells of: status documents, and large
-values that nothing refers to.
-"""
+"""Deletes the oldest events and what only they referred to: status documents and large values."""
 
 from __future__ import annotations
 
@@ -24,25 +22,25 @@ from moothall.events.nats.layout import (
 from moothall.events.raw_store import RawStore
 from moothall.events.registry import DEAD, EVENTS, WORK
 
-YOUNG = timedelta(hours=1)
-"""A value is stored before the event that refers to it: so young a one may still be waiting for its
-event.
+MIN_AGE = timedelta(hours=1)
+"""A value is stored before the event that refers to it, so a newer value may still be waiting for
+its event.
 """
 
 _COMMIT = re.compile(rb'"commit_sha": ?"([0-9a-f]{40})"')
 
 
 async def prune(store: RawStore, keep: int) -> int:
-    """Drop all events but the last `keep`. Returns how many went.
+    """Delete all events but the last `keep`. Returns the number of deleted events.
 
-    What projections have not taken in yet is gone for them: prune only what all have read. Raises
-    `InvalidRequest`.
+    Projections that have not read a deleted event never see it, so prune only what all have read.
+    Raises `InvalidRequest`.
     """
     if keep < 0:
         raise InvalidRequest(f"keep {keep} is not 0 or more")
     if keep == 0:
         return await store.purge(EVENTS.name, (await store.state(EVENTS.name)).last_seq + 1)
-    # Seqs have gaps, so the record that far from the end may be further back than its number says.
+    # Seqs have gaps, so the first event to keep may be further back than counting seqs suggests.
     kept: deque[int] = deque(maxlen=keep)
     async for raw in store.raw(EVENTS.name):
         kept.append(raw.seq)
@@ -50,26 +48,27 @@ async def prune(store: RawStore, keep: int) -> int:
 
 
 async def prune_documents(bus: JetStreamBus) -> int:
-    """Drop the status documents of deliberations of which the log holds nothing; return how
-    many.
+    """Delete the status documents of deliberations that are no longer in the log; return their
+    number.
     """
-    told = {subject.rpartition(".")[2] for subject in await bus.subjects(EVENTS.name, "agent.*.*")}
-    gone = [
+    logged = {
+        subject.rpartition(".")[2] for subject in await bus.subjects(EVENTS.name, "agent.*.*")
+    }
+    dropped = [
         subject
         for subject in await bus.subjects(bucket_stream(DOCUMENTS), f"{bucket_prefix(DOCUMENTS)}>")
-        if subject.rpartition(".")[2] not in told
+        if subject.rpartition(".")[2] not in logged
     ]
-    for subject in gone:
+    for subject in dropped:
         await bus.drop(bucket_stream(DOCUMENTS), subject)
-    return len(gone)
+    return len(dropped)
 
 
-async def prune_blobs(bus: JetStreamBus, *, young: timedelta = YOUNG) -> int:
-    """Drop the large values that no record refers to and that are not younger than `young`; return
-    how many.
+async def prune_blobs(bus: JetStreamBus, *, young: timedelta = MIN_AGE) -> int:
+    """Delete the large values that no record refers to and that are at least `young` old; return
+    their number.
 
-    What there is is listed before the records are read, so that a value stored meanwhile is not
-    looked at.
+    The values are listed before the records are read, so that a value stored meanwhile is kept.
     """
     before = datetime.now(UTC) - young
     stored = {}
@@ -80,17 +79,16 @@ async def prune_blobs(bus: JetStreamBus, *, young: timedelta = YOUNG) -> int:
     if not stored:
         return 0
     used = await _find_used(bus)
-    gone = {name: where for name, where in stored.items() if name not in used}
-    for subject, nuid in gone.values():
-        await bus.drop(
-            BLOBS_STREAM, subject
-        )  # first the entry: without it nobody looks for the content
+    dropped = {name: where for name, where in stored.items() if name not in used}
+    for subject, nuid in dropped.values():
+        # the entry first: without it nobody looks for the content
+        await bus.drop(BLOBS_STREAM, subject)
         await bus.drop(BLOBS_STREAM, f"{BLOB_CHUNKS}{nuid}")
-    return len(gone)
+    return len(dropped)
 
 
 async def _find_used(bus: JetStreamBus) -> frozenset[str]:
-    """Every value that a record refers to, directly or by way of another value."""
+    """Return every value that a record refers to, directly or through another value."""
     used: set[str] = set()
     for stream in (
         EVENTS.name,
@@ -101,7 +99,7 @@ async def _find_used(bus: JetStreamBus) -> frozenset[str]:
         async for raw in bus.raw(stream):
             if b'"$blob"' in raw.data:
                 used |= _references(raw.data)
-    # A value may itself hold references: what it refers to is used as well.
+    # A value may itself hold references: what it refers to is in use as well.
     async for raw in bus.raw(BLOBS_STREAM, subjects=(f"{BLOB_CHUNKS}>",)):
         if b'"$blob"' in raw.data:
             used |= {
@@ -117,7 +115,7 @@ def _references(data: bytes) -> frozenset[str]:
         return frozenset()  # a dead letter need not be JSON
 
 
-async def told_commits(bus: JetStreamBus) -> frozenset[str]:
+async def named_commits(bus: JetStreamBus) -> frozenset[str]:
     """Return every commit that the log or a status document names."""
     found: set[str] = set()
     for stream in (EVENTS.name, bucket_stream(DOCUMENTS)):

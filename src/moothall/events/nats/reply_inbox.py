@@ -1,4 +1,4 @@
-"""One inbox for all answers of the server to what a connection sends."""
+"""One inbox for all answers of the server to a connection."""
 
 from __future__ import annotations
 
@@ -19,106 +19,103 @@ FLUSH_SECONDS = 10.0
 
 @dataclass(slots=True)
 class ReplyInbox:
-    """One inbox for the answers to all that a connection asks: no subscription and no timer each.
+    """One inbox for the answers to everything that a connection sends, so that no request needs its
+    own subscription and timer.
 
     The client's own `publish` waits for one answer at a time with a timer each, and its
-    `publish_async`
-    drops refusals on the floor (a full store looks like silence).
+    `publish_async` drops refusals (a full store looks like silence).
     """
 
-    _hearers: dict[str, Callable[[Msg], None]] = field(default_factory=dict)
-    _lost: set[asyncio.Future[None]] = field(default_factory=set)
+    _callbacks: dict[str, Callable[[Msg], None]] = field(default_factory=dict)
+    _waiting: set[asyncio.Future[None]] = field(default_factory=set)
     _number: int = 0
     _inbox: str = ""
 
     @asynccontextmanager
     async def listening(self, client: FastClient) -> AsyncIterator[None]:
-        """Hear the answers meanwhile."""
+        """Receive answers for the duration of the block."""
         self._inbox = client.new_inbox()
-        subscription = await client.hear(f"{self._inbox}.*", self._hear)
+        subscription = await client.hear(f"{self._inbox}.*", self._dispatch)
         try:
             yield
         finally:
             await client.unhear(subscription)
 
-    def address(self, hear: Callable[[Msg], None]) -> tuple[str, str]:
-        """Return a new address for answers, and its token for `forget`. `hear` is called with each
-        that comes.
+    def address(self, callback: Callable[[Msg], None]) -> tuple[str, str]:
+        """Return a new address for answers, and its token for `forget`. `callback` is called with
+        each answer.
         """
         self._number += 1
         token = str(self._number)
-        self._hearers[token] = hear
+        self._callbacks[token] = callback
         return f"{self._inbox}.{token}", token
 
     def forget(self, token: str) -> None:
-        """Hear no more at this address."""
-        self._hearers.pop(token, None)
+        """Receive no more answers at this address."""
+        self._callbacks.pop(token, None)
 
     async def ask(
         self, client: FastClient, subject: str, data: bytes, *, last: Callable[[Msg], bool]
     ) -> list[Msg]:
         """Send a request and return all answers, up to the one for which `last` is true. Raises the
-        client's
-        errors, also when the connection is lost. Waits as long as it takes: bound it.
+        client's errors, also when the connection is lost. It has no time limit of its own.
         """
         answers: list[Msg] = []
-        with self._until_lost() as over:
+        with self._fails_when_lost() as done:
 
-            def hear(message: Msg) -> None:
+            def on_answer(message: Msg) -> None:
                 answers.append(message)
-                if last(message) and not over.done():
-                    over.set_result(None)
+                if last(message) and not done.done():
+                    done.set_result(None)
 
-            inbox, token = self.address(hear)
+            inbox, token = self.address(on_answer)
             try:
                 client.put(subject, data, reply=inbox)
-                await over
+                await done
             finally:
                 self.forget(token)
         return answers
 
     async def flush(self, client: FastClient) -> None:
-        """Return once the server has taken all that was sent before.
+        """Return once the server has received everything that was sent before.
 
-        A message to ourselves, for the client's own `flush` must not be cancelled: the answer to it
-        then
-        ends the client's reading without a word. Raises the client's errors, also when the
-        connection is lost,
-        and `TimeoutError`.
+        This sends a message to ourselves, since the client's own `flush` must not be cancelled: its
+        answer would then silently end the client's reading. Raises the client's errors, also when
+        the connection is lost, and `TimeoutError`.
         """
-        with self._until_lost() as over:
-            inbox, token = self.address(lambda _: None if over.done() else over.set_result(None))
+        with self._fails_when_lost() as done:
+            inbox, token = self.address(lambda _: None if done.done() else done.set_result(None))
             try:
                 async with asyncio.timeout(FLUSH_SECONDS):
                     client.put(inbox)
-                    await over
+                    await done
             finally:
                 self.forget(token)
 
     @contextmanager
-    def _until_lost(self) -> Iterator[asyncio.Future[None]]:
-        """A future that fails when the connection is lost: its answer went down with it."""
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._lost.add(over)
+    def _fails_when_lost(self) -> Iterator[asyncio.Future[None]]:
+        """Provide a future that fails when the connection is lost, and the answer with it."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
         try:
-            yield over
+            yield future
         finally:
-            self._lost.discard(over)
+            self._waiting.discard(future)
 
     def connection_lost(self) -> None:
-        """Fail what waits; whoever asked knows how to try again."""
-        for over in self._lost:
-            if not over.done():
-                over.set_exception(nats.errors.ConnectionReconnectingError())
+        """Fail the waiting requests; their callers know how to try again."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(nats.errors.ConnectionReconnectingError())
 
-    def _hear(self, message: Msg) -> None:
-        hear = self._hearers.get(message.subject.rpartition(".")[2])
-        if hear is not None:
-            hear(message)
+    def _dispatch(self, message: Msg) -> None:
+        callback = self._callbacks.get(message.subject.rpartition(".")[2])
+        if callback is not None:
+            callback(message)
 
 
-def seq_in(message: Msg) -> int:
-    """Return under which seq the server stored a message. Raises the client's error where it
+def parse_seq(message: Msg) -> int:
+    """Return the seq under which the server stored a message. Raises the client's error if it
     refused.
     """
     if message.headers and message.headers.get("Status") == "503":

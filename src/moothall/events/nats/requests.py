@@ -1,6 +1,4 @@
-"""Asking another process over plain NATS messages: one request, one answer. Nothing of it is
-stored.
-"""
+"""Requests to another process over plain NATS messages: one request, one answer, nothing stored."""
 
 from __future__ import annotations
 
@@ -19,30 +17,30 @@ from moothall.events.nats.fast_client import FastClient, Hear
 from moothall.events.nats.reply_inbox import ReplyInbox
 from moothall.ports import Answerer
 
-_AT_ONCE = 16
-_LOOK = 1.0
+_MAX_CONCURRENT = 16
+_POLL_SECONDS = 1.0
 
 
 async def ask(
     client: FastClient, acks: ReplyInbox, subject: str, asked: Mapping[str, Any], seconds: float
 ) -> tuple[Mapping[str, Any], bytes]:
-    """Return what whoever answers on `subject` says. Raises `BusUnavailable` where nobody does
-    within `seconds`.
+    """Return the answer to a request on `subject`. Raises `BusUnavailable` if nobody answers within
+    `seconds`.
     """
     try:
         async with asyncio.timeout(seconds):
             [answer] = await acks.ask(client, subject, dump_json(asked), last=lambda _: True)
     except (nats.errors.Error, TimeoutError, OSError) as error:
         raise BusUnavailable(f"nobody answered on {subject}: {reason(error)}") from error
-    if _is_nobody(answer):
+    if _has_no_responder(answer):
         raise BusUnavailable(f"nobody answers on {subject}")
-    return _read(answer)
+    return _parse(answer)
 
 
 async def ask_all(
     client: FastClient, acks: ReplyInbox, subject: str, asked: Mapping[str, Any], seconds: float
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Yield what each of those who answer on `subject` says, until nobody has said anything for
+    """Yield the answers of everybody who answers on `subject`, until no answer has come for
     `seconds`. Raises `BusUnavailable`.
     """
     arrived: asyncio.Queue[Msg] = asyncio.Queue()
@@ -56,19 +54,19 @@ async def ask_all(
                     answer = await arrived.get()
             except TimeoutError:
                 return
-            if _is_nobody(answer):
+            if _has_no_responder(answer):
                 return
-            yield _read(answer)[0]
+            yield _parse(answer)[0]
     finally:
         acks.forget(token)
 
 
-def _is_nobody(answer: Msg) -> bool:
-    """Whether the server says that there is nobody to answer."""
+def _has_no_responder(answer: Msg) -> bool:
+    """Whether the server reports that nobody listens on the subject."""
     return (answer.headers or {}).get("Status") == "503"
 
 
-def _read(answer: Msg) -> tuple[Mapping[str, Any], bytes]:
+def _parse(answer: Msg) -> tuple[Mapping[str, Any], bytes]:
     line, _, rest = answer.data.partition(b"\n")
     said = load_json(line)
     if not isinstance(said, Mapping):
@@ -79,14 +77,14 @@ def _read(answer: Msg) -> tuple[Mapping[str, Any], bytes]:
 async def answer(
     client: FastClient, acks: ReplyInbox, subject: str, answerer: Answerer, queue: str
 ) -> None:
-    """Answer until cancelled; one of those that share `queue` answers a request. Each request runs
-    in a task of its own.
+    """Answer requests until cancelled; each request goes to one of those that share `queue`. Each
+    request is handled in its own task.
     """
     arrived: asyncio.Queue[Msg] = asyncio.Queue()
-    room = asyncio.Semaphore(_AT_ONCE)
+    slots = asyncio.Semaphore(_MAX_CONCURRENT)
 
-    async def one(message: Msg) -> None:
-        async with room:
+    async def handle(message: Msg) -> None:
+        async with slots:
             try:
                 asked = load_json(message.data)
                 said, rest = await answerer(asked if isinstance(asked, Mapping) else {})
@@ -101,15 +99,15 @@ async def answer(
         while True:
             message = await arrived.get()
             if message.reply:
-                group.create_task(one(message))
+                group.create_task(handle(message))
 
 
 @asynccontextmanager
 async def hearing(
     client: FastClient, subject: str, told: Hear, *, acks: ReplyInbox | None = None, queue: str = ""
 ) -> AsyncIterator[None]:
-    """Hear a subject, as `FastClient.hear` does; with `acks` the server knows by the time that the
-    block begins. Raises `BusUnavailable`.
+    """Listen on a subject as `FastClient.hear` does. With `acks`, the server knows about it by the
+    time the block begins. Raises `BusUnavailable`.
     """
     with translate_errors(f"listen on {subject}"):
         subscription = await client.hear(subject, told, queue=queue)
@@ -128,21 +126,21 @@ async def hearing(
 async def messages(
     client: FastClient, subject: str, *, acks: ReplyInbox | None = None, most: int = 0
 ) -> AsyncGenerator[Msg, None]:
-    """Yield what is sent until closed; beyond `most` that wait (0: any number), what comes is
-    dropped. Raises `BusUnavailable` once the bus is closed.
+    """Yield the messages on a subject until closed. When `most` are waiting (0: no limit), further
+    ones are dropped. Raises `BusUnavailable` once the bus is closed.
     """
     arrived: asyncio.Queue[Msg] = asyncio.Queue(most)
 
-    def take(message: Msg) -> None:
+    def enqueue(message: Msg) -> None:
         if arrived.full():
             log.warning("signal dropped: its listener is too slow", subject=message.subject)
         else:
             arrived.put_nowait(message)
 
-    async with hearing(client, subject, take, acks=acks):
+    async with hearing(client, subject, enqueue, acks=acks):
         while True:
             try:
-                async with asyncio.timeout(_LOOK):
+                async with asyncio.timeout(_POLL_SECONDS):
                     message = await arrived.get()
             except TimeoutError:
                 if client.is_closed:

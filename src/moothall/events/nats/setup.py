@@ -1,4 +1,4 @@
-"""Making a bus what the registry says, however often it is asked."""
+"""Creates the streams, consumers and buckets of the registry on a bus; repeating it is harmless."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.events.buckets import BUCKETS, BucketSpec
 from moothall.events.nats.connection import reason
-from moothall.events.nats.fast_client import heed_cancel
+from moothall.events.nats.fast_client import keep_cancellation
 from moothall.events.nats.layout import (
     BLOB_CHUNKS,
     BLOB_ENTRIES,
@@ -33,9 +33,9 @@ from moothall.events.registry import (
 _OTHER_CONFIGURATION = 10058
 _UNAVAILABLE = 503
 _NO_PEERS, _NO_LEADER = 10005, 10009
-_AT_ONCE, _LOOK_SECONDS = 0.01, 0.3
+_MINIMAL_ACK_WAIT, _REDELIVERY_SECONDS = 0.01, 0.3
 _WINDOW = 120.0
-"""The server's own `duplicate_window`, said so that what is there is what is wanted."""
+"""The server's default `duplicate_window`, given explicitly to make configurations comparable."""
 
 
 def _stream_config(spec: StreamSpec, settings: BusSettings) -> api.StreamConfig:
@@ -45,7 +45,7 @@ def _stream_config(spec: StreamSpec, settings: BusSettings) -> api.StreamConfig:
         subjects=list(spec.subjects),
         retention=api.RetentionPolicy(spec.retention),
         max_age=spec.max_age,
-        # A full stream refuses what is new: dropping what is old would be forgetting in silence.
+        # A full stream refuses new messages: dropping old ones would lose them silently.
         discard=api.DiscardPolicy.NEW,
         storage=api.StorageType.FILE,
         num_replicas=settings.replicas,
@@ -71,94 +71,95 @@ def _bucket_config(spec: BucketSpec, settings: BusSettings) -> api.StreamConfig:
     )
 
 
-def _is_so(found: api.Base, wanted: api.Base) -> bool:
-    """Whether what is there says all that is wanted: whoever may only use it has nothing to ask for
-    then.
+def _is_configured(found: api.Base, wanted: api.Base) -> bool:
+    """Whether the existing configuration has all the wanted values. A user without the permission
+    to change anything then need not ask for it.
     """
-    known = found.as_dict()
-    return all(known.get(name) == value for name, value in wanted.as_dict().items())
+    existing = found.as_dict()
+    return all(existing.get(name) == value for name, value in wanted.as_dict().items())
 
 
 async def _ensure_stream(js: JetStreamContext, config: api.StreamConfig) -> None:
     with suppress(NotFoundError):
-        if _is_so((await heed_cancel(js.stream_info(config.name or ""))).config, config):
+        if _is_configured(
+            (await keep_cancellation(js.stream_info(config.name or ""))).config, config
+        ):
             return
     try:
-        await heed_cancel(js.add_stream(config))
+        await keep_cancellation(js.add_stream(config))
     except BadRequestError as error:
         if error.err_code != _OTHER_CONFIGURATION:
             raise
-        await heed_cancel(js.update_stream(config))
+        await keep_cancellation(js.update_stream(config))
 
 
 async def ensure_durable(
     js: JetStreamContext, settings: BusSettings, spec: DurableSpec, ack_wait: float | None = None
 ) -> api.ConsumerInfo:
-    """Make or update a durable consumer. `ack_wait` in place of the settings' seconds."""
+    """Create or update a durable consumer. `ack_wait` replaces the seconds of the settings."""
     config = api.ConsumerConfig(
         name=spec.name,
         durable_name=spec.name,
         description=spec.about,
         ack_policy=api.AckPolicy.EXPLICIT,
         ack_wait=settings.ack_wait_seconds if ack_wait is None else ack_wait,
-        # bounded in moothall.events.delivery, so that the last failure leaves a dead letter
+        # limited in moothall.events.delivery, so that the last failure leaves a dead letter
         max_deliver=-1,
         filter_subjects=list(spec.filters),
         max_ack_pending=10_000,
     )
     with suppress(NotFoundError):
-        info: api.ConsumerInfo = await heed_cancel(js.consumer_info(spec.stream, spec.name))
-        if _is_so(info.config, config):
+        info: api.ConsumerInfo = await keep_cancellation(js.consumer_info(spec.stream, spec.name))
+        if _is_configured(info.config, config):
             return info
-    return await heed_cancel(js.add_consumer(spec.stream, config=config))
+    return await keep_cancellation(js.add_consumer(spec.stream, config=config))
 
 
-async def _take_back(
+async def _redeliver_held(
     js: JetStreamContext, settings: BusSettings, held: Sequence[DurableSpec]
 ) -> None:
-    """Have what was delivered and not acked delivered again at once. The server looks a tenth of a
-    second after the change.
+    """Have everything that was delivered and not acked redelivered at once. The server checks a
+    tenth of a second after the change.
     """
     for spec in held:
-        await ensure_durable(js, settings, spec, _AT_ONCE)
-    await asyncio.sleep(_LOOK_SECONDS)
+        await ensure_durable(js, settings, spec, _MINIMAL_ACK_WAIT)
+    await asyncio.sleep(_REDELIVERY_SECONDS)
     for spec in held:
         await ensure_durable(js, settings, spec)
 
 
-async def forget_done(js: JetStreamContext, spec: DurableSpec) -> int:
-    """Remove work that was acked and is still there; return how much it was. A server that is
-    killed may keep the ack
-    and lose the removal, and then it gives the work to nobody and keeps it for ever. Raises the
-    client's errors.
+async def remove_done(js: JetStreamContext, spec: DurableSpec) -> int:
+    """Remove work that was acked and is still stored; return its amount. A server that is killed
+    may keep the ack and lose the removal; it then delivers the work to nobody and keeps it for
+    ever. Raises the client's errors.
     """
-    floor = (await heed_cancel(js.consumer_info(spec.stream, spec.name))).ack_floor
-    gone = 0
+    floor = (await keep_cancellation(js.consumer_info(spec.stream, spec.name))).ack_floor
+    removed = 0
     for subject in spec.filters if floor is not None and floor.stream_seq else ():
         while True:
             try:
-                oldest = await heed_cancel(
+                oldest = await keep_cancellation(
                     js.get_msg(spec.stream, seq=1, subject=subject, next=True)
                 )
             except NotFoundError:
                 break
             if not oldest.seq or oldest.seq > floor.stream_seq:
                 break
-            await heed_cancel(js.delete_msg(spec.stream, oldest.seq))
-            gone += 1
-    return gone
+            await keep_cancellation(js.delete_msg(spec.stream, oldest.seq))
+            removed += 1
+    return removed
 
 
 async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = False) -> None:
-    """Make all streams, consumers and buckets. `alone`: whoever was given anything before is gone.
-    Raises `ConfigurationError` where what is there can't be brought in line.
+    """Create all streams, consumers and buckets. `alone`: every process that held messages before
+    is gone. Raises `ConfigurationError` if what exists cannot be changed to what is wanted.
     """
     try:
         for stream in STREAMS:
             await _ensure_stream(js, _stream_config(stream, settings))
         known = [(spec, await ensure_durable(js, settings, spec)) for spec in DURABLES.values()]
         if alone and (held := [spec for spec, info in known if info.num_ack_pending]):
-            await _take_back(js, settings, held)
+            await _redeliver_held(js, settings, held)
         for bucket in BUCKETS.values():
             await _ensure_stream(js, _bucket_config(bucket, settings))
         await _ensure_stream(

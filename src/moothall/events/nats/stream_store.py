@@ -1,5 +1,5 @@
-"""JetStream streams as raw records: reliable writes, ordered reads that survive a restart of the
-server.
+"""JetStream streams as raw records: reliable writes, and ordered reads that survive a restart of
+the server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, InvalidRequest, NotFound
 from moothall.events import codec
 from moothall.events.nats.connection import ConsumerGone, Pull, reason, translate_errors
-from moothall.events.nats.fast_client import FastClient, heed_cancel
+from moothall.events.nats.fast_client import FastClient, keep_cancellation
 from moothall.events.nats.layout import BLOB_CHUNKS, BLOBS, BLOBS_STREAM, MESSAGE_ID
 from moothall.events.nats.outbox import ATTEMPT_SECONDS, Outbox, refusal
 from moothall.events.nats.reply_inbox import ReplyInbox
@@ -37,16 +37,16 @@ BLOB_SECONDS = 30.0
 READ_BATCH = 256
 
 
-def _minimal(subjects: Sequence[str]) -> list[str]:
-    """Without those that another one covers: a consumer takes no overlapping filters."""
+def _without_overlaps(subjects: Sequence[str]) -> list[str]:
+    """Drop subjects that another one covers: a consumer accepts no overlapping filters."""
     unique = list(dict.fromkeys(subjects))
     return [s for s in unique if not any(o != s and covers(o, s) for o in unique)]
 
 
 @dataclass(slots=True)
 class Stored:
-    """Reads and writes of raw records over one connection. Implements `RawStore`, and what `blobs`
-    asks for.
+    """Reads and writes raw records over one connection. Implements `RawStore`, and `Put` and `Get`
+    of `blobs`.
     """
 
     client: FastClient
@@ -55,22 +55,22 @@ class Stored:
     acks: ReplyInbox
     outbox: Outbox
 
-    async def patiently(
+    async def retry(
         self, what: str, act: Callable[[], Awaitable[T]], seconds: float = ATTEMPT_SECONDS
     ) -> T:
-        """Do `act`, again and again over a restart of the bus, for at most `publish_seconds`. It
-        must be repeatable; `seconds` bounds one attempt.
+        """Call `act` repeatedly, over a restart of the bus, for at most `publish_seconds`. It must
+        be repeatable; `seconds` limits one attempt.
 
-        Raises `BusUnavailable` after that, `Permanent` for what the server refuses for good.
+        Raises `BusUnavailable` after that, and `Permanent` for what the server refuses for good.
         """
         until = time.monotonic() + self.settings.publish_seconds
         delay = 0.02
         while True:
             try:
                 async with asyncio.timeout(min(seconds, max(until - time.monotonic(), 0.1))):
-                    return await heed_cancel(act())
+                    return await keep_cancellation(act())
             except NotFoundError:
-                raise  # means something to each caller
+                raise  # each caller handles it in its own way
             except nats.errors.MaxPayloadError as error:
                 raise InvalidRequest(
                     f"the bus did not {what}: the message is over its limit of "
@@ -96,19 +96,19 @@ class Stored:
         """Store durably and return the seq; a repeated `message_id` returns the seq of the
         first.
         """
-        known = {MESSAGE_ID: message_id, **headers} if message_id else headers
-        return await (await self.outbox.send(subject, data, known))
+        all_headers = {MESSAGE_ID: message_id, **headers} if message_id else headers
+        return await (await self.outbox.send(subject, data, all_headers))
 
     async def read(
         self, stream: str, subjects: Sequence[str], after_seq: int, until: int | None
     ) -> AsyncGenerator[Raw, None]:
         """Yield records in order, each once; up to the seq `until`, or without end for None.
 
-        A gap, a lost consumer or a restarted server begins again behind the last record that was
-        yielded.
+        After a gap, a lost consumer or a server restart, reading resumes behind the last record
+        that was yielded.
         """
         last = after_seq
-        lost = 0.0
+        failing_since = 0.0
         while until is None or last < until:
             try:
                 async with aclosing(
@@ -118,14 +118,14 @@ class Stored:
                         if until is not None and raw.seq > until:
                             return
                         yield raw
-                        last, lost = raw.seq, 0.0
+                        last, failing_since = raw.seq, 0.0
                         if until is not None and left == 0:
                             return
             except (ConsumerGone, nats.errors.Error, TimeoutError, OSError) as error:
-                lost = lost or time.monotonic()
+                failing_since = failing_since or time.monotonic()
                 patience = self.settings.publish_seconds
                 if self.client.is_closed or (
-                    until is not None and time.monotonic() - lost > patience
+                    until is not None and time.monotonic() - failing_since > patience
                 ):
                     raise BusUnavailable(
                         f"the bus did not go on with {stream}: {reason(error)}"
@@ -138,11 +138,11 @@ class Stored:
     async def _read_once(
         self, stream: str, subjects: Sequence[str], after_seq: int, *, finite: bool
     ) -> AsyncGenerator[tuple[Raw, int], None]:
-        """Yield (record, how many are left) from a fresh consumer. Ends at a gap, and when finite
-        at the end.
+        """Yield (record, number of remaining records) from a new consumer. Ends at a gap, and when
+        finite at the end.
         """
         name = self.client.new_inbox().rpartition(".")[2]
-        info = await heed_cancel(
+        info = await keep_cancellation(
             self.js.add_consumer(
                 stream,
                 config=api.ConsumerConfig(
@@ -150,7 +150,7 @@ class Stored:
                     deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
                     opt_start_seq=after_seq + 1,
                     ack_policy=api.AckPolicy.NONE,
-                    filter_subjects=_minimal(subjects) or None,
+                    filter_subjects=_without_overlaps(subjects) or None,
                     mem_storage=True,
                     num_replicas=1,
                     inactive_threshold=60.0,
@@ -172,16 +172,16 @@ class Stored:
                     if place.sequence.consumer != expected:
                         raise ConsumerGone(f"{stream}: a message was lost on the way")
                     expected += 1
-                    yield _raw(message), place.num_pending
+                    yield _parse_delivered(message), place.num_pending
         finally:
             if self.client.is_connected:
-                self._forget(stream, name)
+                self._delete_consumer(stream, name)
 
     async def _is_drained(self, stream: str, name: str, expected: int) -> bool:
-        """Whether nothing more will come; what was delivered and is still on its way counts as
+        """Whether nothing more will come; a record that was delivered but has not arrived counts as
         coming.
         """
-        info = await heed_cancel(self.js.consumer_info(stream, name))
+        info = await keep_cancellation(self.js.consumer_info(stream, name))
         return (
             not info.num_pending
             and info.delivered is not None
@@ -191,11 +191,11 @@ class Stored:
     async def read_now(
         self, stream: str, subjects: Sequence[str], after_seq: int = 0, most: int = 0
     ) -> list[Raw]:
-        """Return what is stored now under literal subjects of one length, or one pattern, in order;
-        at most `most` where given.
+        """Return what is stored now under literal subjects with the same number of tokens, or under
+        one pattern, in order; at most `most` if given.
 
-        Asked of the stream itself, with no consumer to be made and dropped: right where one
-        deliberation is read.
+        This reads directly from the stream, without making and deleting a consumer, which suits
+        reading a single deliberation.
         """
         wanted = set(subjects)
         pattern = ".".join(
@@ -203,14 +203,14 @@ class Stored:
             for tokens in zip(*(s.split(".") for s in wanted), strict=True)
         )
         records: list[Raw] = []
-        exact = len(wanted) == 1  # the server gives nothing else
+        exact = len(wanted) == 1  # the server then returns nothing else
         while True:
             request = {"seq": after_seq + 1, "batch": most or READ_BATCH, "next_by_subj": pattern}
-            answers = await self.patiently(
+            answers = await self.retry(
                 f"look into {stream}",
                 functools.partial(self._ask, stream, codec.dump_json(request)),
             )
-            page = [_raw_of(message) for message in answers[:-1]]
+            page = [_parse_direct(message) for message in answers[:-1]]
             records += [raw for raw in page if exact or raw.subject in wanted]
             end = answers[-1].headers or {}
             if (
@@ -235,15 +235,13 @@ class Stored:
             )
         return answers
 
-    def _forget(self, stream: str, name: str) -> None:
-        """Drop a reader's consumer; if that fails it goes by itself after a minute."""
+    def _delete_consumer(self, stream: str, name: str) -> None:
+        """Delete a reader's consumer; if that fails, the server removes it after a minute."""
         self.client.put(f"$JS.API.CONSUMER.DELETE.{stream}.{name}")
 
     async def state(self, stream: str) -> StreamState:
         """Return what a stream holds."""
-        state = (
-            await self.patiently(f"describe {stream}", lambda: self.js.stream_info(stream))
-        ).state
+        state = (await self.retry(f"describe {stream}", lambda: self.js.stream_info(stream))).state
         return StreamState(
             messages=state.messages,
             bytes=state.bytes,
@@ -252,11 +250,11 @@ class Stored:
         )
 
     async def removed_seqs(self, stream: str) -> frozenset[int]:
-        """Return the seqs that were removed on purpose from between others: nats-server knows them,
-        and not those that it lost.
+        """Return the seqs that were removed on purpose between others; nats-server knows these, and
+        not those that it lost.
         """
         asked = b'{"deleted_details": true}'
-        answer = await self.patiently(
+        answer = await self.retry(
             f"describe {stream}",
             lambda: self.client.request(f"$JS.API.STREAM.INFO.{stream}", asked, 10.0),
         )
@@ -265,14 +263,14 @@ class Stored:
     async def raw(
         self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()
     ) -> AsyncGenerator[Raw, None]:
-        """Yield what is stored now, in order; under `subjects` alone where given."""
+        """Yield what is stored now, in order; only under `subjects` if given."""
         until = (await self.state(stream)).last_seq
         async for record in self.read(stream, subjects, after_seq, until):
             yield record
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
         """Return the subjects under `pattern` that have records, sorted."""
-        info = await self.patiently(
+        info = await self.retry(
             f"list {stream}", lambda: self.js.stream_info(stream, subjects_filter=pattern)
         )
         return sorted(info.state.subjects or ())
@@ -280,28 +278,28 @@ class Stored:
     async def drop(self, stream: str, subject: str) -> None:
         """Remove all records of one subject."""
         with translate_errors(f"drop {subject}"):
-            await heed_cancel(self.js.purge_stream(stream, subject=subject))
+            await keep_cancellation(self.js.purge_stream(stream, subject=subject))
 
     async def delete_raw(self, stream: str, seq: int) -> None:
         """Remove one message. Raises `NotFound`."""
         with translate_errors(f"delete {stream} {seq}"):
             try:
-                await heed_cancel(self.js.delete_msg(stream, seq))
+                await keep_cancellation(self.js.delete_msg(stream, seq))
             except APIError as error:
                 raise NotFound(f"{stream} has no message {seq}") from error
 
     async def purge(self, stream: str, before_seq: int) -> int:
-        """Remove all messages with a seq under `before_seq` and return how many that were."""
-        before = await self.state(stream)
-        if before_seq <= before.first_seq or not before.messages:
+        """Remove all messages with a seq below `before_seq` and return their number."""
+        earlier = await self.state(stream)
+        if before_seq <= earlier.first_seq or not earlier.messages:
             return 0
         with translate_errors(f"prune {stream}"):
-            await heed_cancel(self.js.purge_stream(stream, seq=before_seq))
-        after = await self.state(stream)
-        return before.messages + (after.last_seq - before.last_seq) - after.messages
+            await keep_cancellation(self.js.purge_stream(stream, seq=before_seq))
+        later = await self.state(stream)
+        return earlier.messages + (later.last_seq - earlier.last_seq) - later.messages
 
     async def put(self, sha256: str, content: bytes) -> None:
-        """Store a blob; a repeat changes nothing."""
+        """Store a blob; repeating it changes nothing."""
         store = ObjectStore(BLOBS, BLOBS_STREAM, self.js)
 
         async def attempt() -> None:
@@ -310,18 +308,18 @@ class Stored:
             except NotFoundError:
                 await store.put(sha256, content)
 
-        await self.patiently("store a large value", attempt, BLOB_SECONDS)
+        await self.retry("store a large value", attempt, BLOB_SECONDS)
 
     async def get(self, sha256: str) -> bytes:
         """Return a blob's bytes. Raises `NotFound`.
 
-        Read here and not by the client's `get`, which waits for ever when the server goes away in
-        the middle.
+        The client's own `get` is not used, since it waits for ever if the server goes away in the
+        middle.
         """
         store = ObjectStore(BLOBS, BLOBS_STREAM, self.js)
-        for _ in range(3):  # whoever stores the same value again replaces its chunks
+        for _ in range(3):  # another process that stores the same value again replaces its chunks
             try:
-                info = await self.patiently("find a large value", lambda: store.get_info(sha256))
+                info = await self.retry("find a large value", lambda: store.get_info(sha256))
             except NotFoundError as error:
                 raise NotFound(f"the stored value {sha256} is gone: it was pruned") from error
             chunks = self.read(
@@ -336,14 +334,14 @@ class Stored:
         raise BusUnavailable(f"the stored value {sha256} is not whole")
 
 
-def _raw(message: Msg) -> Raw:
+def _parse_delivered(message: Msg) -> Raw:
     place = message.metadata
     return Raw(
         place.sequence.stream, message.subject, message.headers or {}, message.data, place.timestamp
     )
 
 
-def _raw_of(message: Msg) -> Raw:
+def _parse_direct(message: Msg) -> Raw:
     headers = message.headers or {}
     time = datetime.fromisoformat(headers["Nats-Time-Stamp"])
     return Raw(int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data, time)

@@ -1,10 +1,10 @@
-"""A Chromium for one call: in a sandbox of our own, with no network but a proxy's port, an empty
-profile in memory, and nothing left of it afterwards.
+"""A Chromium for one call: in a sandbox of our own, with no network but the port of a proxy, and
+with an empty profile in memory, so that nothing is left afterwards.
 
-The walls round it are those of a workspace (namespaces, an unprivileged uid, no capabilities,
-seccomp, a cgroup): inside them Chromium cannot make the namespaces of its own sandbox, which is
-therefore off. What breaks out of a page is in a box that has no network but the guarded proxy, no
-files but the system's, and no other tenant's data.
+The sandbox has the same restrictions as a workspace (namespaces, an unprivileged uid, no
+capabilities, seccomp, a cgroup). Chromium cannot create the namespaces of its own sandbox in it, so
+that is disabled. Code that escapes from a page is in a sandbox without network except the checked
+proxy, without files except the system's, and without data of other tenants.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from moothall.toolkits.browser.family import BrowserSettings
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless_shell")
 _PACKAGED = Path("/usr/lib/chromium/chromium")
-"""Debian's own binary: the command of that name is a script that wants to read /etc."""
+"""Debian's own binary. The command of that name is a script that reads /etc."""
 
 _START_SECONDS = 30.0
 _MESSAGE_BYTES = 32_000_000
-_INSIDE = "/opt/moothall-browser"
+_SANDBOX_FOLDER = "/opt/moothall-browser"
 _FLAGS = (
     "--headless",
-    "--no-sandbox",  # ours stands round it: see the top
+    "--no-sandbox",  # our own is used instead, see above
     "--remote-debugging-pipe",
     "--user-data-dir=/tmp/profile",
     "--proxy-server=http://{proxy}",
@@ -70,18 +70,18 @@ _FLAGS = (
 
 
 def find_chromium(settings: BrowserSettings) -> Path | None:
-    """Return the browser to run, or None where there is none."""
+    """Return the browser to run, None if there is none."""
     if settings.executable is not None:
         return settings.executable if settings.executable.is_file() else None
-    found = next((path for name in _NAMES if (path := shutil.which(name))), None)
-    if found and Path(found).parent == Path("/usr/bin") and _PACKAGED.exists():
+    command = next((path for name in _NAMES if (path := shutil.which(name))), None)
+    if command and Path(command).parent == Path("/usr/bin") and _PACKAGED.exists():
         return _PACKAGED
-    return Path(found).resolve() if found else None
+    return Path(command).resolve() if command else None
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A browser with one empty page, and its proxy."""
+class RunningBrowser:
+    """A browser with an empty page, and its proxy."""
 
     tools: DevTools
     proxy: Proxy
@@ -92,49 +92,57 @@ async def chromium(
     settings: BrowserSettings,
     sandbox: SandboxSettings,
     destinations: Destinations,
-    hear: Callable[[str, Message], None],
-) -> AsyncIterator[Running]:
-    """Run a browser for as long as the context lasts. Raises `CallFailed`, `SandboxUnavailable`."""
+    on_event: Callable[[str, Message], None],
+) -> AsyncIterator[RunningBrowser]:
+    """Run a browser while the context is open. Raises `CallFailed`, `SandboxUnavailable`."""
     program = find_chromium(settings)
     if program is None:
         raise CallFailed("there is no Chromium here (MOOTHALL_BROWSER__EXECUTABLE)")
-    ours, theirs = socket.socketpair()
+    our_socket, their_socket = socket.socketpair()
     async with AsyncExitStack() as stack:
-        stack.callback(ours.close)
-        with theirs:
-            inside = await stack.enter_async_context(
-                run_sandbox(_spec(program, settings, sandbox, theirs.fileno()))
+        stack.callback(our_socket.close)
+        with their_socket:
+            sandboxed = await stack.enter_async_context(
+                run_sandbox(_spec(program, settings, sandbox, their_socket.fileno()))
             )
         try:
             async with asyncio.timeout(_START_SECONDS):
-                listening = await listener(ours)
+                proxy_socket = await listener(our_socket)
                 proxy = await stack.enter_async_context(
-                    proxying(destinations, listening, settings.transfer_bytes)
+                    proxying(destinations, proxy_socket, settings.transfer_bytes)
                 )
-                reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MESSAGE_BYTES)
+                reader, writer = await asyncio.open_unix_connection(
+                    sock=our_socket, limit=_MESSAGE_BYTES
+                )
                 stack.callback(writer.transport.abort)
-                tools = DevTools(reader, writer, hear)
+                tools = DevTools(reader, writer, on_event)
                 await tools.attach()
         except (TimeoutError, ConnectionError, BrowserGone) as error:
-            raise CallFailed(f"the browser did not start: {_why(inside)}") from error
-        stack.callback(inside.kill)  # before its proxy ends: nobody is left who would connect
-        yield Running(tools, proxy)
+            raise CallFailed(f"the browser did not start: {_read_reason(sandboxed)}") from error
+        stack.callback(sandboxed.kill)  # before its proxy ends
+        yield RunningBrowser(tools, proxy)
 
 
 def _spec(
     program: Path, settings: BrowserSettings, sandbox: SandboxSettings, pipe: int
 ) -> SandboxSpec:
-    here = Path(chromium_start.__file__).resolve()
-    start = f"{_INSIDE}/start.py"
+    start_script = Path(chromium_start.__file__).resolve()
+    start = f"{_SANDBOX_FOLDER}/start.py"
     binds = [
         *interpreter_binds(),
-        (here, start),
-        (here.with_name("chromium-policy.json"), "/etc/chromium/policies/managed/moothall.json"),
-        (here.with_name("chromium-policy.json"), "/etc/opt/chrome/policies/managed/moothall.json"),
+        (start_script, start),
+        (
+            start_script.with_name("chromium-policy.json"),
+            "/etc/chromium/policies/managed/moothall.json",
+        ),
+        (
+            start_script.with_name("chromium-policy.json"),
+            "/etc/opt/chrome/policies/managed/moothall.json",
+        ),
     ]
     if not program.is_relative_to("/usr"):
-        binds.append((program.parent, f"{_INSIDE}/browser"))
-        program = Path(f"{_INSIDE}/browser", program.name)
+        binds.append((program.parent, f"{_SANDBOX_FOLDER}/browser"))
+        program = Path(f"{_SANDBOX_FOLDER}/browser", program.name)
     if (fonts := Path("/etc/fonts")).is_dir():
         binds.append((fonts, str(fonts)))
     return SandboxSpec(
@@ -149,9 +157,11 @@ def _spec(
     )
 
 
-def _why(inside: Sandboxed) -> str:
-    """The last line of its log that says something: a browser complains a lot of what a headless
-    one does not need.
+def _read_reason(sandboxed: Sandboxed) -> str:
+    """Return the last useful line of the log. A headless browser complains about much that it does
+    not need.
     """
-    lines = [line for line in inside.log_tail().splitlines() if line.strip() and "dbus" not in line]
+    lines = [
+        line for line in sandboxed.log_tail().splitlines() if line.strip() and "dbus" not in line
+    ]
     return lines[-1][-300:] if lines else "it said nothing"

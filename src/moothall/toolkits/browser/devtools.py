@@ -1,4 +1,4 @@
-"""Chromium's own debugging protocol over a socket: one command at a time, no task beside."""
+"""Chromium's DevTools protocol over a socket: one command at a time, without background tasks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Message = dict[str, Any]
 
 
 class BrowserGone(CallFailed):
-    """The browser ended, or said what is no message."""
+    """The browser ended, or sent an invalid message."""
 
 
 class DevTools:
-    """A session with one page. Events are told to `hear` while an answer is waited for. Dialogs are
+    """A session with one page. Events are passed to `on_event` during commands. Dialogs are
     dismissed.
     """
 
@@ -25,14 +25,14 @@ class DevTools:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        hear: Callable[[str, Message], None],
+        on_event: Callable[[str, Message], None],
     ) -> None:
-        self._reader, self._writer, self._hear = reader, writer, hear
+        self._reader, self._writer, self._on_event = reader, writer, on_event
         self._last = 0
         self._session = ""
 
     async def attach(self) -> None:
-        """Take hold of the page that the browser has open."""
+        """Attach to the open page of the browser."""
         targets = (await self.call("Target.getTargets"))["targetInfos"]
         page = next((target for target in targets if target["type"] == "page"), None)
         target = (
@@ -45,7 +45,7 @@ class DevTools:
         ]
 
     async def call(self, method: str, **params: Any) -> Message:
-        """Return what a command answers. Raises `CallFailed` with the browser's reason,
+        """Send a command and return its result. Raises `CallFailed` with the browser's reason, and
         `BrowserGone`.
         """
         number = self.send(method, **params)
@@ -61,7 +61,7 @@ class DevTools:
             return result
 
     def send(self, method: str, **params: Any) -> int:
-        """Send a command whose answer nobody waits for; returns its number."""
+        """Send a command without waiting for its answer, and return its number."""
         self._last += 1
         message: Message = {"id": self._last, "method": method, "params": params}
         if self._session:
@@ -69,8 +69,10 @@ class DevTools:
         self._writer.write(json.dumps(message).encode() + b"\0")
         return self._last
 
-    async def until(self, reached: Callable[[], bool], seconds: float) -> bool:
-        """Listen until it is `reached`; False where it was not within `seconds`."""
+    async def wait_until(self, reached: Callable[[], bool], seconds: float) -> bool:
+        """Process events until `reached` returns true. Return False if that takes longer than
+        `seconds`.
+        """
         try:
             async with asyncio.timeout(seconds):
                 while not reached():
@@ -87,10 +89,11 @@ class DevTools:
         except (OSError, EOFError, ValueError, RecursionError) as error:
             raise BrowserGone("the browser ended: it ran out of memory, or crashed") from error
         if (method := message.get("method")) is not None:
-            told = message.get("params", {})
-            if (
-                method == "Page.javascriptDialogOpening"
-            ):  # at once: what raised it does not go on before
-                self.send("Page.handleJavaScriptDialog", accept=told.get("type") == "beforeunload")
-            self._hear(method, told)
+            params = message.get("params", {})
+            # A dialog blocks the page, so it is answered at once.
+            if method == "Page.javascriptDialogOpening":
+                self.send(
+                    "Page.handleJavaScriptDialog", accept=params.get("type") == "beforeunload"
+                )
+            self._on_event(method, params)
         return message

@@ -17,7 +17,7 @@ from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, call_workspace_tool, run_within
-from moothall.toolkits.browser.chromium import Running, chromium
+from moothall.toolkits.browser.chromium import RunningBrowser, chromium
 from moothall.toolkits.browser.devtools import BrowserGone, DevTools, Message
 from moothall.toolkits.browser.family import BrowserSettings
 from moothall.toolkits.web.family import HttpSettings
@@ -137,7 +137,7 @@ class _PageEvents:
 class _Page:
     def __init__(
         self,
-        running: Running,
+        running: RunningBrowser,
         events: _PageEvents,
         settings: BrowserSettings,
         destinations: Destinations,
@@ -248,7 +248,7 @@ class _Page:
         await self._pause(_SETTLE_SECONDS)
 
     async def _pause(self, seconds: float) -> None:
-        await self._tools.until(lambda: self._events.crashed, seconds)
+        await self._tools.wait_until(lambda: self._events.crashed, seconds)
         if self._events.crashed:
             raise BrowserGone("the page crashed: it ran out of memory, or broke the browser")
 

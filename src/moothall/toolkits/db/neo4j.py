@@ -1,9 +1,8 @@
-"""`db.neo4j`: one query in a transaction of its own, in read mode unless the operator says
-otherwise.
+"""`db.neo4j`: one query in a transaction of its own, in read mode by default.
 
-The server's read mode holds no reading of files and URLs (LOAD CSV), nor procedures that only say
-that they read. So a query is planned first, which runs nothing, and what is in its plan decides:
-what the text looks like does not matter.
+The server's read mode allows reading of files and URLs (LOAD CSV), and procedures that only claim
+to read. So a query is planned first, without running it, and checked by its plan instead of its
+text.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
 from moothall.toolkits.db.rows import Table
 
-_PROCEDURES = frozenset(
+_ALLOWED_PROCEDURES = frozenset(
     [
         "db.labels",
         "db.propertykeys",
@@ -39,21 +38,21 @@ _PROCEDURES = frozenset(
     ]
 )
 _BATCH = 20
-_FILES = re.compile(r"loadcsv", re.IGNORECASE)
-_ADMINISTERS = re.compile(
+_LOAD_CSV = re.compile(r"loadcsv", re.IGNORECASE)
+_ADMINISTRATION = re.compile(
     r"^(terminate|kill|alter|create(user|role|database|alias|composite)|drop(user|role|database|alias)|grant|deny|revoke|rename(user|role)"
     r"|start|stop|enable|deallocate|reallocate|set(owncredentials|password)|dump|system|administration|assert|ensure|donothing)",
     re.IGNORECASE,
 )
 _ESCAPED = re.compile(r"\\u+([0-9A-Fa-f]{4})")
-_OWN_FUNCTIONS = "SHOW FUNCTIONS YIELD name, isBuiltIn WHERE NOT isBuiltIn RETURN name"
+_CUSTOM_FUNCTIONS = "SHOW FUNCTIONS YIELD name, isBuiltIn WHERE NOT isBuiltIn RETURN name"
 
 
 async def query(url: str, text: str, params: Mapping[str, str], limits: DbSettings) -> Output:
-    """Return the rows of one query. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
-    where = urlsplit(url)
-    server = where._replace(netloc=where.netloc.rpartition("@")[2], path="").geturl()
-    auth = (unquote(where.username), unquote(where.password or "")) if where.username else None
+    """Return the rows of a query. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
+    parts = urlsplit(url)
+    server = parts._replace(netloc=parts.netloc.rpartition("@")[2], path="").geturl()
+    auth = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
     try:
         async with AsyncGraphDatabase.driver(
             server,
@@ -64,22 +63,22 @@ async def query(url: str, text: str, params: Mapping[str, str], limits: DbSettin
             notifications_min_severity="OFF",
             user_agent="moothall",
         ) as driver:
-            return await _ask(driver, where.path.strip("/") or None, text, params, limits)
+            return await _run(driver, parts.path.strip("/") or None, text, params, limits)
     except (AuthError, DriverError, OSError, ValueError) as error:
-        inside = isinstance(error, AuthError)
+        was_rejected = isinstance(error, AuthError)
         reason = (
             "it lets nobody in with this user and password"
-            if inside
+            if was_rejected
             else f"it does not answer ({type(error).__name__})"
         )
         raise CallFailed(
             f"Neo4j cannot be asked: {reason} (db.neo4j_url); `moothall doctor` says more"
         ) from error
     except Neo4jError as error:
-        raise _error_of(error) from error
+        raise _translate_error(error) from error
 
 
-async def _ask(
+async def _run(
     driver: AsyncDriver,
     database: str | None,
     text: str,
@@ -89,13 +88,13 @@ async def _ask(
     access = WRITE_ACCESS if limits.write else READ_ACCESS
     async with driver.session(database=database, default_access_mode=READ_ACCESS) as session:
         async with await session.begin_transaction(timeout=limits.seconds) as planning:
-            await _judge_functions(planning, text)
+            await _check_functions(planning, text)
         async with await session.begin_transaction(timeout=limits.seconds) as planning:
-            explained = await planning.run(f"EXPLAIN {text}", dict(params))
-            summary = await explained.consume()
+            explanation = await planning.run(f"EXPLAIN {text}", dict(params))
+            summary = await explanation.consume()
             if summary.plan is None:
                 raise Refused("queries that cannot be planned before they run are not taken")
-            _judge(summary.plan, summary.query_type or "", limits)
+            _check_plan(summary.plan, summary.query_type or "", limits)
     async with (
         driver.session(database=database, default_access_mode=access, fetch_size=_BATCH) as session,
         await session.begin_transaction(timeout=limits.seconds) as transaction,
@@ -103,24 +102,24 @@ async def _ask(
         result = await transaction.run(text, dict(params))
         table = Table(result.keys(), limits)
         async for record in result:
-            if not table.add(_plain(value) for value in record.values()):
+            if not table.add(_to_json(value) for value in record.values()):
                 break
-        done = await result.consume()
+        summary = await result.consume()
         if limits.write:
             await transaction.commit()
-            return table.output() | {"changed": dict(done.counters.__dict__)}
+            return table.output() | {"changed": dict(summary.counters.__dict__)}
         await transaction.rollback()
         return table.output()
 
 
-async def _judge_functions(transaction: AsyncTransaction, text: str) -> None:
-    """Functions that were added to the server may do anything, and stand in no plan: a query that
-    may name one is not taken.
+async def _check_functions(transaction: AsyncTransaction, text: str) -> None:
+    """Raise `Refused` if a query may call a function that was added to the server: such functions
+    may do anything and are not in plans.
     """
-    plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text).lower()
-    words = set(re.findall(r"\w+", plain))
-    added = await transaction.run(_OWN_FUNCTIONS)
-    async for record in added:
+    unescaped = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text).lower()
+    words = set(re.findall(r"\w+", unescaped))
+    functions = await transaction.run(_CUSTOM_FUNCTIONS)
+    async for record in functions:
         name = str(record["name"])
         if set(re.findall(r"\w+", name.lower())) <= words:
             raise Refused(
@@ -128,7 +127,7 @@ async def _judge_functions(transaction: AsyncTransaction, text: str) -> None:
             )
 
 
-def _judge(plan: Mapping[str, Any], kind: str, limits: DbSettings) -> None:
+def _check_plan(plan: Mapping[str, Any], kind: str, limits: DbSettings) -> None:
     if kind not in ({"r", "w", "rw"} if limits.write else {"r"}):
         raise Refused(
             "it administers the server"
@@ -137,56 +136,56 @@ def _judge(plan: Mapping[str, Any], kind: str, limits: DbSettings) -> None:
         )
     for step in _steps(plan):
         name = str(step.get("operatorType", "")).partition("@")[0]
-        if _FILES.search(name):
+        if _LOAD_CSV.search(name):
             raise Refused("LOAD CSV reads the server's files and network; it is not taken")
-        if _ADMINISTERS.match(name):
+        if _ADMINISTRATION.match(name):
             raise Refused("commands that administer the server are not taken")
         if "procedure" in name.lower():
-            called = (
+            procedure = (
                 str(step.get("args", {}).get("Details", ""))
                 .partition("(")[0]
                 .replace("`", "")
                 .strip()
             )
-            if called.lower() not in _PROCEDURES:
+            if procedure.lower() not in _ALLOWED_PROCEDURES:
                 raise Refused(
-                    f"the procedure {called[:80]} is not taken; taken are "
-                    f"{', '.join(sorted(_PROCEDURES))}"
+                    f"the procedure {procedure[:80]} is not taken; taken are "
+                    f"{', '.join(sorted(_ALLOWED_PROCEDURES))}"
                 )
 
 
 def _steps(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    waiting = [plan]
-    while waiting:
-        step = waiting.pop()
+    pending = [plan]
+    while pending:
+        step = pending.pop()
         yield step
-        waiting += step.get("children") or ()
+        pending += step.get("children") or ()
 
 
-def _plain(value: Any) -> Any:  # noqa: PLR0911 - one case a kind of value
-    """What a graph is made of, as JSON has it."""
+def _to_json(value: Any) -> Any:  # noqa: PLR0911 - one case a kind of value
+    """Convert a value of a graph to JSON."""
     match value:
         case Node():
-            return {"labels": sorted(value.labels), "properties": _plain(dict(value))}
+            return {"labels": sorted(value.labels), "properties": _to_json(dict(value))}
         case Relationship():
-            return {"type": value.type, "properties": _plain(dict(value))}
+            return {"type": value.type, "properties": _to_json(dict(value))}
         case Path():
             steps = zip(value.nodes, (*value.relationships, None), strict=True)
-            return [_plain(part) for step in steps for part in step if part is not None]
+            return [_to_json(part) for step in steps for part in step if part is not None]
         case Duration():
             return value.iso_format()
         case Point():
             return {"srid": value.srid, "coordinates": list(value)}
         case dict():
-            return {name: _plain(item) for name, item in value.items()}
+            return {name: _to_json(item) for name, item in value.items()}
         case list():
-            return [_plain(item) for item in value]
+            return [_to_json(item) for item in value]
     return value
 
 
-def _error_of(error: Neo4jError) -> Exception:
-    said = f"Neo4j: {error.message} ({error.code})"
+def _translate_error(error: Neo4jError) -> Exception:
+    text = f"Neo4j: {error.message} ({error.code})"
     code = error.code or ""
     if isinstance(error, Forbidden) or "AccessMode" in code or "Security" in code:
-        return Refused(f"{said}. Queries are read-only here (db.write)")
-    return InvalidRequest(said) if isinstance(error, ClientError) else CallFailed(said)
+        return Refused(f"{text}. Queries are read-only here (db.write)")
+    return InvalidRequest(text) if isinstance(error, ClientError) else CallFailed(text)

@@ -1,6 +1,6 @@
-"""`db.redis`: one command on a connection of its own. The server itself says of each command what
-it does; read-only ones are taken, and with `db.write` those that write; never one that administers,
-blocks, subscribes or runs scripts.
+"""`db.redis`: one command on a connection of its own. The server itself describes what each command
+does. Read-only commands are allowed, and with `db.write` those that write, but none that
+administers, blocks, subscribes or runs scripts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
 from moothall.toolkits.db.rows import jsonable, size
 
-_NEVER = frozenset(
+_FORBIDDEN_FLAGS = frozenset(
     {
         "admin",
         "noscript",
@@ -31,15 +31,15 @@ _NEVER = frozenset(
         "@connection",
     }
 )
-_BESIDES = "may_replicate"  # reads, and yet writes: PFCOUNT, and PUBLISH
+_ALSO_WRITES = "may_replicate"  # of commands that read and also write, such as PFCOUNT and PUBLISH
 
 
-class _Flooded(Exception):
-    """The server sent more than it may."""
+class _TooMuchData(Exception):
+    """The server sent more than is allowed."""
 
 
-class _Bounded:
-    """A stream that ends a reply which is too long before it is read."""
+class _LimitedStream:
+    """A stream that ends a reply that is too long."""
 
     def __init__(self, stream: asyncio.StreamReader, most: int) -> None:
         self._stream, self._left = stream, most
@@ -47,10 +47,10 @@ class _Bounded:
     def _spend(self, count: int) -> None:
         self._left -= count
         if self._left < 0:
-            raise _Flooded
+            raise _TooMuchData
 
     async def readexactly(self, count: int) -> bytes:
-        """Read so many bytes."""
+        """Read `count` bytes."""
         self._spend(count)
         return await self._stream.readexactly(count)
 
@@ -61,23 +61,23 @@ class _Bounded:
         return line
 
     async def read(self, count: int) -> bytes:
-        """Read at most so many bytes."""
-        some = await self._stream.read(count)
-        self._spend(len(some))
-        return some
+        """Read at most `count` bytes."""
+        data = await self._stream.read(count)
+        self._spend(len(data))
+        return data
 
     def at_eof(self) -> bool:
-        """Whether nothing comes any more."""
+        """Return whether the stream has ended."""
         return self._stream.at_eof()
 
 
-async def command(url: str, words: str, args: list[str], limits: DbSettings) -> Output:
+async def command(url: str, name: str, args: list[str], limits: DbSettings) -> Output:
     """Return the reply to a command. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     connection = _connection(url, limits)
     try:
         await _connect(connection, limits)
-        return await _ask(connection, words.upper().split(" "), args, limits)
-    except _Flooded as error:
+        return await _run(connection, name.upper().split(" "), args, limits)
+    except _TooMuchData as error:
         raise CallFailed(
             f"the server sent more than {limits.receive_bytes} bytes (db.receive_bytes); ask for "
             "less"
@@ -99,90 +99,98 @@ async def command(url: str, words: str, args: list[str], limits: DbSettings) -> 
 def _connection(url: str, limits: DbSettings) -> AbstractConnection:
     options: dict[str, Any] = dict(parse_url(url))
     kind = options.pop("connection_class", Connection)
-    given = {"decode_responses": False, "protocol": 2, "socket_connect_timeout": limits.seconds}
-    made: AbstractConnection = kind(**(options | given))
-    return made
+    overrides = {"decode_responses": False, "protocol": 2, "socket_connect_timeout": limits.seconds}
+    connection: AbstractConnection = kind(**(options | overrides))
+    return connection
 
 
 async def _connect(connection: AbstractConnection, limits: DbSettings) -> None:
     try:
         await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
     except (RedisError, OSError) as error:
-        refused = isinstance(error, AuthenticationError | NoPermissionError | ResponseError)
+        was_rejected = isinstance(error, AuthenticationError | NoPermissionError | ResponseError)
         reason = (
-            "it lets nobody in with this user and password" if refused else "it does not answer"
+            "it lets nobody in with this user and password"
+            if was_rejected
+            else "it does not answer"
         )
         raise CallFailed(
             f"Redis cannot be asked: {reason} (db.redis_url); `moothall doctor` says more"
         ) from error
     parser: Any = connection._parser  # noqa: SLF001 - the one place where a reply can be bounded before it is in memory
-    parser._stream = _Bounded(parser._stream, limits.receive_bytes)  # noqa: SLF001 - as above
+    parser._stream = _LimitedStream(parser._stream, limits.receive_bytes)  # noqa: SLF001 - as above
 
 
-async def _ask(
+async def _run(
     connection: AbstractConnection, name: list[str], args: list[str], limits: DbSettings
 ) -> Output:
     await connection.send_command("COMMAND", "INFO", *_candidates(name, args))
-    told = await connection.read_response()
-    known = {entry[0].decode().upper().replace("|", " "): entry for entry in told if entry}
-    _judge(" ".join(name), args, known, limits)
+    entries = await connection.read_response()
+    known = {entry[0].decode().upper().replace("|", " "): entry for entry in entries if entry}
+    _check_command(" ".join(name), args, known, limits)
     await connection.send_command(*name, *args)
-    return _cut(jsonable(await connection.read_response()), limits)
+    return _truncate(jsonable(await connection.read_response()), limits)
 
 
 def _candidates(name: list[str], args: list[str]) -> list[str]:
-    """The command, and it with its first argument as a subcommand: OBJECT ENCODING may come in
-    either place.
+    """Return the command, and the command with its first argument as a subcommand, because OBJECT
+    ENCODING may be given in either way.
     """
     subcommand = name[1] if len(name) > 1 else (args[0] if args else "")
     return [name[0], f"{name[0]}|{subcommand}"] if subcommand else name[:1]
 
 
-def _judge(name: str, args: list[str], known: dict[str, list[Any]], limits: DbSettings) -> None:
+def _check_command(
+    name: str, args: list[str], known: dict[str, list[Any]], limits: DbSettings
+) -> None:
     base = known.get(name.split(" ", maxsplit=1)[0])
     if base is None:
         raise InvalidRequest(f"this Redis server knows no command {name}")
     subcommands = len(base) > _SUBCOMMANDS and base[_SUBCOMMANDS]
-    found = base
+    entry = base
     if subcommands:
-        whole = name if " " in name else f"{name} {args[0].upper() if args else ''}"
-        if whole not in known:
-            raise InvalidRequest(f"this Redis server knows no command {whole.strip()}")
-        found = known[whole]
+        full_name = name if " " in name else f"{name} {args[0].upper() if args else ''}"
+        if full_name not in known:
+            raise InvalidRequest(f"this Redis server knows no command {full_name.strip()}")
+        entry = known[full_name]
     elif " " in name:
         raise InvalidRequest(
             f"{name.split(' ', maxsplit=1)[0]} has no subcommands: give its arguments in args"
         )
-    said = {
-        _word(flag)
-        for flag in (*found[_FLAGS], *(found[_CATEGORIES] if len(found) > _CATEGORIES else ()))
+    flags = {
+        _text(flag)
+        for flag in (*entry[_FLAGS], *(entry[_CATEGORIES] if len(entry) > _CATEGORIES else ()))
     }
-    taken = {"readonly", "write"} if limits.write else {"readonly"}
-    if not said & taken or said & _NEVER or (_BESIDES in said and not limits.write):
-        only = (
+    allowed = {"readonly", "write"} if limits.write else {"readonly"}
+    if (
+        not flags & allowed
+        or flags & _FORBIDDEN_FLAGS
+        or (_ALSO_WRITES in flags and not limits.write)
+    ):
+        reason = (
             "neither reads nor writes data, or can harm the server"
             if limits.write
             else "is not a command that only reads (db.write)"
         )
-        raise Refused(f"{name} is not taken: it {only}")
+        raise Refused(f"{name} is not taken: it {reason}")
 
 
 _FLAGS, _CATEGORIES, _SUBCOMMANDS = 2, 6, 9
 
 
-def _word(flag: bytes | str) -> str:
+def _text(flag: bytes | str) -> str:
     return flag.decode() if isinstance(flag, bytes) else flag
 
 
-def _cut(reply: Any, limits: DbSettings) -> Output:
+def _truncate(reply: Any, limits: DbSettings) -> Output:
     if isinstance(reply, list):
-        kept, left = [], limits.result_bytes
+        items, remaining = [], limits.result_bytes
         for item in reply[: limits.rows]:
-            left -= size(item) + 2
-            if left < 0:
+            remaining -= size(item) + 2
+            if remaining < 0:
                 break
-            kept.append(item)
-        return {"reply": kept, "truncated": len(kept) < len(reply)}
+            items.append(item)
+        return {"reply": items, "truncated": len(items) < len(reply)}
     if isinstance(reply, str) and len(reply) > limits.result_bytes:
         return {"reply": reply[: limits.result_bytes], "truncated": True}
     if size(reply) > limits.result_bytes:

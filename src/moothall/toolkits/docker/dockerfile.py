@@ -1,6 +1,6 @@
-"""What a Dockerfile may say. An engine carries out some of it with its own hands and its own
-network: ADD fetches URLs, FROM and COPY --from pull images. So only what is known to be harmless is
-taken, and what could be read in two ways is not.
+"""Validation of Dockerfiles. An engine performs some instructions itself and with its own network:
+ADD fetches URLs, and FROM and COPY --from pull images. So only instructions that are known to be
+harmless are allowed, and ambiguous text is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from moothall.errors import InvalidRequest, Refused
 
-_TAKEN = frozenset(
+_ALLOWED_INSTRUCTIONS = frozenset(
     [
         "ARG",
         "CMD",
@@ -28,38 +28,40 @@ _TAKEN = frozenset(
     ]
 )
 _DIRECTIVE = re.compile(r"\s*#\s*[A-Za-z]+\s*=")
-_CONTINUED = re.compile(r"\\[ \t]*$")
+_CONTINUATION = re.compile(r"\\[ \t]*$")
 _STAGE = re.compile(r"[a-z][a-z0-9_.-]*")
 _NUMBER = re.compile(r"[0-9]+")
-_WHOLE = "scratch"
+_EMPTY_IMAGE = "scratch"
 
 
 def check(text: str, allowed: Callable[[str], bool], *, runs: bool) -> tuple[str, ...]:
-    """Return the images that it builds on, beside `scratch`. `allowed` says which may be; `runs`:
-    RUN may stand in it.
+    """Return the images that a Dockerfile builds on, besides `scratch`.
 
-    Raises `Refused` for what it may not say, `InvalidRequest` for what is no Dockerfile.
+    allowed: whether an image may be used.
+    runs: whether RUN is allowed.
+
+    Raises `Refused` for forbidden instructions, and `InvalidRequest` for an invalid file.
     """
     stages: set[str] = set()
     images: list[str] = []
-    begun = False
+    has_from = False
     for instruction, rest in _instructions(text):
         _require_known(instruction, runs=runs)
-        begun = begun or instruction == "FROM"
-        if not begun and instruction != "ARG":
+        has_from = has_from or instruction == "FROM"
+        if not has_from and instruction != "ARG":
             break
-        found: Iterable[str] = ()
+        sources: Iterable[str] = ()
         if instruction == "FROM":
             image, stage = _from(rest)
-            found = () if image == _WHOLE else (image,)
+            sources = () if image == _EMPTY_IMAGE else (image,)
         elif instruction == "COPY":
-            found, stage = (
+            sources, stage = (
                 [source for source in _sources(rest) if not _NUMBER.fullmatch(source)],
                 "",
             )
         else:
             continue
-        for image in (one for one in found if one not in stages):
+        for image in (source for source in sources if source not in stages):
             if not allowed(image):
                 raise Refused(
                     f"nothing may be built on {image[:100]!r} here (docker.images), only on "
@@ -67,17 +69,17 @@ def check(text: str, allowed: Callable[[str], bool], *, runs: bool) -> tuple[str
                 )
             images.append(image)
         stages.add(stage)
-    if not begun:
+    if not has_from:
         raise InvalidRequest("a Dockerfile begins with FROM")
     return tuple(dict.fromkeys(images))
 
 
 def _require_known(instruction: str, *, runs: bool) -> None:
-    if instruction not in _TAKEN:
-        more = "; COPY copies files" if instruction == "ADD" else ""
+    if instruction not in _ALLOWED_INSTRUCTIONS:
+        advice = "; COPY copies files" if instruction == "ADD" else ""
         raise Refused(
-            f"{instruction[:40]!r} is not taken in a Dockerfile{more}; taken are "
-            f"{', '.join(sorted(_TAKEN))}"
+            f"{instruction[:40]!r} is not taken in a Dockerfile{advice}; taken are "
+            f"{', '.join(sorted(_ALLOWED_INSTRUCTIONS))}"
         )
     if instruction == "RUN" and not runs:
         raise Refused(
@@ -87,7 +89,7 @@ def _require_known(instruction: str, *, runs: bool) -> None:
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (INSTRUCTION, rest), lines that go on put together. What engines read differently is
+    """Yield (INSTRUCTION, rest) with continued lines joined. Text that engines parse differently is
     refused.
     """
     if not text.isprintable() and re.search(
@@ -96,30 +98,30 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
         raise Refused(
             "a Dockerfile has spaces, tabs and line ends, and no other blank or control characters"
         )
-    whole = ""
-    for raw in text.split("\n"):
-        line = raw.removesuffix("\r")
+    joined = ""
+    for raw_line in text.split("\n"):
+        line = raw_line.removesuffix("\r")
         if _DIRECTIVE.match(line):
             raise Refused(
                 "directives such as # escape= and # syntax= are not taken in a Dockerfile"
             )
-        if line.lstrip(" \t").startswith("#") or (whole and not line.strip(" \t")):
+        if line.lstrip(" \t").startswith("#") or (joined and not line.strip(" \t")):
             continue
-        if _CONTINUED.search(line):
-            kept = _CONTINUED.sub("", line)
-            if kept.endswith("\\"):
+        if _CONTINUATION.search(line):
+            content = _CONTINUATION.sub("", line)
+            if content.endswith("\\"):
                 raise Refused(
                     "a line of a Dockerfile ends with two backslashes, which engines read "
                     "differently"
                 )
-            whole += kept
+            joined += content
             continue
-        whole += line
-        if whole.strip(" \t"):
-            yield _split(whole)
-        whole = ""
-    if whole.strip(" \t"):
-        yield _split(whole)
+        joined += line
+        if joined.strip(" \t"):
+            yield _split(joined)
+        joined = ""
+    if joined.strip(" \t"):
+        yield _split(joined)
 
 
 def _split(line: str) -> tuple[str, str]:
@@ -130,19 +132,23 @@ def _split(line: str) -> tuple[str, str]:
 
 
 def _from(rest: str) -> tuple[str, str]:
-    words = rest.split()
-    named = len(words) == 3 and words[1].upper() == "AS" and _STAGE.fullmatch(words[2].lower())  # noqa: PLR2004 - image AS name
-    if not (len(words) == 1 or named):
+    arguments = rest.split()
+    is_named = (
+        len(arguments) == 3  # noqa: PLR2004 - image AS name
+        and arguments[1].upper() == "AS"
+        and _STAGE.fullmatch(arguments[2].lower())
+    )
+    if not (len(arguments) == 1 or is_named):
         raise Refused("FROM takes an image, or an image AS a name, and nothing else")
-    return words[0], words[2].lower() if named else ""
+    return arguments[0], arguments[2].lower() if is_named else ""
 
 
 def _sources(rest: str) -> Iterator[str]:
-    for word in rest.split():
-        if not word.startswith("--"):
+    for argument in rest.split():
+        if not argument.startswith("--"):
             return
-        option, _, value = word.partition("=")
+        option, _, value = argument.partition("=")
         if option == "--from":
             yield value
         elif option not in {"--chown", "--chmod"}:
-            raise Refused(f"COPY takes --from, --chown and --chmod, not {word[:40]!r}")
+            raise Refused(f"COPY takes --from, --chown and --chmod, not {argument[:40]!r}")

@@ -1,4 +1,4 @@
-"""What a build is made of: files of a workspace, fetched one by one from its executor and packed
+"""The build context of an image: files of a workspace, read one by one from its executor and packed
 here.
 """
 
@@ -21,7 +21,7 @@ _DOCKERFILE_BYTES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """A tar, and its Dockerfile."""
+    """A tar archive and its Dockerfile."""
 
     tar: bytes
     dockerfile: str
@@ -46,31 +46,32 @@ async def pack(workspace: Workspace, call: ToolCall, settings: DockerSettings) -
             f"there are more than {settings.context_files} files (docker.context_files); name a "
             "folder with fewer"
         )
-    wanted = str(call.arguments["dockerfile"])
+    dockerfile_path = str(call.arguments["dockerfile"])
     files: dict[str, bytes] = {}
-    left = settings.context_bytes
+    remaining = settings.context_bytes
     for path in paths:
         loaded = await call_workspace_tool(workspace, call, "files.load", {"path": path})
         try:
             content = base64.b64decode(str(loaded["content"]), validate=True)
         except (KeyError, ValueError) as error:
             raise CallFailed("the workspace gave what is no file") from error
-        left -= len(content)
-        if left < 0:
+        remaining -= len(content)
+        if remaining < 0:
             raise InvalidRequest(
                 f"the files have more than {settings.context_bytes} bytes (docker.context_bytes)"
             )
         files[path.removeprefix(root)] = content
-    if wanted not in files or len(files[wanted]) > _DOCKERFILE_BYTES:
+    if dockerfile_path not in files or len(files[dockerfile_path]) > _DOCKERFILE_BYTES:
         raise InvalidRequest(
-            f"there is no Dockerfile {wanted[:100]!r} in {call.arguments['path'][:100]!r}, or none "
+            f"there is no Dockerfile {dockerfile_path[:100]!r} in "
+            f"{call.arguments['path'][:100]!r}, or none "
             "of a usual size"
         )
     try:
-        text = files[wanted].decode()
+        text = files[dockerfile_path].decode()
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{wanted[:100]!r} is not text in UTF-8") from error
-    return BuildContext(_tar(files), text, wanted)
+        raise InvalidRequest(f"{dockerfile_path[:100]!r} is not text in UTF-8") from error
+    return BuildContext(_tar(files), text, dockerfile_path)
 
 
 def _tar(files: dict[str, bytes]) -> bytes:

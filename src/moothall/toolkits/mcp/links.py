@@ -1,8 +1,8 @@
-"""Three ways to an MCP server, each a transport of the official SDK: a sandbox of its own, among a
-workspace's files, streamable HTTP.
+"""Three links to an MCP server, each a transport of the official SDK: a sandbox of its own, a
+program in a workspace, and streamable HTTP.
 
-The first may last as long as a workspace of one tenant, the others for one call, so that nothing of
-one tenant's is met by another's.
+The first may last as long as a workspace of one tenant, the others last for one call, so that
+tenants do not share state.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ for _name in (
 ):  # what a server sent is nothing for the operator's terminal
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
-Coming = MemoryObjectSendStream[SessionMessage | Exception]
-Going = MemoryObjectReceiveStream[SessionMessage]
+Incoming = MemoryObjectSendStream[SessionMessage | Exception]
+Outgoing = MemoryObjectReceiveStream[SessionMessage]
 Streams = tuple[Any, Any]
-"""What the SDK reads from and writes to."""
+"""The streams that the SDK reads and writes."""
 
-_BECOME = (
+_EXEC_ON_SOCKET = (
     "import os, resource, sys; fd, most = map(int, sys.argv[1:3]); os.dup2(fd, 0); os.dup2(fd, 1); "
     "resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)); os.execvp(sys.argv[3], sys.argv[3:])"
 )
-_LEAVING, _CONNECT = 5.0, 10.0
+_END_SECONDS, _CONNECT_SECONDS = 5.0, 10.0
 
 
 class LinkEnd:
-    """Why a link ended, where that was not asked of it, and how many bytes a server in a sandbox
-    may still send before it is ended, of `most`.
+    """The end of a link: its reason if it was unexpected, and how many of `max_bytes` a server in a
+    sandbox may still send.
     """
 
     def __init__(self) -> None:
         self.why = ""
-        self.left = self.most = 0
-        self.over = asyncio.Event()
+        self.left = self.max_bytes = 0
+        self.is_over = asyncio.Event()
 
-    def because(self, why: str) -> None:
-        """It has ended, or is to. The first reason counts."""
+    def end_because(self, why: str) -> None:
+        """Record that the link has ended or must end. Only the first reason counts."""
         self.why = self.why or why
-        self.over.set()
+        self.is_over.set()
 
 
 def _read(line: str | bytes) -> SessionMessage | Exception:
@@ -80,23 +80,23 @@ def _text(message: SessionMessage) -> str:
 
 @asynccontextmanager
 async def in_sandbox(
-    server: McpServerSettings, sandbox: SandboxSettings, most: int, ended: LinkEnd
+    server: McpServerSettings, sandbox: SandboxSettings, max_bytes: int, link_end: LinkEnd
 ) -> AsyncIterator[Streams]:
-    """Run it in a sandbox of its own, which has no network and no files but the system's."""
-    ended.left = ended.most = most
+    """Run the server in a sandbox of its own, without network and files."""
+    link_end.left = link_end.max_bytes = max_bytes
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             inside = await spawn(_spec(server, sandbox, theirs.fileno()))
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours.dup(), limit=most)
+            reader, writer = await asyncio.open_unix_connection(sock=ours.dup(), limit=max_bytes)
             try:
                 async with (
-                    _streams() as (streams, coming, going),
+                    _streams() as (streams, incoming, outgoing),
                     anyio.create_task_group() as group,
                 ):
-                    group.start_soon(_listen, reader, coming, inside, ended)
-                    group.start_soon(_speak, going, writer)
+                    group.start_soon(_receive_messages, reader, incoming, inside, link_end)
+                    group.start_soon(_send_messages, outgoing, writer)
                     yield streams
                     group.cancel_scope.cancel()
             finally:
@@ -105,34 +105,34 @@ async def in_sandbox(
             await inside.close()
 
 
-async def _listen(
-    reader: asyncio.StreamReader, coming: Coming, inside: Sandboxed, ended: LinkEnd
+async def _receive_messages(
+    reader: asyncio.StreamReader, incoming: Incoming, inside: Sandboxed, link_end: LinkEnd
 ) -> None:
-    flooded = f"it sent more than {ended.most} bytes (mcp.receive_bytes)"
-    async with coming:
+    flooded = f"it sent more than {link_end.max_bytes} bytes (mcp.receive_bytes)"
+    async with incoming:
         try:
             while line := await reader.readline():
-                ended.left -= len(line)
-                if ended.left < 0:
-                    ended.because(flooded)
+                link_end.left -= len(line)
+                if link_end.left < 0:
+                    link_end.end_because(flooded)
                     return
-                await coming.send(_read(line))
-        except ValueError:  # one line is longer than all may be
-            ended.because(flooded)
+                await incoming.send(_read(line))
+        except ValueError:  # a line is longer than all lines together may be
+            link_end.end_because(flooded)
             return
         except OSError:
             pass
-        ended.because(f"it ended: {inside.log_tail()[-500:] or 'it said nothing'}")
+        link_end.end_because(f"it ended: {inside.log_tail()[-500:] or 'it said nothing'}")
 
 
-async def _speak(going: Going, writer: asyncio.StreamWriter) -> None:
-    async with going:
-        async for message in going:
+async def _send_messages(outgoing: Outgoing, writer: asyncio.StreamWriter) -> None:
+    async with outgoing:
+        async for message in outgoing:
             try:
                 writer.write(f"{_text(message)}\n".encode())
                 await writer.drain()
             except OSError:
-                return  # it has ended, as is heard where it is listened to
+                return  # it has ended, which the receiving task reports
 
 
 def _spec(server: McpServerSettings, sandbox: SandboxSettings, descriptor: int) -> SandboxSpec:
@@ -147,7 +147,7 @@ def _spec(server: McpServerSettings, sandbox: SandboxSettings, descriptor: int) 
             "-I",
             "-S",
             "-c",
-            _BECOME,
+            _EXEC_ON_SOCKET,
             str(descriptor),
             str(sandbox.disk_bytes),
             *server.command,
@@ -164,28 +164,28 @@ async def in_workspace(
     server: McpServerSettings,
     workspace: Workspace,
     seconds: float,
-    most: int,
-    ended: LinkEnd,
+    max_bytes: int,
+    link_end: LinkEnd,
     *,
     keeps: bool,
 ) -> AsyncIterator[Streams]:
-    """Run it where the workspace's own commands run, among its files. It hears what the client says
-    when it has said what it was asked.
+    """Run the server in the workspace's sandbox, with access to its files. Messages to it are
+    delivered when its own pending requests are answered.
     """
-    async with _streams() as (streams, coming, going), anyio.create_task_group() as group:
-        hearing = _Hearing(coming, going, most, ended)
+    async with _streams() as (streams, incoming, outgoing), anyio.create_task_group() as group:
+        hearing = _LineExchange(incoming, outgoing, max_bytes, link_end)
 
-        over = anyio.Event()
+        is_over = anyio.Event()
 
         async def run() -> None:
             try:
-                async with coming, going:
+                async with incoming, outgoing:
                     why = await workspace.converse(
-                        server.command, hearing, seconds=seconds, most=most, keeps=keeps
+                        server.command, hearing, seconds=seconds, most=max_bytes, keeps=keeps
                     )
-                    ended.because(why)
+                    link_end.end_because(why)
             finally:
-                over.set()
+                is_over.set()
 
         group.start_soon(run)
         yield streams
@@ -194,24 +194,28 @@ async def in_workspace(
             # nothing comes any more: the program is told to end, and has its files written when it
             # has
         ].aclose()
-        with anyio.move_on_after(_LEAVING):
-            await over.wait()
+        with anyio.move_on_after(_END_SECONDS):
+            await is_over.wait()
         group.cancel_scope.cancel()
 
 
-class _Hearing:
-    """Hands lines over, and collects those that go back. See `ports.Hear`."""
+class _LineExchange:
+    """Passes lines to the client, and collects those for the program. See `ports.Hear`."""
 
-    def __init__(self, coming: Coming, going: Going, most: int, ended: LinkEnd) -> None:
-        self._coming, self._going, self._most, self._left, self._ended = (
-            coming,
-            going,
-            most,
-            most,
-            ended,
+    def __init__(
+        self, incoming: Incoming, outgoing: Outgoing, max_bytes: int, link_end: LinkEnd
+    ) -> None:
+        self._incoming, self._outgoing, self._max_bytes, self._left, self._ended = (
+            incoming,
+            outgoing,
+            max_bytes,
+            max_bytes,
+            link_end,
         )
-        self._asked: set[Any] = set()  # what the client waits for
-        self._owed: set[Any] = set()  # what the program waits for
+        self._awaited_by_client: set[Any] = set()
+        """Ids of requests whose answers the client waits for."""
+        self._awaited_by_program: set[Any] = set()
+        """Ids of requests whose answers the program waits for."""
 
     async def __call__(self, lines: Sequence[str]) -> Sequence[str] | None:
         try:
@@ -223,41 +227,47 @@ class _Hearing:
         for line in lines:
             self._left -= len(line)
             if self._left < 0:
-                self._ended.because(f"it sent more than {self._most} bytes (mcp.receive_bytes)")
-                await self._coming.aclose()
+                self._ended.end_because(
+                    f"it sent more than {self._max_bytes} bytes (mcp.receive_bytes)"
+                )
+                await self._incoming.aclose()
                 return None
             message = _read(line)
             if isinstance(message, SessionMessage):
-                one = message.message
-                (self._owed.add if isinstance(one, JSONRPCRequest) else self._asked.discard)(
-                    getattr(one, "id", None)
-                )
-            await self._coming.send(message)
-        going: list[str] = []
-        while not self._asked or self._owed:
-            message = await self._going.receive()
-            one = message.message
-            (self._asked.add if isinstance(one, JSONRPCRequest) else self._owed.discard)(
-                getattr(one, "id", None)
-            )
-            going.append(_text(message))
-        return going
+                content = message.message
+                (
+                    self._awaited_by_program.add
+                    if isinstance(content, JSONRPCRequest)
+                    else self._awaited_by_client.discard
+                )(getattr(content, "id", None))
+            await self._incoming.send(message)
+        outgoing: list[str] = []
+        while not self._awaited_by_client or self._awaited_by_program:
+            message = await self._outgoing.receive()
+            content = message.message
+            (
+                self._awaited_by_client.add
+                if isinstance(content, JSONRPCRequest)
+                else self._awaited_by_program.discard
+            )(getattr(content, "id", None))
+            outgoing.append(_text(message))
+        return outgoing
 
 
 @asynccontextmanager
-async def _streams() -> AsyncIterator[tuple[Streams, Coming, Going]]:
-    coming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    write, going = anyio.create_memory_object_stream[SessionMessage](0)
-    async with coming, read, write, going:
-        yield (read, write), coming, going
+async def _streams() -> AsyncIterator[tuple[Streams, Incoming, Outgoing]]:
+    incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+    async with incoming, read, write, outgoing:
+        yield (read, write), incoming, outgoing
 
 
 @asynccontextmanager
 async def over_http(
-    server: McpServerSettings, destinations: Destinations, most: int, ended: LinkEnd
+    server: McpServerSettings, destinations: Destinations, max_bytes: int, link_end: LinkEnd
 ) -> AsyncIterator[Streams]:
-    """Speak to it through a proxy that connects to the one address that was judged. Raises
-    `InvalidRequest`, `Refused`.
+    """Connect to the server through a proxy that connects only to the address that was checked.
+    Raises `InvalidRequest`, `Refused`.
     """
     address = (await destinations.pin(server.url)).split(":", 2)[2].strip("[]")
     only = Destinations(
@@ -266,21 +276,23 @@ async def over_http(
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
     async with (
-        proxying(only, listening, most) as proxy,
+        proxying(only, listening, max_bytes) as proxy,
         httpx2.AsyncClient(
             headers={"Accept-Encoding": "identity", **server.named_credentials()},
             proxy=f"http://127.0.0.1:{listening.getsockname()[1]}",
             trust_env=False,
-            timeout=httpx2.Timeout(None, connect=_CONNECT),
+            timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             event_hooks={"response": [_check_encoding]},
         ) as client,
-        streamable_http_client(server.url, http_client=client, max_sse_event_size=most) as streams,
+        streamable_http_client(
+            server.url, http_client=client, max_sse_event_size=max_bytes
+        ) as streams,
     ):
         try:
             yield streams
         finally:
             if proxy.left < 0:
-                ended.because(f"it sent more than {most} bytes (mcp.receive_bytes)")
+                link_end.end_because(f"it sent more than {max_bytes} bytes (mcp.receive_bytes)")
 
 
 async def _check_encoding(response: httpx2.Response) -> None:

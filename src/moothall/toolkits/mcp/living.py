@@ -1,9 +1,9 @@
-"""Servers that live on between calls, each for one workspace: what they remember, such as a login,
-is there for its next call.
+"""Persistent MCP servers: each is kept for a workspace between calls, so that its state, such as a
+login, is there for the next call.
 
-A task of its own holds each, since a link ends in the task in which it began. One that has ended
-stays in the books until a call has been told so: what was done with its help is gone, and a call
-that took a new one for it would do something else than it was meant to.
+Each connection is held by a task of its own, because it must end in the task in which it began. A
+server that has ended stays registered until a call was told: its state is lost, and a call that
+silently got a new server might do something else than intended.
 """
 
 from __future__ import annotations
@@ -24,47 +24,49 @@ Key = tuple[str, str, str]
 
 
 class LiveServer:
-    """One of them. `turn` is held by the call that it works for."""
+    """A persistent server. `call_lock` is held by the call that it works for."""
 
     def __init__(self, name: str, link: Link, seconds: float, keep_seconds: float) -> None:
-        self.ended, self.turn, self.used = LinkEnd(), asyncio.Lock(), monotonic()
+        self.link_end, self.call_lock, self.last_used = LinkEnd(), asyncio.Lock(), monotonic()
         self._name, self._seconds, self._keep = name, seconds, keep_seconds
         self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(self._hold(link), name=f"mcp server {name}")
+        self.task = asyncio.create_task(self._keep_connected(link), name=f"mcp server {name}")
 
-    def end(self, why: str) -> None:
-        """Let it end, for a reason that its next call is told where it did not end by itself."""
-        self.ended.because(why)
-        if not self.client.done():  # it begins, and would end that first, however long it takes
+    def end(self, reason: str) -> None:
+        """End the server. The reason is reported to its next call, unless it ended by itself."""
+        self.link_end.end_because(reason)
+        if not self.client.done():  # it is connecting, which would have to finish first
             self.task.cancel()
 
-    def over(self) -> bool:
-        """Whether it has ended, or is about to."""
-        return self.ended.over.is_set()
+    def has_ended(self) -> bool:
+        """Return whether it has ended or is ending."""
+        return self.link_end.is_over.is_set()
 
-    async def _hold(self, link: Link) -> None:
+    async def _keep_connected(self, link: Link) -> None:
         try:
-            async with connect(self._name, link, self._seconds, self.ended) as client:
+            async with connect(self._name, link, self._seconds, self.link_end) as client:
                 self.client.set_result(client)
                 await self._wait_unused()
         except MoothallError as error:
             self._fail(error)
         finally:
             self._fail(
-                CallFailed(f"the MCP server {self._name}: {self.ended.why or 'it was ended'}")
+                CallFailed(f"the MCP server {self._name}: {self.link_end.why or 'it was ended'}")
             )
             self.end("it was ended")
 
     def _fail(self, error: MoothallError) -> None:
         if not self.client.done():
             self.client.set_exception(error)
-            self.client.exception()  # it is told where somebody waits for it; nobody has to
+            self.client.exception()  # retrieved, because perhaps nobody waits for it
 
     async def _wait_unused(self) -> None:
-        """Return when it is to end, has ended by itself, or nobody used it for long enough."""
-        while (left := self.used + self._keep - monotonic()) > 0 or self.turn.locked():
+        """Return when it is ended, has ended by itself, or was unused for long enough."""
+        while (
+            remaining := self.last_used + self._keep - monotonic()
+        ) > 0 or self.call_lock.locked():
             try:
-                await asyncio.wait_for(self.ended.over.wait(), max(left, 1.0))
+                await asyncio.wait_for(self.link_end.is_over.wait(), max(remaining, 1.0))
             except TimeoutError:
                 continue
             return
@@ -72,80 +74,81 @@ class LiveServer:
 
 
 class ServerPool:
-    """Those of one process, at most `most`. Where there is no room, the one that nobody has used
-    for the longest ends.
+    """The servers of a process, at most `max_servers`. If there are too many, the least recently
+    used one ends.
     """
 
-    def __init__(self, most: int, slots: asyncio.Semaphore) -> None:
-        self._most, self._slots = most, slots
-        self._living: dict[Key, LiveServer] = {}
-        self._going: dict[
-            asyncio.Task[None], str
-        ] = {}  # those out of the books that still end, by workspace
+    def __init__(self, max_servers: int, slots: asyncio.Semaphore) -> None:
+        self._max_servers, self._slots = max_servers, slots
+        self._servers: dict[Key, LiveServer] = {}
+        self._ending: dict[asyncio.Task[None], str] = {}
+        """Servers that are no longer registered but have not ended: task → workspace."""
 
     @asynccontextmanager
     async def call(self, key: Key, start: Callable[[], LiveServer]) -> AsyncIterator[Client]:
-        """Have a server for one call. Raises `CallFailed` where it ended since the last one, or
-        does now; the next call starts another.
+        """Yield a server for one call. Raises `CallFailed` if it ended since the last call, or ends
+        now; the next call starts another one.
         """
-        living = self._living.get(key) or self._start(key, start)
-        async with living.turn, self._slots:
-            if living.over():
-                self._forget(key, living)
+        server = self._servers.get(key) or self._start(key, start)
+        async with server.call_lock, self._slots:
+            if server.has_ended():
+                self._forget(key, server)
                 raise CallFailed(
-                    f"the MCP server {key[2]} has ended since its last call: {living.ended.why}; "
+                    f"the MCP server {key[2]} has ended since its last call: "
+                    f"{server.link_end.why}; "
                     "what it remembered is gone, and the next call starts it anew"
                 )
             try:
-                living.ended.left = living.ended.most
-                with translated_errors(key[2], living.ended):
-                    yield await asyncio.shield(living.client)
-            except (
-                asyncio.CancelledError
-            ):  # it may never answer: whoever calls next is not to wait for that, too
-                living.end("its last call took too long")
-                self._forget(key, living)
+                server.link_end.left = server.link_end.max_bytes
+                with translated_errors(key[2], server.link_end):
+                    yield await asyncio.shield(server.client)
+            except asyncio.CancelledError:  # it may never answer, so later calls must not wait
+                server.end("its last call took too long")
+                self._forget(key, server)
                 raise
-            except MoothallError:  # which says so
-                if living.over():
-                    self._forget(key, living)
+            except MoothallError:  # the error is reported to this call
+                if server.has_ended():
+                    self._forget(key, server)
                 raise
             finally:
-                living.used = monotonic()
+                server.last_used = monotonic()
 
     async def close_workspace(self, workspace: str) -> None:
-        """End those of a workspace, which ends itself."""
+        """End the servers of a workspace that ends."""
         await self._end(
-            [key for key in self._living if key[1] == workspace],
+            [key for key in self._servers if key[1] == workspace],
             "its workspace has ended",
             workspace,
         )
 
     async def close(self) -> None:
-        """End all."""
-        await self._end(list(self._living), "the server closes")
+        """End all servers."""
+        await self._end(list(self._servers), "the server closes")
 
-    async def _end(self, keys: list[Key], why: str, workspace: str = "") -> None:
+    async def _end(self, keys: list[Key], reason: str, workspace: str = "") -> None:
         for key in keys:
-            self._forget(key, self._living[key], why)
-        if going := [task for task, whose in self._going.items() if workspace in {"", whose}]:
-            await asyncio.wait(going)
+            self._forget(key, self._servers[key], reason)
+        if ending := [task for task, owner in self._ending.items() if workspace in {"", owner}]:
+            await asyncio.wait(ending)
 
     def _start(self, key: Key, start: Callable[[], LiveServer]) -> LiveServer:
-        up = [one for one in self._living.values() if not one.over()]
-        if len(up) >= self._most:
-            idle = [one for one in up if not one.turn.locked()]
+        running = [server for server in self._servers.values() if not server.has_ended()]
+        if len(running) >= self._max_servers:
+            idle = [server for server in running if not server.call_lock.locked()]
             if not idle:
                 raise CallFailed(
-                    f"{self._most} MCP servers are at work (mcp.kept); try again when one of them "
+                    f"{self._max_servers} MCP servers are at work (mcp.kept); try again when one "
+                    "of them "
                     "is done"
                 )
-            min(idle, key=lambda one: one.used).end("another one needed its place (mcp.kept)")
-        return self._living.setdefault(key, start())
+            min(idle, key=lambda server: server.last_used).end(
+                "another one needed its place (mcp.kept)"
+            )
+        return self._servers.setdefault(key, start())
 
-    def _forget(self, key: Key, living: LiveServer, why: str = "it was ended") -> None:
-        if self._living.get(key) is living:
-            del self._living[key]
-            living.end(why)
-            self._going[living.task] = key[1]
-            living.task.add_done_callback(lambda task: self._going.pop(task, None))
+    def _forget(self, key: Key, server: LiveServer, reason: str = "it was ended") -> None:
+        if self._servers.get(key) is server:
+            del self._servers[key]
+            server.end(reason)
+            self._ending[server.task] = key[1]
+            server.task.add_done_callback(lambda task: self._ending.pop(task, None))

@@ -1,8 +1,8 @@
-"""Trees as tar streams, in pieces: packed and unpacked without following anything that hostile code
+"""Folder trees as tar streams, in pieces. Packing and unpacking follow nothing that hostile code
 may have made.
 
-Not `tarfile.extractall`: its filters were walked around more than once, and what comes back from a
-set-up was written by whoever wrote the repository.
+`tarfile.extractall` is not used: its filters have been bypassed more than once, and the files that
+a setup returns were written by code of the repository.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _R = TypeVar("_R")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _COPIED = 1 << 20
 PIECE = 1 << 18
-"""Bytes of a tree that are sent at a time: as many as go into a message."""
+"""Bytes of a tree that are sent at a time: as many as fit into a message."""
 _SIZE = struct.Struct("!I")
-_HEADERS = 1 << 20  # bytes that may come before a member's content
-_ENTRY = 4096  # bytes that an entry counts beside its content
+_HEADERS = 1 << 20  # the most bytes before a member's content
+_ENTRY = 4096  # bytes that count for an entry besides its content
 
 
 def everything(_path: str, _status: os.stat_result) -> bool:
-    """Keep all."""
+    """Keep every entry."""
     return True
 
 
 def pack(root: Path, target: IO[bytes], keep: Keep = everything) -> None:
-    """Write files, folders and symlinks beneath `root` for which `keep` holds, a folder before what
-    is in it; pipes and sockets are left out.
+    """Write the files, folders and symlinks below `root` for which `keep` is true, a folder before
+    its contents; pipes and sockets are left out.
     """
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for folder, names, files, descriptor in os.fwalk(root, follow_symlinks=False):
@@ -76,8 +76,8 @@ def _add(
 
 
 def unpack(source: IO[bytes], root: Path, *, owner: int | None = None, most: int) -> None:
-    """Write what a stream holds beneath `root`, over what is there. Raises `WorkspaceFailed` for
-    what is no such tree, or more than `most` bytes, `OSError` for what has no place here.
+    """Write the contents of a stream below `root`, over existing files. Raises `WorkspaceFailed` if
+    it is no valid tree or has more than `most` bytes, and `OSError` if something cannot be written.
     """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -103,15 +103,15 @@ def _unpack(source: _Bounded, top: int, owner: int | None, most: int) -> None:
 
 
 class _Bounded:
-    """A stream of which only so much is read between two members: `tarfile` takes headers of any
-    length into memory.
+    """A stream that limits how much is read between two members, since `tarfile` reads headers of
+    any length into memory.
     """
 
     def __init__(self, source: IO[bytes]) -> None:
         self._source, self.room = source, _HEADERS
 
     def read(self, size: int) -> bytes:
-        """Read on."""
+        """Read the next bytes."""
         self.room -= size
         if self.room < 0:
             raise WorkspaceFailed(
@@ -121,8 +121,8 @@ class _Bounded:
 
 
 def split_path(path: str) -> list[str]:
-    """Return the parts of a path beneath a folder. Raises `WorkspaceFailed` for one that leads
-    elsewhere.
+    """Return the parts of a path below a folder. Raises `WorkspaceFailed` if the path leads out of
+    it.
     """
     parts = path.split("/")
     if any(part in {"", ".", ".."} or "\0" in part for part in parts):
@@ -199,9 +199,7 @@ def _parent(top: int, parts: list[str]) -> Iterator[int]:
 
 
 async def send(pipe: Pipe, stream: socket.socket) -> None:
-    """Send what is packed in pieces, each after its size, and then an empty one. Raises
-    `OSError`.
-    """
+    """Send the packed tree in pieces, each after its size, then an empty one. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     while True:
         piece = await asyncio.to_thread(pipe.read, PIECE)
@@ -211,8 +209,8 @@ async def send(pipe: Pipe, stream: socket.socket) -> None:
 
 
 async def receive(pipe: Pipe, stream: asyncio.StreamReader) -> None:
-    """Hand what was sent to whoever unpacks, up to the empty piece or until that has ended. Raises
-    `WorkspaceFailed` where it breaks off.
+    """Pass the received pieces to the unpacking thread, up to the empty piece or until that thread
+    has ended. Raises `WorkspaceFailed` if the stream breaks off.
     """
     try:
         while size := _SIZE.unpack(await stream.readexactly(_SIZE.size))[0]:
@@ -223,8 +221,8 @@ async def receive(pipe: Pipe, stream: asyncio.StreamReader) -> None:
 
 
 class Pipe:
-    """A thread that packs or unpacks, and our end of what it reads or writes. Blocks; for threads
-    of others.
+    """A thread that packs or unpacks, and our end of its pipe. The methods block, so they are
+    called in other threads.
     """
 
     def __init__(self, work: Callable[[IO[bytes]], None], *, reads: bool) -> None:
@@ -245,7 +243,7 @@ class Pipe:
         self._thread.start()
 
     def write(self, piece: bytes) -> bool:
-        """Hand a piece to whoever unpacks; False where it has ended."""
+        """Pass a piece to the unpacking thread; False if that has ended."""
         data = memoryview(piece)
         try:
             while data:
@@ -255,8 +253,8 @@ class Pipe:
         return True
 
     def read(self, most: int) -> bytes:
-        """Return the next piece of what is packed, of `most` bytes but for the last; empty at its
-        end. Raises `BrokenPipeError` once it is finished.
+        """Return the next piece of the packed tree, of `most` bytes except for the last; empty at
+        the end. Raises `BrokenPipeError` once the pipe is finished.
         """
         parts: list[bytes] = []
         left = most
@@ -266,8 +264,8 @@ class Pipe:
         return b"".join(parts)
 
     def _use(self, call: Callable[[int, _T], _R], what: _T) -> _R:
-        """Call with our end. Whoever gave up may have a thread that reads on: it gets no file that
-        has the number of ours by then.
+        """Call with our end. A caller that was cancelled may leave a thread that still reads; it
+        must not get another file that has the same descriptor number by then.
         """
         with self._using:
             if self._over:
@@ -275,7 +273,7 @@ class Pipe:
             return call(self._ours, what)
 
     def finish(self) -> None:
-        """Close our end and wait for theirs. Raises what ended it."""
+        """Close our end and wait for the thread. Raises the error that ended it."""
         with self._using:
             self._over = True
             os.close(self._ours)
@@ -286,8 +284,8 @@ class Pipe:
 
 @asynccontextmanager
 async def piped(work: Callable[[IO[bytes]], None], *, reads: bool) -> AsyncIterator[Pipe]:
-    """A pipe that is finished when the block ends. What ended the block comes out, not what that
-    did to the other end.
+    """Provide a pipe that is finished at the end of the block. An error of the block is raised, and
+    not the one that it causes in the thread.
     """
     pipe = Pipe(work, reads=reads)
     try:

@@ -1,8 +1,8 @@
-"""The link of a workspace's pod: the one container that speaks with the bus, and runs nothing that
-a model wrote.
+"""The link of a workspace's pod: the only container that talks to the bus; it runs no code that a
+model wrote.
 
-It shows the host's files to the containers beside it, carries what the host and they say to each
-other, and tells what was written. It ends when the host is gone or silent, and the pod with it.
+It gives the host's files to the containers beside it, forwards messages between them and the host,
+and reports what was written. It ends when the host is gone or silent, and the pod ends with it.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from moothall.workspace.kubernetes.multiplexer import (
 )
 
 LINK = "WORKSPACE_LINK"
-"""What the link is told, in its environment: JSON of `name`, `names` and `proxied`."""
-_PIECE = 2_000_000  # bytes of a tree that goes back, in one answer
-_ENTRIES = 200_000
+"""The environment variable with the link's settings: JSON of `name`, `names` and `proxied`."""
+_PIECE_BYTES = 2_000_000  # of a returned tree, in one answer
+_MAX_NEW_ENTRIES = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where the link's volumes are mounted: `links` holds a folder for the socket of each container
-    beside it, `shown` more by number.
+    """Where the link's volumes are mounted: `links` has a folder for the socket of each container
+    beside it, `shown` has further ones by number.
     """
 
     tree: Path = Path("/workspace")
@@ -59,8 +59,8 @@ class Folders:
     shown: Path = Path("/shown")
 
     def of(self, name: str) -> Path:
-        """Return the one that the host calls so, a number for a folder that is shown as on the
-        host. Raises `WorkspaceFailed`.
+        """Return the folder with the host's name for it; a number is a folder that is shown as on
+        the host. Raises `WorkspaceFailed`.
         """
         known = {"tree": self.tree, "env": self.env, "config": self.config}
         if name in known or name.isdecimal():
@@ -70,39 +70,37 @@ class Folders:
 
 @dataclass(slots=True)
 class PodLink:
-    """A link on its folders. `names`: the containers beside it, by the stream of each; `proxied`:
-    the first opens a way out.
+    """A link on its folders. `names` are the containers beside it, by the stream of each.
+    `proxied`: the first of them opens a way to the network.
     """
 
     folders: Folders
     names: Mapping[int, str]
     proxied: bool = False
-    _before: dict[str, Stamp] = field(default_factory=dict)
-    _size: int = 0
+    _initial_stamps: dict[str, Stamp] = field(default_factory=dict)
+    _initial_size: int = 0
     _port: int = 0
     _packing: archive.Pipe | None = None
-    _next: int = FIRST
-    _survey: ChangeScan | None = None
+    _next_stream: int = FIRST
+    _scan: ChangeScan | None = None
 
     async def run(self, carrier: Transport, name: str, first: float = SILENT_SECONDS) -> None:
-        """Serve the host of a workspace until it is gone, or was not heard within `first`
-        seconds.
-        """
-        listening = {
+        """Serve the host of a workspace until it is gone, or was silent for the `first` seconds."""
+        listeners = {
             stream: await asyncio.to_thread(_listen, self.folders.links / name)
             for stream, name in self.names.items()
         }
         trunk = Multiplexer(carrier, f"{name}-out", f"{name}-in")
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-            for waiting in listening.values():
-                stack.enter_context(waiting)
+            for listener_socket in listeners.values():
+                stack.enter_context(listener_socket)
             carrying = group.create_task(trunk.run(first), name="trunk")
-            serving = group.create_task(self._serve(trunk, listening), name="serving")
+            serving = group.create_task(self._serve(trunk, listeners), name="serving")
             await carrying
             serving.cancel()
 
     async def _serve(self, trunk: Multiplexer, listening: Mapping[int, socket.socket]) -> None:
-        """Let the containers in and answer the host, once it was heard."""
+        """Connect the containers and answer the host, once it has connected."""
         await trunk.connected.wait()
         try:
             control = await trunk.open(CONTROL)
@@ -111,43 +109,47 @@ class PodLink:
                 async with asyncio.TaskGroup() as group:
                     for stream, where in listening.items():
                         group.create_task(
-                            self._join(trunk, stream, where), name=f"container {stream}"
+                            self._accept_container(trunk, stream, where), name=f"container {stream}"
                         )
                     group.create_task(self._answer(control, files), name="control")
             finally:
                 held.transport.abort()
         except* ConnectionError:
-            pass  # it was gone again at once
+            pass  # the host was gone again at once
 
-    async def _join(self, trunk: Multiplexer, stream: int, listening: socket.socket) -> None:
-        """Let the container in, once: whoever connects later finds nothing there."""
+    async def _accept_container(
+        self, trunk: Multiplexer, stream: int, listening: socket.socket
+    ) -> None:
+        """Accept one connection of a container; a later one finds no socket."""
         loop = asyncio.get_running_loop()
         taken, _ = await loop.sock_accept(listening)
         await asyncio.to_thread(os.unlink, listening.getsockname())
         listening.close()
-        ways = []
+        servers = []
         if self.proxied and stream == HANDS:
             opened = await listener(taken)
             self._port = opened.getsockname()[1]
-            ways.append(
-                await asyncio.start_server(lambda *streams: self._out(trunk, streams), sock=opened)
+            servers.append(
+                await asyncio.start_server(
+                    lambda *streams: self._open_connection(trunk, streams), sock=opened
+                )
             )
         await trunk.join(stream, await asyncio.open_connection(sock=taken))
         try:
             await asyncio.Event().wait()
         finally:
-            for way in ways:
-                way.close()
+            for server in servers:
+                server.close()
 
-    async def _out(
+    async def _open_connection(
         self, trunk: Multiplexer, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]
     ) -> None:
-        self._next += 1
+        self._next_stream += 1
         with contextlib.suppress(ConnectionError):
-            await trunk.join(self._next, streams)
+            await trunk.join(self._next_stream, streams)
 
     async def _answer(self, control: socket.socket, files: asyncio.StreamReader) -> None:
-        """Answer the host's requests, one after the other; trees come by `files`."""
+        """Answer the host's requests, one after the other; trees arrive through `files`."""
         reader, writer = await asyncio.open_connection(sock=control)
         frames = FrameReader()
         writer.write(pack({"id": 0, "status": "ready"}))
@@ -158,7 +160,7 @@ class PodLink:
                     writer.write(pack({**answer, "id": request["id"]}))
                     await writer.drain()
         except (ProtocolError, ConnectionError):
-            return  # the host hears that its control has ended
+            return  # the host notices that its control stream has ended
         finally:
             writer.transport.abort()
 
@@ -169,39 +171,39 @@ class PodLink:
             return await (
                 self._unpack(request, files)
                 if request["op"] == "unpack"
-                else asyncio.to_thread(self._do, request)
+                else asyncio.to_thread(self._execute, request)
             )
         except PatchRefused as error:
             return {"status": "refused", "error": error.message}
         except (MoothallError, OSError) as error:
             return {"status": "error", "error": str(error)}
 
-    def _do(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _execute(self, request: dict[str, Any]) -> dict[str, Any]:
         match request["op"]:
             case "begin":
-                self._before = stamps(self.folders.tree)
-                self._size, _ = measure(self.folders.tree, sys.maxsize, sys.maxsize)
+                self._initial_stamps = stamps(self.folders.tree)
+                self._initial_size, _ = measure(self.folders.tree, sys.maxsize, sys.maxsize)
                 return {"status": "success"}
             case "measure":
                 size, entries = measure(
                     self.folders.tree,
-                    int(request["most"]) + self._size,
-                    len(self._before) + _ENTRIES,
+                    int(request["most"]) + self._initial_size,
+                    len(self._initial_stamps) + _MAX_NEW_ENTRIES,
                 )
                 return {
                     "status": "success",
-                    "full": size > int(request["most"]) + self._size
-                    or entries > len(self._before) + _ENTRIES,
+                    "full": size > int(request["most"]) + self._initial_size
+                    or entries > len(self._initial_stamps) + _MAX_NEW_ENTRIES,
                 }
             case "changes":
                 files, caps = [*map(unpack_path, request["files"])], ChangeCaps(*request["caps"])
-                self._survey = ChangeScan(self.folders.tree, files, caps, stamps=self._before)
-                return self._look(self._survey)
-            case "ignored" if self._survey is not None:
-                self._survey.apply_ignore_rules(
+                self._scan = ChangeScan(self.folders.tree, files, caps, stamps=self._initial_stamps)
+                return self._describe_scan(self._scan)
+            case "ignored" if self._scan is not None:
+                self._scan.apply_ignore_rules(
                     {unpack_path(path): str(rule) for path, rule in request["rules"].items()}
                 )
-                return self._look(self._survey)
+                return self._describe_scan(self._scan)
             case "port":
                 return {"status": "success", "port": self._port}
             case "pack":
@@ -209,7 +211,7 @@ class PodLink:
         raise WorkspaceFailed(f"the link knows no {str(request['op'])[:80]!r}")
 
     async def _unpack(self, request: dict[str, Any], files: asyncio.StreamReader) -> dict[str, Any]:
-        """Take the next tree that is sent."""
+        """Receive and unpack the next tree."""
         unpack = functools.partial(
             archive.unpack, root=self.folders.of(str(request["where"])), most=int(request["most"])
         )
@@ -218,37 +220,37 @@ class PodLink:
         return {"status": "success"}
 
     def _pack(self, where: str) -> dict[str, Any]:
-        """Give a piece of a tree, of the checkout what was written only; an empty one is its
+        """Return a piece of a tree; of the checkout, only what was written. An empty piece is the
         end.
         """
         if self._packing is None:
             root = self.folders.of(where)
-            keep = self._is_written if where == "tree" else archive.everything
+            keep = self._is_changed if where == "tree" else archive.everything
             self._packing = archive.Pipe(
                 lambda target: archive.pack(root, target, keep), reads=False
             )
-        piece = self._packing.read(_PIECE)
+        piece = self._packing.read(_PIECE_BYTES)
         if not piece:
             pipe, self._packing = self._packing, None
             pipe.finish()
         return {"status": "success", "data": base64.b64encode(piece).decode()}
 
-    def _is_written(self, path: str, status: os.stat_result) -> bool:
-        return self._before.get(path) != stamp(status)
+    def _is_changed(self, path: str, status: os.stat_result) -> bool:
+        return self._initial_stamps.get(path) != stamp(status)
 
-    def _look(self, survey: ChangeScan) -> dict[str, Any]:
-        """Ask which new paths are ignored, or tell what was written."""
-        if (new := survey.list_new_paths()) is not None:
-            lists = {pack_path(path): _text(text) for path, text in new.lists.items()}
+    def _describe_scan(self, scan: ChangeScan) -> dict[str, Any]:
+        """Ask the host which new paths are ignored, or report what was written."""
+        if (new := scan.list_new_paths()) is not None:
+            lists = {pack_path(path): _to_base64(text) for path, text in new.lists.items()}
             folders, files = ([*map(pack_path, paths)] for paths in (new.folders, new.files))
             return {
                 "status": "success",
                 "new": {"folders": folders, "files": files, "lists": lists},
             }
-        self._survey = None
-        written = survey.read()
+        self._scan = None
+        written = scan.read()
         changes = [
-            {"path": pack_path(one.path), "mode": one.mode, "content": _text(one.content)}
+            {"path": pack_path(one.path), "mode": one.mode, "content": _to_base64(one.content)}
             for one in written.changes
         ]
         return {
@@ -258,7 +260,7 @@ class PodLink:
         }
 
 
-def _text(content: bytes | None) -> str | None:
+def _to_base64(content: bytes | None) -> str | None:
     return None if content is None else base64.b64encode(content).decode()
 
 

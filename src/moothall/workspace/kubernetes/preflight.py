@@ -1,4 +1,4 @@
-"""What a cluster says of Jobs for workspaces before one is made, for `moothall doctor`."""
+"""Checks whether a cluster can run Jobs for workspaces, for `moothall doctor`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _Document = Mapping[str, Any]
 
 
 async def examine(settings: WorkspaceSections, bus: Mapping[str, str]) -> AsyncIterator[Finding]:
-    """Yield whether the cluster is reached, what we may do there, whether its quota has room, and
-    whether it takes the Job of a workspace.
-    `bus`: the environment by which its link would reach the bus.
+    """Yield whether the cluster can be reached, whether we have the needed rights, whether its
+    quota has room, and whether it accepts the Job of a workspace. `bus` is the environment by which
+    its link would reach the bus.
     """
     try:
         api = await asyncio.to_thread(connect, settings.jobs)
@@ -146,7 +146,7 @@ def _read_quota(api: client.ApiClient, jobs: JobSettings, document: _Document) -
 
 
 def wants(document: _Document) -> dict[str, Decimal]:
-    """Return what a quota counts of a Job, by the quota's names."""
+    """Return the amounts that a quota counts for a Job, by the names in the quota."""
     found = dict.fromkeys(("pods", "count/pods", "count/jobs.batch"), Decimal(1))
     for what, amount in _resources(document):
         for name in (what, what.removeprefix("requests.")):
@@ -166,7 +166,7 @@ def _quantity(text: str) -> Decimal:
 
 
 def _try_manifest(api: client.ApiClient, jobs: JobSettings, document: _Document) -> Finding:
-    """A dry run: all that the API server does with a Job but keeping it."""
+    """Do a dry run: the API server does everything with the Job except storing it."""
     part, body = "cluster job", cast("client.V1Job", document)
     try:
         said: Any = client.BatchV1Api(api).create_namespaced_job(

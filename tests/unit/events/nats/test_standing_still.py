@@ -25,11 +25,11 @@ async def test_work_that_is_lost_already_is_lost_again_without_harm() -> None:
         nonlocal lost
         async with asyncio.timeout(None) as lease:
             taking.leases["message"] = lease
-            taking._lose()
+            taking._drop_held()
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                taking._lose()
+                taking._drop_held()
                 lost += 1
                 raise
 
