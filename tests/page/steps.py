@@ -14,7 +14,7 @@ AC = (
     "Given the module, when hello_world() is called, then it returns 'Hello, World!'",
     "Given an empty input, when hello_world() is called, then nothing is raised",
 )
-PICTURES = os.environ.get("MOOTHALL_PICTURES", "")
+PICTURES = os.environ.get("PICTURES_FOLDER", "")
 
 
 async def until(told: Callable[[], Awaitable[bool]], seconds: float = 240) -> None:
