@@ -270,7 +270,7 @@ async def _run_second_wave(
     if any(item.passes and item.candidate.level.independent for item in council.judged):
         return
     wave = council.deliberation.rounds + 1
-    council.notes = await distil_notes(council, wave)
+    council.notes = await distil_notes(council, wave, tests.failing_everywhere)
     council.wave = wave
     await publish_report(
         council,

@@ -11,12 +11,17 @@ from moothall.deliberation.prompts.comparing import notes_prompt, rivals_text
 from moothall.deliberation.prompts.reply import whole_text
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.domain.evidence import TEST_WRITER, TIE_BREAKER
 from moothall.domain.proposal import SeatStatus
 from moothall.ranking.gates import format_cases, format_counts
 from moothall.ranking.syntax.diffs import file_diffs
 
 _SUMMARY_CHARS, _NOTES_CHARS = 800, 6_000
 _NOTES_TOKENS = 1_000
+_AUTHORS = {
+    TEST_WRITER: "the tests of a colleague who saw no answer",
+    TIE_BREAKER: "the tests of a colleague who compared answers",
+}
 
 
 def rivals_of(council: DeliberationContext, seat_state: SeatState) -> str:
@@ -61,14 +66,19 @@ def _describe(judged: EvaluatedProposal, names: dict[str, str]) -> str:
         lines.append(f"Passed before and not any more: {format_cases(assessment.regressions)}")
     for author, passed in {run.author: run.passed for run in judged.cross}.items():
         lines.append(
-            f"{'Passes' if passed else 'Fails'} {names.get(author, 'the tests of another answer')}."
+            f"{'Passes' if passed else 'Fails'} "
+            f"{names.get(author) or _AUTHORS.get(author, 'the tests of another answer')}."
         )
     return "\n".join(lines)
 
 
-async def distil_notes(council: DeliberationContext, round_: int) -> str:
+async def distil_notes(
+    council: DeliberationContext, round_: int, failing: Sequence[str] = ()
+) -> str:
     """Return a model's notes on the first wave, or descriptions of its answers if there are
     none.
+
+    failing: the tests of the test writer that fail on every answer.
     """
     setup = council.setup_of("-")
     max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
@@ -81,6 +91,8 @@ async def distil_notes(council: DeliberationContext, round_: int) -> str:
         )
         texts.setdefault(item.proposal.diff, f"{text}\n\n{patch}".strip())
     attempts = list(texts.values()) + _describe_failures(council.seat_states)
+    if failing:
+        attempts.append(f"Every answer fails these tests of a colleague: {format_cases(failing)}")
     reply = await council.ask(
         f"-/plan/{round_}.notes",
         notes_prompt(setup.judge_system, setup.shared, attempts),

@@ -61,6 +61,8 @@ task's text: always failed.
 
 TEST_WRITER, TIE_BREAKER = "test-writer", "tie-breaker"
 """The names of the agents that only write tests, as authors of tests and in call ids."""
+COMPARISON = "comparison"
+"""The reviewer name of comparisons by summaries; no seat has it."""
 SUPERSEDED = "superseded tests"
 """The name of the evidence that an answer breaks tests which expect what the task asks to change:
 `shown` names them.

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from moothall.domain.evidence import (
     ALREADY_DONE,
     CANARY,
+    COMPARISON,
     CONTRADICTION,
     OWN_TESTS,
     SECRETS,
@@ -615,6 +616,11 @@ def _describe_reviews(standing: _Standing) -> str:
     review_score = standing.review_score
     if not review_score.reviewers:
         return "Nobody reviewed it: counted as 0.50."
+    if review_score.names == {COMPARISON}:
+        return (
+            f"Compared with other answers by summaries: {review_score.mean / 1000:.2f} between 0 "
+            "(last) and 1 (first)."
+        )
     mean = (
         f"Reviewed at {review_score.mean / 1000:.2f} by {review_score.reviewers} "
         f"{'seat' if review_score.reviewers == 1 else 'seats'}"

@@ -302,7 +302,7 @@ def variables(
             "1"  # our modules add the working directory to the path after loading the runner
         )
     titles = [case.partition("::")[2] or case for case in cases]
-    if titles:
+    if titles and not any("\0" in title for title in titles):  # no variable can hold a NUL
         environment["MOOTHALL_ONLY"] = "|".join(
             f"{_title_pattern(title.replace(' > ', ' '))}$" for title in titles
         )

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from moothall.config import LimitSettings
-from moothall.deliberation.judging.comparison import COMPARISON
 from moothall.domain.event import EventType
+from moothall.domain.evidence import COMPARISON
 from moothall.domain.ids import seat_id
 from moothall.testing.model import phase_of, seat_of
 from support.council import ONE, THREE, TWO, act, append, by_seat, of, outcomes, review, scripted

@@ -93,6 +93,7 @@ def test_javascript_is_told_by_its_environment_which_cases_are_wanted() -> None:
     assert found["MOOTHALL_ONLY"] == r"outer\ \(x\)\ inner$"
     assert found["MOOTHALL_ONLY_LAST"] == "^inner$"
     assert "MOOTHALL_ONLY" not in variables(seconds=10)
+    assert "MOOTHALL_ONLY" not in variables(seconds=10, cases=["a.js::a NUL \0 in it"])
     for named in ("adds", "adds #2"):  # told apart by a number of ours, or so named by its author
         assert re.search(variables(seconds=10, cases=["a.js::adds #2"])["MOOTHALL_ONLY"], named)
 

@@ -28,10 +28,9 @@ from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_d
 from moothall.deliberation.prompts.variants import MalformedReplyError
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
+from moothall.domain.evidence import COMPARISON
 from moothall.domain.proposal import Review
 
-COMPARISON = "comparison"
-"""The reviewer name of comparisons; no seat has it."""
 GROUP_SIZE = 4
 """Answers that are compared at once. Models lose track of more."""
 _COMMENT_CHARS = 300

@@ -94,12 +94,14 @@ class IndependentTests:
 
     written: the test writer has run.
     why: the reason if there are no tests.
+    failing_everywhere: the tests that fail on every answer, after the last run.
     """
 
     council: DeliberationContext
     author: Proposal | None = None
     why: str = ""
     written: bool = False
+    failing_everywhere: tuple[str, ...] = ()
     _unfit: dict[str, str] = field(default_factory=dict)
     _read_cases: set[str] = field(default_factory=set)
     _required: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
@@ -132,6 +134,7 @@ class IndependentTests:
         verdicts = await Trial(evaluator.author_tests, self.author, diffs).judge_cases(
             self._read_new_cases
         )
+        self.failing_everywhere = verdicts.cases_with(FAILS_EVERYWHERE)
         if verdicts.red and await self._all_may_be_wrong(verdicts):
             verdicts = replace(verdicts, red=frozenset())  # the tests rank, but reproduce nothing
         updated = await add_cross_runs(
