@@ -81,7 +81,7 @@ from moothall.domain.protocol import PROTOCOLS, Protocol
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, MoothallError
-from moothall.ranking import find_ties, is_done
+from moothall.ranking import find_ties, have_same_change, is_done
 
 __all__ = ["HOST_STOPS", "Dependencies", "deliberate"]
 
@@ -285,6 +285,8 @@ async def _run_second_wave(
 
 async def _review_ties(council: DeliberationContext) -> None:
     tied = find_ties([item.candidate for item in council.judged])
+    if have_same_change(tied):
+        return
     # Models that are asked for one function, because longer prompts confuse them, cannot judge.
     judges = [
         seat for seat in council.deliberation.seats if council.setup_of(seat).function is None
@@ -311,7 +313,8 @@ async def _review_ties(council: DeliberationContext) -> None:
             council.deliberation.rounds + 1,
             tools=not council.answers_equivalent,
         )
-        if council.setup_of("-").llm.context_tokens >= WIDE_WINDOW_TOKENS:
+        wide_window = council.setup_of("-").llm.context_tokens >= WIDE_WINDOW_TOKENS
+        if wide_window and not council.answers_equivalent:
             await compare_answers(council, _tied_after_reviews(tied_answers, reviews))
 
 

@@ -6,7 +6,7 @@ The subpackage `syntax` parses patches and code.
 from moothall.ranking.assess import assess, is_done
 from moothall.ranking.baseline import Diagnosis, diagnose
 from moothall.ranking.gates import passes_acceptance_checks
-from moothall.ranking.order import changed_files, find_ties, rank
+from moothall.ranking.order import changed_files, find_ties, have_same_change, rank
 
 __all__ = [
     "Diagnosis",
@@ -14,6 +14,7 @@ __all__ = [
     "changed_files",
     "diagnose",
     "find_ties",
+    "have_same_change",
     "is_done",
     "passes_acceptance_checks",
     "rank",

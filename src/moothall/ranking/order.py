@@ -255,6 +255,14 @@ def find_ties(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return tuple(reversed(distinct.values())) if len(distinct) > 1 else ()
 
 
+def have_same_change(candidates: Sequence[Candidate]) -> bool:
+    """True if candidates differ in comments, formatting or tests only."""
+    return (
+        len({candidate.assessment.change or candidate.proposal.diff for candidate in candidates})
+        <= 1
+    )
+
+
 def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
     failures = [list_failed_checks(candidate) for candidate in candidates]
     answers = [_answer_digest(candidate) for candidate in candidates]

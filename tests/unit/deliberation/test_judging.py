@@ -40,11 +40,7 @@ async def test_debate_reviews_and_revises_and_keeps_the_original(council: Any) -
     )
     async with council(answer) as app:
         events = await app.run(app.deliberation("debate", max_turns=1))
-    all_reviews = of(events, EventType.SEAT_REVIEWED)
-    reviews = [data for data in all_reviews if not data["candidate"].endswith(".r1")]
-    assert {data["candidate"] for data in all_reviews if data not in reviews} == {
-        f"{seat}.r1" for seat in (ONE, TWO, THREE)
-    }, "the revisions are tied"
+    reviews = of(events, EventType.SEAT_REVIEWED)
     assert Counter(data["seat"] for data in reviews) == {ONE: 1, TWO: 1, THREE: 1}
     assert Counter(data["candidate"] for data in reviews) == {ONE: 1, TWO: 1, THREE: 1}
     assert all(data["seat"] != data["candidate"] for data in reviews)

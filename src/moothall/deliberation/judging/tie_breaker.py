@@ -38,7 +38,7 @@ from moothall.domain.repository import Patch
 from moothall.domain.tool import ToolCall
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ports import Workspace
-from moothall.ranking import find_ties
+from moothall.ranking import find_ties, have_same_change
 from moothall.ranking.gates import format_cases, sanitize_line
 from moothall.telemetry import get_logger
 
@@ -86,8 +86,8 @@ def find_tie(council: DeliberationContext) -> tuple[EvaluatedProposal, ...]:
     if d.merge or d.agent is not None or council.ledger.used_up:
         return ()
     tied = find_ties([evaluated.candidate for evaluated in council.judged])
-    if len({candidate.assessment.change or candidate.proposal.diff for candidate in tied}) < 2:  # noqa: PLR2004
-        return ()  # nothing to tell apart: only comments, formatting or tests differ
+    if have_same_change(tied):
+        return ()
     names = [candidate.proposal.candidate for candidate in tied[:_MAX_ANSWERS]]
     return tuple(evaluated for evaluated in council.judged if evaluated.proposal.candidate in names)
 
