@@ -14,6 +14,7 @@ from moothall.evaluate.mining import UNSEEN
 from moothall.evaluate.report import LEVELS, mean_words, share_words
 
 _LEFT, _WIDE = 10, 480
+_LABEL_WIDTH, _LABEL_HEIGHT = 120, 14
 _NAMED = 3
 _MOST_CHARS = 3000
 _STYLE = """
@@ -229,18 +230,26 @@ def _scatter(configurations: Sequence[Mapping[str, Any]]) -> str:
         f'<text class="soft" x="{left + plot / 2:.1f}" y="{height - 4}" '
         'text-anchor="middle">tokens a task</text>'
     )
+    labels: list[tuple[float, float]] = []
     for item in configurations:
         tokens, share = item["tokens"], item["solved"]
         x, y = left + plot * tokens["value"] / most, top + tall * (1 - share["share"])
         low, high = top + tall * (1 - share["high"]), top + tall * (1 - share["low"])
         end = x > left + plot * 0.6
+        label_y = y - 9
+        while any(
+            abs(x - other_x) < _LABEL_WIDTH and abs(label_y - other_y) < _LABEL_HEIGHT
+            for other_x, other_y in labels
+        ):
+            label_y -= _LABEL_HEIGHT
+        labels.append((x, label_y))
         body.append(
             f'<path class="whisker" fill="none" opacity=".55" d="M{x:.1f} {low:.1f}V{high:.1f}'
             f"M{left + plot * tokens['low'] / most:.1f} "
             f'{y:.1f}H{left + plot * tokens["high"] / most:.1f}"/>'
             f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"><title>{share_words(share)}, '
             f"{mean_words(tokens)} tokens</title></circle>"
-            f'<text x="{x - 10 if end else x + 10:.1f}" y="{y - 9:.1f}" '
+            f'<text x="{x - 10 if end else x + 10:.1f}" y="{label_y:.1f}" '
             f'text-anchor="{"end" if end else "start"}">'
             f"{text(item['config'], 24)}</text>"
         )
@@ -359,7 +368,7 @@ def _mark(name: object, row: Mapping[str, Any] | None) -> str:
     elif row["winner"]:
         kind, words = "wrong", "✗ wrong"
     else:
-        kind, words = "none", "no winner"
+        kind, words = "none", f"no winner ({text(row['state'])})"
     return f'<span class="mark {kind} small">{text(name, 30)}: {words}</span>'
 
 

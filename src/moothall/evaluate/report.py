@@ -310,4 +310,8 @@ def _sign(rows: Sequence[Mapping[str, Any]], task: str, config: str) -> str:
         return "not run"
     if row["solved"]:
         return f"solved, {row['level'].replace('_', '-')}"
-    return f"wrong, {row['level'].replace('_', '-')}" if row["winner"] else "no winner"
+    return (
+        f"wrong, {row['level'].replace('_', '-')}"
+        if row["winner"]
+        else f"no winner ({row['state']})"
+    )

@@ -90,7 +90,7 @@ def test_tables_name_the_figure_to_watch() -> None:
     assert named["solved"] == ("0 of 1 (0 %, 0 to 79)", "0 of 1 (0 %, 0 to 79)")
     assert named["reproduced and wrong"] == ("1", "0")
     assert named["precision of reproduced"] == ("0 of 1 (0 %, 0 to 79)", "-")
-    assert tasks == [("shop-1", "1", "wrong, reproduced", "no winner")]
+    assert tasks == [("shop-1", "1", "wrong, reproduced", "no winner (small)")]
 
 
 def test_results_of_other_tasks_and_runs_without_a_result_are_left_out() -> None:
