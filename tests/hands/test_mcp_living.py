@@ -134,7 +134,7 @@ async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_say
     ) as there:
         for name in servers:
             assert (await there.call(f"mcp.{name}.honest")).status is ToolStatus.SUCCESS
-        living = there.toolkit._server_pool._living
+        living = there.toolkit._server_pool._servers
         (flooding,) = [one for key, one in living.items() if key[2] == "between"]
         async with asyncio.timeout(60):
             await flooding.task  # nobody calls it
