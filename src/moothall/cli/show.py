@@ -177,7 +177,7 @@ def _describe_check(data: Mapping[str, Any]) -> tuple[str, str]:
     counts = ", ".join(f"{count} {word}" for count, word in counted if count)
     name = f"tests of {data['cross_author']}" if data.get("cross_author") else evidence["check"]
     has_passed = evidence["verdict"] == Verdict.PASSED
-    reason = f": {plain(evidence['reason'], 200)}" if evidence.get("why") and not has_passed else ""
+    reason = f": {plain(evidence['why'], 200)}" if evidence.get("why") and not has_passed else ""
     return f"clean re-check, {name}: {evidence['verdict']}" + (
         f" ({counts})" if counts else ""
     ) + reason, _GOOD_STYLE if has_passed else _BAD_STYLE
