@@ -296,7 +296,8 @@ async def _review_ties(council: DeliberationContext) -> None:
             council, group_answers(candidate.proposal for candidate in tied)
         )
         if _protocol(council).compares or len(tied_answers) > GROUP_SIZE:
-            await compare_answers(council, tied_answers)
+            if not council.answers_equivalent:
+                await compare_answers(council, tied_answers)
             return
         # One review of each is enough: at temperature 0 all seats get the same one.
         authors = [

@@ -48,8 +48,12 @@ def rivals_of(council: DeliberationContext, seat_state: SeatState) -> str:
     return rivals_text([_describe(other.latest, names) for other in others.values()])
 
 
-def _describe(judged: EvaluatedProposal, names: dict[str, str]) -> str:
-    """Describe an answer; `names` has a description of each seat's tests."""
+def _describe(judged: EvaluatedProposal, names: dict[str, str], failing: Sequence[str] = ()) -> str:
+    """Describe an answer.
+
+    names: a description of each seat's tests.
+    failing: the tests of the test writer that fail on every answer.
+    """
     proposal = judged.proposal
     changed = ", ".join(
         f"{part.path} (+{len(part.added)} -{len(part.removed)})"
@@ -64,11 +68,16 @@ def _describe(judged: EvaluatedProposal, names: dict[str, str]) -> str:
     lines += [f"{item.check}: {item.verdict}{format_counts(item)}" for item in assessment.evidence]
     if assessment.regressions:
         lines.append(f"Passed before and not any more: {format_cases(assessment.regressions)}")
-    for author, passed in {run.author: run.passed for run in judged.cross}.items():
+    passed_by_author = {run.author: run.passed for run in judged.cross}
+    if failing:
+        passed_by_author[TEST_WRITER] = False
+    for author, passed in passed_by_author.items():
         lines.append(
             f"{'Passes' if passed else 'Fails'} "
             f"{names.get(author) or _AUTHORS.get(author, 'the tests of another answer')}."
         )
+    if failing:
+        lines.append(f"Every answer fails some of them: {format_cases(failing)}")
     return "\n".join(lines)
 
 
@@ -84,15 +93,13 @@ async def distil_notes(
     max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
     texts: dict[str, str] = {}
     for item in council.judged:
-        text = _describe(item, {})
+        text = _describe(item, {}, failing)
         patch = clip(
             readable_diff(item.proposal.diff),
             max(max_chars // max(len(council.judged), 1) - len(text), 0),
         )
         texts.setdefault(item.proposal.diff, f"{text}\n\n{patch}".strip())
     attempts = list(texts.values()) + _describe_failures(council.seat_states)
-    if failing:
-        attempts.append(f"Every answer fails these tests of a colleague: {format_cases(failing)}")
     reply = await council.ask(
         f"-/plan/{round_}.notes",
         notes_prompt(setup.judge_system, setup.shared, attempts),
@@ -105,7 +112,7 @@ async def distil_notes(
         notes = whole_text(reply).strip() if reply is not None else ""
     except MalformedReplyError:
         notes = ""
-    outline = [_describe(item, {}) for item in council.judged]
+    outline = [_describe(item, {}, failing) for item in council.judged]
     return clip(
         notes or "\n\n".join([*outline, *_describe_failures(council.seat_states)]), _NOTES_CHARS
     )

@@ -52,8 +52,9 @@ _PYTHON_HINT = (
     "imported: cd {place}/<letter> && PYTHONPATH={place}/<letter>/src:{place}/<letter> python ..."
 )
 _LOCATION_HINT = (
-    f"a copy of it with each change made is in {_ANSWERS_DIR}/<letter>. The change itself is "
-    f"{_ANSWERS_DIR}/<letter>.patch, for git apply in a copy of your own where that copy is missing"
+    f"a copy of it with each change made is in {_ANSWERS_DIR}/<letter>, unless it is too large to "
+    f"copy: look with ls first. The change itself is {_ANSWERS_DIR}/<letter>.patch, for git apply "
+    "in a copy of your own if there is none"
 )
 _COPY_TIMEOUT_SECONDS = 120
 _MAX_COPY_MB = 40  # the size of a workspace that is copied, since /tmp is in memory
