@@ -12,13 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.author_tests import AuthorTests
-from moothall.deliberation.judging.clean_runs import (
-    Canary,
-    CheckRuns,
-    CleanCheckoutRunner,
-    find_case_file,
-    make_canary,
-)
+from moothall.deliberation.judging.canary import Canary, find_case_file, make_canary
+from moothall.deliberation.judging.clean_runs import CheckRuns, CleanCheckoutRunner
 from moothall.deliberation.judging.hidden import is_hidden, with_hidden_checks, without_hidden
 from moothall.deliberation.prompts.repository_context import looks_like_test
 from moothall.deliberation.prompts.text import clip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.deliberation.judging.clean_runs import Canary, find_case_file, make_canary
+from moothall.deliberation.judging.canary import Canary, find_case_file, make_canary
 from moothall.domain.evidence import CheckRun, Verdict
 
 _VITEST = "import { it, expect } from 'vitest';\nit('b', () => expect(1).toBe(1));\n"
