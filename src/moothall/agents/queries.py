@@ -18,6 +18,23 @@ from moothall.domain.tool import Action
 from moothall.errors import InvalidRequest, Refused
 
 _MAX_SHOWN_NAMES = 5
+_DIRECT, _SEQUENCE, _ALLOWED = "tool_parameters", "tool_calls", "allowed_tools"
+_PROFILE, _TIER = "model_profile", "model_tier"
+_TIERS = ("", "small", "medium", "large")
+_RESERVED_KEYS = {
+    _DIRECT,
+    _SEQUENCE,
+    _ALLOWED,
+    _PROFILE,
+    _TIER,
+    "tool",
+    "tool_name",
+    "name",
+    "repository",
+    "role",
+}
+_WEB_TOOLS = frozenset({"web.search", "web.fetch"})
+_MAX_CALLS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +103,6 @@ def check_names(names: Iterable[str], known: Collection[str], field: str) -> tup
             f"{field} names tools that do not exist: {shown}; DiscoverTools lists all tools"
         )
     return catalogue_names
-
-
-_DIRECT, _SEQUENCE, _ALLOWED = "tool_parameters", "tool_calls", "allowed_tools"
-_PROFILE, _TIER = "model_profile", "model_tier"
-_TIERS = ("", "small", "medium", "large")
-_RESERVED_KEYS = {
-    _DIRECT,
-    _SEQUENCE,
-    _ALLOWED,
-    _PROFILE,
-    _TIER,
-    "tool",
-    "tool_name",
-    "name",
-    "repository",
-    "role",
-}
-_WEB_TOOLS = frozenset({"web.search", "web.fetch"})
-_MAX_CALLS = 256
 
 
 class Mode(StrEnum):

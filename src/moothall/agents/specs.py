@@ -55,6 +55,12 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "database-access": ("db.*",),
 }
 """Tools by capability. A capability only narrows the tools that the agent's role is granted."""
+Priority = Literal["critical", "high", "medium", "low"]
+PRIORITIES: tuple[Priority, ...] = ("critical", "high", "medium", "low")
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_MAX_NUMBER = 2**53  # beyond it, JSON readers lose digits
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z%]+)\s*", re.IGNORECASE)
 
 
 def tools_of(names: Iterable[str]) -> tuple[str, ...]:
@@ -71,14 +77,6 @@ def check_capability(name: str) -> str:
             + (f"did you mean {matches[0]}?" if matches else f"there are {', '.join(CAPABILITIES)}")
         )
     return name
-
-
-Priority = Literal["critical", "high", "medium", "low"]
-PRIORITIES: tuple[Priority, ...] = ("critical", "high", "medium", "low")
-_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_MAX_NUMBER = 2**53  # beyond it, JSON readers lose digits
-_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z%]+)\s*", re.IGNORECASE)
 
 
 class SpecPart(BaseModel):

@@ -44,6 +44,12 @@ _CALLER_ERRORS = {
     grpc.StatusCode.FAILED_PRECONDITION,
 }
 """Statuses that are not the server's fault: the span is not marked as failed."""
+_KEEPALIVE_TIMEOUT_MS = 20_000
+_PING_INTERVAL_MS = 10_000
+_ACCEPT_SECONDS = 0.1
+"""Time to accept calls that have arrived: gRPC ends others with CANCELLED, which nobody retries."""
+_STOP_SECONDS = 1.0
+"""Time to send the last responses."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -235,14 +241,6 @@ async def _translate_errors(context: Any, method: str) -> AsyncIterator[None]:
             "INTERNAL",
             "internal error; the server's log says more",
         )
-
-
-_KEEPALIVE_TIMEOUT_MS = 20_000
-_PING_INTERVAL_MS = 10_000
-_ACCEPT_SECONDS = 0.1
-"""Time to accept calls that have arrived: gRPC ends others with CANCELLED, which nobody retries."""
-_STOP_SECONDS = 1.0
-"""Time to send the last responses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,10 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
 from moothall.stories import comments
 
+log = telemetry.get_logger(__name__)
+
 METRICS = ("performance", "agents", "councils")
+_CANCEL_SECONDS = 10.0
 
 
 class MetricsService:
@@ -118,11 +121,6 @@ class MetricsService:
                 )
             )
         return response
-
-
-log = telemetry.get_logger(__name__)
-
-_CANCEL_SECONDS = 10.0
 
 
 class OrchestratorService(

@@ -54,6 +54,7 @@ from moothall.workers.in_process import Alive
 _SECTIONS = {"llm", "models", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
 _IGNORED = {"wait_seconds", "seats_in_turn"}
 _MAX_SHOWN = 8
+_POLL_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _LINK_SECONDS = 0.1, 0.5, 1.0, 10.0
 
 
 def fingerprints(settings: Settings) -> dict[str, str]:
@@ -106,9 +107,6 @@ def _join_names(names: list[str]) -> str:
     return ", ".join(names[:_MAX_SHOWN]) + (
         f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
     )
-
-
-_POLL_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _LINK_SECONDS = 0.1, 0.5, 1.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ from moothall.errors import InvalidRequest
 
 _SKIPPED_NAMES = frozenset({".git", "__pycache__", "node_modules", ".pytest_cache"})
 _MAX_FILES, _MAX_BYTES = 500, 3_000_000
+PrintOutcome = Callable[[Outcome], int]
+"""A function that prints an outcome and returns the exit code."""
 
 
 def read_hidden_tests(arguments: Sequence[str], top: Path | None) -> dict[str, str]:
@@ -111,10 +113,6 @@ def _decode(path: Path, content: bytes) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"--hidden-tests: {path} is not UTF-8 text: {error}") from error
-
-
-PrintOutcome = Callable[[Outcome], int]
-"""A function that prints an outcome and returns the exit code."""
 
 
 @click.command(

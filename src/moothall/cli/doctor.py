@@ -35,6 +35,9 @@ from moothall.workspace.runner import LocalRunner
 if TYPE_CHECKING:
     from moothall.llm.client import OpenAIModel
 
+_JOB = "workspace job"
+_BLOCK_SECONDS = 60.0
+
 
 @click.command(epilog=example("moothall fleet", "moothall fleet --json"))
 @json_option
@@ -77,10 +80,6 @@ def _lines(host: HostState) -> list[str]:
 def time_of(seconds: float) -> str:
     """Return a time in ISO format, readable for people and programs."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-_JOB = "workspace job"
-_BLOCK_SECONDS = 60.0
 
 
 @click.command(epilog=example("moothall doctor"))

@@ -18,6 +18,34 @@ _MAX_INT32 = 2**31 - 1
 SEED = click.IntRange(0, 2**53 - 1)
 SEQUENCE = click.IntRange(0, 2**63 - 1)
 """A sequence number of the log, or a number of events."""
+F = TypeVar("F", bound=Callable[..., Any])
+_REPOSITORY_OPTIONS = (
+    click.option(
+        "--repo",
+        default="",
+        shell_complete=complete.repositories,
+        help="A path, a URL or the id of a registered repository; by default the one you are in.",
+    ),
+    click.option(
+        "--ref", default="", help="A branch, tag or commit; the repository's HEAD by default."
+    ),
+    click.option(
+        "--profile",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A file like .moothall.toml that stands for the repository's own, this time.",
+    ),
+)
+text_option = click.option(
+    "--text",
+    is_flag=True,
+    help="About no repository: the answer is words, which nothing can prove.",
+)
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, help="Every event as it happens: turns, model calls, reviews."
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else."
+)
 
 
 class SettingRange(click.IntRange):
@@ -70,37 +98,6 @@ def check_ranges(context: click.Context, settings: Settings) -> None:
                 context,
                 option,
             )
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-_REPOSITORY_OPTIONS = (
-    click.option(
-        "--repo",
-        default="",
-        shell_complete=complete.repositories,
-        help="A path, a URL or the id of a registered repository; by default the one you are in.",
-    ),
-    click.option(
-        "--ref", default="", help="A branch, tag or commit; the repository's HEAD by default."
-    ),
-    click.option(
-        "--profile",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="A file like .moothall.toml that stands for the repository's own, this time.",
-    ),
-)
-text_option = click.option(
-    "--text",
-    is_flag=True,
-    help="About no repository: the answer is words, which nothing can prove.",
-)
-verbose_option = click.option(
-    "-v", "--verbose", is_flag=True, help="Every event as it happens: turns, model calls, reviews."
-)
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else."
-)
 
 
 def task_argument(*, required: bool) -> Callable[[F], F]:

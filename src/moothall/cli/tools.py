@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from moothall.app.tool_sessions import WorkflowRequest
 
 _ERROR_CHARS = 300
+_TENANT = click.option("--tenant", default=LOCAL.tenant, show_default=True, help="Whose tools.")
 
 
 @click.command("run", epilog=example("moothall tools run steps.yaml --repo ."))
@@ -137,9 +138,6 @@ def _error_text(error: str) -> str:
 
 def _duration_text(result: dict[str, Any]) -> str:
     return f", {result['duration_ms']} ms" if result else ""
-
-
-_TENANT = click.option("--tenant", default=LOCAL.tenant, show_default=True, help="Whose tools.")
 
 
 @click.group()

@@ -20,6 +20,8 @@ from moothall.evaluate.tasks import Task, count_cases
 
 _Z = 1.959963984540054  # of 95 %
 _DRAWS = 2000
+LEVELS = tuple(level.value for level in EvidenceLevel)
+Rows = list[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +140,6 @@ def summaries(rows: Sequence[Mapping[str, Any]]) -> list[Summary]:
     for row in rows:
         named.setdefault(str(row["config"]), []).append(row)
     return [summarize(name, some) for name, some in named.items()]
-
-
-LEVELS = tuple(level.value for level in EvidenceLevel)
-Rows = list[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)

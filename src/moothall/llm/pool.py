@@ -30,6 +30,8 @@ from moothall.errors import ConfigurationError
 from moothall.llm.response_readers import WholeResponseReader
 from moothall.llm.retry import Failed
 
+log = telemetry.get_logger(__name__)
+
 _AROUND_BYTES = 65_536
 _AROUND_SHARE = 64
 """So much may be around a body: head, sizes of chunks, trailers; and so many times the body, for
@@ -37,6 +39,10 @@ chunks of a byte.
 """
 _REST_SECONDS = 1.0
 _INFORMATIONAL = 200
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_KEPT_SECONDS = 15.0
+_EYEBALLS_SECONDS = 0.25
+_GOOD = 200
 
 
 class Connection(asyncio.Protocol):
@@ -224,14 +230,6 @@ def _resolve(answer: asyncio.Future[None] | None, error: Exception | None) -> No
         answer.set_result(None)
     else:
         answer.set_exception(error)
-
-
-log = telemetry.get_logger(__name__)
-
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-_KEPT_SECONDS = 15.0
-_EYEBALLS_SECONDS = 0.25
-_GOOD = 200
 
 
 class ConnectionPool:

@@ -33,6 +33,8 @@ from aiohttp.typedefs import Handler
 from moothall.llm.kv_cache_slots import KvCacheSlots, LocalEngine
 
 _MAX_BODY = 16_000_000
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_WARNINGS = 2  # of the server's log levels
 
 
 @dataclass(slots=True)
@@ -171,10 +173,6 @@ async def serve_front(
         finally:
             await runner.cleanup()
             shared.close()
-
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_WARNINGS = 2  # of the server's log levels
 
 
 @dataclass(frozen=True, slots=True)

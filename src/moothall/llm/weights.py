@@ -28,11 +28,16 @@ from moothall.errors import ConfigurationError
 from moothall.file_locks import lock
 from moothall.processes import start_process
 
+log = telemetry.get_logger(__name__)
+
 _CONNECT_SECONDS = 3.0  # many machines cannot reach a hub, and the next source waits
 _SILENCE_SECONDS = 30.0
 _PIECE = 1 << 20
 _RESUMPTIONS = 5
 _PARALLEL = 3
+Progress = Callable[[int, int], None]
+_MAGIC = b"GGUF"
+_MARGIN = 50_000_000  # bytes that stay free on the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,13 +260,6 @@ async def _check(path: Path, sha256: str) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-log = telemetry.get_logger(__name__)
-
-Progress = Callable[[int, int], None]
-_MAGIC = b"GGUF"
-_MARGIN = 50_000_000  # bytes that stay free on the disk
 
 
 QWEN = Weights(

@@ -21,6 +21,8 @@ from moothall.concurrency import whole_body
 from moothall.errors import ConfigurationError, PolicyUnavailable
 
 RULE = "data.moothall.tools.decision"
+PATH = "v1/data/moothall/tools/decision"
+_ANSWER_BYTES = 65_536
 
 
 class Rego:
@@ -81,10 +83,6 @@ def _first(error: Exception) -> str:
     """Its words without the stack of another language."""
     words = str(error).partition("Stack backtrace")[0]
     return " ".join(words.split())[:300]
-
-
-PATH = "v1/data/moothall/tools/decision"
-_ANSWER_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)

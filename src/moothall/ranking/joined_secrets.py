@@ -33,6 +33,20 @@ _PASS_THROUGH_CALLS = frozenset(
     {"encode", "decode", "strip", "str", "bytes", "bytearray", "lstrip", "rstrip"}
 )
 _FOLDED_NODES = (ast.BinOp, ast.JoinedStr, ast.Call, ast.Subscript, ast.Constant)
+Redact = Callable[[str], str]
+_LITERAL = r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|`(?:[^`\\]|\\.)*`"
+_SEPARATOR = r"(?:\s|\\\n|//[^\n]*\n|#[^\n]*\n|/\*.{0,200}?\*/)*"
+_CONCATENATION = re.compile(
+    rf"(?:{_LITERAL})(?:{_SEPARATOR}(?:\+|\.\.?|<>|&|\|\||~|\+\+)?{_SEPARATOR}(?:{_LITERAL}))+",
+    re.DOTALL,
+)
+_SINGLE_LITERAL = re.compile(_LITERAL, re.DOTALL)
+_ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})|\\u\{?([0-9a-fA-F]{2,6})\}?|\\(.)", re.DOTALL)
+_WORD = re.compile(r"[A-Za-z0-9+/_-]{16,4000}={0,2}")
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=:@-]{1,4000}")
+_MAX_TEXT_CHARS = 1_000_000
+_MAX_MATCHES = 2000
+_MAX_FINDINGS = 20
 
 
 def _decode_base64(text: str) -> str:
@@ -230,22 +244,6 @@ def _join_character_codes(items: Sequence[ast.expr]) -> str:
         for item in items
     ]
     return "".join(chr(value) if 0 < value <= sys.maxunicode else UNKNOWN for value in values)
-
-
-Redact = Callable[[str], str]
-_LITERAL = r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|`(?:[^`\\]|\\.)*`"
-_SEPARATOR = r"(?:\s|\\\n|//[^\n]*\n|#[^\n]*\n|/\*.{0,200}?\*/)*"
-_CONCATENATION = re.compile(
-    rf"(?:{_LITERAL})(?:{_SEPARATOR}(?:\+|\.\.?|<>|&|\|\||~|\+\+)?{_SEPARATOR}(?:{_LITERAL}))+",
-    re.DOTALL,
-)
-_SINGLE_LITERAL = re.compile(_LITERAL, re.DOTALL)
-_ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})|\\u\{?([0-9a-fA-F]{2,6})\}?|\\(.)", re.DOTALL)
-_WORD = re.compile(r"[A-Za-z0-9+/_-]{16,4000}={0,2}")
-_TOKEN = re.compile(r"[A-Za-z0-9._~+/=:@-]{1,4000}")
-_MAX_TEXT_CHARS = 1_000_000
-_MAX_MATCHES = 2000
-_MAX_FINDINGS = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,11 @@ _CODE_LISTS = re.compile(r"require|depend", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LINE = re.compile(r"\s*(?:-\s+)?(?:[\w{},!.-]+:\s+)?(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)")
 _EGG = re.compile(r"[#&]egg=(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)")
+CONFIG_FILE = ".moothall.toml"
+PROTECTED = (*TEST_PATTERNS, *CONFIGURATION, CONFIG_FILE)
+TEXT_BYTES = 1_000_000
+_CHECK_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 def find_package_lists(files: Collection[str]) -> tuple[str, ...]:
@@ -177,12 +182,6 @@ def _of_code(tree: ast.Module) -> Iterator[str]:
                     yield from _of_lines(part.value.splitlines())
 
 
-CONFIG_FILE = ".moothall.toml"
-PROTECTED = (*TEST_PATTERNS, *CONFIGURATION, CONFIG_FILE)
-TEXT_BYTES = 1_000_000
-_CHECK_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-
-
 def _words(value: Any) -> Any:
     try:
         return tuple(shlex.split(value)) if isinstance(value, str) else value
@@ -215,7 +214,6 @@ _Argv = Annotated[
     AfterValidator(_no_null),
 ]
 _Folder = Annotated[str, Field(max_length=500), AfterValidator(_folder)]
-_Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 def _inside(patterns: tuple[str, ...]) -> tuple[str, ...]:

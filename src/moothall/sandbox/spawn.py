@@ -38,6 +38,15 @@ _READ_BYTES = 65_536  # the capacity of a pipe
 _PAUSE_SECONDS = 0.01  # between reads: limits a flood of output to a few MB a second
 _MAX_DRAIN_READS = 16
 _OUTPUT_PREFIX = b"| "  # before each line of output, so that it cannot look like a note
+_PASSWD = (
+    "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"
+    f"{USER}:x:{UID}:{UID}:{USER}:/tmp/home:/bin/sh\n"
+)
+_GROUP = f"root:x:0:\n{USER}:x:{UID}:\n"
+_HOSTS = f"127.0.0.1 localhost\n127.0.0.1 {HOSTNAME}\n"
+_SPARE_PROCESSES = 8  # bubblewrap's two, the executor, and room for it to fork
+_SPARE_MEMORY = 48_000_000  # the executor's own
+_LAUNCHER = str(Path(launcher.__file__).resolve())
 
 
 class SandboxLog:
@@ -145,17 +154,6 @@ class SandboxLog:
                 self._loop.remove_reader(self._read_fd)
             os.close(self._read_fd)
             self._read_fd = -1
-
-
-_PASSWD = (
-    "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"
-    f"{USER}:x:{UID}:{UID}:{USER}:/tmp/home:/bin/sh\n"
-)
-_GROUP = f"root:x:0:\n{USER}:x:{UID}:\n"
-_HOSTS = f"127.0.0.1 localhost\n127.0.0.1 {HOSTNAME}\n"
-_SPARE_PROCESSES = 8  # bubblewrap's two, the executor, and room for it to fork
-_SPARE_MEMORY = 48_000_000  # the executor's own
-_LAUNCHER = str(Path(launcher.__file__).resolve())
 
 
 def drop_uid(limits: SandboxSettings) -> int | None:

@@ -14,6 +14,26 @@ import stat
 import struct
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+BOOT = "import sys; sys.path.insert(0, '/opt/moothall'); from {module} import main; main()"
+ROOT = "/workspace"
+HOME = "/tmp/home"  # noqa: S108 - inside the sandbox
+_WRITABLE = (
+    ROOT,
+    "/tmp",  # noqa: S108 - inside the sandbox
+    "/dev/shm",  # noqa: S108 - inside the sandbox
+    *(
+        f"/dev/{name}"
+        for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
+    ),
+)
+EXECUTOR_PID = 2
+"""The executor's pid in its namespace, whose init is bubblewrap."""
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_KILL_SYSCALL = {"x86_64": 62, "aarch64": 129}
+_LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF instructions
+_RETURN_ALLOW, _RETURN_EPERM = 0x7FFF0000, 0x00050000 | errno.EPERM
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -103,30 +123,9 @@ def allow_writes_only(paths: Iterable[str]) -> int:
     return version
 
 
-TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
-
-BOOT = "import sys; sys.path.insert(0, '/opt/moothall'); from {module} import main; main()"
-ROOT = "/workspace"
-HOME = "/tmp/home"  # noqa: S108 - inside the sandbox
-_WRITABLE = (
-    ROOT,
-    "/tmp",  # noqa: S108 - inside the sandbox
-    "/dev/shm",  # noqa: S108 - inside the sandbox
-    *(
-        f"/dev/{name}"
-        for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
-    ),
-)
-EXECUTOR_PID = 2
-"""The executor's pid in its namespace, whose init is bubblewrap."""
-_PR_SET_DUMPABLE = 4
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
-_KILL_SYSCALL = {"x86_64": 62, "aarch64": 129}
-_LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF instructions
-_RETURN_ALLOW, _RETURN_EPERM = 0x7FFF0000, 0x00050000 | errno.EPERM
 
 
 def confine(options: Mapping[str, Any]) -> int:

@@ -38,6 +38,25 @@ _THINK = (
     "second line: Here is my response: 5."
 )
 _X_PER_TOKEN = 2  # a text of so many times "x " has at least one token
+_BASH = FunctionTool(
+    "bash",
+    "Run a command.",
+    {
+        "type": "object",
+        "properties": {"command": {"type": "string"}},
+        "required": ["command"],
+        "additionalProperties": False,
+    },
+)
+_ANSWER = ReplySchema(
+    "answer",
+    {
+        "type": "object",
+        "properties": {"finish": {"type": "string", "maxLength": 40}},
+        "required": ["finish"],
+        "additionalProperties": False,
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,24 +204,3 @@ def follow(body: Body, _headers: Any) -> NativeReply | str:
     if body.get("response_format"):
         return json.dumps({"finish": "5"})
     return "<finish>5</finish>" if "<finish>" in str(body["messages"]) else "5"
-
-
-_BASH = FunctionTool(
-    "bash",
-    "Run a command.",
-    {
-        "type": "object",
-        "properties": {"command": {"type": "string"}},
-        "required": ["command"],
-        "additionalProperties": False,
-    },
-)
-_ANSWER = ReplySchema(
-    "answer",
-    {
-        "type": "object",
-        "properties": {"finish": {"type": "string", "maxLength": 40}},
-        "required": ["finish"],
-        "additionalProperties": False,
-    },
-)

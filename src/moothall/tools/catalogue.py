@@ -22,6 +22,18 @@ from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolS
 _READS, _WRITES = Requirements(file_system="read"), Requirements(file_system="write")
 _RUNS = Requirements(os_access=True, file_system="write")
 _REACHES = Requirements(network_access=True, file_system="write")
+_GREEN = {
+    "verdict": "passed",
+    "passed": 3,
+    "failed": 0,
+    "errored": 0,
+    "skipped": 0,
+    "red": [],
+    "exit_code": 0,
+    "output": "3 passed",
+}
+_SHA = "3f2a9c1e" * 5
+__all__ = ["CATALOGUE", "Danger", "ToolSpec", "describe", "is_granted", "list_tools"]
 
 
 def _file(
@@ -108,18 +120,6 @@ def _tests(
         cost=Cost.HIGH,
     )
 
-
-_GREEN = {
-    "verdict": "passed",
-    "passed": 3,
-    "failed": 0,
-    "errored": 0,
-    "skipped": 0,
-    "red": [],
-    "exit_code": 0,
-    "output": "3 passed",
-}
-_SHA = "3f2a9c1e" * 5
 
 SPECS: Final = (
     _file(
@@ -390,8 +390,6 @@ SPECS: Final = (
     ),
 )
 
-
-__all__ = ["CATALOGUE", "Danger", "ToolSpec", "describe", "is_granted", "list_tools"]
 
 CATALOGUE: Final[Mapping[str, ToolSpec]] = {spec.name: spec for spec in (*SPECS, *code_tools.SPECS)}
 

@@ -31,6 +31,23 @@ from moothall.workflows.plan import Step, Workflow
 from moothall.workflows.record import Act, End, Record, StepState
 from moothall.workflows.references import Reference, fill_in, find_in, references
 
+_MAX_CRASHES = 3
+_CHANGING_DANGERS = {Danger.WRITE, Danger.EXECUTE}
+_FINAL_STATUSES = {
+    ToolStatus.INVALID,
+    ToolStatus.BLOCKED,
+    ToolStatus.PARKED,
+    ToolStatus.BUDGET_EXCEEDED,
+    ToolStatus.CANCELLED,
+    ToolStatus.OUTCOME_UNKNOWN,
+}
+# A call that timed out may have had its effect, so it is not repeated outside the workspace.
+_FINAL_STATUSES_OUTSIDE = {*_FINAL_STATUSES, ToolStatus.TIMEOUT}
+RecordStep = Callable[..., Awaitable[None]]
+"""Records the state of a step, as `WorkflowLog.step` does. Returns once it is durable and in the
+record.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class StepExecutor:
@@ -97,26 +114,6 @@ class StepExecutor:
     async def rewind(self, commit: str) -> None:
         """Reset the files to a commit."""
         await self.lease.rewind(commit)
-
-
-_MAX_CRASHES = 3
-_CHANGING_DANGERS = {Danger.WRITE, Danger.EXECUTE}
-_FINAL_STATUSES = {
-    ToolStatus.INVALID,
-    ToolStatus.BLOCKED,
-    ToolStatus.PARKED,
-    ToolStatus.BUDGET_EXCEEDED,
-    ToolStatus.CANCELLED,
-    ToolStatus.OUTCOME_UNKNOWN,
-}
-# A call that timed out may have had its effect, so it is not repeated outside the workspace.
-_FINAL_STATUSES_OUTSIDE = {*_FINAL_STATUSES, ToolStatus.TIMEOUT}
-
-
-RecordStep = Callable[..., Awaitable[None]]
-"""Records the state of a step, as `WorkflowLog.step` does. Returns once it is durable and in the
-record.
-"""
 
 
 @dataclass(frozen=True, slots=True)

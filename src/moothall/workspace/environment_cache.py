@@ -37,6 +37,8 @@ from moothall.workspace.packages import setup_network_access
 from moothall.workspace.pool import ExecutorPool
 from moothall.workspace.toolchains import Toolchain
 
+log = get_logger(__name__)
+
 _PYTEST = (
     f"{ENVIRONMENT}/bin/python",
     "-I",
@@ -48,6 +50,9 @@ _PYTEST = (
     "--disable-pip-version-check",
     "pytest",
 )
+_DAY = 86_400.0
+_ABANDONED_SECONDS = 3600.0
+"""A half-written archive of this age belongs to a killed host."""
 
 
 class BaseEnvironments:
@@ -159,13 +164,6 @@ def _add_reporters(env: Path) -> None:
     """
     for packages in env.glob("lib/python*/site-packages"):
         (packages / "moothall.pth").write_text(f"{PLUGINS}\n", encoding="utf-8")
-
-
-log = get_logger(__name__)
-
-_DAY = 86_400.0
-_ABANDONED_SECONDS = 3600.0
-"""A half-written archive of this age belongs to a killed host."""
 
 
 def _is_setup_output(path: str, _status: os.stat_result) -> bool:

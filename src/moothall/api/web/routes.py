@@ -52,6 +52,12 @@ from moothall.stories.task_history import rounds, task_ids
 _MAX_FORM_FIELDS = 1_000
 _EMPTY_SECTION = {"role": "dev", "description": "", "criteria": "", "after": ""}
 Sections = Sequence[Mapping[str, Any]]
+_MAX_SHOWN_CARDS = 30
+"""Cards of a column that are visible, the most recently changed; the others need a click."""
+_MAX_CACHED_BOARDS = 16
+"""Rendered boards in the cache: a tenant's board is rendered once for all users with the same
+roles.
+"""
 
 
 def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
@@ -164,14 +170,6 @@ def _numbers(section: Mapping[str, Any], name: str) -> list[str]:
                 f"and not {entry[:40]!r}"
             )
     return [str(int(entry)) for entry in entries]
-
-
-_MAX_SHOWN_CARDS = 30
-"""Cards of a column that are visible, the most recently changed; the others need a click."""
-_MAX_CACHED_BOARDS = 16
-"""Rendered boards in the cache: a tenant's board is rendered once for all users with the same
-roles.
-"""
 
 
 def page_routes(

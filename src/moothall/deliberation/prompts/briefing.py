@@ -53,6 +53,10 @@ _HEADS: Mapping[Scope, str] = {
     "milestones": "its moves, the last first:",
     "timeline": "what happened, the last first:",
 }
+_EVENTS, _MOST_EVENTS = 20, 200
+_CONTEXT, _HISTORY = "what is known", "what happened"
+Ask = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]
+"""Answers a question of the graph, by its name and parameters: `CypherGraph.ask`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,13 +265,6 @@ def _line(value: object, most: int = _LINE) -> str:
 
 def _mappings(value: object) -> list[Mapping[str, Any]]:
     return [item for item in list_of(value) if isinstance(item, Mapping)]
-
-
-_EVENTS, _MOST_EVENTS = 20, 200
-_CONTEXT, _HISTORY = "what is known", "what happened"
-
-Ask = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]
-"""Answers a question of the graph, by its name and parameters: `CypherGraph.ask`."""
 
 
 async def estimate(text: str) -> int:

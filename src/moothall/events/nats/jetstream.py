@@ -44,6 +44,8 @@ from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.telemetry import metrics
 
 _MAX_KEPT = 128
+_MAX_WAITING = 10_000
+_RETRY_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -115,10 +117,6 @@ class StreamTail:
             self._waiting[subject].discard(queue)
             if not self._waiting[subject]:
                 del self._waiting[subject]
-
-
-_MAX_WAITING = 10_000
-_RETRY_SECONDS = 1.0
 
 
 class JetStreamBus:

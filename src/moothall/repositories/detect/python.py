@@ -35,6 +35,60 @@ _NOT_PROJECT_FOLDERS = re.compile(
     r"(?:^|/)(?:docs?|examples?|samples?|demos?|templates?|node_modules|\..+)(?:/|$)", re.IGNORECASE
 )
 _MAX_DEPTH = 2
+ENV_PYTHON = "/env/bin/python"
+PIP = (ENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
+LOCKED = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_locked.py")
+"""Writes the versions of a lock file to another file."""
+LINE_BY_LINE = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_requirements.py")
+"""Installs as much of a requirements file as possible, and reports the rest."""
+TEXTS = (
+    "pyproject.toml",
+    "setup.py",
+    "setup.cfg",
+    "tox.ini",
+    "tox.toml",
+    "noxfile.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "ruff.toml",
+    ".ruff.toml",
+    ".python-version",
+    "hatch.toml",
+    "Pipfile",
+    "manage.py",
+)
+_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock")
+_SETUP_FILES = (*(name for name in TEXTS if name != "manage.py"), *_LOCKS)
+_LOCKED_VERSIONS = "/env/locked.txt"
+_TEST_FILES = ("test_*.py", "*_test.py")
+_OTHER_TEST_FILES = (
+    "/test.py",
+    "/tests.py",
+    "/tests/*.py",
+    "/test/*.py",
+    "/*/tests.py",
+    "/*/tests/*.py",
+    "/src/*/tests/*.py",
+)
+_UNCOLLECTED_TEST_FILES = ("/test/test.py", "/test/tests.py", "/tests/test.py", "/tests/tests.py")
+"""Tests that pytest would not collect, because it finds others beside them."""
+_DOCTEST_OPTIONS = re.compile(
+    r"--doctest-modules|--doctest-plus|--xdoctest(?:-modules)?|--doctest-(?:glob|extension)[= "
+    r"][\"']?[\w.*]+"
+)
+"""Options that make pytest run examples as tests."""
+_PYTEST_LINE = re.compile(r"(?m)^.*\bpytest\b.*$")
+_DOCTEST_LINE = re.compile(r"-m doctest\b|\bwith-doctest\b")
+_NOT_TEST_FILES = re.compile(
+    r"(?:^|/)(?:__init__|conftest|utils?|helpers?|common|base|settings|_.*)\.py$"
+)
+_MAX_TEST_FILES = 50
+_VERSION_FROM_GIT = re.compile(
+    r"hatch[-_]vcs|setuptools[-_]scm|versioningit|\bpbr\b|dunamai|dynamic[-_]versioning|setuptools[-_]git|versioneer|vcversioner|setupmeta"
+    r"|source\s*=\s*[\"'](?:scm|vcs)|git[-_ "
+    r"]describe|[\"']git[\"']|flit[-_]scm|milksnake|incremental|miniver"
+)
+_CONFIG_FILES = ("pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini")
 
 
 def configures_pytest(project: Project) -> bool:
@@ -114,61 +168,6 @@ def _sessions(project: Project) -> tuple[str, ...]:
     if "runtests.py" in project.files and "runtests.py" in config:
         return (*env, "python", "runtests.py")
     return ()
-
-
-ENV_PYTHON = "/env/bin/python"
-PIP = (ENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
-LOCKED = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_locked.py")
-"""Writes the versions of a lock file to another file."""
-LINE_BY_LINE = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_requirements.py")
-"""Installs as much of a requirements file as possible, and reports the rest."""
-TEXTS = (
-    "pyproject.toml",
-    "setup.py",
-    "setup.cfg",
-    "tox.ini",
-    "tox.toml",
-    "noxfile.py",
-    "pytest.ini",
-    ".pytest.ini",
-    "ruff.toml",
-    ".ruff.toml",
-    ".python-version",
-    "hatch.toml",
-    "Pipfile",
-    "manage.py",
-)
-_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock")
-_SETUP_FILES = (*(name for name in TEXTS if name != "manage.py"), *_LOCKS)
-_LOCKED_VERSIONS = "/env/locked.txt"
-_TEST_FILES = ("test_*.py", "*_test.py")
-_OTHER_TEST_FILES = (
-    "/test.py",
-    "/tests.py",
-    "/tests/*.py",
-    "/test/*.py",
-    "/*/tests.py",
-    "/*/tests/*.py",
-    "/src/*/tests/*.py",
-)
-_UNCOLLECTED_TEST_FILES = ("/test/test.py", "/test/tests.py", "/tests/test.py", "/tests/tests.py")
-"""Tests that pytest would not collect, because it finds others beside them."""
-_DOCTEST_OPTIONS = re.compile(
-    r"--doctest-modules|--doctest-plus|--xdoctest(?:-modules)?|--doctest-(?:glob|extension)[= "
-    r"][\"']?[\w.*]+"
-)
-"""Options that make pytest run examples as tests."""
-_PYTEST_LINE = re.compile(r"(?m)^.*\bpytest\b.*$")
-_DOCTEST_LINE = re.compile(r"-m doctest\b|\bwith-doctest\b")
-_NOT_TEST_FILES = re.compile(
-    r"(?:^|/)(?:__init__|conftest|utils?|helpers?|common|base|settings|_.*)\.py$"
-)
-_MAX_TEST_FILES = 50
-_VERSION_FROM_GIT = re.compile(
-    r"hatch[-_]vcs|setuptools[-_]scm|versioningit|\bpbr\b|dunamai|dynamic[-_]versioning|setuptools[-_]git|versioneer|vcversioner|setupmeta"
-    r"|source\s*=\s*[\"'](?:scm|vcs)|git[-_ "
-    r"]describe|[\"']git[\"']|flit[-_]scm|milksnake|incremental|miniver"
-)
 
 
 def python(
@@ -383,9 +382,6 @@ def _as_locked(project: Project, step: SetupStep) -> tuple[SetupStep, ...]:
     return read, SetupStep(
         (*PIP, "-c", _LOCKED_VERSIONS, *step.argv[len(PIP) :]), project.folder, instead=(step,)
     )
-
-
-_CONFIG_FILES = ("pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini")
 
 
 def _pairs(words: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from moothall.domain.status import Finding
     from moothall.tools.spec import ToolSpec
 
+_NONE_FOUND = "no Chromium is on PATH, nor is MOOTHALL_BROWSER__EXECUTABLE set"
+_MEND = "apt-get install chromium, or set MOOTHALL_BROWSER__EXECUTABLE"
+
 
 class BrowserSettings(Section):
     """The tool `browser.run`, which goes where `http.allow` and `http.only_allowed` let tools go.
@@ -103,7 +106,3 @@ class BrowserFamily(Family[BrowserSettings]):
             "in there"
         )
         yield Finding(part, ok=True, detail=f"{version.get('product')}, {where}")
-
-
-_NONE_FOUND = "no Chromium is on PATH, nor is MOOTHALL_BROWSER__EXECUTABLE set"
-_MEND = "apt-get install chromium, or set MOOTHALL_BROWSER__EXECUTABLE"

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from moothall.domain.status import Finding
     from moothall.tools.spec import ToolSpec
 
+_SERVERS = ("postgres", "redis", "neo4j")
+_FIX = "see docs/tools.md, Databases"
+
 
 class Databases(Section):
     """Servers, by URLs that hold user and password. Give each a user of its own that may only read
@@ -61,10 +64,6 @@ class DbSettings(Databases):
     def of(self, tenant: str) -> Databases:
         """Return the servers of a tenant."""
         return self.tenants.get(tenant, self)
-
-
-_SERVERS = ("postgres", "redis", "neo4j")
-_FIX = "see docs/tools.md, Databases"
 
 
 class DbFamily(Family[DbSettings]):

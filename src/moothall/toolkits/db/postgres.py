@@ -32,6 +32,47 @@ from moothall.toolkits.db.rows import Table
 
 _CONNECTIONS = 4  # of a client: its own, and those for cancelling
 _ACCEPTING = 5
+_Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+_BATCH = 50
+_NATIVE_TYPES = frozenset(
+    {
+        "bool",
+        "int2",
+        "int4",
+        "int8",
+        "float4",
+        "float8",
+        "json",
+        "jsonb",
+        "oid",
+        "text",
+        "varchar",
+        "name",
+        "bpchar",
+    }
+)
+_SYNTAX = "42601"
+# What a rollback does not undo, and who may do it. A query can assume any role of which its own is
+# a member.
+_DANGEROUS_PRIVILEGES = """
+select 'it is or may become the superuser ' || rolname from pg_catalog.pg_roles
+ where rolsuper and pg_catalog.pg_has_role(session_user, oid, 'member')
+union all
+select 'it is a member of ' || rolname from pg_catalog.pg_roles
+ where rolname in ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files', 'pg_signal_backend')
+   and pg_catalog.pg_has_role(session_user, oid, 'member')
+union all
+select 'it may call ' || p.oid::pg_catalog.regprocedure
+  from pg_catalog.pg_proc p join pg_catalog.pg_language l on l.oid = p.prolang
+ where ((not l.lanpltrusted and l.lanname not in ('internal', 'c'))
+     or p.proname ~ '^(dblink.*|lo_(ex|im)port|pg_read_(binary_)?file|pg_file_.*|pg_ls_dir|pg_reload_conf|pg_rotate_logfile|http_.*|http)$')
+   and pg_catalog.has_function_privilege(session_user, p.oid, 'execute')
+limit 3
+"""  # noqa: E501 - a line of embedded text
+_FIX = (
+    "CREATE ROLE reader LOGIN PASSWORD '…'; GRANT pg_read_all_data TO reader; and REVOKE EXECUTE … "
+    "FROM PUBLIC where it is named"
+)
 
 
 class _TooMuchData(OSError):
@@ -106,51 +147,6 @@ async def relay_to(
     finally:
         server.close()
         await relay.close()
-
-
-_Connection = psycopg.AsyncConnection[tuple[Any, ...]]
-
-_BATCH = 50
-_NATIVE_TYPES = frozenset(
-    {
-        "bool",
-        "int2",
-        "int4",
-        "int8",
-        "float4",
-        "float8",
-        "json",
-        "jsonb",
-        "oid",
-        "text",
-        "varchar",
-        "name",
-        "bpchar",
-    }
-)
-_SYNTAX = "42601"
-
-# What a rollback does not undo, and who may do it. A query can assume any role of which its own is
-# a member.
-_DANGEROUS_PRIVILEGES = """
-select 'it is or may become the superuser ' || rolname from pg_catalog.pg_roles
- where rolsuper and pg_catalog.pg_has_role(session_user, oid, 'member')
-union all
-select 'it is a member of ' || rolname from pg_catalog.pg_roles
- where rolname in ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files', 'pg_signal_backend')
-   and pg_catalog.pg_has_role(session_user, oid, 'member')
-union all
-select 'it may call ' || p.oid::pg_catalog.regprocedure
-  from pg_catalog.pg_proc p join pg_catalog.pg_language l on l.oid = p.prolang
- where ((not l.lanpltrusted and l.lanname not in ('internal', 'c'))
-     or p.proname ~ '^(dblink.*|lo_(ex|im)port|pg_read_(binary_)?file|pg_file_.*|pg_ls_dir|pg_reload_conf|pg_rotate_logfile|http_.*|http)$')
-   and pg_catalog.has_function_privilege(session_user, p.oid, 'execute')
-limit 3
-"""  # noqa: E501 - a line of embedded text
-_FIX = (
-    "CREATE ROLE reader LOGIN PASSWORD '…'; GRANT pg_read_all_data TO reader; and REVOKE EXECUTE … "
-    "FROM PUBLIC where it is named"
-)
 
 
 async def query(url: str, text: str, params: list[str], limits: DbSettings) -> Output:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from moothall.domain.status import Finding
     from moothall.tools.spec import ToolSpec
 
+_NEEDED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
+
 
 class DockerSettings(Section):
     """The tools `docker.*`. No host: there are none. Granted to no role unless the table says
@@ -72,9 +74,6 @@ class DockerSettings(Section):
     output_bytes: int = Field(
         30_000, ge=1000, description="what a container, a build or a log says; more is cut"
     )
-
-
-_NEEDED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
 
 
 class DockerFamily(Family[DockerSettings]):

@@ -46,6 +46,10 @@ _PLAIN: Final[Mapping[str, Any]] = {
     "null": type(None),
 }
 _DEPTH, _PARTS, _CHOICES, _CHOICE_CHARS, _ITEMS = 6, 200, 100, 100, 1000
+_TOOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,63}")
+_SAID = 160
+_LIST_BYTES = 20_000_000
+_FILES: Mapping[str, Any] = {"none": "none", "read": "read", "write": "write"}
 
 
 class ArgumentsModel(Arguments):
@@ -222,11 +226,6 @@ def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-_TOOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,63}")
-_SAID = 160
-_LIST_BYTES = 20_000_000
-
-
 class Answered(Output):
     """What the tool said: its `text`, its `data` where that has a shape, and in a few words what is
     not shown (pictures, sound).
@@ -323,9 +322,6 @@ def _spec(server: str, settings: McpSettings, offer: OfferedTool) -> ToolSpec:
         profiles=("mcp",),
         cost=Cost.LOW,
     )
-
-
-_FILES: Mapping[str, Any] = {"none": "none", "read": "read", "write": "write"}
 
 
 def files_for(server: McpServerSettings, danger: Danger) -> str:

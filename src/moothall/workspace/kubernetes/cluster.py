@@ -19,6 +19,8 @@ from moothall.errors import ConfigurationError, SandboxUnavailable
 from moothall.telemetry import get_logger
 from moothall.workspace.kubernetes.manifest import HOST, HOUSE, LABEL, NAME
 
+log = get_logger(__name__)
+
 _PULL_ERRORS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 )
@@ -26,6 +28,16 @@ _START_ERRORS = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
 _REASON_CHARS = 400
+CALL_SECONDS = 20
+_WATCH_SECONDS, _RETRY_SECONDS = 300, 1.0
+_GONE, _MISSING = 410, 404
+_REFUSED = "involvedObject.kind=Job,reason=FailedCreate"
+# The pod itself reports its eviction only after its last container has ended.
+_EVICTED = "involvedObject.kind=Pod,reason=Evicted"
+FAILURES = (client.ApiException, HTTPError, OSError, ValueError)
+"""The errors of calls to the client, also for malformed responses; `error_text` returns the useful
+part of one.
+"""
 
 
 def pod_failure(pod: Mapping[str, Any]) -> str:
@@ -82,20 +94,6 @@ def event_failure(event: Mapping[str, Any]) -> str:
 
 def _say(what: str, why: object) -> str:
     return f"{what}: {str(why)[:_REASON_CHARS]}" if why else what
-
-
-log = get_logger(__name__)
-
-CALL_SECONDS = 20
-_WATCH_SECONDS, _RETRY_SECONDS = 300, 1.0
-_GONE, _MISSING = 410, 404
-_REFUSED = "involvedObject.kind=Job,reason=FailedCreate"
-# The pod itself reports its eviction only after its last container has ended.
-_EVICTED = "involvedObject.kind=Pod,reason=Evicted"
-FAILURES = (client.ApiException, HTTPError, OSError, ValueError)
-"""The errors of calls to the client, also for malformed responses; `error_text` returns the useful
-part of one.
-"""
 
 
 class Cluster:
