@@ -1,7 +1,7 @@
 """Replies of a strong model that judged the small pools, replayed through the whole product: the
 right candidate wins, and its evidence is independent.
 
-`tests/strong/judge FOLDER tests/e2e/pools/NAME.toml` records the replies.
+`tests/strong/judge_pool.py FOLDER tests/e2e/pools/NAME.toml` records the replies.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Judge the pools of the selection corpus.
 
-    .venv/bin/python tests/strong/select CLONES OUT.jsonl [--only NAME,...] [--data FOLDER]
+    .venv/bin/python tests/strong/select_pools.py CLONES OUT.jsonl [--only NAME,...] [--data FOLDER]
 
-CLONES has a folder OWNER+NAME/repo for each repository. A line a pool and mode is added to OUT.jsonl; what stands there is not judged
-again. At the end a table is printed.
+CLONES has a folder OWNER+NAME/repo for each repository. A line for each pool and mode is added to
+OUT.jsonl; pools that are in it are not judged again. At the end a table is printed.
 """
 
 from __future__ import annotations
@@ -20,28 +20,45 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # instead of this folder
 
+from moothall.app.repositories import open_workspace_services  # noqa: E402
 from moothall.config import WorkspaceSettings  # noqa: E402
 from moothall.settings import load_settings  # noqa: E402
-from moothall.app.repositories import open_workspace_services  # noqa: E402
 from support.selection import MODES, Pools, as_row, from_row, read_recipe, table  # noqa: E402
+
+
+def report(line: str) -> None:
+    """Print a line of progress."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
 
 async def main() -> None:
     """Judge what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("clones", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="names of recipes, with commas")
     parser.add_argument("--modes", default=",".join(MODES), help="modes, with commas")
-    parser.add_argument("--data", type=Path, default=Path("/tmp/moothall-corpus"), help="where bases are kept")
+    parser.add_argument(
+        "--data", type=Path, default=Path("/tmp/moothall-corpus"), help="where bases are kept"
+    )
     options = parser.parse_args()
     only = set(filter(None, options.only.split(",")))
-    recipes = [read_recipe(path) for path in sorted((HERE / "corpus").glob("*.toml")) if not only or path.stem in only]
-    known = [from_row(json.loads(line)) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    recipes = [
+        read_recipe(path)
+        for path in sorted((HERE / "corpus").glob("*.toml"))
+        if not only or path.stem in only
+    ]
+    known = (
+        [from_row(json.loads(line)) for line in options.out.read_text().splitlines()]
+        if options.out.exists()
+        else []
+    )
     settings = load_settings(data_dir=options.data, workspace=WorkspaceSettings(warm=0))
     failed = False
-    async with open_workspace_services(settings) as hands:
-        pools = Pools(hands, lambda line: sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n") and None)
+    async with open_workspace_services(settings) as services:
+        pools = Pools(services, report)
         for recipe in recipes:
             done = {item.mode for item in known if item.pool == recipe.name}
             modes = [mode for mode in options.modes.split(",") if mode not in done]
@@ -60,4 +77,5 @@ async def main() -> None:
     sys.exit(1 if failed else 0)
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())
