@@ -128,7 +128,7 @@ class SessionContext:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A caller's request, of which only the shape is checked. Zero and empty mean the default."""
+    """A caller's request. Only its shape is checked. Zero and empty fields mean the default."""
 
     task_id: str
     query: str = ""

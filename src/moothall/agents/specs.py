@@ -133,8 +133,8 @@ def _as_list(value: Any) -> Any:
 
 
 def _as_tuple(value: Any) -> Any:
-    """Return a value as a tuple: a text is one item, None is none. Any other value is returned
-    unchanged, to be validated later.
+    """Return a text as a tuple of one item and None as an empty tuple. Return any other value
+    unchanged; it is validated later.
     """
     return () if value is None else (value,) if isinstance(value, str) else value
 

@@ -54,7 +54,7 @@ class Bundles:
     async def find(
         self, request: pb.RehydrateSessionRequest, who: Principal
     ) -> pb.RehydrateSessionResponse | None:
-        """Return the caller's bundle for the same request; None if there is none or it expired."""
+        """Return the caller's bundle for the same request; None if it is missing or expired."""
         document = await self._bucket.get(_key(request, who))
         bundle = (
             json_format.ParseDict(dict(document), pb.RehydrateSessionResponse())

@@ -104,7 +104,7 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
 
 
 def _repository(workspace: str, ref: str) -> RepositoryRef | None:
-    """Return the repository to work on; None if there is none."""
+    """Return the repository to work on; None if the call names none."""
     if not workspace:
         if ref:
             raise InvalidRequest("ref names a commit of a workspace, and none is given")

@@ -222,7 +222,7 @@ def _translate_errors() -> Iterator[None]:
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
-    """Return the machine code from the error's details, '' if there is none."""
+    """Return the machine code from the error's details; '' if the details have no code."""
     status = rpc_status.from_call(error)  # type: ignore[arg-type] # it is one
     info = error_details_pb2.ErrorInfo()
     return (

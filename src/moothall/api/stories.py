@@ -104,7 +104,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
         return pb.TransitionResponse(story_id=card.story.id, state=card.stand.state)
 
     async def Comment(self, request: pb.CommentRequest, context: Any) -> pb.CommentResponse:
-        """Comment on a story, or on a line of what was built for it."""
+        """Comment on a story, or on a line of its result."""
         await self.comment(request, request.request_id or new_task_id())
         return pb.CommentResponse()
 

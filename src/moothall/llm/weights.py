@@ -201,7 +201,7 @@ async def _download(pip: Sequence[str], requirement: str, place: Path) -> Path:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        _, said = await process.communicate()
+        _, stderr = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
@@ -209,14 +209,15 @@ async def _download(pip: Sequence[str], requirement: str, place: Path) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
     wheel = _wheel(place)
     if process.returncode or wheel is None:
-        lines = said.decode(errors="replace").strip().splitlines()
-        told = next(
+        output = stderr.decode(errors="replace")
+        lines = output.strip().splitlines()
+        message = next(
             (line for line in reversed(lines) if line.startswith("ERROR")),
             lines[-1] if lines else "pip failed",
         )
-        if "No space left" in said.decode(errors="replace"):
+        if "No space left" in output:
             raise OSError(errno.ENOSPC, "No space left on device")
-        raise SourceFailed(told[:300])
+        raise SourceFailed(message[:300])
     return wheel
 
 

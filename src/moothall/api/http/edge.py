@@ -149,7 +149,7 @@ def check_origin(app: ASGIApp, host: str, extra_hosts: Collection[str]) -> ASGIA
 
 
 def host_name(host: str) -> str:
-    """Return the host name of a Host header, without its port; empty if there is none."""
+    """Return the host name of a Host header, without its port; '' if the header is missing."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:

@@ -108,7 +108,7 @@ def _board_operations(dependencies: ApiDependencies, planning: Planning) -> Sequ
         )
 
     async def comment(request: Request) -> Response:
-        """Comment on a story, or on a line of what was built for it."""
+        """Comment on a story, or on a line of its result."""
         comment_request = await message(request, pb.CommentRequest)
         comment_request.story_id = _check_path_id("story_id", comment_request.story_id, request)
         await planning.comment(comment_request, _request_key(request, comment_request.request_id))

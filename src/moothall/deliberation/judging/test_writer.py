@@ -44,6 +44,7 @@ from moothall.deliberation.prompts.task_examples import (
 )
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.deliberation.seat_setup import SeatSetup
 from moothall.domain.chat import FunctionCall, Message
 from moothall.domain.evidence import RED, TEST_WRITER
 from moothall.domain.proposal import Proposal
@@ -290,11 +291,8 @@ def make_case_reader(
 
     async def read_cases(cases: Sequence[str]) -> Mapping[str, str]:
         setup = council.setup_of(agent)
-        test_changes = clip(
-            readable_diff(author.diff), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
-        )
         messages = evidence_prompt.validation_prompt(
-            setup.judge_system, council.task_text, test_changes, cases, asked=asked
+            setup.judge_system, council.task_text, _test_changes(setup, author), cases, asked=asked
         )
         for attempt in range(1, _MAX_READ_ATTEMPTS + 1):
             reply = await council.ask(
@@ -333,12 +331,12 @@ async def _find_required_cases(
     Return () if the model gives no clear answer.
     """
     setup = council.setup_of(TEST_WRITER)
-    test_changes = clip(
-        readable_diff(author.diff), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
-    )
+    cases = cases[: evidence_prompt.READ_CASES]
     reply = await council.ask(
         f"{TEST_WRITER}/verify/{number}.1",
-        evidence_prompt.required_prompt(setup.judge_system, council.task_text, test_changes, cases),
+        evidence_prompt.required_prompt(
+            setup.judge_system, council.task_text, _test_changes(setup, author), cases
+        ),
         evidence_prompt.required_schema(),
         review_tokens(setup.llm),
         temperature=0.0,
@@ -348,6 +346,11 @@ async def _find_required_cases(
     except MalformedReplyError:
         return ()
     return tuple(cases[index - 1] for index in sorted(required))
+
+
+def _test_changes(setup: SeatSetup, author: Proposal) -> str:
+    """Return the tests as a reader sees them, in at most a fifth of its window."""
+    return clip(readable_diff(author.diff), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
 
 
 def _summarize(verdicts: Verdicts) -> str:

@@ -34,10 +34,10 @@ from moothall.stories.scopes import Scope, scopes
 from moothall.tools.catalogue import list_tools
 
 _LINE, _BRIEF = 400, 1600
-"""Characters of a part of a line, and of a story's own words."""
+"""Characters of a part of a line, and of a story's own text."""
 _LATER = 0.93
-"""What a line is worth of the line before it in the same part: the last decision tells more than
-the one before.
+"""The value of a line relative to the line before it in the same part: later decisions matter more
+than earlier ones.
 """
 _ALIKE = 5
 _WORD = re.compile(r"[^\W\d_]{3,}")
@@ -61,7 +61,7 @@ Ask = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]
 
 @dataclass(frozen=True, slots=True)
 class ContextLine:
-    """Something that can be told; `worth` decides whether it is."""
+    """A line that a briefing may contain; the most valuable ones are kept."""
 
     scope: Scope
     text: str
@@ -74,11 +74,13 @@ def lines_of(
     timeline: Sequence[Mapping[str, Any]],
     about: str,
 ) -> list[ContextLine]:
-    """Return all that could be told, in the order of the pack. `row` answers the question
-    `context`, `similar` and `timeline` (oldest first) those of their names; `about` is what the
-    task says.
+    """Return all lines in the order of the briefing.
+
+    row: the answer to the question `context`.
+    similar, timeline: the answers to these questions; the timeline has the oldest event first.
+    about: the text of the task.
     """
-    told: dict[Scope, Iterable[str]] = {
+    texts_by_scope: dict[Scope, Iterable[str]] = {
         "story": _story(mapping_of(row.get("story"))),
         "brief": _brief(mapping_of(row.get("brief"))),
         "decisions": map(_decision, _mappings(row.get("decisions"))),
@@ -103,34 +105,35 @@ def lines_of(
     return [
         ContextLine(scope, text, worth[scope] * _LATER**place)
         for scope in worth
-        for place, text in enumerate(text for text in (*told[scope], *notes.get(scope, ())) if text)
+        for place, text in enumerate(
+            text for text in (*texts_by_scope[scope], *notes.get(scope, ())) if text
+        )
     ]
 
 
 def lay_out(lines: Sequence[ContextLine]) -> str:
-    """Return the lines under their headings; the same lines, the same bytes."""
+    """Return the lines under their headings. Equal lines give equal bytes."""
     parts: dict[Scope, list[str]] = {}
     for line in lines:
         parts.setdefault(line.scope, []).append(f"- {line.text}")
-    return "\n".join("\n".join([_HEADS[scope], *found]) for scope, found in parts.items())
+    return "\n".join("\n".join([_HEADS[scope], *texts]) for scope, texts in parts.items())
 
 
 async def fill(
     lines: Sequence[ContextLine],
-    made: Callable[[Sequence[ContextLine]], str],
+    lay_out_lines: Callable[[Sequence[ContextLine]], str],
     count: CountTokens,
     budget: int,
 ) -> tuple[Sequence[ContextLine], int] | None:
-    """Return the most valuable lines with which what `made` makes of them has at most `budget`
-    tokens, and how many it has; None where it has more without any. The count is asked about as
-    often as the number of lines has digits in binary, at most.
+    """Return the most valuable lines that fit into `budget` tokens, and their tokens; None if not
+    even the text without lines fits. Tokens are counted by binary search.
     """
     ranked = sorted(range(len(lines)), key=lambda place: (-lines[place].worth, place))
     low, high, best = -1, len(lines), None
-    middle = high  # mostly there is room for all
+    middle = high  # usually all lines fit
     while low < high:
         chosen = [lines[place] for place in sorted(ranked[:middle])]
-        tokens = await count(made(chosen))
+        tokens = await count(lay_out_lines(chosen))
         if tokens <= budget:
             low, best = middle, (chosen, tokens)
         else:
@@ -140,22 +143,23 @@ async def fill(
 
 
 def alike(about: str, candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return those whose descriptions share the most telling words with a text, at most five; with
-    no words, the first ones. A word tells the more, the fewer of the candidates have it.
+    """Return at most five candidates whose descriptions share rare words with a text, the best
+    first. Return the first ones if the text has no words. A word weighs more if fewer candidates
+    have it.
     """
     words = _words(about)
     if not words:
         return list(candidates[:_ALIKE])
     described = [_words(str(item.get("description") or "")) for item in candidates]
-    held = Counter(word for found in described for word in found)
+    counts = Counter(word for description in described for word in description)
     scored = [
         (
-            sum(math.log1p(len(described) / held[word]) for word in found & words)
-            / math.sqrt(len(found)),
+            sum(math.log1p(len(described) / counts[word]) for word in description & words)
+            / math.sqrt(len(description)),
             place,
         )
-        for place, found in enumerate(described)
-        if found & words
+        for place, description in enumerate(described)
+        if description & words
     ]
     return [
         candidates[place]
@@ -172,17 +176,17 @@ def _story(story: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_line(story.get('headline'))} (state: {_line(story.get('state')) or 'new'})"
 
 
-def _brief(told: Mapping[str, Any]) -> Iterator[str]:
-    yield _line(told.get("brief"), _BRIEF)
-    yield from (f"wanted: {_line(item)}" for item in list_of(told.get("criteria")))
+def _brief(brief: Mapping[str, Any]) -> Iterator[str]:
+    yield _line(brief.get("brief"), _BRIEF)
+    yield from (f"wanted: {_line(item)}" for item in list_of(brief.get("criteria")))
 
 
 def _decision(item: Mapping[str, Any]) -> str:
     about = ", ".join(_line(name) for name in list_of(item.get("about")))
-    said = f": {_line(item['comment'])}" if item.get("comment") else ""
+    comment = f": {_line(item['comment'])}" if item.get("comment") else ""
     return (
         f"{_line(item.get('decision'))} by "
-        f"{_line(item.get('approver'))}{f', on {about}' if about else ''}{said}"
+        f"{_line(item.get('approver'))}{f', on {about}' if about else ''}{comment}"
     )
 
 

@@ -181,7 +181,6 @@ def validation_prompt(
     """Ask which tests do not fit the text of the task. No change of the code is shown. `asked`:
     only what the task asks for fits.
     """
-    numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases[:READ_CASES], 1))
     question = (
         "Which of them expect something that the text of the task does not ask for, or contradict "
         "it?"
@@ -190,14 +189,13 @@ def validation_prompt(
         "name, a message, one of several right results), so that a change that does exactly what "
         "the task asks for could fail them?"
     )
-    return _pair(
+    return _tests_prompt(
         system,
         shared,
-        "Now read tests that a colleague wrote for this task, instead of doing the task.\n\n"
-        f"{fence('tests', tests)}\n\n"
-        f"{fence('test cases', numbered)}\n\n{question} "
-        'Reply with one JSON object {"dropped": [{"test": number, "why": "…"}, …]}, with an empty '
-        "list for none, and nothing else.",
+        tests,
+        cases,
+        f'{question} Reply with one JSON object {{"dropped": [{{"test": number, "why": "…"}}, …]}}, '
+        "with an empty list for none, and nothing else.",
     )
 
 
@@ -210,13 +208,11 @@ def required_prompt(
     system: str, shared: str, tests: str, cases: Sequence[str]
 ) -> tuple[Message, ...]:
     """Ask which of the tests that fail on every answer the text of the task asks for."""
-    numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases[:READ_CASES], 1))
-    return _pair(
+    return _tests_prompt(
         system,
         shared,
-        "Now read tests that a colleague wrote for this task, instead of doing the task.\n\n"
-        f"{fence('tests', tests)}\n\n"
-        f"{fence('test cases', numbered)}\n\n"
+        tests,
+        cases,
         "Several changes were made for the task, and each of these cases fails on all of them. "
         "Either the case expects too much, or all changes are incomplete. Which of the cases check "
         "something that the text of the task asks for in its own words, so that a change that "
@@ -230,6 +226,18 @@ def required_prompt(
 def required_schema() -> ReplySchema:
     """Return the schema of the answer which tests the task asks for."""
     return numbered_schema("required", READ_CASES)
+
+
+def _tests_prompt(
+    system: str, shared: str, tests: str, cases: Sequence[str], question: str
+) -> tuple[Message, ...]:
+    numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases[:READ_CASES], 1))
+    return _pair(
+        system,
+        shared,
+        "Now read tests that a colleague wrote for this task, instead of doing the task.\n\n"
+        f"{fence('tests', tests)}\n\n{fence('test cases', numbered)}\n\n{question}",
+    )
 
 
 def _pair(system: str, shared: str, last: str) -> tuple[Message, ...]:
