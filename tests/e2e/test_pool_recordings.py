@@ -7,7 +7,6 @@ right candidate wins, and its evidence is independent.
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,11 +54,7 @@ async def test_the_right_candidate_wins_with_independent_evidence(
     tmp_path: Path, path: Path
 ) -> None:
     pool = read_pool(path)
-    if shutil.which(pool.program) is None:
-        pytest.skip(
-            f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
-            "it"
-        )
+    pool.skip_without_program()
     replies = json.loads((_RECORDINGS / f"{pool.name}.json").read_text(encoding="utf-8"))
     repository = tmp_path / "repository"
     pool.create_repository(repository)

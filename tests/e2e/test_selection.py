@@ -5,7 +5,6 @@ without any.
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,11 +27,7 @@ async def test_the_right_answer_is_selected_or_nothing_is_claimed(
     tmp_path: Path, path: Path
 ) -> None:
     pool = read_pool(path)
-    if shutil.which(pool.program) is None:
-        pytest.skip(
-            f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
-            "it"
-        )
+    pool.skip_without_program()
     right, second = (item for item in pool.candidates if item.right)
     wrong, other_wrong = (item for item in pool.candidates if not item.right)
     async with court(tmp_path, pool.base, _COMMANDS[pool.command], task=pool.task) as place:

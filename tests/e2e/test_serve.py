@@ -221,5 +221,5 @@ async def test_a_pipeline_elsewhere_convenes_a_council_and_fails_by_its_exit_cod
     wrong = await client(*asked, "Add hello_world() function to src/utils.py WRONG")
     assert wrong.code in {1, 3}, wrong.err
     refused = await client(*asked, "--seed", "1", TASK)
-    assert (refused.code, "does not accept turns and seed" in refused.err) == (2, True)
+    assert (refused.code, "does not accept seed" in refused.err) == (2, True)
     assert not (tmp_path / "mine" / "lock").exists()  # no server was opened

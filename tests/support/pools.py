@@ -7,11 +7,14 @@ strong model that judged a pool are in `tests/recordings/pools/NAME.json`.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from support.selection import Edit, Variant
 
@@ -39,6 +42,14 @@ class Pool:
         for edit in (*variant.edits, *more):
             changed[edit.file] = edit.apply(changed.get(edit.file, self.base[edit.file]))
         return changed
+
+    def skip_without_program(self) -> None:
+        """Skip the test if the program of the pool is not installed."""
+        if shutil.which(self.program) is None:
+            pytest.skip(
+                f"{self.program} is not installed; apt-get install golang, nodejs npm or cargo "
+                "brings it"
+            )
 
     def create_repository(self, folder: Path) -> None:
         """Create a repository whose only commit is the project."""

@@ -160,7 +160,7 @@ class ApprovalQueue:
         return resolved
 
     async def spend_approval(self, context: CallContext, call: ToolCall) -> Approval | None:
-        """Spend the approval of this call, and return it. Return None if there is none. An approval
+        """Spend the approval of this call and return it; None without one. An approval
         can be spent once.
 
         A seat that repeats the same call under another request id spends it too. Raises `Refused`

@@ -48,7 +48,7 @@ def describe_event(recorded: Recorded) -> tuple[str, str] | None:
 
 
 def thought_of(recorded: Recorded) -> Text | None:
-    """Return the thought of a seat's turn, or None if there is none."""
+    """Return the thought of a seat's turn, or None."""
     thought = (
         recorded.event.data.get("thought") if recorded.event.type is EventType.SEAT_TURN else None
     )

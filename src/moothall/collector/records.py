@@ -52,7 +52,7 @@ def read_log(bus: Bus, task_id: str) -> AsyncGenerator[Recorded, None]:
 async def replay_state(
     bus: Bus, task_id: str, *, until_settled: bool = False
 ) -> DeliberationState | None:
-    """Return the state of one deliberation from the log; None if there is none.
+    """Return the state of one deliberation from the log, or None.
 
     until_settled: stop at the first event that requires a decision.
     """

@@ -57,5 +57,5 @@ class Council:
         return f"council-{self.role}"
 
     def agent(self, agent_id: str) -> Agent | None:
-        """Return the member with an id, None if there is none."""
+        """Return the member with an id, or None."""
         return next((agent for agent in self.agents if agent.id == agent_id), None)

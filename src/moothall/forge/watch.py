@@ -143,7 +143,7 @@ class Watch:
         self._report_progress(f"{label}: {message}")
 
     async def _find_task(self, repository: str, issue: Issue) -> ForgeTask | None:
-        """Return the next task of an issue, None if there is none."""
+        """Return the next task of an issue, or None."""
         first_task_id = task_of(self._settings.url, repository, issue.number)
         pull = await self._client.find_pull(
             repository, f"moothall/{first_task_id}", self._own_login

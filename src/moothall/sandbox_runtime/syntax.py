@@ -213,7 +213,7 @@ def _body(node: Node) -> Node | None:
 
 
 def first_child(node: Node | None) -> Node | None:
-    """Return the first named child, None if there is none."""
+    """Return the first named child, or None."""
     return node.named_children[0] if node is not None and node.named_children else None
 
 

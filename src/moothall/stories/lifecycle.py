@@ -88,7 +88,7 @@ class Lifecycle(_Read):
 
     def next_transition(self, state: str, *, back: bool = False) -> Transition | None:
         """Return the transition by which people move a story on from a state, or send it back.
-        Return None if there is none.
+        Return None otherwise.
         """
         by_people = [item for item in self.transitions_from(state) if SYSTEM not in item.by]
         return next((item for item in by_people if item.event.startswith(_BACK) == back), None)

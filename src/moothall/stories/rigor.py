@@ -149,7 +149,7 @@ def _find_blockers(report: JobReport, level: Level) -> Iterator[str]:
 
 
 def _evidence(part: Part, report: JobReport) -> object:
-    """Return the evidence of a part, None if there is none. A run without tests counts as none."""
+    """Return the evidence of a part, or None. A run without tests counts as none."""
     evidence = getattr(report, "unit" if part == "coverage" else part)
     if isinstance(evidence, SuiteRun):
         return evidence if evidence.passed + evidence.failed else None

@@ -162,7 +162,7 @@ class MemoryBus:
                 yield recorded
 
     async def first(self, topic: Topic) -> Recorded | None:
-        """Return the first event of a topic, None if there is none."""
+        """Return the first event of a topic, or None."""
         async for recorded in self.replay((topic,)):
             return recorded
         return None

@@ -231,7 +231,7 @@ def _unused_folders(parent: Path, cutoff: float) -> list[Path]:
 
 
 def environment_of(path: Path) -> str:
-    """Return the name of the environment that a prepared base uses, '' if there is none."""
+    """Return the name of the environment that a prepared base uses, or ''."""
     try:
         return environment_key(
             codec.load(Prepared, json.loads(path.read_text(encoding="utf-8"))).base

@@ -55,7 +55,7 @@ _EARLIER_LINES = 3
 
 def find_reason(output: str) -> str:
     """Return the line that explains best why a command failed: the last exception, else the first
-    informative line; '' if there is none.
+    informative line, or ''.
     """
     lines = [line.strip() for line in output.splitlines()]
     informative = [

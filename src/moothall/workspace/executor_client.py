@@ -220,7 +220,7 @@ class ExecutorClient(ABC):
 
     @abstractmethod
     async def show_history(self) -> str:
-        """Return the path inside of the git directory that the shell reads, '' if there is none."""
+        """Return the path inside of the git directory that the shell reads, or ''."""
 
     @abstractmethod
     async def changes(

@@ -217,7 +217,7 @@ class CleanCheckoutRunner:
         return await self.read_file(self.prepared.base, path, TEXT_LIMIT)
 
     async def read_base_text(self, path: str) -> str:
-        """Return a text file of the base; '' if there is none. Each file is read once."""
+        """Return a text file of the base, or ''. Each file is read once."""
         if path not in self._texts:
             text = ""
             with suppress(NotFound):

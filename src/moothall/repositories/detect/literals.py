@@ -80,7 +80,7 @@ def tests_require(project: Project) -> list[str]:
 
 
 def setup_keyword(project: Project, keyword: str) -> str:
-    """Return the string value of an argument of setup(), '' if there is none."""
+    """Return the string value of an argument of setup(), or ''."""
     value = next(_setup(project, keyword), None)
     return value if isinstance(value, str) else ""
 

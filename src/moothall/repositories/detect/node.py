@@ -52,7 +52,7 @@ _COMMAND_SEPARATOR = re.compile(r"\s*&&\s*|\s*;\s*")
 
 
 def node(project: Project) -> DetectedProject | None:
-    """Detect a Node project; return None if there is none."""
+    """Detect a Node project; return None otherwise."""
     if "package.json" not in project.files:
         return None
     package = project.json("package.json")

@@ -16,7 +16,7 @@ MAKEFILES = ("GNUmakefile", "makefile", "Makefile")  # in make's own order
 
 
 def go(project: Project) -> DetectedProject | None:
-    """Detect a Go module; return None if there is none."""
+    """Detect a Go module; return None otherwise."""
     if "go.mod" not in project.files:
         return None
     text = project.texts.get("go.mod", "")
@@ -46,7 +46,7 @@ def go(project: Project) -> DetectedProject | None:
 
 
 def cargo(project: Project, packages: Sequence[str]) -> DetectedProject | None:
-    """Detect a Cargo package or workspace; return None if there is none. `packages` are all
+    """Detect a Cargo package or workspace; return None otherwise. `packages` are all
     packages of the repository.
     """
     if "Cargo.toml" not in project.files:
@@ -102,7 +102,7 @@ def _paths(project: Project) -> tuple[str, ...]:
 
 
 def make(project: Project) -> DetectedProject | None:
-    """Detect a Makefile with a target for tests; return None if there is none."""
+    """Detect a Makefile with a target for tests; return None otherwise."""
     name = next((name for name in MAKEFILES if name in project.files), None)
     target = re.search(
         r"^(test|check|tests)\s*:(?!=)", project.texts.get(name, "") if name else "", re.MULTILINE

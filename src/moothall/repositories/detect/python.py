@@ -173,7 +173,7 @@ def _sessions(project: Project) -> tuple[str, ...]:
 def python(
     project: Project, tested_folders: Sequence[str], projects_by_name: Mapping[str, Project]
 ) -> DetectedProject | None:
-    """Detect a Python project; return None if there is none.
+    """Detect a Python project; return None otherwise.
 
     `tested_folders` are folders below this one with checks of their own; `projects_by_name` are all
     Python projects of the repository.

@@ -70,7 +70,7 @@ _FLAGS = (
 
 
 def find_chromium(settings: BrowserSettings) -> Path | None:
-    """Return the browser to run, None if there is none."""
+    """Return the browser to run, or None."""
     if settings.executable is not None:
         return settings.executable if settings.executable.is_file() else None
     command = next((path for name in _NAMES if (path := shutil.which(name))), None)
