@@ -142,21 +142,26 @@ async def test_every_other_schema_is_obeyed(model: OpenAIModel, schema: ReplySch
     assert reply.finish_reason == "stop"
     said = json.loads(reply.text)
     if schema.name == "review":
-        assert read_review(reply, 3).score == said["score"]
+        assert read_review(reply, 3).score == pytest.approx(sum(said["scores"]) / 3)
     assert sorted(said) == sorted(schema.schema["properties"])
 
 
 async def test_a_reviewers_score_comes_with_how_likely_others_were(model: OpenAIModel) -> None:
     wanted = ask(schema=review_schema(3), max_tokens=900, temperature=0.0, seconds=300)
-    bare, scored = [await model.chat(replace(wanted, scored=told)) for told in (False, True)]
-    assert (bare.text, bare.digits) == (scored.text, ())
-    written = json.loads(scored.text)["score"]
-    assert "".join(token[0][0] for token in scored.digits) == str(written)
-    assert all(0 < sum(chance for _, chance in token) <= 1.0001 for token in scored.digits)
-    # A model of random weights is sure of nothing, so that what it expects lies between the
-    # numbers.
+    bare, scored = [await model.chat(replace(wanted, scored=value)) for value in (False, True)]
+    assert (bare.text, bare.digits, bare.earlier_digits) == (scored.text, (), ())
+    scores = json.loads(scored.text)["scores"]
+    numbers = [*scored.earlier_digits, scored.digits][-3:]
+    assert ["".join(token[0][0] for token in number) for number in numbers] == [
+        str(score) for score in scores
+    ]
+    assert all(
+        0 < sum(chance for _, chance in token) <= 1.0001 for number in numbers for token in number
+    )
+    # A model of random weights is sure of nothing: the expected values lie between the numbers.
     assert 0 <= read_review(scored, 3).score <= 10
-    assert read_review(scored, 3).score != read_review(bare, 3).score == written
+    assert read_review(bare, 3).score == pytest.approx(sum(scores) / 3)
+    assert read_review(scored, 3).score != read_review(bare, 3).score
 
 
 async def test_strings_keep_their_bounds(model: OpenAIModel) -> None:

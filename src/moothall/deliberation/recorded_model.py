@@ -34,6 +34,7 @@ _RECORDED_FIELDS = (
     "model",
     "duration_ms",
     "digits",
+    "earlier_digits",
     "calls",
     "reasoning",
 )
@@ -287,6 +288,7 @@ class RecordedModel:
             finish_reason=reply.finish_reason,
             duration_ms=reply.duration_ms,
             **({"digits": dump(reply)["digits"]} if reply.digits else {}),
+            **({"earlier_digits": dump(reply)["earlier_digits"]} if reply.earlier_digits else {}),
             **(
                 {
                     "calls": [

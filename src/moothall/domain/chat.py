@@ -79,7 +79,7 @@ class ChatRequest:
     tenant: str = ""
     tools: tuple[FunctionTool, ...] = ()
     scored: bool = False
-    """Whether the server is asked for the probabilities of the number at the end."""
+    """Whether the server is asked for the probabilities of the numbers at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +122,5 @@ class ChatReply:
     """The server's reasoning items as JSON; they are stored and sent back, never read."""
     digits: tuple[Likely, ...] = ()
     """The alternatives for each token of the last number; empty if the server does not tell."""
+    earlier_digits: tuple[tuple[Likely, ...], ...] = ()
+    """The same for the numbers before the last one, in their order; the last few of them."""

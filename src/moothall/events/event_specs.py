@@ -293,6 +293,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             finish_reason="stop, length, …",
             digits="of a review's score, numbers that might have stood there and how likely each "
             "was; left out where the server does not tell",
+            earlier_digits="the same for the numbers before it: scores by criterion",
             told="ids of the deliberation.steered events that the prompt tells of; left out where "
             "it tells of none",
             duration_ms="wall time",

@@ -483,6 +483,7 @@ class OpenAIModel:
             calls=calls,
             reasoning=json.dumps(reasoning, ensure_ascii=False) if reasoning else "",
             digits=tuple(assembly.digits),
+            earlier_digits=tuple(assembly.earlier_digits),
         )
 
     async def _exchange(

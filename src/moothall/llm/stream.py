@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ DONE = "[DONE]"
 _NO_CHUNK = frozenset({"", "null", DONE})
 _NAME = 200
 _DIGITS = 2  # of a number that is looked at: a score has no more
+_NUMBERS = 31  # before the last: a review has a score for each requirement, rarely more than ten
 
 
 class BrokenStream(Exception):
@@ -109,6 +111,9 @@ class PartialReply:
     usage: Mapping[str, Any] = field(default_factory=dict)
     done: bool = False
     digits: list[Likely] = field(default_factory=list)
+    earlier_digits: deque[tuple[Likely, ...]] = field(
+        default_factory=lambda: deque(maxlen=_NUMBERS)
+    )
     calls: CallReader = field(default_factory=CallReader)
     reasoning: ReasoningReader = field(default_factory=ReasoningReader)
     refusal: list[str] = field(default_factory=list)
@@ -190,6 +195,8 @@ class PartialReply:
         for token in tokens if isinstance(tokens, list) else ():
             found = _likely(token)
             if found and not self._within:
+                if self.digits:
+                    self.earlier_digits.append(tuple(self.digits))
                 self.digits = []
             self._within = bool(found)
             self.digits += [found] if found and len(self.digits) < _DIGITS else []

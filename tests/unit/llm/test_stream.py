@@ -204,6 +204,7 @@ def test_of_the_last_number_it_is_kept_how_likely_others_were() -> None:
             json.dumps({"choices": [{"delta": {"content": text}, "logprobs": {"content": told}}]})
         )
     assert assembly.digits == [(("1", 0.5), ("7", 0.25)), (("0", 0.75),)]
+    assert list(assembly.earlier_digits) == [((("3", 1.0),),)]
 
 
 @given(

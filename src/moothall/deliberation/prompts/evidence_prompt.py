@@ -7,6 +7,7 @@ The task and the repository come as seats get them; what is an agent's own comes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from moothall.deliberation.prompts.reply import closed_object, numbered_schema
 from moothall.deliberation.prompts.text import fence
@@ -101,7 +102,7 @@ def submit_review(criteria: int) -> FunctionTool:
     """Return the tool that hands in a review by so many criteria."""
     number = {"type": "integer", "minimum": 1, "maximum": criteria}
     text = {"type": "string"}
-    fields = {
+    fields: dict[str, Any] = {
         "does_the_task": {**text, "description": "does it do what the task says, in a sentence"},
         "breaks": {**text, "description": "what it breaks or leaves undone; empty for nothing"},
         "serves_tests": {
@@ -120,13 +121,19 @@ def submit_review(criteria: int) -> FunctionTool:
             "description": "the numbers of the other criteria",
             "items": number,
         },
-        "score": {
-            "type": "integer",
-            "minimum": 0,
-            "maximum": 10,
-            "description": "0: useless, 10: nothing to improve",
-        },
     }
+    score = {"type": "integer", "minimum": 0, "maximum": 10}
+    scale = "0: useless, 10: nothing to improve"
+    if criteria > 1:
+        fields["scores"] = {
+            "type": "array",
+            "description": f"a score for each criterion, in order. {scale}",
+            "items": score,
+            "minItems": criteria,
+            "maxItems": criteria,
+        }
+    else:
+        fields["score"] = {**score, "description": scale}
     return FunctionTool(
         "submit", "Hand in your review. It ends your work.", closed_object(**fields)
     )

@@ -342,10 +342,18 @@ def review_prompt(
     numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(wanted, 1))
     facts = f"\n\n{fence('what its checks said', evidence)}" if evidence else ""
     judge = f"{ROLES[role]}\n" if role else ""
+    scores = "scores" if len(wanted) > 1 else "score"
+    placeholder = "[…]" if len(wanted) > 1 else "…"
     shape = (
         ""
         if mode == "json"
-        else ' Reply with one JSON object: {"comment": …, "met": […], "unmet": […], "score": …}.'
+        else ' Reply with one JSON object: {"comment": …, "met": […], "unmet": […], '
+        f'"{scores}": {placeholder}}}.'
+    )
+    score = (
+        'in "scores", for each criterion in order, a whole number'
+        if len(wanted) > 1
+        else 'a "score"'
     )
     return _pair(
         system,
@@ -355,9 +363,8 @@ def review_prompt(
         f"{fence('criteria', numbered)}\n\n"
         'Say in "comment" what is right and wrong; list in "met" the number of each criterion '
         "that is met, with a short literal "
-        '"quote" from the candidate that shows it; in "unmet" the numbers of the others; give a '
-        '"score" from 0 (useless) to 10 '
-        f"(nothing to improve).{shape}",
+        '"quote" from the candidate that shows it; in "unmet" the numbers of the others; give '
+        f"{score} from 0 (useless) to 10 (nothing to improve).{shape}",
     )
 
 

@@ -29,7 +29,7 @@ from moothall.deliberation.prompts.variants import (
     read_parts,
     without_thinking,
 )
-from moothall.domain.chat import ChatReply, ReplyMode, ReplySchema
+from moothall.domain.chat import ChatReply, Likely, ReplyMode, ReplySchema
 from moothall.domain.codec import list_of
 from moothall.domain.ids import ROLES
 from moothall.domain.task import DocumentKind
@@ -179,7 +179,7 @@ def approaches_schema(count: int) -> ReplySchema:
 @lru_cache(maxsize=64)
 def review_schema(criteria: int) -> ReplySchema:
     """Return the schema of a review against `criteria` numbered criteria. The score comes last,
-    after its reasons.
+    after its reasons. With several criteria, each has a score.
     """
     number = {"enum": list(range(1, criteria + 1))}
     quote = {"type": "string", "minLength": 1, "maxLength": 120}
@@ -190,10 +190,18 @@ def review_schema(criteria: int) -> ReplySchema:
     }
     unmet = {"type": "array", "items": number, "maxItems": criteria}
     comment = {"type": "string", "maxLength": 300}
-    return ReplySchema(
-        "review",
-        closed_object(comment=comment, met=met, unmet=unmet, score={"enum": list(range(11))}),
-    )
+    score = {"enum": list(range(11))}
+    fields: dict[str, Any] = {"comment": comment, "met": met, "unmet": unmet}
+    if criteria > 1:
+        fields["scores"] = {
+            "type": "array",
+            "items": score,
+            "minItems": criteria,
+            "maxItems": criteria,
+        }
+    else:
+        fields["score"] = score
+    return ReplySchema("review", closed_object(**fields))
 
 
 def claim_schema() -> ReplySchema:
@@ -374,8 +382,11 @@ def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ReadReview:
-    """A review as the model spelled it: criteria by number from 1, with quotes for those that are
-    met. The score is its mean where the server tells how likely others were.
+    """A review as the model wrote it: criteria by number from 1, with quotes for those that are
+    met.
+
+    score: 0 to 10, the mean of the scores by criterion. Each is an expected value if the server
+    reports probabilities.
     """
 
     score: float
@@ -385,14 +396,12 @@ class ReadReview:
 
 
 def read_review(reply: ChatReply, criteria: int) -> ReadReview:
-    """Return the review; raises `MalformedReplyError` where its score is no whole number from 0 to
-    10.
+    """Return the review; raises `MalformedReplyError` if a score is not an integer from 0 to 10.
+
+    One score for everything is accepted where a score for each criterion was requested.
     """
     _require_whole(reply)
-    data = find_object(reply.text, "score")
-    score = data.get("score")
-    if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= 10:  # noqa: PLR2004  # the scale
-        raise MalformedReplyError("the score is no whole number from 0 to 10.")
+    data = find_object(reply.text, "scores", "score")
     met = tuple(
         (item["criterion"], item["quote"])
         for item in list_of(data.get("met"))
@@ -403,21 +412,51 @@ def read_review(reply: ChatReply, criteria: int) -> ReadReview:
     unmet = tuple(item for item in list_of(data.get("unmet")) if _is_numbered(item, criteria))
     comment = data.get("comment")
     return ReadReview(
-        _expected_score(reply, score),
+        _mean_score(reply, _scores(data, criteria)),
         met,
         unmet,
         comment[:1000] if isinstance(comment, str) else "",
     )
 
 
-def _expected_score(reply: ChatReply, score: int) -> float:
-    """Return the mean of the scores that might have stood there. Where 10 is made of two tokens,
-    what is told of the second says how likely 1 was in its place; where it does not stand there,
-    the first alone is looked at.
+def _scores(data: Mapping[str, Any], criteria: int) -> list[int]:
+    if criteria > 1 and isinstance(scores := data.get("scores"), list):
+        if len(scores) != criteria or not all(_is_score(score) for score in scores):
+            raise MalformedReplyError(
+                f'"scores" is not a list of {criteria} integers from 0 to 10, one per criterion.'
+            )
+        return scores
+    score = data.get("score")
+    if not isinstance(score, int) or not _is_score(score):
+        raise MalformedReplyError("the score is no whole number from 0 to 10.")
+    return [score]
+
+
+def _is_score(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10  # noqa: PLR2004  # the scale
+
+
+def _mean_score(reply: ChatReply, scores: Sequence[int]) -> float:
+    """Return the mean of the scores, each as its expected value if the last numbers of the reply
+    are the scores.
     """
-    if "".join(token[0][0] for token in reply.digits) != str(score):
-        return score
-    first, *rest = (dict(token) for token in reply.digits)
+    numbers = [*reply.earlier_digits, reply.digits][-len(scores) :]
+    if [_number(digits) for digits in numbers] != [str(score) for score in scores]:
+        return math.fsum(scores) / len(scores)
+    expected = [_expected_score(*pair) for pair in zip(numbers, scores, strict=True)]
+    return math.fsum(expected) / len(expected)
+
+
+def _number(digits: Sequence[Likely]) -> str:
+    return "".join(token[0][0] for token in digits)
+
+
+def _expected_score(digits: Sequence[Likely], score: int) -> float:
+    """Return the expected value of a score.
+
+    If 10 consists of two tokens, the second token's alternatives tell how likely 1 was instead.
+    """
+    first, *rest = (dict(token) for token in digits)
     if rest:  # a token that is no number, and would have ended it, is the remainder
         ten = first["1"] * min(1.0, rest[0].get("0", 0.0))
         first |= {"1": first["1"] - ten, "10": ten}

@@ -46,6 +46,38 @@ def test_a_score_is_the_mean_of_those_that_might_have_stood_there(
     ).score == pytest.approx(mean)
 
 
+LIKELY_8 = ((("8", 0.5), ("6", 0.5)),)
+LIKELY_3 = ((("3", 0.8), ("8", 0.2)),)
+
+
+@pytest.mark.parametrize(
+    ("earlier_digits", "digits", "mean"),
+    [
+        ((), (), 5.5),
+        ((LIKELY_8,), LIKELY_3, 5.5),  # expected values of 7 and 4
+        ((LIKELY_3, LIKELY_8), LIKELY_3, 5.5),  # a number before the scores
+        ((LIKELY_8,), LIKELY_8, 5.5),  # of another number: the scores as they are
+        ((((("8", 0.5), ("2", 0.5)),),), LIKELY_3, 4.5),
+    ],
+)
+def test_each_criterion_has_a_score_with_its_own_probabilities(
+    earlier_digits: tuple[tuple[Likely, ...], ...], digits: tuple[Likely, ...], mean: float
+) -> None:
+    text = json.dumps({"comment": "c", "met": [], "unmet": [1], "scores": [8, 3]})
+    answer = ChatReply(text, "stop", Usage(), digits=digits, earlier_digits=earlier_digits)
+    assert reply.read_review(answer, 2).score == pytest.approx(mean)
+
+
+def test_one_score_is_enough_if_there_are_several_criteria() -> None:
+    assert reply.read_review(said('{"comment": "c", "score": 4}'), 2).score == 4
+
+
+@pytest.mark.parametrize("scores", ["[8]", "[8, 11]", "[8, true]", '["8", 3]', "8"])
+def test_scores_that_do_not_match_the_criteria_are_refused(scores: str) -> None:
+    with pytest.raises(MalformedReplyError, match="score"):
+        reply.read_review(said(f'{{"comment": "c", "scores": {scores}}}'), 2)
+
+
 def said(text: str, finish_reason: str = "stop") -> ChatReply:
     return ChatReply(text, finish_reason, Usage())
 
