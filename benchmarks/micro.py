@@ -187,9 +187,7 @@ async def _workspace(
     make_repo(folder / "repo", {"src/utils.py": "x = 1\n" * 40, "Makefile": "test:\n\ttrue\n"})
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(_bus(settings))
-        audit = await stack.enter_async_context(
-            AuditLog(settings.data_dir, "bench", sync_records=settings.guard.audit_sync_records)
-        )
+        audit = await stack.enter_async_context(AuditLog(settings.data_dir, "bench"))
         hands = await stack.enter_async_context(open_workspace_services(settings))
         base = await prepared(settings, hands, folder / "repo")
         rules = await stack.enter_async_context(open_rules(settings, bus))

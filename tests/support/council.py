@@ -238,7 +238,7 @@ async def open_council(
             evidence=evidence or NO_AGENTS,
             llm=settings,
             run_code=run_code,
-            repo_mapper=RepoMapper(workspaces, limits or LimitSettings(patience=0)),
+            repo_mapper=RepoMapper(workspaces),
             python=python or RunnerSettings(),
         )
         yield CouncilHouse(server, bus, workspaces, prepared, parts)

@@ -219,7 +219,7 @@ async def tool_house(
         bus = await stack.enter_async_context(open_bus(loaded.bus, str(url)))
         rules = await stack.enter_async_context(open_rules(loaded, bus))
         visits = await stack.enter_async_context(tool_service(loaded, bus, rules))
-        workflows = await stack.enter_async_context(workflow_service(loaded.guard, bus, visits))
+        workflows = await stack.enter_async_context(workflow_service(bus, visits))
         deliberations = MemoryDesk()
         dependencies = replace(
             doors_of(deliberations),

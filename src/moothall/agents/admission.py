@@ -24,6 +24,8 @@ from moothall.errors import (
 _CHARS_PER_TOKEN = 4
 _MAX_USERS = 10_000
 _MAX_TENANTS = 10_000
+_FAILED_SHARE = 0.5
+"""The share of failed queries that opens the breaker."""
 
 
 class TokenLimit(BudgetExceeded):
@@ -93,9 +95,7 @@ class RollingCircuitBreaker:
         while self._ended and self._ended[0][0] < now - self._settings.breaker_seconds:
             self._ended.popleft()
         failures = sum(call_failed for _, call_failed in self._ended)
-        if len(
-            self._ended
-        ) >= self._settings.breaker_calls and failures >= self._settings.breaker_share * len(
+        if len(self._ended) >= self._settings.breaker_calls and failures >= _FAILED_SHARE * len(
             self._ended
         ):
             self._until = now + self._settings.breaker_seconds

@@ -38,6 +38,8 @@ log = get_logger(__name__)
 
 _CANCEL_SECONDS = 10.0
 _DEFAULT_SEATS = 3
+_STREAM_BUFFER = 64
+"""Updates of a stream that wait for a slow caller; later ones are fetched when it has caught up."""
 _RESERVE_FACTOR, _RESERVE_SECONDS = 1.5, 125.0
 """Upper bounds of the time that a deliberation reserves for the steps after the work
 (deliberation/context.py): it reserves less than a third of its time, and less than these seconds.
@@ -259,9 +261,7 @@ class AgentTasks:
             texts = (
                 [self._deliberations.watch_text(task_id, who)] if request.num_agents == 1 else []
             )
-            async with aclosing(
-                merge(events, *texts, most=self._settings.stream_buffer)
-            ) as updates:
+            async with aclosing(merge(events, *texts, most=_STREAM_BUFFER)) as updates:
                 async for item in updates:
                     served = served or _served_model(item)
                     for call in _recorded_calls(item):

@@ -24,6 +24,8 @@ from moothall.tools.spec import ToolSpec
 
 BUCKET = "sessions"
 _MAX_TRIES = 20
+_ANSWER_CHARS = 4_000
+"""The part of each answer that a session stores."""
 
 Blank = Callable[[str], Awaitable[RepositoryRef]]
 """Returns an empty repository of a tenant."""
@@ -74,7 +76,7 @@ class AgentSessions:
         if not query.session.session_id:
             return
         key = self._key(who, query.session.session_id)
-        lines = tuple(line[: self._settings.answer_chars] for line in turn if line)
+        lines = tuple(line[:_ANSWER_CHARS] for line in turn if line)
         for _ in range(_MAX_TRIES):
             document, revision = await self._bucket.get_with_revision(key)
             stored = (

@@ -50,6 +50,8 @@ _ACCEPT_SECONDS = 0.1
 """Time to accept calls that have arrived: gRPC ends others with CANCELLED, which nobody retries."""
 _STOP_SECONDS = 1.0
 """Time to send the last responses."""
+_KEEPALIVE_SECONDS = 30.0
+"""A silent connection is pinged after this time."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -280,7 +282,7 @@ async def grpc_server(
         # The first interceptor sees a call first: nothing is answered, not even with an error,
         # before the caller is authenticated.
         interceptors=(IdentityInterceptor(tokens), calls),
-        options=_options(settings, limits),
+        options=_options(limits),
         maximum_concurrent_rpcs=settings.calls,
     )
     services = services_of(dependencies)
@@ -317,13 +319,13 @@ def _address(host: str, port: int) -> str:
     return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _options(settings: config.GrpcSettings, limits: config.LimitSettings) -> list[tuple[str, int]]:
+def _options(limits: config.LimitSettings) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", limits.message_bytes),
         # Responses may be long (diffs of many seats); the client sets its own limit.
         ("grpc.max_send_message_length", -1),
         # Detect callers that vanished, so that their deliberations are cancelled.
-        ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
+        ("grpc.keepalive_time_ms", int(_KEEPALIVE_SECONDS * 1000)),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         # Callers that wait for long may ping too.
         ("grpc.http2.min_ping_interval_without_data_ms", _PING_INTERVAL_MS),

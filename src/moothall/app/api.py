@@ -58,6 +58,9 @@ from moothall.telemetry import aggregation, metrics
 from moothall.tool_sessions.deferred_open import of_tasks
 from moothall.workers.in_process import Alive
 
+_COACH_SECONDS = 60.0
+"""The time in which the model may refine or suggest a story; then rules do it."""
+
 ProbeResult = tuple[Condition, str]
 
 
@@ -204,7 +207,7 @@ async def open_apis(
                     await enter_beside(stack, alone(settings, bus, "tools"))
             writer = f"{WRITER}-{inputs.instance}" if inputs.instance else WRITER
             visits = await enter_beside(stack, tool_service(settings, bus, rules, writer))
-            workflows = await enter_beside(stack, workflow_service(settings.guard, bus, visits))
+            workflows = await enter_beside(stack, workflow_service(bus, visits))
             visits.await_calls(of_tasks(deliberations))
         dependencies = ApiDependencies(
             deliberations=deliberations,
@@ -214,7 +217,7 @@ async def open_apis(
             story_budgets=StoryBudgets(bus.bucket(BUCKET), settings.limits),
             author=StoryWriter(
                 deliberations,
-                settings.limits.coach_seconds,
+                _COACH_SECONDS,
                 model=settings.llm.base_url is not None,
             ),
             statistics=Statistics(bus, inputs.council_registry, inputs.collector.deliberations),

@@ -26,6 +26,8 @@ from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
+_DRAIN_SECONDS = 10.0
+"""The time in which the graph may catch up when a command ends."""
 
 _POLL_SECONDS, _HOLD_SECONDS = 0.1, 30.0
 
@@ -154,7 +156,7 @@ async def open_writer(
             yield graph
             if drain is not None:
                 with say_if_slow(drain, "the graph to catch up"):
-                    await _drain(settings.graph.drain_seconds, projector, bus)
+                    await _drain(_DRAIN_SECONDS, projector, bus)
         finally:
             projecting.cancel()
 

@@ -156,7 +156,7 @@ async def _host(
             evidence=settings.evidence,
             llm=settings.llm,
             run_code=services.run_code,
-            repo_mapper=RepoMapper(services.workspaces, settings.limits),
+            repo_mapper=RepoMapper(services.workspaces),
             python=settings.runner,
             clean=functools.partial(scrub, known=secret_values(settings)),
         )

@@ -165,10 +165,7 @@ def _folder(guard: GuardSettings) -> Path:
 
 def audit_log(settings: Settings, bus: Bus, keys: Keys, writer: str) -> AuditLog:
     """Return the audit of this process's tool calls. `writer` is its name there."""
-    sync_records = settings.guard.audit_sync_records
-    return AuditLog(
-        settings.data_dir, writer, sync_records=sync_records, key=keys.audit, publish=bus.publish
-    )
+    return AuditLog(settings.data_dir, writer, key=keys.audit, publish=bus.publish)
 
 
 @asynccontextmanager

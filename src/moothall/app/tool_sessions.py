@@ -24,7 +24,7 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
 from moothall.authorization.rules import Rules
 from moothall.concurrency import beside
-from moothall.config import GuardSettings, RunnerSettings, Settings, secret_values
+from moothall.config import RunnerSettings, Settings, secret_values
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
@@ -104,12 +104,12 @@ def execution_service(settings: RunnerSettings, visits: ToolSessions) -> Executi
 
 @asynccontextmanager
 async def workflow_service(
-    settings: GuardSettings, bus: Bus, visits: ToolSessions, *, resume: bool = True
+    bus: Bus, visits: ToolSessions, *, resume: bool = True
 ) -> AsyncIterator[Workflows]:
     """Run workflows in the workspaces of tool sessions. `resume`: continue the workflows of
     processes that are gone at once.
     """
-    async with Workflows(visits, visits.gate, bus, bus.bucket(BUCKET), settings) as workflows:
+    async with Workflows(visits, visits.gate, bus, bus.bucket(BUCKET)) as workflows:
         if resume:
             await workflows.resume()
         yield workflows
@@ -169,7 +169,7 @@ async def _run_here(
     rules = await stack.enter_async_context(open_rules(settings, bus))
     sessions: ToolSessions = await stack.enter_async_context(tool_service(settings, bus, rules))
     workflows: Workflows = await stack.enter_async_context(
-        workflow_service(settings.guard, bus, sessions, resume=False)
+        workflow_service(bus, sessions, resume=False)
     )
     if (entry := await _find_started(bus, request)) is not None:
         if entry.running:

@@ -57,6 +57,8 @@ from moothall.tools.catalogue import ToolSpec, list_tools
 
 _MAX_ERROR_CHARS = 4000
 _MAX_NAME_CHARS = 200
+_CACHE_BYTES = 20_000_000
+"""Results of cacheable tools that one gateway stores."""
 NoteResult = Callable[[ToolResult], ToolResult]
 _UNKNOWN = "unknown"
 
@@ -76,7 +78,7 @@ class ToolGateway:
         self._rules = rules or Rules()
         self._rates = Rates()
         self._breakers = CircuitBreakers(limits.breaker_failures, limits.breaker_seconds)
-        self._cache = ResultCache(limits.cache_bytes)
+        self._cache = ResultCache(_CACHE_BYTES)
         self._alerts = Alerts(limits)
         self._limits = limits
         self._audit = audit

@@ -66,6 +66,7 @@ async def serve_until_stopped(
     """Serve, and print the addresses. `ready` receives the link that signs a browser in once, empty
     if there is none.
     """
+    from moothall.api.http.server import LINK_SECONDS
     from moothall.app.bus import roles_of
     from moothall.app.server import open_app
 
@@ -78,7 +79,7 @@ async def serve_until_stopped(
             paths = ("/health", "/tasks", *(["/v1/tools"] if "tools" in roles_of(settings) else []))
             say(f"serving HTTP on {settings.web.host}:{app.http_port}: {', '.join(paths)}")
         if app.link and ready is None:
-            say(f"the page, signed in once within {settings.web.link_seconds:g} s: {app.link}")
+            say(f"the page, signed in once within {LINK_SECONDS:g} s: {app.link}")
         say(f"serving gRPC on {settings.grpc.host}:{app.grpc_port}; {tokens_are(settings)}")
         if ready is not None:
             await ready(app.link)

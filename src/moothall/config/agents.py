@@ -30,9 +30,6 @@ class WorkspaceSettings(Section):
         description="hosts (name or name:port) and networks that set-ups may reach beside the "
         "package indexes, as github.com",
     )
-    setup_bytes: int = Field(
-        8_000_000_000, ge=1_000_000, description="what one set-up may send and get over the network"
-    )
     setup_seconds: float = Field(600.0, gt=0)
     check_seconds: float = Field(
         600.0, gt=0, description="one run of a check at most, that on the untouched base too"
@@ -197,22 +194,10 @@ class AgentSettings(Section):
     timeout_seconds: float = Field(
         900.0, gt=0, description="the longest that a query may take, whatever its caller says"
     )
-    stream_buffer: int = Field(
-        64,
-        ge=1,
-        description="updates of a stream that wait for a slow caller; more are fetched when it has "
-        "taken them",
-    )
     breaker_calls: int = Field(
         20,
         ge=1,
         description="queries of one tenant in the window, before which the breaker never opens",
-    )
-    breaker_share: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="of them that failed, from which on none is let through for a while",
     )
     breaker_seconds: float = Field(
         30.0, gt=0, description="the window, and how long none is let through"
@@ -226,7 +211,6 @@ class AgentSettings(Section):
         le=200,
         description="queries and answers of a session that are kept and told, the newest",
     )
-    answer_chars: int = Field(4_000, ge=100, description="of each answer that a session keeps")
     endpoints: dict[str, tuple[str, ...]] = Field(
         {},
         description="remote agents that seats may be asked of: the endpoint as it is registered, "
@@ -274,14 +258,8 @@ class RunnerSettings(Section):
     memory_bytes: int = Field(
         128_000_000, ge=16_000_000, description="of a block; in CPython sandbox.memory_bytes holds"
     )
-    recursion: int = Field(400, ge=50, le=1000, description="depth of calls")
     output_bytes: int = Field(
         50_000, ge=1000, description="what a block may print, and how large its value may be"
-    )
-    kept_bytes: int = Field(
-        20_000_000,
-        ge=100_000,
-        description="answers to SecureRunner's callers that are kept for repeats",
     )
     tool_calls: int = Field(
         100, ge=1, description="tool calls of one block, those of its sub-agents included"
@@ -301,9 +279,6 @@ class RunnerSettings(Section):
         1, ge=0, le=4, description="how deep agents.run may stand in itself; 0: no sub-agents"
     )
     agents_fan_out: int = Field(6, ge=1, le=64, description="sub-agents of one block")
-    agents_at_once: int = Field(
-        4, ge=1, le=64, description="sub-agents of one block side by side; more wait"
-    )
     agents_turns: int = Field(6, ge=1, le=50, description="turns of a sub-agent")
 
 
@@ -337,27 +312,7 @@ class LimitSettings(Section):
     turns: int = Field(
         100, ge=1, description="turns of a seat; the wire's max_iterations lowers it"
     )
-    text_turns: int = Field(
-        12,
-        ge=1,
-        description="turns of a seat whose model replies in json or blocks and not by native tool "
-        "calls",
-    )
     task_chars: int = Field(20_000, ge=100)
-    steer_chars: int = Field(
-        4_000,
-        ge=0,
-        description="what may be said to one deliberation under way, all together; 0: nothing",
-    )
-    map_files: int = Field(
-        1000,
-        ge=0,
-        description="source files that are parsed for what a council is shown first; 0: none",
-    )
-    map_bytes: int = Field(4_000_000, ge=0, description="of these files, together")
-    map_seconds: float = Field(
-        15.0, gt=0, le=15, description="after which a council goes on without"
-    )
     deliberation_seconds: float = Field(1800.0, gt=0)
     tokens: int = Field(5_000_000, ge=0, description="of a deliberation; 0: no limit")
     calls: int = Field(1_000, ge=0)
@@ -416,11 +371,6 @@ class LimitSettings(Section):
         le=100,
         description="Seats that divide a story into tasks, where `llm.base_url` names a model; 0, "
         "and without one: by its rigor level's roles.",
-    )
-    coach_seconds: float = Field(
-        60.0,
-        gt=0,
-        description="what the model gets to refine or suggest a story; then it is done by rules",
     )
     plans: int = Field(
         32, ge=1, description="plans whose tasks are handed out side by side; more wait"
@@ -525,21 +475,6 @@ class GuardSettings(Section):
         ge=1,
         description="how many of guard.visits one tenant may have open; three quarters if not set",
     )
-    visit_result_bytes: int = Field(
-        20_000_000, ge=100_000, description="results that each such workspace keeps for repeats"
-    )
-    visit_seconds: float = Field(
-        900.0,
-        gt=0,
-        description="how long such a workspace stays open where its caller does not say",
-    )
-    workflow_steps: int = Field(100, ge=1, description="steps of one workflow")
-    workflow_attempts: int = Field(
-        10, ge=1, description="attempts that a workflow may ask for at one step"
-    )
-    workflow_parallelism: int = Field(
-        4, ge=1, description="steps of one workflow side by side; of those that change files, one"
-    )
     approval_seconds: float = Field(
         900.0, ge=1, description="how long an operator's approval of a parked request is good for"
     )
@@ -548,9 +483,6 @@ class GuardSettings(Section):
     )
     breaker_seconds: float = Field(
         30.0, gt=0, description="how long it then rests; doubles while it keeps failing"
-    )
-    cache_bytes: int = Field(
-        20_000_000, ge=0, description="results that one gate keeps of tools that may be cached"
     )
     alert_denials: int = Field(
         20,
@@ -562,9 +494,6 @@ class GuardSettings(Section):
         3, ge=1, description="attempts of one to escape a sandbox within alert_seconds that do"
     )
     alert_seconds: float = Field(60.0, gt=0)
-    audit_sync_records: int = Field(
-        64, ge=1, description="audit records between two syncs to disk; each is flushed at once"
-    )
 
 
 class WasmSettings(Section):
@@ -577,7 +506,6 @@ class WasmSettings(Section):
     )
     fuel: int = Field(10_000_000_000, ge=1000, description="instructions of one run, roughly")
     memory_bytes: int = Field(256_000_000, ge=65_536, description="linear memory of one run")
-    table_elements: int = Field(100_000, ge=1)
     instances: int = Field(4, ge=1, description="instances, tables and memories of one run, each")
     module_bytes: int = Field(
         20_000_000, ge=8, description="a module's file; a larger one stops the start"

@@ -356,9 +356,6 @@ class GrpcSettings(Section):
     calls: int = Field(
         1000, ge=1, description="calls in flight, streams included; more are refused"
     )
-    keepalive_seconds: float = Field(
-        30.0, ge=1, description="a silent connection is asked after this long whether it lives"
-    )
     grace_seconds: float = Field(
         5.0, ge=0, description="what calls in flight get to end when the server stops"
     )
@@ -402,9 +399,6 @@ class WebSettings(Section):
         2000, ge=1, description="who listens to server-sent events; more are refused"
     )
     connections: int = Field(4096, ge=1, description="open connections; what is more is closed")
-    head_bytes: int = Field(
-        16_384, ge=1000, description="a request's first line and headers; more is refused"
-    )
     head_seconds: float = Field(
         20.0,
         gt=0,
@@ -419,16 +413,7 @@ class WebSettings(Section):
     grace_seconds: float = Field(
         5.0, ge=0, description="what requests in flight get to end when the server stops"
     )
-    sessions: int = Field(
-        256,
-        ge=1,
-        description="browsers signed in at the page by token or link, and as many by password; of "
-        "more, the one of longest ago is signed out",
-    )
     session_seconds: float = Field(43_200.0, gt=0, description="how long a browser stays signed in")
-    link_seconds: float = Field(
-        600.0, gt=0, description="how long the link that `serve` prints signs in, once"
-    )
 
 
 class OidcSettings(Section):
@@ -614,9 +599,6 @@ class GraphSettings(Section):
     connect_seconds: float = Field(5.0, gt=0)
     retry_seconds: float = Field(
         15.0, gt=0, description="how long the driver repeats what failed in passing"
-    )
-    drain_seconds: float = Field(
-        10.0, ge=0, description="what a command that ends gives the graph to catch up"
     )
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _ALL_TOOLS_WINDOW = 16_000  # smaller windows get the core tools only
 _REPOSITORY_CONTEXT_SHARE = 0.5  # of the prompt; the rest is for the conversation
 _MAX_FILE_CHARS = 65_536  # before the file is cut to the window
+TEXT_TURNS = 12
+"""Turns of a seat whose model replies in JSON or blocks, without native tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ async def create_seat_setup(
     mode: ReplyMode = "blocks" if native else reply_mode
     turns = deliberation.max_turns
     if not native:  # in JSON and blocks, further turns are useless
-        turns = min(turns, dependencies.limits.text_turns)
+        turns = min(turns, TEXT_TURNS)
     grant = grant_of(deliberation, dependencies.gateway, prepared)
     specs = (
         tuple(

@@ -26,6 +26,8 @@ from moothall.domain.tool import Grant, ToolResult, ToolStatus
 from moothall.errors import BudgetExceeded, DeadlineExceeded, MoothallError
 
 _PROMPT_CHARS = 20_000
+_MAX_CONCURRENT = 4
+"""Sub-agents of one block that run side by side; more wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class SubAgents:
             call_context=_narrow(turn_context.call_context, tools),
             budget=block.budget,
         )
-        slots = asyncio.Semaphore(settings.agents_at_once)
+        slots = asyncio.Semaphore(_MAX_CONCURRENT)
         agents = [
             self._create_agent(
                 block_runner,

@@ -26,6 +26,9 @@ from moothall.ports import Bus, Log
 from moothall.telemetry.events import write_of
 from moothall.tools.spec import ToolSpec
 
+STEERING_CHARS = 4_000
+"""The most characters of all messages to one running deliberation."""
+
 
 async def create_fork(
     log: Log, fork: Fork, who: Principal, defaults: Defaults, now: datetime
@@ -40,10 +43,9 @@ async def create_fork(
     request = await find_request(log, key)
     if request is None or request.event.tenant != who.tenant:
         raise NotFound(f"no deliberation {fork.task_id!r} to fork")
-    if len(fork.words) > defaults.limits.steer_chars:
+    if len(fork.words) > STEERING_CHARS:
         raise InvalidRequest(
-            f"the message has {len(fork.words)} characters; at most {defaults.limits.steer_chars} "
-            "(limits.steer_chars)"
+            f"the message has {len(fork.words)} characters; at most {STEERING_CHARS} are allowed"
         )
     source = load(Deliberation, request.event.data)
     events = [recorded.event async for recorded in log.replay(deliberation_topics(key))]

@@ -50,7 +50,7 @@ from moothall.orchestrator.conversation_history import (
     read_conversation,
 )
 from moothall.orchestrator.council_registry import CouncilRegistry
-from moothall.orchestrator.fork import create_fork
+from moothall.orchestrator.fork import STEERING_CHARS, create_fork
 from moothall.orchestrator.hidden_tests import check_hidden, store_hidden
 from moothall.orchestrator.planning import Defaults, digest_request, plan_deliberation
 from moothall.orchestrator.refusals import fail_seats, refused_deliberation
@@ -425,13 +425,12 @@ class DeliberationService:
             recorded.event.id: recorded.event
             async for recorded in self._bus.replay((Channel.WORDS.of(task_key),))
         }
-        max_chars = self._defaults.limits.steer_chars
         steering[event.id] = event
         total_chars = sum(len(str(sent.data.get("message", ""))) for sent in steering.values())
-        if total_chars > max_chars:
+        if total_chars > STEERING_CHARS:
             raise InvalidRequest(
-                f"the messages to a deliberation have at most {max_chars} characters in total "
-                "(limits.steer_chars)"
+                "the messages to a deliberation have at most "
+                f"{STEERING_CHARS} characters in total, and these have {total_chars}"
             )
         await self._bus.publish(event)
         await self._bus.signal(Channel.STEER.of(task_key), {"task_id": task_key})

@@ -27,6 +27,8 @@ _MAX_ANSWERS = 1000
 _MAX_CODE_CHARS = 100_000
 _MAX_ID_CHARS = 200
 _READ_TOOL = "files.read"
+_STORED_RESPONSE_BYTES = 20_000_000
+"""Responses to SecureRunner's callers that are stored for repeated requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Executions:
         self._run_code = run_code
         self._settings = settings
         self._answers: Answers[tuple[str, str], Execution] = Answers(
-            settings.kept_bytes,
+            _STORED_RESPONSE_BYTES,
             _MAX_ANSWERS,
             size=lambda execution: (
                 len(repr(execution.run.value))

@@ -50,6 +50,10 @@ _MAX_REQUEST_ID_CHARS = 200
 _MAX_RESULTS = 2000
 _MAX_PARKED = 100
 SEAT = "visitor"
+_STORED_RESULT_BYTES = 20_000_000
+"""Results that each tool session stores for repeated requests."""
+_DEFAULT_SECONDS = 900.0
+"""How long a tool session stays open if its caller does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,7 @@ class ToolSessions:
 
         Raises `InvalidRequest`, `NotFound`, `RateLimited` and what preparing and opening raise.
         """
-        seconds = float(ttl_seconds or self._settings.visit_seconds)
+        seconds = float(ttl_seconds or _DEFAULT_SECONDS)
         if not 0 < seconds <= self._settings.token_seconds:
             raise InvalidRequest(
                 f"ttl_seconds is {ttl_seconds}; allowed are 1 to {self._settings.token_seconds:.0f}"
@@ -258,7 +262,7 @@ class ToolSessions:
             close,
             keep_task,
             slots,
-            _create_answers(self._settings.visit_result_bytes),
+            _create_answers(_STORED_RESULT_BYTES),
         )
         self._group.create_task(self._close_at_end(name, seconds), name=f"end {name}")
         return OpenedSession(name, seat.token, deadline)

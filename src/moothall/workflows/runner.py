@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from moothall.authorization.gateway import ToolGateway
-from moothall.config import GuardSettings
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Recorded
 from moothall.domain.identity import Principal
@@ -31,6 +30,11 @@ log = get_logger(__name__)
 
 BUCKET = "workflows"
 _ALL_TOOLS = Grant(("*",))
+_MAX_STEPS = 100
+_MAX_ATTEMPTS = 10
+"""Attempts that a workflow may request for one step."""
+_MAX_PARALLEL = 4
+"""Steps of one workflow side by side; steps that change files run one at a time."""
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 _BUG_MESSAGE = "it was ended by a bug of ours; the log of the server says more"
 
@@ -107,13 +111,11 @@ class Workflows:
         gateway: ToolGateway,
         bus: Log,
         index: Bucket,
-        settings: GuardSettings,
     ) -> None:
         self._sessions = sessions
         self._gateway = gateway
         self._bus = bus
         self._index = index
-        self._settings = settings
         self._started: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._resuming: dict[str, asyncio.Event] = {}
         self._group = asyncio.TaskGroup()
@@ -201,13 +203,12 @@ class Workflows:
         return refusal
 
     def _limits(self, refusal: Callable[[str], str]) -> Allowed:
-        limits = self._settings
         return Allowed(
             self._gateway.catalogue,
             refusal,
-            limits.workflow_steps,
-            limits.workflow_parallelism,
-            limits.workflow_attempts,
+            _MAX_STEPS,
+            _MAX_PARALLEL,
+            _MAX_ATTEMPTS,
         )
 
     async def _ensure_started(

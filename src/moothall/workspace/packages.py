@@ -43,6 +43,8 @@ _CERTIFICATE_VARIABLES = (
     "GIT_SSL_CAINFO",
     "CARGO_HTTP_CAINFO",
 )
+_SETUP_BYTES = 8_000_000_000
+"""The most that one set-up may send and receive over the network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def setup_network_access(folder: Path, settings: WorkspaceSections) -> NetworkAc
     variables["NO_PROXY"] = variables["no_proxy"] = ",".join(
         sorted({"localhost", "127.0.0.1", "::1"} - local)
     )
-    return NetworkAccess(destinations, credentials, settings.workspace.setup_bytes, ro, variables)
+    return NetworkAccess(destinations, credentials, _SETUP_BYTES, ro, variables)
 
 
 def _show(

@@ -41,6 +41,7 @@ log = get_logger(__name__)
 
 _PROGRAM = "moothall.sandbox_runtime.code_runner"
 _EXTRA_MEMORY_BYTES = 256_000_000  # for the process that holds the worker, and the worker itself
+_MAX_RECURSION = 400
 _MAX_PROCESSES, _MAX_OPEN_FILES = 32, 128
 
 
@@ -190,7 +191,7 @@ class LocalRunner:
             agents=block.agents,
             seconds=seconds,
             memory_bytes=min(block.memory_bytes or limits.memory_bytes, limits.memory_bytes),
-            recursion=limits.recursion,
+            recursion=_MAX_RECURSION,
             output_bytes=limits.output_bytes,
             tool_calls=limits.tool_calls,
             seed=digest(block.code),

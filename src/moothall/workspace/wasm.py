@@ -27,6 +27,7 @@ _BOOT = (
     "moothall.sandbox_runtime.wasm import main; main()"
 )
 _COMPILE_SECONDS = 120.0
+_TABLE_ELEMENTS = 100_000
 
 
 class ModuleFolder:
@@ -101,7 +102,7 @@ class ModuleFolder:
             "fuel": limits.fuel,
             "seconds": min(seconds, spec.timeout_seconds),
             "memory_bytes": limits.memory_bytes,
-            "table_elements": limits.table_elements,
+            "table_elements": _TABLE_ELEMENTS,
             "instances": limits.instances,
             # JSON may need three bytes for one, and an answer must not be truncated.
             "output_bytes": self._settings.sandbox.output_bytes // 3,

@@ -12,6 +12,7 @@ import pytest
 
 from moothall.config import LimitSettings
 from moothall.deliberation.recorded_model import Recording
+from moothall.deliberation.seat_setup import TEXT_TURNS
 from moothall.domain.event import EventType
 from moothall.testing.model import Fault, NativeReply, phase_of, step_of
 from support.council import ONE, of, outcomes
@@ -324,7 +325,7 @@ async def test_a_run_taken_up_again_makes_no_call_twice(native: Any) -> None:
 
 
 def test_limits_name_the_default_of_turns() -> None:
-    assert (LimitSettings().turns, LimitSettings().text_turns) == (100, 12)
+    assert (LimitSettings().turns, TEXT_TURNS) == (100, 12)
 
 
 async def test_a_conversation_that_the_server_finds_too_long_is_compacted_and_asked_again(

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from moothall.config import LimitSettings, WorkspaceSettings
+from moothall.config import WorkspaceSettings
 from moothall.deliberation.prompts.repo_map import RepoMapper, RepoMapRequest
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Base, Prepared, Profile
@@ -148,7 +148,7 @@ async def test_the_grammars_are_there_inside(
 
 
 async def test_a_survey_is_made_inside(app: Local, prepared: Prepared) -> None:
-    found = await RepoMapper(app.workspaces, LimitSettings()).survey(
+    found = await RepoMapper(app.workspaces).survey(
         prepared, RepoMapRequest(frames=((UTILS, 2),), words=("greet",), map_chars=500)
     )
     assert f"{UTILS}:" in found.map

@@ -38,6 +38,10 @@ from moothall.errors import ConfigurationError, Temporary
 log = telemetry.get_logger(__name__)
 
 DEFAULT_PORT = 8080
+LINK_SECONDS = 600.0
+"""How long the link that `serve` prints can sign in a browser, once."""
+_MAX_SESSIONS = 256
+"""Signed-in browsers, and as many again by password; the oldest session ends if there are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,6 @@ async def http_server(
         await _check_provider(provider, settings)
     limits = ServerLimits(
         connections=settings.connections,
-        head_bytes=settings.head_bytes,
         head_seconds=settings.head_seconds,
         keep_seconds=settings.keep_seconds,
         stall_seconds=settings.stall_seconds,
@@ -82,9 +85,9 @@ async def http_server(
     )
     address = ListenAddress("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
     sessions = Sessions(
-        settings.sessions,
+        _MAX_SESSIONS,
         settings.session_seconds,
-        settings.link_seconds,
+        LINK_SECONDS,
         people=people,
         elsewhere=provider.name if provider else "",
     )

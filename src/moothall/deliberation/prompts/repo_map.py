@@ -12,7 +12,6 @@ from typing import Any
 from cachetools import LRUCache
 
 from moothall import telemetry
-from moothall.config import LimitSettings
 from moothall.domain.codec import list_of
 from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
@@ -20,6 +19,13 @@ from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import MoothallError
 from moothall.ports import Workspaces
 from moothall.sandbox_runtime.syntax import language_of
+
+_MAP_FILES = 1000
+"""Source files that are parsed for the repository map."""
+_MAP_BYTES = 4_000_000
+"""The size of these files together."""
+_MAP_SECONDS = 15.0
+"""A council continues without a map after this time."""
 
 _SPANS, _TEXT_CHARS, _NAME_CHARS, _HOMES = 60, 8000, 300, 10
 _KEPT = 32
@@ -68,9 +74,8 @@ class RepoMapper:
     looked at.
     """
 
-    def __init__(self, workspaces: Workspaces, limits: LimitSettings) -> None:
+    def __init__(self, workspaces: Workspaces) -> None:
         self._workspaces = workspaces
-        self._limits = limits
         self._kept: LRUCache[str, RepoMap] = LRUCache(_KEPT)
 
     async def survey(self, prepared: Prepared, order: RepoMapRequest) -> RepoMap:
@@ -95,13 +100,12 @@ class RepoMapper:
         return found
 
     async def _ask(self, prepared: Prepared, order: RepoMapRequest, key: str) -> RepoMap:
-        limits = self._limits
         wanted = asdict(order) | {
-            "files": limits.map_files,
-            "bytes": limits.map_bytes,
+            "files": _MAP_FILES,
+            "bytes": _MAP_BYTES,
             "known": _code_files(prepared),
         }
-        deadline = datetime.now(UTC) + timedelta(seconds=limits.map_seconds)
+        deadline = datetime.now(UTC) + timedelta(seconds=_MAP_SECONDS)
         async with self._workspaces.open(prepared, f"survey-{key[:12]}") as workspace:
             result = await workspace.call(
                 ToolCall(f"survey-{key[:12]}", "files.survey", wanted, deadline)

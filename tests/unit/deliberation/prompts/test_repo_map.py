@@ -6,7 +6,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.config import LimitSettings
 from moothall.deliberation.prompts.repo_map import RepoMap, RepoMapper, RepoMapRequest, read_survey
 from support.repos import SAMPLE, make_repo
 from support.workspace import TempWorkspaces
@@ -47,7 +46,7 @@ async def test_the_same_is_asked_once_and_a_failure_is_an_empty_survey(tmp_path:
     workspaces = TempWorkspaces(repo, tmp_path / "workspaces")
     workspaces.root.mkdir()
     prepared = await workspaces.prepare()
-    surveyor = RepoMapper(workspaces, LimitSettings())
+    surveyor = RepoMapper(workspaces)
     order = RepoMapRequest(words=("greet",), map_chars=1000)
     found = await surveyor.survey(prepared, order)
     assert "def " in found.map
@@ -56,4 +55,4 @@ async def test_the_same_is_asked_once_and_a_failure_is_an_empty_survey(tmp_path:
         workspaces.opened[-1]
     ]
     workspaces.broken.add(workspaces.opened[-1])
-    assert await RepoMapper(workspaces, LimitSettings()).survey(prepared, order) == RepoMap()
+    assert await RepoMapper(workspaces).survey(prepared, order) == RepoMap()
