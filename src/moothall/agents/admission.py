@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 
 from cachetools import LRUCache
 
+from moothall.circuit_breaker import CircuitBreaker, CircuitCall, CircuitOpenError
 from moothall.config import AgentSettings
 from moothall.domain.identity import Principal
 from moothall.errors import (
@@ -52,53 +53,15 @@ class TimedOut(DeadlineExceeded):
     code = "timeout"
 
 
-class RollingCircuitBreaker:
-    """A circuit breaker over the results of calls in a rolling window.
-
-    It opens if the share `breaker_share` of at least `breaker_calls` calls failed. After
-    `breaker_seconds` it lets one call through, whose result decides.
+def query_breaker(
+    calls: int, rest_seconds: float, clock: Callable[[], float] = monotonic
+) -> CircuitBreaker:
+    """Return a circuit breaker that opens if half of the last `calls` queries failed within
+    `rest_seconds`.
     """
-
-    def __init__(self, settings: AgentSettings, clock: Callable[[], float] = monotonic) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._ended: deque[tuple[float, bool]] = deque()
-        self._until = 0.0
-        self._probing = False
-
-    def enter(self) -> None:
-        """Raise `CircuitOpen` unless a call may be made now."""
-        if not self._until:
-            return
-        left = self._until - self._clock()
-        if left > 0 or self._probing:
-            raise CircuitOpen(
-                "circuit_open: most of the last queries failed; ask again later", max(left, 1.0)
-            )
-        self._probing = True
-
-    def note(self, *, failed: bool | None) -> None:
-        """Record the result of a call that was let through; None if it says nothing about the
-        service.
-        """
-        now = self._clock()
-        if self._probing:
-            self._probing = False
-            if failed is None:
-                return
-            self._ended.clear()
-            self._until = now + self._settings.breaker_seconds if failed else 0.0
-            return
-        if failed is None:
-            return
-        self._ended.append((now, failed))
-        while self._ended and self._ended[0][0] < now - self._settings.breaker_seconds:
-            self._ended.popleft()
-        failures = sum(call_failed for _, call_failed in self._ended)
-        if len(self._ended) >= self._settings.breaker_calls and failures >= _FAILED_SHARE * len(
-            self._ended
-        ):
-            self._until = now + self._settings.breaker_seconds
+    return CircuitBreaker(
+        calls, rest_seconds, failed_share=_FAILED_SHARE, window_seconds=rest_seconds, clock=clock
+    )
 
 
 class CallAdmission:
@@ -109,7 +72,7 @@ class CallAdmission:
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._breakers: LRUCache[str, RollingCircuitBreaker] = LRUCache(_MAX_TENANTS)
+        self._breakers: LRUCache[str, CircuitBreaker] = LRUCache(_MAX_TENANTS)
         self._buckets: LRUCache[tuple[str, str], tuple[float, float]] = LRUCache(_MAX_USERS)
         self._active: Counter[str] = Counter()
 
@@ -128,13 +91,7 @@ class CallAdmission:
         Raises `TokenLimit`, `TooOften`, `CircuitOpen`, `TimedOut`, `InvalidRequest`.
         """
         self._check_limits(who, text, seconds)
-        breaker = (
-            self._breakers.setdefault(who.tenant, RollingCircuitBreaker(self._settings))
-            if uses_model
-            else None
-        )
-        if breaker is not None:
-            breaker.enter()
+        call = self._enter_circuit(who.tenant) if uses_model else None
         limit_seconds = min(
             seconds or self._settings.timeout_seconds, self._settings.timeout_seconds
         )
@@ -164,8 +121,20 @@ class CallAdmission:
             )  # a caller that disconnects says nothing about the service
             raise
         finally:
-            if breaker is not None:
-                breaker.note(failed=failed)
+            if call is not None:
+                call.end(failed=failed)
+
+    def _enter_circuit(self, tenant: str) -> CircuitCall:
+        breaker = self._breakers.setdefault(
+            tenant, query_breaker(self._settings.breaker_calls, self._settings.breaker_seconds)
+        )
+        try:
+            return breaker.enter()
+        except CircuitOpenError as error:
+            raise CircuitOpen(
+                "circuit_open: most of the last queries failed; ask again later",
+                max(error.seconds, 1.0),
+            ) from None
 
     def _check_limits(self, who: Principal, text: int, seconds: int) -> None:
         if seconds < 0:

@@ -17,10 +17,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from moothall.agents.admission import CircuitOpen, RollingCircuitBreaker
+from moothall.agents.admission import query_breaker
 from moothall.api import protobuf
 from moothall.api.agent_usage import USAGE, read_usage
 from moothall.api.remote import TEMPORARY_CODES, open_channel
+from moothall.circuit_breaker import CircuitBreaker, CircuitCall, CircuitOpenError
 from moothall.config import AgentSettings
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ChatRequest, ModelDescription, ReplyMode
@@ -52,7 +53,7 @@ class _Replica:
 
     target: str
     stub: Any
-    breaker: RollingCircuitBreaker
+    breaker: CircuitBreaker
     max_tasks: int = 1
     active: int = 0
     own_calls: int = 0
@@ -72,10 +73,9 @@ class RemoteAgent:
     def __init__(
         self, endpoint: str, stubs: Sequence[tuple[str, Any]], token: str, settings: AgentSettings
     ) -> None:
-        breaker_settings = settings.model_copy(update={"breaker_calls": _BREAKER_CALLS})
         self._endpoint = endpoint
         self._replicas = [
-            _Replica(target, stub, RollingCircuitBreaker(breaker_settings))
+            _Replica(target, stub, query_breaker(_BREAKER_CALLS, settings.breaker_seconds))
             for target, stub in stubs
         ]
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
@@ -109,13 +109,15 @@ class RemoteAgent:
                 await asyncio.sleep(
                     delay_before(attempt, request.call_id, self._retry_pause_seconds)
                 )
-            if (replica := await self._choose_replica(tried)) is None:
+            if (chosen := await self._choose_replica(tried)) is None:
                 break
+            replica, call = chosen
             if ours is not None and not ours():
+                call.end(failed=None)
                 raise asyncio.CancelledError
             tried.append(replica)
             try:
-                return await self._execute_task(replica, request, on_text)
+                return await self._execute_task(replica, call, request, on_text)
             except grpc.aio.AioRpcError as error:
                 reason = (
                     f"{replica.target}: {error.code().name}: {str(error.details() or '')[:300]}"
@@ -135,9 +137,11 @@ class RemoteAgent:
                 )
         raise ModelUnavailable(f"no replica of the agent at {self._endpoint} answers; {reason}")
 
-    async def _choose_replica(self, excluded: Sequence[_Replica]) -> _Replica | None:
-        """Return the healthy replica with the most free capacity that was not tried yet; None if
-        there is none.
+    async def _choose_replica(
+        self, excluded: Sequence[_Replica]
+    ) -> tuple[_Replica, CircuitCall] | None:
+        """Return the healthy replica with the most free capacity that was not tried yet, and the
+        call that its circuit breaker let through, or None.
         """
         candidates = [replica for replica in self._replicas if replica not in excluded]
         healthy = await asyncio.gather(*(self._is_healthy(replica) for replica in candidates))
@@ -148,10 +152,9 @@ class RemoteAgent:
             healthy_replicas, key=lambda replica: replica.free_share, reverse=True
         ):
             try:
-                replica.breaker.enter()
-            except CircuitOpen:
+                return replica, replica.breaker.enter()
+            except CircuitOpenError:
                 continue
-            return replica
         return None
 
     async def _is_healthy(self, replica: _Replica) -> bool:
@@ -185,13 +188,16 @@ class RemoteAgent:
         return bool(health.healthy) and (not modes or common.EXECUTION_MODE_STANDARD in modes)
 
     async def _execute_task(
-        self, replica: _Replica, request: ChatRequest, on_text: Callable[[str], None] | None
+        self,
+        replica: _Replica,
+        call: CircuitCall,
+        request: ChatRequest,
+        on_text: Callable[[str], None] | None,
     ) -> ChatReply:
-        started_at, remaining_seconds = (
-            monotonic(),
-            (request.deadline - datetime.now(UTC)).total_seconds(),
-        )
+        started_at = monotonic()
+        remaining_seconds = (request.deadline - datetime.now(UTC)).total_seconds()
         if remaining_seconds <= 0:
+            call.end(failed=None)
             raise DeadlineExceeded("the seat's time is over")
         task_request = pb.ExecuteTaskRequest(
             query=request.messages[-1].content,
@@ -227,7 +233,7 @@ class RemoteAgent:
             raise
         finally:
             replica.own_calls -= 1
-            replica.breaker.note(failed=failed)
+            call.end(failed=failed)
         return _reply(response, self._endpoint, round((monotonic() - started_at) * 1000))
 
 

@@ -32,7 +32,6 @@ from moothall.authorization.checks import (
     note_of,
     with_token,
 )
-from moothall.authorization.circuit_breaker import CircuitBreakers
 from moothall.authorization.limits import (
     book_time,
     check_limits,
@@ -43,6 +42,7 @@ from moothall.authorization.limits import (
 )
 from moothall.authorization.rate_limits import Rates, check_rate, scope_of
 from moothall.authorization.rules import Rules
+from moothall.authorization.tool_circuits import ToolCircuits
 from moothall.concurrency import TimeLimit, seconds_until
 from moothall.config import GuardSettings
 from moothall.domain.causation import call_event_id
@@ -77,7 +77,7 @@ class ToolGateway:
     ) -> None:
         self._rules = rules or Rules()
         self._rates = Rates()
-        self._breakers = CircuitBreakers(limits.breaker_failures, limits.breaker_seconds)
+        self._breakers = ToolCircuits(limits.breaker_failures, limits.breaker_seconds)
         self._cache = ResultCache(_CACHE_BYTES)
         self._alerts = Alerts(limits)
         self._limits = limits

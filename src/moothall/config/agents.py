@@ -197,7 +197,7 @@ class AgentSettings(Section):
     breaker_calls: int = Field(
         20,
         ge=1,
-        description="queries of one tenant in the window, before which the breaker never opens",
+        description="last queries of one tenant of which half have to fail to open the breaker",
     )
     breaker_seconds: float = Field(
         30.0, gt=0, description="the window, and how long none is let through"

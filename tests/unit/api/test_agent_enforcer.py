@@ -10,7 +10,6 @@ import time
 import grpc
 import pytest
 
-from moothall.agents.admission import CircuitOpen, RollingCircuitBreaker
 from moothall.config import AgentSettings
 from moothall.domain.ids import key_of
 from moothall.domain.outcome import DeliberationStatus
@@ -215,39 +214,3 @@ class TestFull:
         assert (await agent.HealthCheck(pb.HealthCheckRequest(), OTHER)).active_tasks == 0
         for call in running:
             call.cancel()
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_the_breaker_opens_at_half_of_the_last_twenty_and_recovers_through_one_call() -> None:
-    clock = Clock()
-    breaker = RollingCircuitBreaker(AgentSettings(), clock)
-
-    def call(*, failed: bool | None) -> bool:
-        try:
-            breaker.enter()
-        except CircuitOpen:
-            return False
-        breaker.note(failed=failed)
-        return True
-
-    assert all(call(failed=True) for _ in range(19)), "nineteen say nothing yet"
-    clock.now += 31
-    assert all(call(failed=number % 2 == 1) for number in range(20)), (
-        "the nineteen are too old, and of twenty the last was the tenth"
-    )
-    assert not call(failed=False)
-    clock.now += 31
-    breaker.enter()
-    assert not call(failed=False), "one tries, the others wait"
-    breaker.note(failed=True)
-    assert not call(failed=False), "it failed: another window"
-    clock.now += 31
-    assert call(failed=None), "its caller went: that says nothing, and the next one tries"
-    assert call(failed=False)
-    assert all(call(failed=False) for _ in range(5))

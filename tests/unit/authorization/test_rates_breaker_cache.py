@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from moothall.authorization.cache import ResultCache, cache_key
 from moothall.authorization.call_context import Stopped
-from moothall.authorization.circuit_breaker import CircuitBreakers
 from moothall.authorization.rate_limits import Rates, SharedRates
+from moothall.authorization.tool_circuits import ToolCircuits
 from moothall.domain.tool import Grant, ToolResult, ToolStatus
 from moothall.errors import BusUnavailable
 from moothall.testing.bus import MemoryBus
@@ -84,7 +84,7 @@ def test_no_minute_has_more_calls_than_are_allowed(pauses: list[float], most: in
         assert sum(start <= call < start + 60 for call in let) <= most
 
 
-def call(breakers: CircuitBreakers, status: ToolStatus, spec: ToolSpec = PUSH) -> ToolStatus:
+def call(breakers: ToolCircuits, status: ToolStatus, spec: ToolSpec = PUSH) -> ToolStatus:
     try:
         with breakers.watching(("local",), spec) as told:
             told(status)
@@ -95,7 +95,7 @@ def call(breakers: CircuitBreakers, status: ToolStatus, spec: ToolSpec = PUSH) -
 
 def test_five_failures_in_a_row_open_the_circuit_and_one_good_call_closes_it() -> None:
     clock = Clock()
-    breakers = CircuitBreakers(5, 30, clock)
+    breakers = ToolCircuits(5, 30, clock)
     for _ in range(4):
         assert call(breakers, ToolStatus.TIMEOUT) is ToolStatus.TIMEOUT
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.SUCCESS
@@ -122,7 +122,7 @@ def test_five_failures_in_a_row_open_the_circuit_and_one_good_call_closes_it() -
 
 
 def test_what_is_raised_is_a_failure_but_a_cancel_and_a_refusal_are_none() -> None:
-    breakers = CircuitBreakers(1, 30, Clock())
+    breakers = ToolCircuits(1, 30, Clock())
     with pytest.raises(Stopped), breakers.watching(("a",), PUSH):
         raise Stopped(ToolStatus.BUDGET_EXCEEDED, "all used")
     with pytest.raises(KeyboardInterrupt), breakers.watching(("a",), PUSH):
@@ -136,7 +136,7 @@ def test_what_is_raised_is_a_failure_but_a_cancel_and_a_refusal_are_none() -> No
 
 
 def test_that_a_file_is_not_there_is_an_answer() -> None:
-    breakers = CircuitBreakers(1, 30, Clock())
+    breakers = ToolCircuits(1, 30, Clock())
     read = CATALOGUE["files.read"]
     assert call(breakers, ToolStatus.ERROR, read) is ToolStatus.ERROR
     assert call(breakers, ToolStatus.SUCCESS, read) is ToolStatus.SUCCESS

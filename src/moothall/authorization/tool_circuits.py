@@ -1,15 +1,15 @@
-"""Circuit breakers: a tool that keeps failing is not called for a while."""
+"""Circuit breakers of tools: one that keeps failing is not called for a while."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import monotonic
 
 from cachetools import LRUCache
 
 from moothall.authorization.call_context import Stopped
+from moothall.circuit_breaker import CircuitBreaker, CircuitCall, CircuitOpenError
 from moothall.domain.tool import ToolStatus
 from moothall.tools.spec import ToolSpec
 
@@ -41,27 +41,18 @@ def is_fault(spec: ToolSpec, status: ToolStatus) -> bool:
     )
 
 
-@dataclass(slots=True)
-class _Circuit:
-    failures: int = 0
-    opened: float = 0.0
-    rest: float = 0.0
-    probing: bool = False
-
-
-class CircuitBreakers:
-    """One circuit per key, which lives across calls. It is closed until `failures` consecutive
-    calls have failed, then open for `rest_seconds`, then half open: one call may try. If that call
-    fails, the rest doubles, up to ten minutes.
+class ToolCircuits:
+    """A circuit breaker for each key, which lives across calls. It opens after a number of
+    consecutive failures, and rests for up to ten minutes.
     """
 
     def __init__(
         self, failures: int, rest_seconds: float, clock: Callable[[], float] = monotonic
     ) -> None:
         self._max_failures = failures
-        self._rest = rest_seconds
+        self._rest_seconds = rest_seconds
         self._clock = clock
-        self._circuits: LRUCache[Key, _Circuit] = LRUCache(_MAX_CIRCUITS)
+        self._breakers: LRUCache[Key, CircuitBreaker] = LRUCache(_MAX_CIRCUITS)
 
     @contextmanager
     def watching(
@@ -74,14 +65,15 @@ class CircuitBreakers:
         than the tool's own limit, and a timeout does not count. Raises `Stopped` while the circuit
         is open.
         """
-        circuit, probe = self._enter(key, spec)
+        call = self._enter(key, spec)
+        failed: bool | None = None
         reported = False
 
         def report_status(status: ToolStatus) -> None:
-            nonlocal reported
+            nonlocal failed, reported
             reported = True
             if has_full_time or status is not ToolStatus.TIMEOUT:
-                self._count(circuit, failed=is_fault(spec, status))
+                failed = is_fault(spec, status)
 
         try:
             yield report_status
@@ -91,35 +83,30 @@ class CircuitBreakers:
             raise
         except Exception:
             if not reported:
-                self._count(circuit, failed=True)
+                failed = True
             raise
         finally:
-            if probe:
-                circuit.probing = False
+            call.end(failed=failed)
 
-    def _enter(self, key: Key, spec: ToolSpec) -> tuple[_Circuit, bool]:
-        circuit = self._circuits.setdefault(key, _Circuit())
-        if circuit.failures < self._max_failures:
-            return circuit, False
-        rest_left = circuit.opened + circuit.rest - self._clock()
-        if rest_left > 0 or circuit.probing:
+    def _enter(self, key: Key, spec: ToolSpec) -> CircuitCall:
+        breaker = self._breakers.setdefault(
+            key,
+            CircuitBreaker(
+                self._max_failures,
+                self._rest_seconds,
+                max_rest_seconds=_MAX_REST_SECONDS,
+                clock=self._clock,
+            ),
+        )
+        try:
+            return breaker.enter()
+        except CircuitOpenError as error:
             when = (
-                f"it is tried again in {rest_left:.0f} seconds"
-                if rest_left > 0
+                f"it is tried again in {error.seconds:.0f} seconds"
+                if error.seconds
                 else "it is being tried again just now"
             )
             raise Stopped(
                 ToolStatus.CIRCUIT_OPEN,
-                f"{spec.name} failed {circuit.failures} times in a row; {when}",
-            )
-        circuit.probing = True
-        return circuit, True
-
-    def _count(self, circuit: _Circuit, *, failed: bool) -> None:
-        if not failed:
-            circuit.failures, circuit.rest = 0, 0.0
-            return
-        circuit.failures += 1
-        if circuit.failures >= self._max_failures:
-            circuit.opened = self._clock()
-            circuit.rest = min(circuit.rest * 2, _MAX_REST_SECONDS) if circuit.rest else self._rest
+                f"{spec.name} failed {self._max_failures} times in a row; {when}",
+            ) from None
