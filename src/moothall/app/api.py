@@ -56,7 +56,9 @@ from moothall.stories.notes import Notes
 from moothall.stories.planner import Planner
 from moothall.telemetry import aggregation, metrics
 from moothall.tool_sessions.deferred_open import of_tasks
+from moothall.tool_sessions.manager import ToolSessions
 from moothall.workers.in_process import Alive
+from moothall.workflows.runner import Workflows
 
 _COACH_SECONDS = 60.0
 """The time in which the model may refine or suggest a story; then rules do it."""
@@ -175,8 +177,6 @@ async def open_apis(
             ),
         )
         planner = Planner(bus, settings.limits, deliberations.check)
-        # The bundled small model cannot divide stories well.
-        architects = settings.limits.architects if settings.llm.base_url is not None else 0
         if "collector" in inputs.roles:
             log_check = beside(
                 watch_log(settings.data_dir, settings.bus.check_seconds, bus, report_progress),
@@ -185,30 +185,14 @@ async def open_apis(
             await enter_beside(stack, log_check)
             await enter_beside(stack, send_webhooks(settings, bus))
         if "planning" in inputs.roles:
-            land = trusted_repositories(settings).land
-            run_alone = functools.partial(alone, settings, bus)
-            executor = StoryExecutor(
-                bus,
-                deliberations,
-                settings.limits,
-                planner,
-                land,
-                architects=architects,
-                alone=run_alone,
-            )
+            executor = _story_executor(settings, inputs, planner)
             await enter_beside(stack, beside(executor.run(), "planner"))
         rules = await enter_beside(stack, open_rules(settings, bus))
-        visits, workflows = None, None
-        if "tools" in inputs.roles:
-            if settings.bus.url is not None:
-                # Workspaces and workflows belong to one process. A second one would resume what the
-                # first is running.
-                with say_if_slow(report_progress, "the process that has the role tools to end"):
-                    await enter_beside(stack, alone(settings, bus, "tools"))
-            writer = f"{WRITER}-{inputs.instance}" if inputs.instance else WRITER
-            visits = await enter_beside(stack, tool_service(settings, bus, rules, writer))
-            workflows = await enter_beside(stack, workflow_service(bus, visits))
-            visits.await_calls(of_tasks(deliberations))
+        visits, workflows = (
+            await _open_tools(stack, settings, inputs, rules, report_progress)
+            if "tools" in inputs.roles
+            else (None, None)
+        )
         dependencies = ApiDependencies(
             deliberations=deliberations,
             councils=inputs.council_registry,
@@ -252,6 +236,41 @@ async def open_apis(
             )
         )
         yield ListeningPorts(server.port, http.port, metrics, http.link)
+
+
+def _story_executor(settings: Settings, inputs: ApiInputs, planner: Planner) -> StoryExecutor:
+    # The bundled small model cannot divide stories well.
+    architects = settings.limits.architects if settings.llm.base_url is not None else 0
+    return StoryExecutor(
+        inputs.bus,
+        inputs.deliberations,
+        settings.limits,
+        planner,
+        trusted_repositories(settings).land,
+        architects=architects,
+        alone=functools.partial(alone, settings, inputs.bus),
+    )
+
+
+async def _open_tools(
+    stack: AsyncExitStack,
+    settings: Settings,
+    inputs: ApiInputs,
+    rules: Rules,
+    report_progress: ReportProgress,
+) -> tuple[ToolSessions, Workflows]:
+    """Open tool sessions and workflows, once no other process has them."""
+    bus = inputs.bus
+    if settings.bus.url is not None:
+        # Workspaces and workflows belong to one process. A second one would resume what the first
+        # is running.
+        with say_if_slow(report_progress, "the process that has the role tools to end"):
+            await enter_beside(stack, alone(settings, bus, "tools"))
+    writer = f"{WRITER}-{inputs.instance}" if inputs.instance else WRITER
+    visits = await enter_beside(stack, tool_service(settings, bus, rules, writer))
+    workflows = await enter_beside(stack, workflow_service(bus, visits))
+    visits.await_calls(of_tasks(inputs.deliberations))
+    return visits, workflows
 
 
 @asynccontextmanager

@@ -228,18 +228,7 @@ async def _build(
 
     hosts = "hosts" in roles
     on_ray = hosts and _on_ray(settings.ray, serving=serving)
-    starting = [
-        name
-        for name, starts in (
-            ("Ray", on_ray),
-            ("the model", hosts and settings.llm.base_url is None),
-        )
-        if starts
-    ]
-    if starting:
-        report_progress(
-            f"starting {' and '.join(('the bus', *starting))}".replace(" and Ray and", ", Ray and")
-        )
+    _report_start(report_progress, on_ray=on_ray, model=hosts and settings.llm.base_url is None)
     ending = stack.enter_context(ExitStack())
     instance_name = instance(settings, ending) if serving else ""
     fleet = await stack.enter_async_context(
@@ -327,17 +316,26 @@ async def _build(
         app = App(deliberations, bus, ports.grpc, ports.metrics, ports.http, ports.link)
     settle()
     if own:
-        data_dir_lock.announce(
-            settings.data_dir,
-            data_dir_lock.Address(
-                os.getpid(), url, app.grpc_port, fingerprints(settings), page_at(app.link)
-            ),
-        )
-        stack.callback(data_dir_lock.withdraw, settings.data_dir)
+        _announce(settings, url, app, stack)
     stack.callback(
         lambda: ending.enter_context(say_if_slow(report_progress, "what was started to end"))
     )
     return app, collector_role.observer
+
+
+def _report_start(report_progress: ReportProgress, *, on_ray: bool, model: bool) -> None:
+    if on_ray or model:
+        parts = ("the bus", *(["Ray"] if on_ray else []), *(["the model"] if model else []))
+        report_progress(f"starting {', '.join(parts[:-1])} and {parts[-1]}")
+
+
+def _announce(settings: Settings, url: str, app: App, stack: AsyncExitStack) -> None:
+    """Tell commands on this data directory where this process is, until the stack ends."""
+    address = data_dir_lock.Address(
+        os.getpid(), url, app.grpc_port, fingerprints(settings), page_at(app.link)
+    )
+    data_dir_lock.announce(settings.data_dir, address)
+    stack.callback(data_dir_lock.withdraw, settings.data_dir)
 
 
 async def _count_answering(bus: Bus) -> tuple[int, int]:

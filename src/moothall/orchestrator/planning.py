@@ -71,47 +71,11 @@ def plan_deliberation(
         request = council_params.apply_params(
             request, council.config.params, council_params.COUNCIL_PARAMS
         )
-    description = request.description.strip()
-    if not description:
-        raise InvalidRequest("the task is empty; say in a sentence what should be done")
-    if len(description) > limits.task_chars:
-        raise InvalidRequest(
-            f"the task has {len(description)} characters; at most {limits.task_chars} "
-            "(limits.task_chars)"
-        )
+    _check_texts(request, limits)
     check_budget(request.budget)
-    texts = (
-        request.constraints.rubric,
-        *request.constraints.requirements,
-        *request.constraints.metadata.values(),
-    )
-    if sum(map(len, texts)) > limits.task_chars:
-        raise InvalidRequest(
-            f"rubric, requirements and metadata together have more than {limits.task_chars} "
-            "characters"
-        )
-    if tokens(request.context) > limits.context_tokens:
-        raise InvalidRequest(
-            f"the context has about {tokens(request.context)} tokens; at most "
-            f"{limits.context_tokens}"
-        )
     protocol = council_params.check_protocol(request.protocol)
-    members = [agent.id for agent in council.agents] if council else []
     models, own_models = choose_models(request, role, defaults.models, council)
-    seats = _check_range(
-        "num_agents",
-        request.num_agents or len(members) or DEFAULT_SEATS,
-        1,
-        limits.agents,
-        "limits.agents",
-    )
-    if PROTOCOLS[protocol].one_seat or request.merge:
-        seats = 1
-    if members and seats > len(members):
-        raise InvalidRequest(
-            f"num_agents is {seats}; the {role} council has {len(members)}: {', '.join(members)}"
-        )
-    names = tuple(members[:seats] or (seat_id(role, number) for number in range(1, seats + 1)))
+    names = _choose_seats(request, role, council, limits.agents, one=PROTOCOLS[protocol].one_seat)
     model_by_seat = {
         **{seat: models[number % len(models)] for number, seat in enumerate(names)},
         **own_models,
@@ -127,17 +91,11 @@ def plan_deliberation(
         int(limits.deliberation_seconds),
         "limits.deliberation_seconds",
     )
-    server_budget = Budget(
-        tokens=limits.tokens,
-        seconds=int(limits.deliberation_seconds),
-        calls=limits.calls,
-        cost_usd=limits.cost_usd,
-    )
     return Deliberation(
         task_id=key_of(
             check_id(request.task_id, "task_id") if request.task_id else new_task_id(), who.tenant
         ),
-        description=description,
+        description=request.description.strip(),
         role=role,
         protocol=protocol,
         seats=names,
@@ -151,7 +109,7 @@ def plan_deliberation(
             "limits.turns",
         ),
         constraints=request.constraints,
-        budget=_limit_budget(request.budget.or_default(server_budget), server_budget),
+        budget=_limit_budget(request.budget, limits),
         repository=request.repository
         or (RepositoryRef(id=defaults.repository) if uses_default_repository else None),
         adaptive=request.adaptive,
@@ -175,6 +133,59 @@ def plan_deliberation(
         principal=who.name,
         seed=defaults.seed if request.seed is None else request.seed,
     )
+
+
+def _check_texts(request: DeliberationRequest, limits: LimitSettings) -> None:
+    """Raise `InvalidRequest` if the task is empty, or a text is too long."""
+    description = request.description.strip()
+    if not description:
+        raise InvalidRequest("the task is empty; say in a sentence what should be done")
+    if len(description) > limits.task_chars:
+        raise InvalidRequest(
+            f"the task has {len(description)} characters; at most {limits.task_chars} "
+            "(limits.task_chars)"
+        )
+    texts = (
+        request.constraints.rubric,
+        *request.constraints.requirements,
+        *request.constraints.metadata.values(),
+    )
+    if sum(map(len, texts)) > limits.task_chars:
+        raise InvalidRequest(
+            f"rubric, requirements and metadata together have more than {limits.task_chars} "
+            "characters"
+        )
+    if tokens(request.context) > limits.context_tokens:
+        raise InvalidRequest(
+            f"the context has about {tokens(request.context)} tokens; at most "
+            f"{limits.context_tokens}"
+        )
+
+
+def _choose_seats(
+    request: DeliberationRequest,
+    role: str,
+    council: Council | None,
+    max_seats: int,
+    *,
+    one: bool,
+) -> tuple[str, ...]:
+    """Return the seats' names: those of the council's first members, if it has any."""
+    members = [agent.id for agent in council.agents] if council else []
+    count = _check_range(
+        "num_agents",
+        request.num_agents or len(members) or DEFAULT_SEATS,
+        1,
+        max_seats,
+        "limits.agents",
+    )
+    if one or request.merge:
+        count = 1
+    if members and count > len(members):
+        raise InvalidRequest(
+            f"num_agents is {count}; the {role} council has {len(members)}: {', '.join(members)}"
+        )
+    return tuple(members[:count] or (seat_id(role, number) for number in range(1, count + 1)))
 
 
 def digest_request(request: DeliberationRequest, who: Principal) -> str:
@@ -211,8 +222,17 @@ def _check_range(name: str, value: int, low: int, high: int, setting: str) -> in
     return value
 
 
-def _limit_budget(requested: Budget, server_budget: Budget) -> Budget:
-    """Limit a budget by the server's own, where zero means unlimited."""
+def _limit_budget(budget: Budget, limits: LimitSettings) -> Budget:
+    """Return a budget with the server's values for what is not requested, and limited by them. Zero
+    means unlimited.
+    """
+    server_budget = Budget(
+        tokens=limits.tokens,
+        seconds=int(limits.deliberation_seconds),
+        calls=limits.calls,
+        cost_usd=limits.cost_usd,
+    )
+    requested = budget.or_default(server_budget)
 
     def limit(a: float, b: float) -> float:
         return min(a, b) if a and b else a or b

@@ -104,9 +104,8 @@ def assess(
         for comparison in comparisons
         if comparison.name not in profile.advisory
     }
-    nothing_passed = not any(
-        comparison.shows_green for comparison in comparisons if comparison.name in required
-    )
+    required_comparisons = [comparison for comparison in comparisons if comparison.name in required]
+    nothing_passed = not any(comparison.shows_green for comparison in required_comparisons)
     proven = any(fixed.values())
     evidence = tuple(
         comparison.evidence(
@@ -118,26 +117,17 @@ def assess(
         )
         for comparison in comparisons
     )
-    regressions = (
-        {
-            case
-            for comparison in comparisons
-            if comparison.name in required
-            for case in comparison.lost
-        }
-        if applies
-        else set()
-    )
+    regressions = {case for comparison in required_comparisons for case in comparison.lost}
     unsolved = [
         case
-        for comparison in comparisons
-        if comparison.name in required and not proven
+        for comparison in required_comparisons
+        if not proven
         for case in comparison.concerned_cases(changed, task)
     ]
     return Assessment(
         applies=applies,
         required=required,
-        regressions=tuple(sorted(regressions)),
+        regressions=tuple(sorted(regressions)) if applies else (),
         proven=proven,
         behaviour=_behaviour_digest(
             prepared_runs,
@@ -150,12 +140,7 @@ def assess(
         evidence=evidence,
         fixed=tuple(sorted(case for cases in fixed.values() for case in cases))[:_MAX_FIXED_CASES],
         still_red=tuple(
-            sorted(
-                case
-                for comparison in comparisons
-                if comparison.name in required
-                for case in comparison.red_before
-            )
+            sorted(case for comparison in required_comparisons for case in comparison.red_before)
         ),
         unrelated=tuple(sorted(unrelated)),
         unsolved=tuple(unsolved),

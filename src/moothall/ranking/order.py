@@ -512,6 +512,16 @@ def _explain_evidence(standing: _Standing) -> Iterable[str]:
     ]
     if failed_advisory:
         yield f"Fails {format_cases(failed_advisory)}, which is advisory and decides nothing."
+    yield from _explain_level(standing)
+    if assessment.look:
+        suspicious_lines = [
+            sanitize_line(line, _LINE_CHARS) for line in assessment.look[:_MAX_SUSPICIOUS_LINES]
+        ]
+        yield f"A person should look: {'; '.join(suspicious_lines)}."
+
+
+def _explain_level(standing: _Standing) -> Iterable[str]:
+    assessment = standing.candidate.assessment
     level = standing.candidate.level
     if level is EvidenceLevel.PROVEN:
         yield (
@@ -565,11 +575,6 @@ def _explain_evidence(standing: _Standing) -> Iterable[str]:
             yield "Unproven: no test that failed on the base passes."
             if reasons:
                 yield f"Its own tests are no evidence: {sanitize_line(reasons[0], 200)}."
-    if assessment.look:
-        suspicious_lines = [
-            sanitize_line(line, _LINE_CHARS) for line in assessment.look[:_MAX_SUSPICIOUS_LINES]
-        ]
-        yield f"A person should look: {'; '.join(suspicious_lines)}."
 
 
 def _explain_remarks(evidence: Sequence[Evidence]) -> Iterable[str]:

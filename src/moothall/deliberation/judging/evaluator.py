@@ -75,6 +75,20 @@ class _CanaryResults:
     missing: tuple[str, ...] = ()
 
 
+@dataclass(slots=True)
+class _Judgement:
+    """The runs of a proposal's checks, and what is known about them so far.
+
+    flaky: cases that are no evidence.
+    """
+
+    proposal: Proposal
+    runs: Mapping[str, CheckRun]
+    flaky: set[str]
+    applies: bool
+    assessment: Assessment = field(default_factory=lambda: Assessment(applies=False))
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluatedProposal:
     """A proposal and the results of its evaluation.
@@ -165,66 +179,18 @@ class Evaluator:
         self._altered_examples[proposal.diff] = find_altered_examples(
             self._runner.unredact(proposal.diff), await self._read_changed_code(proposal.diff)
         )
-        all_checks = dict.fromkeys(self._prepared.base.profile.checks, ())
-        check_runs = (
-            await self._runner.run_checks(all_checks, "check", key[:12], diff=proposal.diff)
-            if proposal.diff.strip()
-            else CheckRuns({}, refused=True)
-        )
-        applies = not check_runs.refused
-        runs = await self._repeat_silent_checks(check_runs.runs, proposal.diff)
-        flaky = {*self._prepared.flaky}
-        assessment = self._compare(proposal, runs, flaky, applies=applies)
-        if checks_with_missing_cases := _find_checks_with_missing_cases(
-            assessment, runs, self._prepared
-        ):
-            flaky |= {*await self._find_unstable_cases(checks_with_missing_cases)}
-            assessment = self._compare(proposal, runs, flaky, applies=applies)
-        deciding = _deciding_cases(assessment, runs, self._prepared)
-        differing, differing_alone = await self._find_flaky(proposal.diff, runs, deciding)
-        if differing:
-            flaky |= differing
-            assessment = self._compare(proposal, runs, flaky, applies=applies)
-        # A case that fails alone each time depends on earlier cases, so a run of it alone is no
-        # evidence.
-        confirming = {
-            check: tuple(case for case in cases if case not in differing_alone)
-            for check, cases in deciding.items()
-        }
-        canaries = (
-            await self._run_canaries(
-                proposal.diff, runs, {} if differing else confirming, assessment
-            )
-            if applies
-            else _CanaryResults()
-        )
-        if canaries.differing or canaries.silent:
-            flaky |= canaries.differing
-            runs = {
-                **runs,
-                **{
-                    check: CheckRun(
-                        check, Verdict.MISSING, output=_CANARY_NOT_REPORTED, status=UNBELIEVED
-                    )
-                    for check in canaries.silent
-                },
-            }
-            assessment = self._compare(proposal, runs, flaky, applies=applies)
-        if failing_on_base := await self._find_failing_on_base(assessment.regressions):
-            flaky |= failing_on_base
-            assessment = self._compare(proposal, runs, flaky, applies=applies)
+        judgement = await self._run_all_checks(proposal, key)
+        canaries = await self._run_deciding_cases_again(judgement)
+        if failing_on_base := await self._find_failing_on_base(judgement.assessment.regressions):
+            judgement.flaky |= failing_on_base
+            self._compare(judgement)
         own_failing: list[str] = []
-        if runs_with_own_tests := await self._run_own_tests(proposal, runs, own_failing):
-            runs = runs_with_own_tests
-            assessment = self._compare(proposal, runs, flaky, applies=applies)
-        if assessment.fixed:
-            passing_on_base = await self._find_passing_on_base(assessment.fixed, runs)
-            unrelated = await self._find_unrelated(assessment.fixed, changed_files(proposal.diff))
-            if passing_on_base or unrelated:
-                assessment = self._compare(
-                    proposal, runs, flaky | passing_on_base, applies=applies, unrelated=unrelated
-                )
-        if applies:
+        if runs_with_own_tests := await self._run_own_tests(proposal, judgement.runs, own_failing):
+            judgement.runs = runs_with_own_tests
+            self._compare(judgement)
+        await self._exclude_cases_that_prove_nothing(judgement)
+        assessment = judgement.assessment
+        if judgement.applies:
             assessment = replace(
                 assessment,
                 evidence=(
@@ -235,7 +201,7 @@ class Evaluator:
             assessment = await self._analyze_diff(
                 proposal,
                 assessment,
-                _written_test_data(runs) - _written_test_data(self._prepared.runs),
+                _written_test_data(judgement.runs) - _written_test_data(self._prepared.runs),
             )
         failing_cases = {
             *assessment.regressions,
@@ -243,11 +209,79 @@ class Evaluator:
         }
         self._details[key] = {
             case: output
-            for check, run in runs.items()
+            for check, run in judgement.runs.items()
             for case, output in run.details.items()
             if case in failing_cases and not is_hidden(check)
         }
         return assessment
+
+    async def _run_all_checks(self, proposal: Proposal, key: str) -> _Judgement:
+        """Run all checks, and those that ran no test once more."""
+        all_checks = dict.fromkeys(self._prepared.base.profile.checks, ())
+        check_runs = (
+            await self._runner.run_checks(all_checks, "check", key[:12], diff=proposal.diff)
+            if proposal.diff.strip()
+            else CheckRuns({}, refused=True)
+        )
+        judgement = _Judgement(
+            proposal,
+            await self._repeat_silent_checks(check_runs.runs, proposal.diff),
+            {*self._prepared.flaky},
+            applies=not check_runs.refused,
+        )
+        self._compare(judgement)
+        if checks_with_missing_cases := _find_checks_with_missing_cases(
+            judgement.assessment, judgement.runs, self._prepared
+        ):
+            judgement.flaky |= {*await self._find_unstable_cases(checks_with_missing_cases)}
+            self._compare(judgement)
+        return judgement
+
+    async def _run_deciding_cases_again(self, judgement: _Judgement) -> _CanaryResults:
+        """Run the deciding cases again, first alone and then with canaries. Cases that differ are
+        flaky. Checks whose runner reports no canary are not believed.
+        """
+        diff = judgement.proposal.diff
+        deciding = _deciding_cases(judgement.assessment, judgement.runs, self._prepared)
+        differing, differing_alone = await self._find_flaky(diff, judgement.runs, deciding)
+        if differing:
+            judgement.flaky |= differing
+            self._compare(judgement)
+        if not judgement.applies:
+            return _CanaryResults()
+        # A case that fails alone each time depends on earlier cases, so a run of it alone is no
+        # evidence.
+        confirming = {
+            check: tuple(case for case in cases if case not in differing_alone)
+            for check, cases in deciding.items()
+        }
+        canaries = await self._run_canaries(
+            diff, judgement.runs, {} if differing else confirming, judgement.assessment
+        )
+        if canaries.differing or canaries.silent:
+            judgement.flaky |= canaries.differing
+            judgement.runs = {
+                **judgement.runs,
+                **{
+                    check: CheckRun(
+                        check, Verdict.MISSING, output=_CANARY_NOT_REPORTED, status=UNBELIEVED
+                    )
+                    for check in canaries.silent
+                },
+            }
+            self._compare(judgement)
+        return canaries
+
+    async def _exclude_cases_that_prove_nothing(self, judgement: _Judgement) -> None:
+        """Exclude fixed cases that sometimes pass on the base, or do not concern the change."""
+        fixed = judgement.assessment.fixed
+        if not fixed:
+            return
+        passing_on_base = await self._find_passing_on_base(fixed, judgement.runs)
+        unrelated = await self._find_unrelated(fixed, changed_files(judgement.proposal.diff))
+        if passing_on_base or unrelated:
+            judgement.flaky |= passing_on_base
+            self._compare(judgement, unrelated)
 
     async def _run_hidden_on_base(self) -> None:
         """Run the hidden tests on the unchanged base, once."""
@@ -385,9 +419,8 @@ class Evaluator:
             for check in first
             if check in canaries or check in proving
         }
-        runs = await self._run_with_canaries(
-            canaries, cases_to_run, "check", digest(diff)[:12], "proof", diff=diff
-        )
+        names = ("check", digest(diff)[:12])
+        runs = await self._run_with_canaries(canaries, cases_to_run, *names, "proof", diff=diff)
         silent: list[str] = []
         for check, canary in canaries.items():
             if canary.failed_in(runs.get(check)):
@@ -395,21 +428,11 @@ class Evaluator:
             if not await self._is_reported_on_base(check, canary):
                 missing.append(check)
                 runs |= await self._run_with_canaries(
-                    {},
-                    {check: proving.get(check, ())},
-                    "check",
-                    digest(diff)[:12],
-                    "proof2",
-                    diff=diff,
+                    {}, {check: proving.get(check, ())}, *names, "proof2", diff=diff
                 )
                 continue
             canary_runs = await self._run_with_canaries(
-                {check: canary},
-                {check: (canary.case,)},
-                "check",
-                digest(diff)[:12],
-                "canary",
-                diff=diff,
+                {check: canary}, {check: (canary.case,)}, *names, "canary", diff=diff
             )
             silent += [] if canary.failed_in(canary_runs.get(check)) else [check]
         differing = {
@@ -657,23 +680,16 @@ class Evaluator:
                     )
         return sorted(case for check in checks for case in self._unstable_cases[check])
 
-    def _compare(
-        self,
-        proposal: Proposal,
-        runs: Mapping[str, CheckRun],
-        flaky: Collection[str],
-        *,
-        applies: bool,
-        unrelated: Collection[str] = (),
-    ) -> Assessment:
-        prepared = self._prepared
-        return assess(
-            prepared.runs,
-            runs,
-            prepared.base.profile,
+    def _compare(self, judgement: _Judgement, unrelated: Collection[str] = ()) -> None:
+        """Assess the runs as they are known now."""
+        proposal = judgement.proposal
+        judgement.assessment = assess(
+            self._prepared.runs,
+            judgement.runs,
+            self._prepared.base.profile,
             own_tests=proposal.own_tests,
-            applies=applies,
-            flaky=sorted(flaky),
+            applies=judgement.applies,
+            flaky=sorted(judgement.flaky),
             changed=changed_files(proposal.diff),
             altered=self._altered_examples.get(proposal.diff, ()),
             task=self._facts.deliberation.description,

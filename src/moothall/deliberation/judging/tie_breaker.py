@@ -21,7 +21,7 @@ from moothall.deliberation.judging.agents import (
     run_agent,
     select_tools,
 )
-from moothall.deliberation.judging.evaluator import EvaluatedProposal
+from moothall.deliberation.judging.evaluator import EvaluatedProposal, Evaluator
 from moothall.deliberation.judging.test_writer import (
     TESTS_CHARS,
     extract_agent_tests,
@@ -61,17 +61,6 @@ _MAX_COPY_MB = 40  # the size of a workspace that is copied, since /tmp is in me
 _WHY_CHARS = 300
 
 
-@dataclass(slots=True)
-class _Finding:
-    """The tie-breaker's result: tests, or the reason why the answers behave the same, or why there
-    is neither.
-    """
-
-    author: Proposal | None = None
-    same: str = ""
-    why: str = "it neither wrote a test nor said that they behave the same"
-
-
 def find_tie(council: DeliberationContext) -> tuple[EvaluatedProposal, ...]:
     """Return the different answers that share the first rank; () if there are none, or no agent can
     compare them.
@@ -103,114 +92,125 @@ async def break_tie(
     if evaluator is None:
         raise AssertionError("comparing answers requires a repository")
     diffs = tuple(sorted({candidate.proposal.diff for candidate in tied}))
-    finding = await _compare_answers(council, diffs)
-    if finding.author is None:
-        council.answers_equivalent = bool(finding.same)
+    comparison = _Comparison(council, evaluator, diffs)
+    await comparison.run()
+    author = comparison.author
+    if author is None:
+        council.answers_equivalent = bool(comparison.same)
         message = (
-            f"{len(diffs)} answers behave the same: {finding.same}"
-            if finding.same
-            else f"no test: {finding.why}"
+            f"{len(diffs)} answers behave the same: {comparison.same}"
+            if comparison.same
+            else f"no test: {comparison.why}"
         )
         await publish_report(
             council, TIE_BREAKER, f"tie-breaker: {sanitize_line(message, _WHY_CHARS)}"
         )
         return candidates
-    trial = Trial(evaluator.author_tests, finding.author, diffs, must_distinguish=True)
-    verdicts = await trial.judge_cases(
-        make_case_reader(council, finding.author, TIE_BREAKER, asked=True)
-    )
-    updated = await add_cross_runs(evaluator.author_tests, finding.author, verdicts, candidates)
+    trial = Trial(evaluator.author_tests, author, diffs, must_distinguish=True)
+    verdicts = await trial.judge_cases(make_case_reader(council, author, TIE_BREAKER, asked=True))
+    updated = await add_cross_runs(evaluator.author_tests, author, verdicts, candidates)
     await publish_report(
         council,
         TIE_BREAKER,
         _summarize(verdicts, diffs),
         cases=verdicts.cases,
-        diff=council.dependencies.clean(finding.author.diff)[:TESTS_CHARS],
+        diff=council.dependencies.clean(author.diff)[:TESTS_CHARS],
     )
     return updated
 
 
-async def _compare_answers(council: DeliberationContext, diffs: Sequence[str]) -> _Finding:
-    """Run the agent and return its result."""
-    setup, evaluator = council.setup_of(TIE_BREAKER), council.evaluator
-    deadline = agent_deadline(council, TIME_SHARE)
-    tools = select_tools(setup)
-    finding = _Finding()
-    if deadline is None or tools is None or evaluator is None:
-        finding.why = "there was no time left"
-        return finding
-    turns = min(MAX_TURNS, setup.max_turns)
-    letters = ascii_lowercase[: len(diffs)]
-    max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5 / len(diffs))
-    answers = [
-        (letter, clip(readable_diff(diff), max_chars))
-        for letter, diff in zip(letters, diffs, strict=True)
-    ]
+@dataclass(slots=True)
+class _Comparison:
+    """The tie-breaker's work on different answers.
 
-    async def examine(
-        call: FunctionCall, commit: Callable[[], Awaitable[Patch]]
+    Its result is `author`, who brings tests, or `same`, the reason why the answers behave the same,
+    or `why` there is neither.
+    """
+
+    council: DeliberationContext
+    evaluator: Evaluator
+    diffs: Sequence[str]
+    author: Proposal | None = None
+    same: str = ""
+    why: str = "it neither wrote a test nor said that they behave the same"
+
+    @property
+    def _letters(self) -> str:
+        return ascii_lowercase[: len(self.diffs)]
+
+    async def run(self) -> None:
+        """Run the agent."""
+        setup = self.council.setup_of(TIE_BREAKER)
+        deadline = agent_deadline(self.council, TIME_SHARE)
+        tools = select_tools(setup)
+        if deadline is None or tools is None:
+            self.why = "there was no time left"
+            return
+        turns = min(MAX_TURNS, setup.max_turns)
+        max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5 / len(self.diffs))
+        answers = [
+            (letter, clip(readable_diff(diff), max_chars))
+            for letter, diff in zip(self._letters, self.diffs, strict=True)
+        ]
+        task = AgentTask(
+            seat=TIE_BREAKER,
+            messages=evidence_prompt.breaker_prompt(
+                setup.shared, answers, _describe_locations(self.council), turns
+            ),
+            tools=tools.with_submit(evidence_prompt.SUBMIT_DIFFERENCE),
+            examine=self._examine,
+            turns=range(1, turns + 1),
+            step="verify/0",
+            deadline=deadline,
+            prepare=self._prepare,
+        )
+        try:
+            await run_agent(self.council, task)
+        except BusUnavailable:
+            raise
+        except MoothallError as error:
+            self.why = error.message
+
+    async def _prepare(self, workspace: Workspace) -> None:
+        # In a second workspace the same replies are replayed.
+        self.author, self.same = None, ""
+        unredacted = [self.evaluator.unredact(diff) for diff in self.diffs]
+        await _upload_answers(self.council, workspace, self._letters, unredacted)
+
+    async def _examine(
+        self, call: FunctionCall, commit: Callable[[], Awaitable[Patch]]
     ) -> tuple[str, bool]:
+        """Return the reply to a submission, and whether it is accepted."""
         try:
             arguments = read_arguments(call)
         except UnusableCallError as error:
             return f"error: {error}", False
         if arguments.get(evidence_prompt.SAME) is True:
-            finding.author = None
-            finding.same = str(arguments.get("summary") or "no reason is given")
+            self.author = None
+            self.same = str(arguments.get("summary") or "no reason is given")
             return "Handed in.", True
-        author = await extract_agent_tests(council, await commit(), TIE_BREAKER)
+        author = await extract_agent_tests(self.council, await commit(), TIE_BREAKER)
         if not author.diff:
             return (
-                (
-                    "There is no new test in a place where a test runner finds it. Write one, or "
-                    "submit with same set to true."
-                ),
-                False,
-            )
-        resubmitted = finding.author is not None and finding.author.diff == author.diff
-        finding.author = author
+                "There is no new test in a place where a test runner finds it. Write one, or "
+                "submit with same set to true."
+            ), False
+        resubmitted = self.author is not None and self.author.diff == author.diff
+        self.author = author
         states = await Trial(
-            evaluator.author_tests, author, diffs, must_distinguish=True
+            self.evaluator.author_tests, author, self.diffs, must_distinguish=True
         ).run_once()
         lines = [
             f"{case}: {'tells the changes apart' if state == COUNTS else state}"
             for case, state in states.items()
         ]
-        distinguishes = COUNTS in states.values()
+        accepted = resubmitted or COUNTS in states.values()
         instruction = (
             "Handed in."
-            if resubmitted or distinguishes
+            if accepted
             else "Correct the tests and submit again, or submit with same set to true."
         )
-        result = "\n".join([*(lines or ["No new test ran."]), instruction])
-        return result, resubmitted or distinguishes
-
-    async def prepare(workspace: Workspace) -> None:
-        # In a second workspace the same replies are replayed.
-        finding.author, finding.same = None, ""
-        await _upload_answers(
-            council, workspace, letters, [evaluator.unredact(diff) for diff in diffs]
-        )
-
-    task = AgentTask(
-        seat=TIE_BREAKER,
-        messages=evidence_prompt.breaker_prompt(
-            setup.shared, answers, _describe_locations(council), turns
-        ),
-        tools=tools.with_submit(evidence_prompt.SUBMIT_DIFFERENCE),
-        examine=examine,
-        turns=range(1, turns + 1),
-        step="verify/0",
-        deadline=deadline,
-        prepare=prepare,
-    )
-    try:
-        await run_agent(council, task)
-    except BusUnavailable:
-        raise
-    except MoothallError as error:
-        finding.why = error.message
-    return finding
+        return "\n".join([*(lines or ["No new test ran."]), instruction]), accepted
 
 
 def _describe_locations(council: DeliberationContext) -> str:
