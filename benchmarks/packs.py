@@ -234,7 +234,7 @@ async def _timed(briefings: Briefings, stories: int, count: int) -> tuple[float,
             repository="house",
         )
         began = time.perf_counter()
-        told = await briefings.tell(asked, LOCAL, LimitSettings().context_tokens)
+        told = await briefings.brief_seats(asked, LOCAL, LimitSettings().context_tokens)
         seconds.append(time.perf_counter() - began)
         if "elsewhere in the repository" not in told or "its tasks" not in told:
             raise AssertionError(f"that is no pack: {told[:500]}")

@@ -293,7 +293,7 @@ async def _build(
         repositories,
         defaults(settings),
         councils=council_registry,
-        write_briefing=create_briefings().tell,
+        write_briefing=create_briefings().brief_seats,
     )
     app = App(deliberations, bus, 0)
     if serving:

@@ -72,7 +72,7 @@ _FORK_ORDINAL = "first"
 
 
 WriteBriefing = Callable[[BriefingRequest, Principal, int], Awaitable[str]]
-"""`Briefings.tell`."""
+"""`Briefings.brief_seats`."""
 
 
 class DeliberationService:

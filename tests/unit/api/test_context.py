@@ -72,7 +72,7 @@ async def test_a_pack_is_what_get_task_context_and_seats_are_told(
         told.token_count,
         told.version,
     )
-    seats = await Briefings(graph.ask, LimitSettings()).tell(
+    seats = await Briefings(graph.ask, LimitSettings()).brief_seats(
         BriefingRequest(story_id="story-2", role="dev", phase="build"), LOCAL, 2000
     )
     assert seats in told.blocks.context

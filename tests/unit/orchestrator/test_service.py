@@ -339,7 +339,7 @@ def _telling(
         Remembering(),
         Defaults(limits),
         clock=lambda: NOW,
-        write_briefing=Briefings(graph.ask, limits).tell,
+        write_briefing=Briefings(graph.ask, limits).brief_seats,
     )
 
 
@@ -417,7 +417,7 @@ async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None
         Remembering(),
         Defaults(LimitSettings()),
         clock=lambda: NOW,
-        write_briefing=Briefings(away, LimitSettings()).tell,
+        write_briefing=Briefings(away, LimitSettings()).brief_seats,
     )
     assert (
         await deliberations.submit(replace(OF_STORY, context="a design"), LOCAL)

@@ -1,8 +1,8 @@
-"""Briefings: what the graph knows of a story and a task, packed into a budget of tokens. Seats'
-prompts and callers get the same.
+"""Briefings: the context of a story and a task from the graph, within a budget of tokens. Seats and
+callers get the same.
 
 The same content gives the same bytes and the same version. `stories/scopes.yaml` says what a role
-may read in a phase, and the graph is asked for no more than that.
+may read in a phase, and the graph is request for no more than that.
 
 A briefing is a list of lines in a fixed order. The most valuable lines are kept if the budget is
 too small. Every line was written by others: it begins with a dash and has no line break, so it
@@ -272,13 +272,13 @@ def _mappings(value: object) -> list[Mapping[str, Any]]:
 
 
 async def estimate(text: str) -> int:
-    """Count the tokens of a text where nobody can say how many they are."""
+    """Estimate the tokens of a text, for models without a known tokenizer."""
     return most_tokens(text)
 
 
 class Briefings:
-    """What is known, from the graph. No text has more than `limits.context_tokens` tokens, as
-    `count` counts them, and none a secret that `clean` knows.
+    """Briefings from the graph. None has more than `limits.context_tokens` tokens by `count`, or a
+    secret that `clean` knows.
     """
 
     def __init__(
@@ -296,17 +296,15 @@ class Briefings:
         self._count = count
         self._clean = clean
 
-    async def brief(self, asked: BriefingRequest, who: Principal) -> Briefing:
-        """Return what is known; what is not known is left out. Raises `InvalidRequest`,
-        `GraphUnavailable`.
-        """
-        role, wanted = _check(asked, self._budget)
-        lines = await self._lines(asked, role, wanted, who)
+    async def brief(self, request: BriefingRequest, who: Principal) -> Briefing:
+        """Return the briefing. Raises `InvalidRequest`, `GraphUnavailable`."""
+        role, wanted = _check(request, self._budget)
+        lines = await self._lines(request, role, wanted, who)
         tools = f"Tools: {', '.join(self._names_offered(role, who.tenant))}" if role else ""
-        budget = asked.budget or self._budget
+        budget = request.budget or self._budget
         for head in (
-            (_system(role, asked.phase), tools),
-            (_system(role, asked.phase), ""),
+            (_system(role, request.phase), tools),
+            (_system(role, request.phase), ""),
             ("", ""),
         ):
             lay = partial(_lay_out, head, self._clean)
@@ -315,52 +313,55 @@ class Briefings:
                 return replace(whole, tokens=found[1], version=digest(whole.text), scopes=wanted)
         raise AssertionError  # an empty text has no tokens
 
-    async def tell(self, asked: BriefingRequest, who: Principal, room: int) -> str:
-        """Return what the seats of a council are told, in at most `room` tokens: what is known,
-        without fence, role and tools.
+    async def brief_seats(self, request: BriefingRequest, who: Principal, budget: int) -> str:
+        """Return the context for the seats of a council in at most `budget` tokens, without fence,
+        role and tools.
         """
-        role, wanted = _check(asked, self._budget)
-        lines = await self._lines(asked, role, wanted, who)
+        role, wanted = _check(request, self._budget)
+        lines = await self._lines(request, role, wanted, who)
         found = (
-            await fill(lines, lambda chosen: self._clean(lay_out(chosen)), self._count, room)
-            if room > 0
+            await fill(lines, lambda chosen: self._clean(lay_out(chosen)), self._count, budget)
+            if budget > 0
             else None
         )
         return self._clean(lay_out(found[0])) if found else ""
 
     async def _lines(
-        self, asked: BriefingRequest, role: str, wanted: Sequence[str], who: Principal
+        self, request: BriefingRequest, role: str, wanted: Sequence[str], who: Principal
     ) -> list[ContextLine]:
         about = {
-            "story_id": asked.story_id,
-            "task_id": asked.task_id,
+            "story_id": request.story_id,
+            "task_id": request.task_id,
             "role": role,
-            "phase": asked.phase.strip() or scopes().phase,
+            "phase": request.phase.strip() or scopes().phase,
             "tenant": who.tenant,
         }
         row: Mapping[str, Any] = {}
-        if told := [scope for scope in wanted if scope != "timeline"]:
+        if static_scopes := [scope for scope in wanted if scope != "timeline"]:
             row = next(
                 iter(
                     await self._ask(
-                        "context", only=",".join(told), repository=asked.repository, **about
+                        "context",
+                        only=",".join(static_scopes),
+                        repository=request.repository,
+                        **about,
                     )
                 ),
                 {},
             )
         similar: Sequence[Mapping[str, Any]] = ()
         if "similar" in wanted and (
-            repository := asked.repository or str(row.get("repository") or "")
+            repository := request.repository or str(row.get("repository") or "")
         ):
-            besides = asked.story_id or str(row.get("of_story") or "")
+            besides = request.story_id or str(row.get("of_story") or "")
             similar = await self._ask(
                 "similar", repository=repository, **(about | {"story_id": besides})
             )
         events: Sequence[Mapping[str, Any]] = ()
         if "timeline" in wanted:
-            where = {"task_id": ""} if asked.story_id else {}
-            events = await self._ask("timeline", limit=asked.events or _EVENTS, **(about | where))
-        return lines_of(row, similar, events, asked.description)
+            where = {"task_id": ""} if request.story_id else {}
+            events = await self._ask("timeline", limit=request.events or _EVENTS, **(about | where))
+        return lines_of(row, similar, events, request.description)
 
     def _names_offered(self, role: str, tenant: str) -> list[str]:
         grant = self._rules.grants.of(role)
@@ -379,37 +380,41 @@ def _text(lay: Callable[[Sequence[ContextLine]], Briefing], lines: Sequence[Cont
 def _lay_out(
     head: tuple[str, str], clean: Callable[[str], str], lines: Sequence[ContextLine]
 ) -> Briefing:
-    """Lay out a text, from what most calls share to what the fewest do."""
+    """Lay out a briefing. The parts that most calls share come first, for prompt caches."""
     system, tools = head
-    told = clean(lay_out([line for line in lines if line.scope != "timeline"]))
-    happened = clean(lay_out([line for line in lines if line.scope == "timeline"]))
-    context = fence(_CONTEXT, told) if told else ""
-    history = fence(_HISTORY, happened) if happened else ""
+    static_text = clean(lay_out([line for line in lines if line.scope != "timeline"]))
+    timeline = clean(lay_out([line for line in lines if line.scope == "timeline"]))
+    context = fence(_CONTEXT, static_text) if static_text else ""
+    history = fence(_HISTORY, timeline) if timeline else ""
     text = "\n\n".join(part for part in (system, tools, context, history) if part)
-    return Briefing(system, context, tools, history, text, 0, "", told)
+    return Briefing(system, context, tools, history, text, 0, "", static_text)
 
 
-def _check(asked: BriefingRequest, most: int) -> tuple[str, tuple[str, ...]]:
-    """Return the role, empty for none, and the scopes that are wanted and allowed."""
-    if not asked.task_id and not asked.story_id:
-        raise InvalidRequest("what should be told of? give task_id, story_id or case_id")
-    for value, name in ((asked.task_id, "task_id"), (asked.story_id, "story_id")):
+def _check(request: BriefingRequest, most: int) -> tuple[str, tuple[str, ...]]:
+    """Return the role, or '', and the scopes that are wanted and allowed."""
+    if not request.task_id and not request.story_id:
+        raise InvalidRequest("the briefing has no subject: give task_id, story_id or case_id")
+    for value, name in ((request.task_id, "task_id"), (request.story_id, "story_id")):
         if value:
             check_id(value, name)
-    role = read_role(asked.role) if asked.role.strip() else ""
-    allowed = scopes().allowed_scopes(role, asked.phase)
-    if not 0 <= asked.events <= _MOST_EVENTS:
+    role = read_role(request.role) if request.role.strip() else ""
+    allowed = scopes().allowed_scopes(role, request.phase)
+    if not 0 <= request.events <= _MOST_EVENTS:
         raise InvalidRequest(
-            f"max_events is {asked.events}; allowed are 0 (the default, {_EVENTS}) to "
+            f"max_events is {request.events}; allowed are 0 (the default, {_EVENTS}) to "
             f"{_MOST_EVENTS}"
         )
-    if not 0 <= asked.budget <= most:
+    if not 0 <= request.budget <= most:
         raise InvalidRequest(
-            f"token_budget is {asked.budget}; allowed are 0 (the default) to {most} "
+            f"token_budget is {request.budget}; allowed are 0 (the default) to {most} "
             "(limits.context_tokens)"
         )
-    named = scopes().check(asked.scopes)
-    flags = {"summaries": asked.summaries, "decisions": asked.decisions, "timeline": asked.timeline}
+    named = scopes().check(request.scopes)
+    flags = {
+        "summaries": request.summaries,
+        "decisions": request.decisions,
+        "timeline": request.timeline,
+    }
     parts = [name for name, on in flags.items() if on]
     chosen = (
         {"story", "brief", *parts}
@@ -422,6 +427,6 @@ def _check(asked: BriefingRequest, most: int) -> tuple[str, tuple[str, ...]]:
 
 
 def _system(role: str, phase: str) -> str:
-    said = ROLES[role] if role else ""
-    at = f"The work is in the phase: {phase.strip().lower()}." if phase.strip() else ""
-    return "\n".join(part for part in (said, at) if part)
+    description = ROLES[role] if role else ""
+    phase_text = f"The work is in the phase: {phase.strip().lower()}." if phase.strip() else ""
+    return "\n".join(part for part in (description, phase_text) if part)

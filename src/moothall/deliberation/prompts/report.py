@@ -1,4 +1,4 @@
-"""What a seat is told of its tools and checks: cut to a share of the window, and fenced."""
+"""Texts for seats about the results of their tools and checks, cut to a share of the window."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ from moothall.domain.tool import ToolResult, ToolStatus
 _FOUND = 20  # findings of a linter that are shown
 
 
-def result_text(number: int, result: ToolResult, room: int) -> str:
-    """The status of the turn's `number`-th call, and its error and output within `room`
-    characters.
+def result_text(number: int, result: ToolResult, max_chars: int) -> str:
+    """Return the status of the turn's `number`-th call, and its error and output within
+    `max_chars`.
     """
     error = result.error if result.status is not ToolStatus.SUCCESS else ""
-    said = "\n".join(filter(None, (error, output_text(result.output))))
+    text = "\n".join(filter(None, (error, output_text(result.output))))
     head = f"{number}. {result.tool[:60]}: {result.status}"
-    return f"{head}\n{fence('output', clip(said, room))}" if said else head
+    return f"{head}\n{fence('output', clip(text, max_chars))}" if text else head
 
 
 _NAMED, _DETAILED = 10, 3  # red cases that are named, and those whose output is shown
 _TIERS = {"monty": "", "python": "in CPython, since "}
 
 
-def block_text(run: BlockRun, room: int) -> str:
-    """How a block of Python ended and where it ran; what it printed, its value or its error within
-    `room` characters.
+def block_text(run: BlockRun, max_chars: int) -> str:
+    """Return how a block of Python ended and where it ran; its output, value or error within
+    `max_chars`.
     """
     where = f" ({_TIERS[run.tier]}{' '.join(run.why.split())[:200]})" if run.why else ""
-    said = {
+    sections = {
         "printed": run.printed,
         "value": ""
         if run.value is None
         else json.dumps(run.value, ensure_ascii=False, default=str),
     }
     if run.status is not ToolStatus.SUCCESS:
-        said["error"] = run.error
-    parts = [fence(name, clip(text, room // 2)) for name, text in said.items() if text.strip()]
+        sections["error"] = run.error
+    parts = [
+        fence(name, clip(text, max_chars // 2)) for name, text in sections.items() if text.strip()
+    ]
     return "\n".join([f"python: {run.status}{where}", *parts])
 
 
 def output_text(output: Mapping[str, object]) -> str:
-    """A file's text as it is; anything else as JSON."""
+    """Return a file's text unchanged, and any other output as JSON."""
     if len(output) == 0:
         return ""
     texts = [value for value in output.values() if isinstance(value, str) and "\n" in value]
@@ -59,10 +61,9 @@ def output_text(output: Mapping[str, object]) -> str:
     return json.dumps(output, ensure_ascii=False, default=str)
 
 
-def check_text(run: CheckRun, base: CheckRun | None, room: int) -> str:
-    """A check's verdict; of a red one the red cases by id with what they printed, those first that
-    the change broke, and told apart from those that were red before. Within about `room`
-    characters.
+def check_text(run: CheckRun, base: CheckRun | None, max_chars: int) -> str:
+    """Return a check's verdict and, if it failed, its failing cases with their output, within about
+    `max_chars`. Cases that the change broke come before those that failed on the base.
     """
     counted = list(run.cases.values())
     numbers = f" ({counted.count('passed')} of {len(counted)} passed)" if counted else ""
@@ -74,7 +75,7 @@ def check_text(run: CheckRun, base: CheckRun | None, room: int) -> str:
     if not red and run.verdict == "passed":
         return head
     parts = [
-        _cases_text(title, cases, run.details, room // (1 + bool(since and before)))
+        _cases_text(title, cases, run.details, max_chars // (1 + bool(since and before)))
         for title, cases in (
             ("Red since your change", since),
             ("Red before your change too", before),
@@ -85,21 +86,26 @@ def check_text(run: CheckRun, base: CheckRun | None, room: int) -> str:
         parts.append("\n".join(["Found now and not before:", *new[:_FOUND]]))
     if not any(case in run.details for case in red):
         parts.append(run.output)
-    return f"{head}\n{fence(f'output of {run.check}', clip(chr(10).join(parts), room))}"
+    return f"{head}\n{fence(f'output of {run.check}', clip(chr(10).join(parts), max_chars))}"
 
 
-def _cases_text(title: str, cases: Sequence[str], details: Mapping[str, str], room: int) -> str:
-    """Name the cases, and show of the first few what they printed."""
+def _cases_text(
+    title: str, cases: Sequence[str], details: Mapping[str, str], max_chars: int
+) -> str:
+    """Name the cases, and show the output of the first few."""
     names = _name_some(cases)
-    told = [case for case in cases if details.get(case, "").strip()][:_DETAILED]
-    share = max(room - len(names), 0) // max(len(told), 1)
+    detailed = [case for case in cases if details.get(case, "").strip()][:_DETAILED]
+    share = max(max_chars - len(names), 0) // max(len(detailed), 1)
     return "\n".join(
-        [f"{title}: {names}", *(f"{case}:\n{clip(details[case].strip(), share)}" for case in told)]
+        [
+            f"{title}: {names}",
+            *(f"{case}:\n{clip(details[case].strip(), share)}" for case in detailed),
+        ]
     )
 
 
 def ignored_text(ignored: Mapping[str, str]) -> str:
-    """Say which new files are no part of the answer, and the way out."""
+    """Return a text that names the new files that git ignores, and what to do about them."""
     listed = "\n".join(f"{path}: {rule}" for path, rule in list(ignored.items())[:_NAMED])
     more = f"\nand {len(ignored) - _NAMED} more" if len(ignored) > _NAMED else ""
     way_out = (
@@ -113,7 +119,7 @@ def ignored_text(ignored: Mapping[str, str]) -> str:
 
 
 def verdict_text(state: WorkspaceState) -> str:
-    """What a seat may conclude from its checks, in a sentence or two."""
+    """Return what a seat may conclude from its checks, in one or two sentences."""
     if not state.passed:
         return "Repair this."
     if state.partly_fixed:

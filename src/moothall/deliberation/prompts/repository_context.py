@@ -1,8 +1,8 @@
-"""What a council is shown of a repository: what fails on the base and what it says, then the code
-that this names, then the rest.
+"""The excerpt of a repository in a council's first prompt: what fails on the base with its output,
+then the code that the failures name, then the rest.
 
-Measured on a small model: with the failing test in the prompt nine seats in ten were right at the
-first turn, with the file alone three in ten.
+Measured with a small model: nine seats in ten were right at the first turn with the failing test in
+the prompt, and three in ten with the file alone.
 """
 
 from __future__ import annotations
@@ -30,26 +30,25 @@ _WORD = re.compile(r"[\w./-]*[\w-]")
 _NAME = re.compile(r"[^\W\d]\w{2,60}")
 _TEST_AFFIX = re.compile(r"^test[_-]|[_.-](?:test|tests|spec)$")
 _LISTED = 200
-_CASES = 20  # red cases that are named, and whose lines are looked at
-_NAMED = 300  # identifiers that the map leans towards
-# Shares of the budget that a part may take at most; what it leaves, the next ones have.
+_CASES = 20  # failing cases that are named and whose stack frames are followed
+_NAMED = 300  # identifiers that the map prefers
+# The largest share of the budget for each part. What a part leaves is for the next ones.
 _CASES_SHARE, _CODE_SHARE, _MAP_SHARE = 0.25, 0.25, 0.25
-_MAP_LEAST = 0.1  # of the budget, which files leave to the map
+_MAP_LEAST = 0.1  # the share of the budget that files leave to the map
 GUIDE = "AGENTS.md"
-_GUIDE_SHARE, _GUIDE_TOKENS = 0.1, 2000  # of the budget; a longer guide is for people
-_MAP_TOKENS = 4000  # a longer map says less
+_GUIDE_SHARE, _GUIDE_TOKENS = 0.1, 2000  # share of the budget; longer guides are cut
+_MAP_TOKENS = 4000  # a longer map helps less
 _LEAST = 40
 _CUT = re.compile(r"^\[… \d+ characters left out …\]$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryContext:
-    """What fits of the base, each with its (possibly cut) text, in the order in which it is shown.
+    """The parts of the base that fit, in the order in which they are shown. Texts may be cut.
 
-    `failing` and `files` are by path, `cases` by the id of a red case (its text may be empty),
-    `code` are functions by path and name. `map` is files and signatures, `listing` the names of all
-    files. `example`: a short function of the repository. `guide` is what the repository itself
-    tells agents.
+    failing, files: texts by path. cases: outputs by failing case; may be empty. code: functions by
+    path and line. map: files and signatures. listing: the names of all files. example: a short
+    function of the repository. guide: the repository's own instructions for agents.
     """
 
     failing: tuple[tuple[str, str], ...]
@@ -62,24 +61,25 @@ class RepositoryContext:
     guide: str = ""
 
 
-class _Room:
-    """Tokens that are left."""
+class _TokenBudget:
+    """The tokens that are left."""
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    def __init__(self, count: int) -> None:
+        self.tokens = count
 
     def clip(self, text: str, most: float) -> str:
-        """Return the text within `most` tokens of what is left, and take them."""
-        cut = clip(text, int(max(min(most, self.left), 0) * CHARS_PER_TOKEN))
-        self.left -= tokens(cut)
+        """Return the text, cut to `most` tokens and to what is left, and subtract its tokens."""
+        cut = clip(text, int(max(min(most, self.tokens), 0) * CHARS_PER_TOKEN))
+        self.tokens -= tokens(cut)
         return cut
 
 
 async def show(
     prepared: Prepared, description: str, read: Read, budget: int, look: Look | None = None
 ) -> RepositoryContext:
-    """Return the excerpt of the base that fits into `budget` tokens. `read` gives a file of the
-    base, `look` a survey of it.
+    """Return the excerpt of the base that fits into `budget` tokens.
+
+    read: returns the text of a file of the base. look: surveys the base.
     """
     profile = prepared.base.profile
     deciding = {name: run for name, run in prepared.runs.items() if name not in profile.advisory}
@@ -108,16 +108,18 @@ async def show(
         if GUIDE in prepared.files
         else ""
     )
-    room = _Room(budget - tokens(listing) - tokens(drawn) - (tokens(guide) if guide else 0))
-    share = max(room.left * 2 // 5, 64)  # no file takes it all
-    cases = _cases(red, room, budget * _CASES_SHARE)
-    failing = _failing_texts(texts, found.spans, room, share)
-    code = _code(found.spans, texts, room, budget * _CODE_SHARE)
+    remaining = _TokenBudget(
+        budget - tokens(listing) - tokens(drawn) - (tokens(guide) if guide else 0)
+    )
+    share = max(remaining.tokens * 2 // 5, 64)  # no file takes it all
+    cases = _cases(red, remaining, budget * _CASES_SHARE)
+    failing = _failing_texts(texts, found.spans, remaining, share)
+    code = _code(found.spans, texts, remaining, budget * _CODE_SHARE)
     wanted = sorted(dict.fromkeys([*subjects, *found.homes]), key=looks_like_test)
     seen = {*texts, *(span.path for span in found.spans if looks_like_test(span.path))}
-    files = await _files([path for path in wanted if path not in seen], read, room, share)
+    files = await _files([path for path in wanted if path not in seen], read, remaining, share)
     whole = {path for path, text in (*failing, *files) if not _CUT.search(text)}
-    drawn = _whole_lines(_without(found.map, whole), max(room.left, 0) + tokens(drawn))
+    drawn = _whole_lines(_without(found.map, whole), max(remaining.tokens, 0) + tokens(drawn))
     return RepositoryContext(failing, files, listing, cases, code, drawn, found.example, guide)
 
 
@@ -125,7 +127,7 @@ async def _text(read: Read, path: str) -> str:
     try:
         return await read(path)
     except NotFound:
-        return ""  # a submodule or a file that is no text
+        return ""  # a submodule or a binary file
 
 
 def _order(
@@ -137,7 +139,7 @@ def _order(
     description: str,
     budget: int,
 ) -> RepoMapRequest:
-    """Say what the survey is to lean towards."""
+    """Return what the survey should prefer."""
     frames = dict.fromkeys(frame for item in red[:_CASES] for frame in item.frames)
     names = [
         name.strip()
@@ -146,7 +148,9 @@ def _order(
         for name in group.split(",")
         if name.strip()
     ]
-    said = " ".join([description, *(f"{item.case} {item.detail[-2000:]}" for item in red[:_CASES])])
+    prose = " ".join(
+        [description, *(f"{item.case} {item.detail[-2000:]}" for item in red[:_CASES])]
+    )
     tests = [
         (path, item.names[0])
         for item in red[:_CASES]
@@ -158,27 +162,27 @@ def _order(
         frames=tuple(frames)[: 2 * _CASES],
         tests=tuple(dict.fromkeys(tests)),
         paths=tuple(dict.fromkeys([*texts, *subjects]))[: 2 * _CASES],
-        words=tuple(dict.fromkeys([*names, *_NAME.findall(said)]))[:_NAMED],
+        words=tuple(dict.fromkeys([*names, *_NAME.findall(prose)]))[:_NAMED],
         names=tuple(dict.fromkeys(names))[:_NAMED],
         map_chars=int(min(budget * _MAP_SHARE, _MAP_TOKENS) * CHARS_PER_TOKEN),
     )
 
 
-def _cases(red: Sequence[Red], room: _Room, most: float) -> tuple[tuple[str, str], ...]:
-    """Return the red cases with what they said, each way to fail once and as far as there is room,
-    and then just their ids.
+def _cases(red: Sequence[Red], remaining: _TokenBudget, most: float) -> tuple[tuple[str, str], ...]:
+    """Return the failing cases that fit with their output. Cases that fail in the same way have it
+    once.
     """
-    end = room.left - most
+    end = remaining.tokens - most
     shown: list[tuple[str, str]] = []
     ways = set[object]()
     for number, item in enumerate(red[:_CASES]):
-        left = room.left - end
+        left = remaining.tokens - end
         if left < _LEAST:
             break
-        room.left -= tokens(item.case)
+        remaining.tokens -= tokens(item.case)
         text = ""
         if item.detail and item.way not in ways and left > 2 * _LEAST:
-            text = room.clip(item.detail, left / (2 if number == 0 and len(red) > 1 else 1))
+            text = remaining.clip(item.detail, left / (2 if number == 0 and len(red) > 1 else 1))
             ways.add(item.way)
         shown.append((item.case, text))
     if len(red) > len(shown):
@@ -187,50 +191,52 @@ def _cases(red: Sequence[Red], room: _Room, most: float) -> tuple[tuple[str, str
 
 
 def _failing_texts(
-    texts: dict[str, str], spans: Sequence[CodePassage], room: _Room, share: int
+    texts: dict[str, str], spans: Sequence[CodePassage], remaining: _TokenBudget, share: int
 ) -> tuple[tuple[str, str], ...]:
-    """Return the files of the failing tests, of long ones just the tests."""
+    """Return the files of the failing tests; only the tests of long files."""
     failing = []
     for path, text in texts.items():
-        if room.left < share // 4:
+        if remaining.tokens < share // 4:
             break
         own = [span.text for span in spans if span.path == path]
-        if own and tokens(text) > min(share, room.left):
-            text = "\n\n".join(own)  # noqa: PLW2901 - what is shown of it
-        failing.append((path, room.clip(text, share)))
+        if own and tokens(text) > min(share, remaining.tokens):
+            text = "\n\n".join(own)  # noqa: PLW2901 - the part that is shown
+        failing.append((path, remaining.clip(text, share)))
     return tuple(failing)
 
 
 def _code(
-    spans: Sequence[CodePassage], texts: dict[str, str], room: _Room, most: float
+    spans: Sequence[CodePassage], texts: dict[str, str], remaining: _TokenBudget, most: float
 ) -> tuple[tuple[str, str], ...]:
-    """Return the functions that the failures lead through, but for the tests."""
-    end = room.left - most
+    """Return the functions on the stacks of the failures, without tests."""
+    end = remaining.tokens - most
     code = []
     for span in spans:
-        if span.path in texts or room.left - end < _LEAST or room.left < _LEAST:
+        if span.path in texts or remaining.tokens - end < _LEAST or remaining.tokens < _LEAST:
             continue
-        code.append((f"{span.path}, line {span.line}", room.clip(span.text, room.left - end)))
+        code.append(
+            (f"{span.path}, line {span.line}", remaining.clip(span.text, remaining.tokens - end))
+        )
     return tuple(code)
 
 
 async def _files(
-    paths: Sequence[str], read: Read, room: _Room, share: int
+    paths: Sequence[str], read: Read, remaining: _TokenBudget, share: int
 ) -> tuple[tuple[str, str], ...]:
     files = []
     for path in paths:
-        if room.left < share // 4:
+        if remaining.tokens < share // 4:
             break
         try:
             text = await read(path)
         except NotFound:
             continue
-        files.append((path, room.clip(text, share) or "(empty file)"))
+        files.append((path, remaining.clip(text, share) or "(empty file)"))
     return tuple(files)
 
 
 def _without(text: str, paths: set[str]) -> str:
-    """Return a map without what it says of some files."""
+    """Return a map without the entries of some files."""
     rows, kept = [], True
     for row in text.split("\n"):
         kept = row.removesuffix(":") not in paths if not row.startswith(" ") else kept
@@ -245,7 +251,7 @@ def _head(text: str, most: float) -> str:
 
 
 def _whole_lines(text: str, most: int) -> str:
-    """Return the lines of a map that fit, without a file's name that nothing follows."""
+    """Return the lines of a map that fit, without file names at the end."""
     cut = text[: max(int(most * CHARS_PER_TOKEN), 0)]
     rows = cut.split("\n") if cut == text else cut.split("\n")[:-1]
     while rows and not rows[-1].startswith(" "):
@@ -256,8 +262,8 @@ def _whole_lines(text: str, most: int) -> str:
 def failing_files(red: Sequence[Red], prepared: Prepared) -> list[str]:
     """Return the files of the red cases, in the order of the repository's files.
 
-    A case is `<file>::<name>` or the file itself; else its frames say it, and where a runner gave
-    no cases, its output.
+    The file is in the case's name (`<file>::<name>`), or else in its stack frames. If the runner
+    named no cases, it is in the output.
     """
     found = {path for item in red for path in _paths_of(item, prepared)}
     return [path for path in prepared.files if path in found]
@@ -271,37 +277,36 @@ def _paths_of(item: Red, prepared: Prepared) -> list[str]:
         return list(dict.fromkeys(framed))
     words = set(_WORD.findall(item.detail)) if item.case == item.check else set()
     known = Known(prepared.files, prepared.base.profile.folders.get(item.check, ""))
-    said = {known.path(word) for word in words if "." in word}
-    return [path for path in prepared.files if path in said and looks_like_test(path)]
+    mentioned = {known.path(word) for word in words if "." in word}
+    return [path for path in prepared.files if path in mentioned and looks_like_test(path)]
 
 
 def looks_like_test(path: str) -> bool:
-    """Whether a path looks like a file of tests."""
+    """Return whether a path looks like a test file."""
     return (
         _TEST_AFFIX.search(stem(path)) is not None or path.startswith("tests/") or "/tests/" in path
     )
 
 
 def named_file(name: str, files: Collection[str], folder: str) -> str:
-    """A runner says `tests/test_a.py` or `tests.test_a` or `tests.test_a.TestClass`, perhaps from a
-    folder.
+    """Return the file that a runner names, relative to a folder, or ''.
+
+    The name is a path, a Python module or a name in a module.
     """
-    for said in (posixpath.join(folder, name), name):
-        if said in files:
-            return said
+    for path in (posixpath.join(folder, name), name):
+        if path in files:
+            return path
     dotted = name.split(".")
     for length in range(len(dotted), 0, -1):
-        path = "/".join(dotted[:length]) + ".py"
-        for said in (posixpath.join(folder, path), path):
-            if said in files:
-                return said
+        module = "/".join(dotted[:length]) + ".py"
+        for path in (posixpath.join(folder, module), module):
+            if path in files:
+                return path
     return ""
 
 
 def named_files(description: str, files: Sequence[str]) -> Iterator[str]:
-    """Files that the task names, by path, by their last part, or as a Python module or what is in
-    it.
-    """
+    """Yield the files that the task names by path, file name, Python module or a name in it."""
     words = {word.strip("./") for word in _WORD.findall(description)}
     modules = {
         word.rsplit(".", cut)[0]
@@ -316,9 +321,7 @@ def named_files(description: str, files: Sequence[str]) -> Iterator[str]:
 
 
 def _subjects(failing: dict[str, str], files: Sequence[str]) -> Iterator[str]:
-    """Files that the failing tests import, then those whose name says that they are tested
-    there.
-    """
+    """Yield the files that the failing tests import, then those with the name of a test file."""
     known = set(files)
     for path, text in failing.items():
         folder = posixpath.dirname(path)
@@ -362,5 +365,5 @@ def _module_files(module: str, folder: str, files: Sequence[str]) -> Iterator[st
 
 
 def stem(path: str) -> str:
-    """Return the name of a file without its ending."""
+    """Return the name of a file without its suffix."""
     return posixpath.basename(path).rsplit(".", 1)[0]

@@ -105,7 +105,7 @@ async def test_what_the_graph_knows_is_told_and_fenced() -> None:
 async def test_what_a_seat_and_a_caller_are_told_is_the_same() -> None:
     briefings = Briefings(known().ask, LimitSettings())
     made = await briefings.brief(ASKED, LOCAL)
-    assert await briefings.tell(ASKED, LOCAL, 1000) == made.told
+    assert await briefings.brief_seats(ASKED, LOCAL, 1000) == made.told
     assert made.told in made.context
 
 
@@ -197,7 +197,7 @@ async def test_it_stays_within_its_budget_by_whatever_count(
 
 async def test_what_is_worth_most_is_told_where_there_is_no_room_for_all() -> None:
     briefings = Briefings(known().ask, LimitSettings())
-    told = [await briefings.tell(ASKED, LOCAL, room) for room in range(0, 300, 10)]
+    told = [await briefings.brief_seats(ASKED, LOCAL, room) for room in range(0, 300, 10)]
     assert told[0] == ""
     assert [len(text) for text in told] == sorted(len(text) for text in told)
     first = {
