@@ -33,7 +33,7 @@ class Decision:
     principal: str
     task_id: str
     seat: str
-    said: str = ""
+    reason: str = ""
 
     @property
     def refused(self) -> bool:

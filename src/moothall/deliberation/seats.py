@@ -158,7 +158,7 @@ def _create_agent(
                 deliberation.role,
                 approach,
                 about_text=council.about_text,
-                asked=setup.mode if deliberation.is_answer("") else None,
+                answer_mode=setup.mode if deliberation.is_answer("") else None,
                 example=setup.example,
             ),
         ),

@@ -112,13 +112,13 @@ class Judge:
             if check not in done.runs:
                 raise WorkspaceFailed(f"the hidden tests of {task.id} could not be run: {done.why}")
             ran[check] = done.runs[check]
-        wanted = [
+        hidden_cases = [
             (check, case)
             for part in (task.cases, task.kept)
             for check, cases in part.items()
             for case in cases
         ]
-        failing = [case for check, case in wanted if ran[check].cases.get(case) != "passed"]
+        failing = [case for check, case in hidden_cases if ran[check].cases.get(case) != "passed"]
         return Judgement(not failing, tuple(failing[:_SHOWN]))
 
     def _runs(self, prepared: Prepared, text: str, name: str) -> CleanCheckoutRunner:

@@ -86,7 +86,9 @@ class Reports:
 
     def _forget(self) -> None:
         oldest = self.clock() - PATIENCE * self.seconds
-        self._known = {process: told for process, told in self._known.items() if told[0] >= oldest}
+        self._known = {
+            process: report for process, report in self._known.items() if report[0] >= oldest
+        }
 
 
 def _rows(name: str, rows: object) -> Iterator[list[Any]]:
@@ -99,10 +101,12 @@ def _rows(name: str, rows: object) -> Iterator[list[Any]]:
             case [list(labels), value] if len(labels) == len(figure.labels) and all(
                 isinstance(label, str) for label in labels
             ):
-                wanted = len(figure.buckets) + 2 if isinstance(figure, Histogram) else 0
+                value_count = len(figure.buckets) + 2 if isinstance(figure, Histogram) else 0
                 fits = (
-                    isinstance(value, list) and len(value) == wanted and all(map(_is_number, value))
-                    if wanted
+                    isinstance(value, list)
+                    and len(value) == value_count
+                    and all(map(_is_number, value))
+                    if value_count
                     else _is_number(value)
                 )
                 if fits:

@@ -108,8 +108,8 @@ async def _count_answering(hosts: Sequence[Any]) -> tuple[int, int]:
     that is being started again does not answer for a while.
     """
     try:
-        asked = {asyncio.ensure_future(_answers(host)) for host in hosts}
-        done, silent = await asyncio.wait(asked, timeout=_ANSWER_SECONDS)
+        answers = {asyncio.ensure_future(_answers(host)) for host in hosts}
+        done, silent = await asyncio.wait(answers, timeout=_ANSWER_SECONDS)
     except ray.exceptions.RayError:  # Ray itself is gone
         return 0, len(hosts)
     for waiting in silent:
@@ -207,8 +207,8 @@ class NodeHosts:
 
     async def count_answering(self) -> tuple[int, int]:
         """Return how many pull work, and how many there should be: at least one."""
-        answering, wanted = await _count_answering(self.actors) if self._hosts else (0, 0)
-        return answering, max(1, wanted)
+        answering, total = await _count_answering(self.actors) if self._hosts else (0, 0)
+        return answering, max(1, total)
 
     async def follow(
         self, list_nodes: Callable[[str], Collection[str]], group: asyncio.TaskGroup
@@ -301,8 +301,8 @@ async def _all_ready(hosts: list[Any], seconds: float, *, some: bool = False) ->
     """Wait until hosts pull work. `some`: ignore those that end meanwhile."""
     try:
         async with asyncio.timeout(seconds):
-            asked = (host.ready.options(max_task_retries=0).remote() for host in hosts)
-            await asyncio.gather(*asked, return_exceptions=some)
+            started = (host.ready.options(max_task_retries=0).remote() for host in hosts)
+            await asyncio.gather(*started, return_exceptions=some)
     except TimeoutError as error:
         raise FleetUnavailable(f"the hosts on Ray were not ready within {seconds:.0f} s") from error
 

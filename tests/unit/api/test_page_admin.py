@@ -86,7 +86,7 @@ async def test_the_last_decisions_are_told_the_latest_first_and_each_once(bus: M
         record(3, phase="approved", status="", approved_by="bob"),
     )
     first = await decisions.last(LOCAL)
-    assert [(item.status, item.said) for item in first] == [
+    assert [(item.status, item.reason) for item in first] == [
         ("approved", "allowed by bob"),
         ("success", ""),
     ]

@@ -305,7 +305,7 @@ async def _ask_for_review(
         setup.shared,
         clip(answer_text, max_chars),
         evidence=clip(_format_evidence(council, request.answer), max_chars // 3),
-        wanted=criteria,
+        requirements=criteria,
         mode=setup.mode,
         role=council.deliberation.reviewer,
     )

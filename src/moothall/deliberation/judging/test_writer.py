@@ -169,7 +169,7 @@ class IndependentTests:
         if unread and self.author is not None:
             number = 2 if self._read_cases else 1
             self._unfit |= await make_case_reader(
-                self.council, self.author, TEST_WRITER, asked=False, number=number
+                self.council, self.author, TEST_WRITER, only_requested=False, number=number
             )(unread)
             self._read_cases |= {*unread}
         return {case: why for case, why in self._unfit.items() if case in cases}
@@ -282,7 +282,12 @@ async def _try_on_base(council: DeliberationContext, author: Proposal) -> tuple[
 
 
 def make_case_reader(
-    council: DeliberationContext, author: Proposal, agent: str, *, asked: bool, number: int = 1
+    council: DeliberationContext,
+    author: Proposal,
+    agent: str,
+    *,
+    only_requested: bool,
+    number: int = 1,
 ) -> Callable[[Sequence[str]], Awaitable[Mapping[str, str]]]:
     """Return a function that asks a model which cases do not fit the task's text.
 
@@ -292,7 +297,11 @@ def make_case_reader(
     async def read_cases(cases: Sequence[str]) -> Mapping[str, str]:
         setup = council.setup_of(agent)
         messages = evidence_prompt.validation_prompt(
-            setup.judge_system, council.task_text, _test_changes(setup, author), cases, asked=asked
+            setup.judge_system,
+            council.task_text,
+            _test_changes(setup, author),
+            cases,
+            only_requested=only_requested,
         )
         for attempt in range(1, _MAX_READ_ATTEMPTS + 1):
             reply = await council.ask(

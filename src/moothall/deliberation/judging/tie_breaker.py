@@ -107,7 +107,9 @@ async def break_tie(
         )
         return candidates
     trial = Trial(evaluator.author_tests, author, diffs, must_distinguish=True)
-    verdicts = await trial.judge_cases(make_case_reader(council, author, TIE_BREAKER, asked=True))
+    verdicts = await trial.judge_cases(
+        make_case_reader(council, author, TIE_BREAKER, only_requested=True)
+    )
     updated = await add_cross_runs(evaluator.author_tests, author, verdicts, candidates)
     await publish_report(
         council,

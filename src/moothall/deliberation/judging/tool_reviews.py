@@ -91,7 +91,7 @@ async def review_with_tools(council: DeliberationContext, request: ToolReviewReq
             setup.shared,
             clip(readable_diff(request.diff), max_chars),
             evidence=clip(request.evidence, max_chars // 3),
-            wanted=request.criteria,
+            requirements=request.criteria,
             role=ROLES[council.deliberation.reviewer] if council.deliberation.reviewer else "",
             turns=turns,
         ),

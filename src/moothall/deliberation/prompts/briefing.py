@@ -298,8 +298,8 @@ class Briefings:
 
     async def brief(self, request: BriefingRequest, who: Principal) -> Briefing:
         """Return the briefing. Raises `InvalidRequest`, `GraphUnavailable`."""
-        role, wanted = _check(request, self._budget)
-        lines = await self._lines(request, role, wanted, who)
+        role, scopes_wanted = _check(request, self._budget)
+        lines = await self._lines(request, role, scopes_wanted, who)
         tools = f"Tools: {', '.join(self._names_offered(role, who.tenant))}" if role else ""
         budget = request.budget or self._budget
         for head in (
@@ -310,15 +310,17 @@ class Briefings:
             lay = partial(_lay_out, head, self._clean)
             if found := await fill(lines, partial(_text, lay), self._count, budget):
                 whole = lay(found[0])
-                return replace(whole, tokens=found[1], version=digest(whole.text), scopes=wanted)
+                return replace(
+                    whole, tokens=found[1], version=digest(whole.text), scopes=scopes_wanted
+                )
         raise AssertionError  # an empty text has no tokens
 
     async def brief_seats(self, request: BriefingRequest, who: Principal, budget: int) -> str:
         """Return the context for the seats of a council in at most `budget` tokens, without fence,
         role and tools.
         """
-        role, wanted = _check(request, self._budget)
-        lines = await self._lines(request, role, wanted, who)
+        role, scopes_wanted = _check(request, self._budget)
+        lines = await self._lines(request, role, scopes_wanted, who)
         found = (
             await fill(lines, lambda chosen: self._clean(lay_out(chosen)), self._count, budget)
             if budget > 0
@@ -327,7 +329,7 @@ class Briefings:
         return self._clean(lay_out(found[0])) if found else ""
 
     async def _lines(
-        self, request: BriefingRequest, role: str, wanted: Sequence[str], who: Principal
+        self, request: BriefingRequest, role: str, scopes_wanted: Sequence[str], who: Principal
     ) -> list[ContextLine]:
         about = {
             "story_id": request.story_id,
@@ -337,7 +339,7 @@ class Briefings:
             "tenant": who.tenant,
         }
         row: Mapping[str, Any] = {}
-        if static_scopes := [scope for scope in wanted if scope != "timeline"]:
+        if static_scopes := [scope for scope in scopes_wanted if scope != "timeline"]:
             row = next(
                 iter(
                     await self._ask(
@@ -350,7 +352,7 @@ class Briefings:
                 {},
             )
         similar: Sequence[Mapping[str, Any]] = ()
-        if "similar" in wanted and (
+        if "similar" in scopes_wanted and (
             repository := request.repository or str(row.get("repository") or "")
         ):
             besides = request.story_id or str(row.get("of_story") or "")
@@ -358,7 +360,7 @@ class Briefings:
                 "similar", repository=repository, **(about | {"story_id": besides})
             )
         events: Sequence[Mapping[str, Any]] = ()
-        if "timeline" in wanted:
+        if "timeline" in scopes_wanted:
             where = {"task_id": ""} if request.story_id else {}
             events = await self._ask("timeline", limit=request.events or _EVENTS, **(about | where))
         return lines_of(row, similar, events, request.description)

@@ -65,7 +65,7 @@ def _closed(fields: Mapping[str, object]) -> dict[str, object]:
 
 def summary_prompt(system: str, shared: str, answer: str, facts: str) -> tuple[Message, ...]:
     """Ask for a structured summary of one answer. Nobody is named."""
-    wanted = "\n".join(f"- {name}: {text}" for name, text in _FIELDS.items())
+    field_list = "\n".join(f"- {name}: {text}" for name, text in _FIELDS.items())
     checks = f"\n\n{fence('what its checks said', facts)}" if facts else ""
     shape = json.dumps(dict.fromkeys(_FIELDS, "…"), ensure_ascii=False)
     return _pair(
@@ -73,7 +73,7 @@ def summary_prompt(system: str, shared: str, answer: str, facts: str) -> tuple[M
         shared,
         "Now summarize a colleague's answer for someone who compares several of them, instead of "
         "doing the task.\n\n"
-        f"{fence('answer', answer)}{checks}\n\n{wanted}\n\n"
+        f"{fence('answer', answer)}{checks}\n\n{field_list}\n\n"
         f"Be exact and neutral: no praise. Reply with one JSON object {shape}, and nothing else.",
     )
 

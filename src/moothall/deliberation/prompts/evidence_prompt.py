@@ -169,10 +169,10 @@ def breaker_prompt(
 
 
 def reviewer_prompt(
-    shared: str, diff: str, *, evidence: str, wanted: Sequence[str], role: str, turns: int
+    shared: str, diff: str, *, evidence: str, requirements: Sequence[str], role: str, turns: int
 ) -> tuple[Message, ...]:
     """Return the first messages of a reviewer with tools. Nobody is named."""
-    numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(wanted, 1))
+    numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(requirements, 1))
     facts = f"\n\n{fence('what its checks said', evidence)}" if evidence else ""
     last = f"{role}\nJudge this change now. {_TURNS.format(turns=turns)}".strip()
     return _pair(
@@ -183,15 +183,16 @@ def reviewer_prompt(
 
 
 def validation_prompt(
-    system: str, shared: str, tests: str, cases: Sequence[str], *, asked: bool
+    system: str, shared: str, tests: str, cases: Sequence[str], *, only_requested: bool
 ) -> tuple[Message, ...]:
-    """Ask which tests do not fit the text of the task. No change of the code is shown. `asked`:
-    only what the task asks for fits.
+    """Ask which tests do not fit the text of the task. No change of the code is shown.
+
+    only_requested: only what the task asks for fits.
     """
     question = (
         "Which of them expect something that the text of the task does not ask for, or contradict "
         "it?"
-        if asked
+        if only_requested
         else "Which of them contradict the text of the task, or require what it leaves open (a "
         "name, a message, one of several right results), so that a change that does exactly what "
         "the task asks for could fail them?"

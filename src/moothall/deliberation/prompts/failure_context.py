@@ -50,12 +50,14 @@ class Red:
         lines = [
             line.strip()[:_LINE] for line in self.detail[-_READ_CHARS:].split("\n") if line.strip()
         ]
-        said = [
+        context = [
             line
             for line in lines
             if not _FRAME.search(line) and not line.startswith(("===", "---", "note:"))
         ][:_SAID]
-        return self.frames[0], tuple(line for line in lines if line.startswith("E ")) or tuple(said)
+        return self.frames[0], tuple(line for line in lines if line.startswith("E ")) or tuple(
+            context
+        )
 
 
 def red_cases(
@@ -94,11 +96,11 @@ class Known:
         for path in files:
             self._by_name.setdefault(posixpath.basename(path), []).append(path)
 
-    def path(self, said: str) -> str:
+    def path(self, path_text: str) -> str:
         """Return the file that is meant, or ''. Never a guess between two: the longest end of the
         path that they share decides.
         """
-        plain = posixpath.normpath(said)
+        plain = posixpath.normpath(path_text)
         for path in (posixpath.normpath(posixpath.join(self._folder, plain)), plain):
             if path in self._files:
                 return path
@@ -127,8 +129,8 @@ class Known:
         """
         found = [
             (path, int(line))
-            for said, line in _FRAME.findall(text[-_READ_CHARS:])
-            if (path := self.path(said))
+            for path_text, line in _FRAME.findall(text[-_READ_CHARS:])
+            if (path := self.path(path_text))
         ]
         if any(path.endswith(".py") for path, _ in found):
             found.reverse()

@@ -159,11 +159,11 @@ def _example(example: CodePassage | None) -> tuple[Action, str, str, str]:
 
 def _spelt(action: Action, thought: str, mode: ReplyMode) -> str:
     if mode == "json":
-        said = {
+        reply = {
             "thought": thought,
             "actions": [{"tool": action.tool, "args": dict(action.arguments)}],
         }
-        return json.dumps(said, ensure_ascii=False)
+        return json.dumps(reply, ensure_ascii=False)
     return (
         f"{thought}\n"
         f"<tool>{json.dumps({'name': action.tool, 'args': dict(action.arguments)}, ensure_ascii=False)}</tool>"
@@ -307,20 +307,22 @@ def seat_prompt(
     approach: str,
     *,
     about_text: bool,
-    asked: ReplyMode | None = None,
+    answer_mode: ReplyMode | None = None,
     example: Sequence[Action] = (),
 ) -> tuple[Message, ...]:
-    """The first messages of a seat's conversation: the seat's own part comes last. `asked`: an
-    answer will do, spelt so; `example` are the actions of the worked example in `system`.
+    """Return the first messages of a seat's conversation. The seat's own part comes last.
+
+    answer_mode: an answer is enough, written in this mode. example: the actions of the worked
+    example in `system`.
     """
     way = f"\nYour approach: {fence('approach', approach)}" if approach else ""
     ask = "Do the task now: reply with the actions that make the change."
     if about_text:
         ask = "Write the whole answer now."
-    elif asked:
+    elif answer_mode:
         ask = (
             "If the task asks for a change, make it. If it is a question, change nothing: look at "
-            f"what you need, then finish with the whole answer. For {_answers(example, asked)}\n"
+            f"what you need, then finish with the whole answer. For {_answers(example, answer_mode)}\n"
             "Now do the task."
         )
     return _pair(system, shared, f"{ROLES[role]}{way}\n{ask}")
@@ -332,18 +334,18 @@ def review_prompt(
     candidate: str,
     *,
     evidence: str,
-    wanted: Sequence[str],
+    requirements: Sequence[str],
     mode: ReplyMode,
     role: str = "",
 ) -> tuple[Message, ...]:
     """Ask for a judgement of one candidate, as the `role` where one is given. Nobody is named: not
     the author, not the reviewer.
     """
-    numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(wanted, 1))
+    numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(requirements, 1))
     facts = f"\n\n{fence('what its checks said', evidence)}" if evidence else ""
     judge = f"{ROLES[role]}\n" if role else ""
-    scores = "scores" if len(wanted) > 1 else "score"
-    placeholder = "[…]" if len(wanted) > 1 else "…"
+    scores = "scores" if len(requirements) > 1 else "score"
+    placeholder = "[…]" if len(requirements) > 1 else "…"
     shape = (
         ""
         if mode == "json"
@@ -352,7 +354,7 @@ def review_prompt(
     )
     score = (
         'in "scores", for each criterion in order, a whole number'
-        if len(wanted) > 1
+        if len(requirements) > 1
         else 'a "score"'
     )
     return _pair(

@@ -100,7 +100,7 @@ class RepoMapper:
         return found
 
     async def _ask(self, prepared: Prepared, order: RepoMapRequest, key: str) -> RepoMap:
-        wanted = asdict(order) | {
+        arguments = asdict(order) | {
             "files": _MAP_FILES,
             "bytes": _MAP_BYTES,
             "known": _code_files(prepared),
@@ -108,7 +108,7 @@ class RepoMapper:
         deadline = datetime.now(UTC) + timedelta(seconds=_MAP_SECONDS)
         async with self._workspaces.open(prepared, f"survey-{key[:12]}") as workspace:
             result = await workspace.call(
-                ToolCall(f"survey-{key[:12]}", "files.survey", wanted, deadline)
+                ToolCall(f"survey-{key[:12]}", "files.survey", arguments, deadline)
             )
         if result.status is not ToolStatus.SUCCESS:
             _log.warning(

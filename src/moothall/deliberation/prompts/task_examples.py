@@ -59,12 +59,12 @@ class TaskExample:
     def is_in(self, tests: str) -> bool:
         """Whether tests hold the name that is called and each literal of the example."""
         names = _NAME.findall(self.call.partition("(")[0]) if self.result else []
-        wanted = [
+        literals = [
             next(filter(None, match.groups()), "")
             for match in _LITERAL.finditer(f"{self.call} {self.result}")
         ]
         return all(name in tests for name in names[-1:]) and all(
-            literal in tests for literal in wanted
+            literal in tests for literal in literals
         )
 
 
@@ -95,14 +95,14 @@ def _all(task: str) -> Iterator[tuple[int, TaskExample]]:
     for match in _ASSERTION.finditer(task):
         yield match.start(), TaskExample(match["line"])
     for match in _SESSION.finditer(task):
-        said = match["said"].strip()
+        output = match["said"].strip()
         if (
-            said
+            output
             and "(" in match["call"]
             and not match["more"]
             and not match["call"].startswith(("assert ", "import ", "from "))
         ):
-            yield match.start(), TaskExample(match["call"].strip(), said.splitlines()[-1].strip())
+            yield match.start(), TaskExample(match["call"].strip(), output.splitlines()[-1].strip())
 
 
 def _is_quoted(task: str, position: int) -> bool:

@@ -215,11 +215,11 @@ def environment_text(prepared: Prepared, overview: Overview) -> str:
     """
     profile = prepared.base.profile
     lines = ["Environment: the dependencies are installed; there is no network."]
-    said = " ".join(prepared.notes).casefold()
+    notes = " ".join(prepared.notes).casefold()
     needs = [
         f"{language.replace('-pin', ' (pinned)')} {version}"
         for language, version in sorted(profile.needs.items())
-        if version and f"asks for {language} " not in said
+        if version and f"asks for {language} " not in notes
     ]
     if needs:
         lines.append(f"The project asks for {', '.join(needs)}.")

@@ -380,8 +380,8 @@ class ReplyParts:
     @property
     def thought(self) -> str:
         """What the model says of its reply: its own field, else the prose around."""
-        if said := " ".join(filter(None, self.thoughts)):
-            return said
+        if thoughts := " ".join(filter(None, self.thoughts)):
+            return thoughts
         prose = " ".join(_NOISE.sub(" ", " ".join(self.outside)).split())
         return prose if any(char.isalnum() for char in prose) else ""
 
@@ -624,7 +624,9 @@ class _Scan:
             inner = [value for value in data.values() if isinstance(value, dict)]
             return len(data) == len(inner) == 1 and self._take_object(inner[0])
         parts = self._parts
-        parts.thoughts += [said for key in _THOUGHT_KEYS if isinstance(said := data.get(key), str)]
+        parts.thoughts += [
+            thought for key in _THOUGHT_KEYS if isinstance(thought := data.get(key), str)
+        ]
         if listed:
             self._add_list(data, listed, ends=bool(given or single))
         if single:
@@ -684,10 +686,10 @@ class _Scan:
         if name not in _FINISH_NAMES or self._tools.is_offered(name):
             self._parts.actions.append(Action(name, _arguments(data, key)))
             return
-        said = next((data[field] for field in _ARGUMENT_KEYS if data.get(field)), "")
+        answer = next((data[field] for field in _ARGUMENT_KEYS if data.get(field)), "")
         texts = (
-            [said]
-            if said and isinstance(said, str) and _decoded(said) is None
+            [answer]
+            if answer and isinstance(answer, str) and _decoded(answer) is None
             else _arguments(data, key).values()
         )
         self._parts.finish.append(

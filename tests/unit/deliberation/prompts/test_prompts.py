@@ -81,7 +81,7 @@ def test_what_is_shown_of_an_answer_is_of_the_repository_and_two_turns(
 ) -> None:
     example = prompts.example_of(RepositoryContext((), (), "", example=span))
     asked = prompts.seat_prompt(
-        "S", "shared", "dev", "", about_text=False, asked=mode, example=example
+        "S", "shared", "dev", "", about_text=False, answer_mode=mode, example=example
     )[-1].content
     assert file in asked
     assert ("maths" in asked) == (span is None)
