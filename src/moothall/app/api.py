@@ -188,7 +188,7 @@ async def open_apis(
             executor = _story_executor(settings, inputs, planner)
             await enter_beside(stack, beside(executor.run(), "planner"))
         rules = await enter_beside(stack, open_rules(settings, bus))
-        visits, workflows = (
+        tool_sessions, workflows = (
             await _open_tools(stack, settings, inputs, rules, report_progress)
             if "tools" in inputs.roles
             else (None, None)
@@ -210,11 +210,13 @@ async def open_apis(
             models=settings.choice,
             notes=Notes(bus, functools.partial(scrub, known=secret_values(settings))),
             bundles=Bundles(bus.bucket(BUNDLES)),
-            tool_sessions=visits,
-            executions=execution_service(settings.runner, visits) if visits else None,
+            tool_sessions=tool_sessions,
+            executions=execution_service(settings.runner, tool_sessions) if tool_sessions else None,
             approvals=rules.parking,
             workflows=workflows,
-            agents=agent_service(settings, bus, deliberations, visits) if visits else None,
+            agents=agent_service(settings, bus, deliberations, tool_sessions)
+            if tool_sessions
+            else None,
             decisions=Decisions(bus),
             tasks=Overview(bus, inputs.collector.states),
             repositories=trusted_repositories(settings),
@@ -267,10 +269,10 @@ async def _open_tools(
         with say_if_slow(report_progress, "the process that has the role tools to end"):
             await enter_beside(stack, alone(settings, bus, "tools"))
     writer = f"{WRITER}-{inputs.instance}" if inputs.instance else WRITER
-    visits = await enter_beside(stack, tool_service(settings, bus, rules, writer))
-    workflows = await enter_beside(stack, workflow_service(bus, visits))
-    visits.await_calls(of_tasks(inputs.deliberations))
-    return visits, workflows
+    tool_sessions = await enter_beside(stack, tool_service(settings, bus, rules, writer))
+    workflows = await enter_beside(stack, workflow_service(bus, tool_sessions))
+    tool_sessions.await_calls(of_tasks(inputs.deliberations))
+    return tool_sessions, workflows
 
 
 @asynccontextmanager

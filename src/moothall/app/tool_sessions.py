@@ -71,7 +71,7 @@ async def tool_service(
 
 
 def agent_service(
-    settings: Settings, bus: Bus, deliberations: Deliberations, visits: ToolSessions
+    settings: Settings, bus: Bus, deliberations: Deliberations, sessions: ToolSessions
 ) -> AgentTasks:
     """Return the service for other orchestrators."""
     repositories = trusted_repositories(settings)
@@ -88,8 +88,8 @@ def agent_service(
 
     return AgentTasks(
         deliberations,
-        visits,
-        AgentSessions(bus.bucket(SESSIONS), visits, register_blank, settings.agents),
+        sessions,
+        AgentSessions(bus.bucket(SESSIONS), sessions, register_blank, settings.agents),
         settings.agents,
         parallelism=settings.tools.parallelism,
         memory_mb=settings.sandbox.memory_bytes // 1_000_000,
@@ -97,19 +97,21 @@ def agent_service(
     )
 
 
-def execution_service(settings: RunnerSettings, visits: ToolSessions) -> Executions | None:
+def execution_service(settings: RunnerSettings, sessions: ToolSessions) -> Executions | None:
     """Return the service that runs callers' code; None if `runner.enabled` is off."""
-    return Executions(visits, visits.run_code, settings) if visits.run_code is not None else None
+    return (
+        Executions(sessions, sessions.run_code, settings) if sessions.run_code is not None else None
+    )
 
 
 @asynccontextmanager
 async def workflow_service(
-    bus: Bus, visits: ToolSessions, *, resume: bool = True
+    bus: Bus, sessions: ToolSessions, *, resume: bool = True
 ) -> AsyncIterator[Workflows]:
     """Run workflows in the workspaces of tool sessions. `resume`: continue the workflows of
     processes that are gone at once.
     """
-    async with Workflows(visits, visits.gate, bus, bus.bucket(BUCKET)) as workflows:
+    async with Workflows(sessions, sessions.gate, bus, bus.bucket(BUCKET)) as workflows:
         if resume:
             await workflows.resume()
         yield workflows
@@ -143,7 +145,7 @@ async def run_workflow(
         if (address := await hold_or_find(settings.data_dir, report_progress, stack)) is not None:
             bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
             if (entry := await _find_started(bus, request)) is not None:
-                events = _follow(bus, entry.visit.workspace, request)
+                events = _follow(bus, entry.session.workspace, request)
             else:
                 events = _follow(
                     bus, await _start_at_server(settings, address.grpc_port, request), request
@@ -174,10 +176,10 @@ async def _run_here(
     if (entry := await _find_started(bus, request)) is not None:
         if entry.running:
             report_progress(
-                f"workflow {entry.workflow_id} goes on where it was, in {entry.visit.workspace}"
+                f"workflow {entry.workflow_id} goes on where it was, in {entry.session.workspace}"
             )
             await workflows.resume(entry.workflow_id)
-        return _follow(bus, entry.visit.workspace, request)
+        return _follow(bus, entry.session.workspace, request)
     opened = await sessions.open(LOCAL, request.repository, request.role, request.seconds)
     return workflows.run(LOCAL, opened.workspace, opened.token, request.document)
 
@@ -185,7 +187,7 @@ async def _run_here(
 async def _find_started(bus: Bus, request: WorkflowRequest) -> WorkflowEntry | None:
     """Return the workflow with this id, if it was started."""
     own_entries = (
-        entry for entry in await entries(bus.bucket(BUCKET)) if entry.visit.tenant == LOCAL.tenant
+        entry for entry in await entries(bus.bucket(BUCKET)) if entry.session.tenant == LOCAL.tenant
     )
     return next(
         (entry for entry in own_entries if entry.workflow_id == request.document["id"]), None

@@ -50,7 +50,7 @@ class Requests:
     """Consumer of requests. It answers each one once, even if it is delivered again."""
 
     bus: Bus
-    visits: ToolSessions
+    tool_sessions: ToolSessions
     audit: AuditLog
 
     async def run(self) -> None:
@@ -79,7 +79,7 @@ class Requests:
         deadline = request.deadline or datetime.now(UTC) + timedelta(seconds=_DEFAULT_SECONDS)
         call = ToolCall(request.request_id, request.tool, request.arguments, deadline)
         try:
-            await self.visits.call(
+            await self.tool_sessions.call(
                 None, request.workspace, request.capability_token, call, bound=True
             )
         except Refused as error:

@@ -46,21 +46,21 @@ class WorkflowEntry:
     """
 
     workflow_id: str
-    visit: ReopenState
+    session: ReopenState
     token: str
     running: bool = True
 
     @property
     def key(self) -> str:
         """The key of the entry in the bucket."""
-        return f"{self.visit.tenant}.{self.visit.workspace}.{self.workflow_id}"
+        return f"{self.session.tenant}.{self.session.workspace}.{self.workflow_id}"
 
     def document(self) -> dict[str, Any]:
         """Return the entry as the bucket stores it."""
         # The token is stored in parts: the bus scrubs whole tokens, and this one is needed.
         fields = {
             "workflow_id": self.workflow_id,
-            "visit": dump(self.visit),
+            "visit": dump(self.session),
             "token": self.token.split("."),
         }
         return {**fields, "state": "running" if self.running else "ended"}
@@ -148,8 +148,8 @@ class Workflows:
         ]
         by_workspace: dict[str, list[WorkflowEntry]] = {}
         for entry in left_running:
-            by_workspace.setdefault(entry.visit.workspace, []).append(entry)
-            started = self._started[entry.visit.workspace, entry.workflow_id] = (
+            by_workspace.setdefault(entry.session.workspace, []).append(entry)
+            started = self._started[entry.session.workspace, entry.workflow_id] = (
                 asyncio.get_running_loop().create_future()
             )
             started.set_result(None)
@@ -265,7 +265,7 @@ class Workflows:
 
     async def _resume_entry(self, entry: WorkflowEntry) -> None:
         """Reopen the workspace of a workflow and resume it."""
-        reopen_state = entry.visit
+        reopen_state = entry.session
         workflow_log = WorkflowLog(
             self._bus, reopen_state.workspace, reopen_state.tenant, entry.workflow_id
         )
