@@ -22,7 +22,7 @@ from moothall.api.asgi import ListenAddress, ServerLimits, serve_asgi
 from moothall.api.http.edge import host_name
 from moothall.api.identity import is_loopback
 from moothall.errors import ConfigurationError
-from moothall.telemetry.metric_types import AnyFigure, Histogram, Snapshot
+from moothall.telemetry.metric_types import AnyMetric, Histogram, Snapshot
 from moothall.telemetry.metrics import REGISTRY
 
 log = telemetry.get_logger(__name__)
@@ -109,7 +109,7 @@ class _Families:
             )
 
 
-def _family(figure: AnyFigure, rows: Mapping[str, list[list[Any]]]) -> Metric:
+def _family(figure: AnyMetric, rows: Mapping[str, list[list[Any]]]) -> Metric:
     labels = [*figure.labels, "process"]
     samples = [
         ([*values, process], value)

@@ -339,11 +339,11 @@ async def serve_metrics(
 
     async def listen() -> None:
         async for data in bus.signals(Channel.FIGURES.all):
-            reports.take(data)
+            reports.add(data)
 
     async with AsyncExitStack() as stack:
         stack.enter_context(aggregation.watch())
-        stack.enter_context(metrics.REGISTRY.looking(update_active_count))
+        stack.enter_context(metrics.REGISTRY.before_snapshot(update_active_count))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         listening = group.create_task(listen(), name="reports")
         stack.callback(listening.cancel)

@@ -1,12 +1,12 @@
-"""What the server says of itself: logs, spans and figures. The only way in which any room does so.
+"""Logs, spans and metrics. All packages use this one.
 
     log = telemetry.get_logger(__name__)
     with telemetry.span("turn", {"moothall.turn": 1}) as span: ...
     telemetry.metrics.TOOL_CALLS.add("files.read", "success")
 
-Nothing here imports OpenTelemetry, prometheus_client or structlog before it is used: with the
-exporter off, a span is
-a function call that returns a constant, and a figure is an addition in a dictionary.
+OpenTelemetry, prometheus_client and structlog are imported when they are first used. With the
+exporter off, a span is a function call that returns a constant, and a metric is an addition in a
+dictionary.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ __all__ = [
 def record(
     settings: TraceSettings, process: str, secrets: Sequence[str] = ()
 ) -> AbstractAsyncContextManager[None]:
-    """Record this process's spans until the context ends, if any are wanted. OpenTelemetry is
-    imported only then. Raises `ConfigurationError`.
+    """Record this process's spans until the context ends, if an exporter is set. Raises
+    `ConfigurationError`.
     """
     if settings.exporter == "off":
         return nullcontext()

@@ -1,12 +1,8 @@
-"""The figures of all processes in one place: hosts report theirs over the bus, the serving process
-shows them.
+"""The metrics of all processes. Hosts report theirs over the bus; the serving process shows them.
 
-A report is the whole snapshot, so that one that was lost is made up by the next, and it needs no
-port, no shared folder
-and no discovery on another machine. Who has said nothing for `PATIENCE` reports is forgotten, as a
-scraper does with a target that is gone; a host that begins again replaces its own figures, and a
-scraper knows a counter that fell for one
-that began again.
+A report is a whole snapshot, so the next one replaces a lost one, and hosts need no port, shared
+folder or discovery. A process without a report for `PATIENCE` intervals is forgotten. A restarted
+host replaces its own metrics, and a scraper treats a counter that fell as restarted.
 """
 
 from __future__ import annotations
@@ -38,8 +34,8 @@ _NAME_CHARS = 64
 async def report(
     signal: Callable[[Topic, Mapping[str, Any]], Awaitable[None]], process: str, seconds: float
 ) -> None:
-    """Send this process's figures every `seconds` until cancelled. One that cannot be sent is made
-    up by the next.
+    """Send this process's metrics every `seconds` until cancelled. A report that cannot be sent is
+    skipped.
     """
     while True:
         try:
@@ -53,16 +49,14 @@ async def report(
 
 @dataclass(slots=True)
 class Reports:
-    """What others reported last. `seconds` is how often they do."""
+    """The last reports of other processes. seconds: the interval between reports."""
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
-    _known: dict[str, tuple[float, Snapshot]] = field(default_factory=dict)
+    _reports: dict[str, tuple[float, Snapshot]] = field(default_factory=dict)
 
-    def take(self, data: Mapping[str, Any]) -> None:
-        """Keep a report in place of the last one of the same process. What is wrong in it is left
-        out.
-        """
+    def add(self, data: Mapping[str, Any]) -> None:
+        """Store a report instead of the process's last one, without malformed rows."""
         process, figures = data.get("process"), data.get("figures")
         if (
             not isinstance(process, str)
@@ -71,28 +65,28 @@ class Reports:
         ):
             return
         self._forget()
-        if process in self._known or len(self._known) < _PROCESSES:
-            self._known[process] = (
+        if process in self._reports or len(self._reports) < _PROCESSES:
+            self._reports[process] = (
                 self.clock(),
                 {name: list(_rows(name, rows)) for name, rows in figures.items()},
             )
 
     def snapshots(self, own: str) -> Mapping[str, Snapshot]:
-        """Return the figures by process; this one is called `own`."""
+        """Return the metrics by process, with this one under the name `own`."""
         self._forget()
         return {own: REGISTRY.snapshot()} | {
-            process: found for process, (_, found) in self._known.items() if process != own
+            process: snapshot for process, (_, snapshot) in self._reports.items() if process != own
         }
 
     def _forget(self) -> None:
         oldest = self.clock() - PATIENCE * self.seconds
-        self._known = {
-            process: report for process, report in self._known.items() if report[0] >= oldest
+        self._reports = {
+            process: report for process, report in self._reports.items() if report[0] >= oldest
         }
 
 
 def _rows(name: str, rows: object) -> Iterator[list[Any]]:
-    """Yield the rows of a figure that we know, each with as many labels and numbers as it has."""
+    """Yield the well-formed rows of a known metric."""
     figure = REGISTRY.figures.get(name)
     if figure is None or not isinstance(rows, list):
         return
@@ -119,19 +113,19 @@ def _is_number(value: object) -> bool:
 
 @contextmanager
 def watch() -> Iterator[None]:
-    """Inside, every reading of the figures says what this process uses."""
+    """Update this process's own metrics before each snapshot, until the context ends."""
     import psutil
 
     this = psutil.Process()
     metrics.BUILD.set(1, __version__, platform.python_version())
     metrics.PROCESS_START_SECONDS.set(this.create_time())
 
-    def look() -> None:
+    def update() -> None:
         with this.oneshot():
             times = this.cpu_times()
             metrics.PROCESS_CPU_SECONDS.values[()] = times.user + times.system
             metrics.PROCESS_MEMORY_BYTES.set(this.memory_info().rss)
             metrics.PROCESS_OPEN_FILES.set(this.num_fds() if hasattr(this, "num_fds") else 0)
 
-    with metrics.REGISTRY.looking(look):
+    with metrics.REGISTRY.before_snapshot(update):
         yield

@@ -1,6 +1,4 @@
-"""Where the running code is: in which trace, and about which task and seat. Follows the task, costs
-nothing to keep.
-"""
+"""The trace, task and seat of the running code, in context variables."""
 
 from __future__ import annotations
 
@@ -11,15 +9,13 @@ from contextvars import ContextVar
 _NOTHING: Mapping[str, str] = {}
 
 here: ContextVar[str] = ContextVar("traceparent", default="")
-"""The W3C traceparent of the span that the running code is in, or empty."""
+"""The W3C traceparent of the current span, or ''."""
 _bound: ContextVar[Mapping[str, str]] = ContextVar("bound", default=_NOTHING)
 
 
 @contextmanager
 def bound(**values: str) -> Iterator[None]:
-    """Every line that is logged inside carries `values` (task_id, tenant, seat), those around it
-    included.
-    """
+    """Add `values` (task_id, tenant, seat) to all lines that are logged in this context."""
     token = _bound.set({**_bound.get(), **values})
     try:
         yield
@@ -28,15 +24,13 @@ def bound(**values: str) -> Iterator[None]:
 
 
 def bound_values() -> Mapping[str, str]:
-    """Return what is bound here."""
+    """Return the values that are added to lines now."""
     return _bound.get()
 
 
-def place() -> dict[str, str]:
-    """Return what a log line says of where it was written: what is bound, and the ids of trace and
-    span.
-    """
-    found = dict(_bound.get())
+def log_context() -> dict[str, str]:
+    """Return the values for a log line: the bound ones, and the ids of trace and span."""
+    values = dict(_bound.get())
     if current := here.get():
-        _, found["trace_id"], found["span_id"], _ = current.split("-")
-    return found
+        _, values["trace_id"], values["span_id"], _ = current.split("-")
+    return values

@@ -1,6 +1,4 @@
-"""Writing events: the one place where a fact gets its time, the trace that it belongs to and what
-led to it.
-"""
+"""Creation of events, with their time, trace and cause."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ from moothall.telemetry.spans import traceparent
 
 
 def write(kind: EventType, subject: str, data: Data, **origin: Unpack[Origin]) -> Event:
-    """Return an event of now, where no other time is given, in the trace of the caller."""
+    """Return an event in the current trace. Its time is now unless `origin` has one."""
     origin["traceparent"] = traceparent()
     origin["time"] = origin.get("time") or datetime.now(UTC).isoformat(timespec="milliseconds")
     return new_event(kind, subject, data, **origin)
 
 
 def write_of(d: Deliberation, kind: EventType, data: Data, **origin: Unpack[Origin]) -> Event:
-    """Return a fact of a deliberation: as `write`, with its ids, its tenant and what led to it."""
+    """Return an event of a deliberation, with its ids, tenant and cause."""
     origin["causationid"] = cause_of(kind, d.task_id, str(origin.get("ordinal", 0)), data)
     origin["correlationid"] = d.story_id or d.task_id
     origin["tenant"] = d.tenant

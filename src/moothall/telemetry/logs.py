@@ -1,7 +1,7 @@
 """Structured logs on stderr. Use: `log = telemetry.get_logger(__name__); log.info("seat started",
 task_id=…)`.
 
-structlog is imported with the first line that is logged: commands that log nothing start faster.
+structlog is imported with the first line, so that commands that log nothing start faster.
 """
 
 from __future__ import annotations
@@ -16,49 +16,43 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from moothall.config import LogSettings
 from moothall.domain.secrets import scrub
-from moothall.telemetry.context import place
+from moothall.telemetry.context import log_context
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Way:
-    """How lines are written: which, in which form, and to what file; None: stderr."""
+class _LogTarget:
+    """The level and format of lines, and their file (None: stderr)."""
 
     settings: LogSettings
     file: Path | None = None
 
 
-_way = _Way(LogSettings())
-_own: ContextVar[_Way | None] = ContextVar("moothall_log", default=None)
+_target = _LogTarget(LogSettings())
+_task_target: ContextVar[_LogTarget | None] = ContextVar("moothall_log", default=None)
 _secrets: tuple[str, ...] = ()
 
 
 def configure_logs(
     settings: LogSettings, file: Path | None = None, secrets: Sequence[str] = ()
 ) -> None:
-    """Say how this process logs from now on: as text for people or JSON lines for programs, on
-    stderr or to a file.
+    """Configure the logs of this process: text or JSON lines, on stderr or in a file.
 
-    `secrets` are the operator's own values, which no line holds, as no line holds what has the
-    shape of one.
+    secrets: values that are removed from all lines, like texts in the shape of a secret.
     """
-    global _way, _secrets
-    _way, _secrets = _Way(settings, file), tuple(secrets)
+    global _target, _secrets
+    _target, _secrets = _LogTarget(settings, file), tuple(secrets)
 
 
 def log_apart(settings: LogSettings, file: Path) -> None:
-    """From now on, write the lines of this task, and of those that it starts, to a file of their
-    own.
-    """
-    _own.set(_Way(settings, file))
+    """Write the lines of this asyncio task, and of those that it starts, to a file of their own."""
+    _task_target.set(_LogTarget(settings, file))
 
 
 class Stderr:
-    """Standard error as it is when a line is written: whoever replaced and closed it meanwhile must
-    fail no caller.
-    """
+    """Standard error at the time of writing. Tests and libraries may replace and close it."""
 
     def write(self, text: str) -> int:
         """Write."""
@@ -69,7 +63,7 @@ class Stderr:
         sys.stderr.flush()
 
     def isatty(self) -> bool:
-        """Whether a person reads it."""
+        """Return whether it is a terminal."""
         return sys.stderr.isatty()
 
 
@@ -80,78 +74,74 @@ def _sink(file: Path | None) -> TextIO:
     return file.open("a", encoding="utf-8", buffering=1)
 
 
-def _say_where(_logger: WrappedLogger, _method: str, values: EventDict) -> EventDict:
-    """Add the task, the seat and the trace that the line is about. Looked up only when a line is
-    written.
-    """
-    for name, value in place().items():
+def _add_context(_logger: WrappedLogger, _method: str, values: EventDict) -> EventDict:
+    """Add the task, seat and trace of the running code."""
+    for name, value in log_context().items():
         values.setdefault(name, value)
     return values
 
 
-def _keep_secrets(_logger: WrappedLogger, _method: str, line: Any) -> str:
-    """Take secrets out of the line, as it is about to be written: its values, its words, a
-    traceback.
-    """
+def _remove_secrets(_logger: WrappedLogger, _method: str, line: Any) -> str:
+    """Remove secrets from a line: from its values, its text and a traceback."""
     return scrub(str(line), _secrets)
 
 
 class Logger:
-    """Says where its lines are from."""
+    """A logger that adds the name of its module to each line."""
 
-    def __init__(self, room: str) -> None:
-        self._room = room
-        self._made: dict[_Way, FilteringBoundLogger] = {}
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._loggers: dict[_LogTarget, FilteringBoundLogger] = {}
 
     @property
     def _bound(self) -> FilteringBoundLogger:
-        way = _own.get() or _way
-        if way not in self._made:
-            self._made[way] = self._make(way)
-        return self._made[way]
+        target = _task_target.get() or _target
+        if target not in self._loggers:
+            self._loggers[target] = self._create(target)
+        return self._loggers[target]
 
-    def _make(self, way: _Way) -> FilteringBoundLogger:
+    def _create(self, target: _LogTarget) -> FilteringBoundLogger:
         import structlog
 
-        text = way.settings.format == "text"
-        sink = _sink(way.file)
+        text = target.settings.format == "text"
+        sink = _sink(target.file)
         logger: FilteringBoundLogger = structlog.wrap_logger(
             structlog.PrintLogger(sink),
             processors=[
-                _say_where,
+                _add_context,
                 structlog.processors.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
                 structlog.processors.format_exc_info,
                 structlog.dev.ConsoleRenderer(colors=sink.isatty())
                 if text
                 else structlog.processors.JSONRenderer(),
-                _keep_secrets,
+                _remove_secrets,
             ],
             wrapper_class=structlog.make_filtering_bound_logger(
-                getattr(logging, way.settings.level.upper())
+                getattr(logging, target.settings.level.upper())
             ),
-            room=self._room,
+            module=self._module,
         )
         return logger
 
     def debug(self, event: str, **values: Any) -> None:
-        """Log what only a developer wants to see."""
+        """Log a detail for developers."""
         self._bound.debug(event, **values)
 
     def info(self, event: str, **values: Any) -> None:
-        """Log what happened."""
+        """Log an event."""
         self._bound.info(event, **values)
 
     def warning(self, event: str, **values: Any) -> None:
-        """Log what somebody should look at."""
+        """Log something that a person should look at."""
         self._bound.warning(event, **values)
 
     def error(self, event: str, **values: Any) -> None:
-        """Log what went wrong."""
+        """Log a failure."""
         self._bound.error(event, **values)
 
     def exception(self, event: str, **values: Any) -> None:
-        """Log what went wrong, with the exception that is being handled."""
+        """Log a failure with the exception that is being handled."""
         self._bound.exception(event, **values)
 
 

@@ -1,9 +1,8 @@
-"""Counters, gauges and histograms as plain numbers in dictionaries: an addition costs less than a
+"""Counters, gauges and histograms as numbers in dictionaries. An addition takes less than a
 microsecond.
 
-They belong to one event loop. Labels are few and bounded: past `MOST` combinations of one figure
-everything further is counted under `other`, so that hostile names can't fill the memory of whoever
-stores them.
+They belong to one event loop. Labels are bounded: after `MOST` combinations of one metric, further
+ones count as `other`, so that hostile names cannot fill the memory of the process and its scraper.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from time import perf_counter
 from typing import Any, Literal, TypeVar
 
 Labels = tuple[str, ...]
-FigureKind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 
 MOST = 256
 LABEL_CHARS = 100
@@ -28,17 +27,15 @@ BYTES = (1e6, 4e6, 16e6, 64e6, 256e6, 1e9, 4e9)
 
 @dataclass(slots=True)
 class Metric:
-    """What all kinds have in common. `name` is Prometheus's; a counter's has `_total` at its
-    end.
-    """
+    """The base of all kinds. name: as for Prometheus; that of a counter ends with `_total`."""
 
     name: str
     about: str
     labels: tuple[str, ...] = ()
-    kind: FigureKind = "gauge"
+    kind: MetricKind = "gauge"
 
     def _bound_labels(self, key: Labels, known: Mapping[Labels, Any]) -> Labels:
-        """Return the labels to count under. Asked only where these are new."""
+        """Return the labels to count under, for labels that are new."""
         if len(key) != len(self.labels):
             raise TypeError(f"{self.name} has the labels {self.labels}, not {key}")
         if len(known) >= MOST and key:
@@ -48,13 +45,13 @@ class Metric:
 
 @dataclass(slots=True)
 class Counter(Metric):
-    """Only grows."""
+    """A metric that only grows."""
 
     values: dict[Labels, float] = field(default_factory=dict)
-    kind: FigureKind = "counter"
+    kind: MetricKind = "counter"
 
     def add(self, *labels: str, amount: float = 1.0) -> None:
-        """Count."""
+        """Add to the counter."""
         values = self.values
         if labels not in values:
             labels = self._bound_labels(labels, values)
@@ -63,36 +60,32 @@ class Counter(Metric):
 
 @dataclass(slots=True)
 class Gauge(Metric):
-    """Goes up and down."""
+    """A metric that goes up and down."""
 
     values: dict[Labels, float] = field(default_factory=dict)
-    kind: FigureKind = "gauge"
+    kind: MetricKind = "gauge"
 
     def set(self, value: float, *labels: str) -> None:
-        """Say how it stands."""
+        """Set the value."""
         if labels not in self.values:
             labels = self._bound_labels(labels, self.values)
         self.values[labels] = value
 
-    def track_inprogress(self, *labels: str) -> _Held:
-        """One more while the body of a `with` runs."""
+    def track_inprogress(self, *labels: str) -> _InProgress:
+        """Return a context manager that counts one while its body runs."""
         if labels not in self.values:
             labels = self._bound_labels(labels, self.values)
-        return _Held(self.values, labels)
+        return _InProgress(self.values, labels)
 
 
 @dataclass(slots=True)
 class Histogram(Metric):
-    """How often a value was how large. `buckets` are upper bounds; values are seconds or bytes, as
-    the name says.
-    """
+    """A distribution of values in seconds or bytes. buckets: upper bounds."""
 
     buckets: tuple[float, ...] = SECONDS
     counts: dict[Labels, list[float]] = field(default_factory=dict)
-    """For each labels: how many fell into each bucket, the last one without a bound, and then the
-    sum.
-    """
-    kind: FigureKind = "histogram"
+    """By labels: the count of each bucket, the last one without a bound, and then the sum."""
+    kind: MetricKind = "histogram"
 
     def observe(self, value: float, *labels: str) -> None:
         """Count a value."""
@@ -104,12 +97,12 @@ class Histogram(Metric):
         row[-1] += value
 
     def time(self, *labels: str) -> _Timed:
-        """Observe how many seconds the body of a `with` takes, however it ends."""
+        """Return a context manager that observes the seconds of its body, however it ends."""
         return _Timed(self, labels)
 
 
-class _Held:
-    """By hand and not by `contextmanager`, which costs ten times as much; so is `_Timed`."""
+class _InProgress:
+    """A class, like `_Timed`, since `contextmanager` takes ten times as long."""
 
     __slots__ = ("_labels", "_values")
 
@@ -138,54 +131,52 @@ class _Timed:
         self._histogram.observe(perf_counter() - self._started, *self._labels)
 
 
-AnyFigure = Counter | Gauge | Histogram
+AnyMetric = Counter | Gauge | Histogram
 F = TypeVar("F", Counter, Gauge, Histogram)
 Snapshot = dict[str, list[list[Any]]]
-"""By the figure's name: rows of [labels, value], for a histogram [labels, counts and sum]."""
+"""By name of the metric: rows of [labels, value]; for a histogram [labels, counts and sum]."""
 
 
 class MetricRegistry:
-    """All figures of a process, by name."""
+    """All metrics of a process, by name."""
 
     def __init__(self) -> None:
-        self._figures: dict[str, AnyFigure] = {}
+        self._figures: dict[str, AnyMetric] = {}
         self._before: list[Callable[[], None]] = []
 
     def counter(self, name: str, about: str, *labels: str) -> Counter:
-        """Make a counter."""
+        """Create a counter."""
         return self._add(Counter(name, about, labels))
 
     def gauge(self, name: str, about: str, *labels: str) -> Gauge:
-        """Make a gauge."""
+        """Create a gauge."""
         return self._add(Gauge(name, about, labels))
 
     def histogram(
         self, name: str, about: str, *labels: str, buckets: tuple[float, ...] = SECONDS
     ) -> Histogram:
-        """Make a histogram."""
+        """Create a histogram."""
         return self._add(Histogram(name, about, labels, buckets=buckets))
 
     @contextmanager
-    def looking(self, act: Callable[[], None]) -> Iterator[None]:
-        """Inside, call `act` before every snapshot: it sets what is looked up and not counted."""
-        self._before.append(act)
+    def before_snapshot(self, update: Callable[[], None]) -> Iterator[None]:
+        """Call `update` before each snapshot, until the context ends."""
+        self._before.append(update)
         try:
             yield
         finally:
-            self._before.remove(act)
+            self._before.remove(update)
 
     @property
-    def figures(self) -> Mapping[str, AnyFigure]:
-        """By name."""
+    def figures(self) -> Mapping[str, AnyMetric]:
+        """The metrics by name."""
         return self._figures
 
     def snapshot(self) -> Snapshot:
-        """Return how all figures stand, as JSON can say it. Those that nothing was counted of are
-        left out.
-        """
-        for act in self._before:
-            act()
-        found: Snapshot = {}
+        """Return all metrics that have a value, as JSON data."""
+        for update in self._before:
+            update()
+        snapshot: Snapshot = {}
         for name, figure in self._figures.items():
             if isinstance(figure, Histogram):
                 rows: list[list[Any]] = [
@@ -194,11 +185,11 @@ class MetricRegistry:
             else:
                 rows = [[list(labels), value] for labels, value in figure.values.items()]
             if rows:
-                found[name] = rows
-        return found
+                snapshot[name] = rows
+        return snapshot
 
     def _add(self, figure: F) -> F:
         if figure.name in self._figures:
-            raise ValueError(f"there is a figure {figure.name} already")
+            raise ValueError(f"there is a metric {figure.name} already")
         self._figures[figure.name] = figure
         return figure

@@ -1,9 +1,7 @@
-"""Every figure that the server counts, in one place. `docs/telemetry.md` and the Grafana dashboard
-are checked against it.
+"""All metrics of the server. A test compares `docs/telemetry.md` and the Grafana dashboard with it.
 
-A figure of a host reaches the serving process as a report over the bus (`telemetry.reports`), which
-shows all of them
-with one more label, `process`.
+Hosts report their metrics to the serving process over the bus (`telemetry.aggregation`), which adds
+the label `process`.
 """
 
 from __future__ import annotations
@@ -228,5 +226,5 @@ _CHECKS = {"applies", "build", "cross", "lint", "policy", "setup", "tests"}
 
 
 def check_label(name: str) -> str:
-    """Return the label of a check: a repository may call its own checks anything."""
+    """Return the label of a check; `other` for a repository's own names."""
     return name if name in _CHECKS else "other"

@@ -1,9 +1,7 @@
-"""Spans that are recorded with OpenTelemetry and sent on by a thread of its own. Imported only
-where that is switched on.
+"""Spans recorded with OpenTelemetry, and sent by a thread of their own.
 
-A collector that is not there costs nothing but what was to be sent to it: the queue is bounded and
-drops what is too
-much, and the end of a process waits for it `trace.timeout_seconds` at most.
+An unavailable collector loses spans and delays nothing: the queue is bounded, and a process that
+ends waits at most `trace.timeout_seconds`.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from moothall.telemetry.spans import Kind, Span, Value
 log = get_logger(__name__)
 
 _KINDS = {kind.name.lower(): kind for kind in trace.SpanKind}
-_TOLD_SECONDS = 60.0
+_WARNING_INTERVAL_SECONDS = 60.0
 
 
 class _Recorded(Span):
@@ -85,7 +83,7 @@ class _Recorded(Span):
                 for link in self._links
                 if (found := _context_of(link)) is not None
             ],
-            # a message or a stack may hold what must not leave; `__exit__` says the code
+            # Messages and stacks may have secrets; `__exit__` sets the code.
             record_exception=False,
             set_status_on_exception=False,
         )
@@ -128,7 +126,7 @@ class _Recorded(Span):
 
 
 class OtelRecorder:
-    """Makes OpenTelemetry spans without a secret in them."""
+    """Creates OpenTelemetry spans without secrets."""
 
     def __init__(
         self, tracer: trace.Tracer, settings: TraceSettings, secrets: Sequence[str]
@@ -145,11 +143,11 @@ class OtelRecorder:
         parent: str | None,
         links: Sequence[str],
     ) -> Span:
-        """Return a span that begins when it is entered. See `spans.MakeSpan`."""
+        """Return a span. See `spans.MakeSpan`."""
         return _Recorded(self, name, attributes, kind=kind, parent=parent, links=links)
 
     def clean(self, attributes: Mapping[str, Value]) -> dict[str, Value]:
-        """Return the attributes with every text scrubbed and cut."""
+        """Return the attributes without secrets, with long texts cut."""
         return {
             name: self.clean_text(value) if isinstance(value, str) else value
             for name, value in attributes.items()
@@ -157,15 +155,15 @@ class OtelRecorder:
         }
 
     def clean_text(self, text: str) -> str:
-        """Scrub first: a secret that is cut in two is not found any more."""
+        """Return a text without secrets, cut. Secrets go first, since half of one is not found."""
         return scrub(text, self._secrets)[: self._settings.attribute_chars]
 
 
 def _context_of(traceparent: str) -> trace.SpanContext | None:
-    found = spans.read_traceparent(traceparent)
-    if not found:
+    valid = spans.read_traceparent(traceparent)
+    if not valid:
         return None
-    _, trace_id, span_id, flags = found.split("-")
+    _, trace_id, span_id, flags = valid.split("-")
     return trace.SpanContext(
         int(trace_id, 16),
         int(span_id, 16),
@@ -175,13 +173,14 @@ def _context_of(traceparent: str) -> trace.SpanContext | None:
 
 
 def _remote(traceparent: str) -> otel_context.Context:
-    """The context that a span with this parent begins in; a fresh one, and so a new trace, where it
-    is no traceparent.
+    """Return the context of a span with this parent; an empty one, and so a new trace, if the
+    traceparent is invalid.
     """
-    found = _context_of(traceparent)
-    fresh = otel_context.Context()
+    parent, empty = _context_of(traceparent), otel_context.Context()
     return (
-        fresh if found is None else trace.set_span_in_context(trace.NonRecordingSpan(found), fresh)
+        empty
+        if parent is None
+        else trace.set_span_in_context(trace.NonRecordingSpan(parent), empty)
     )
 
 
@@ -193,10 +192,10 @@ async def recording(
     secrets: Sequence[str] = (),
     exporter: SpanExporter | None = None,
 ) -> AsyncIterator[None]:
-    """Record this process's spans until the context ends, then send what is left for at most
+    """Record this process's spans until the context ends. Then send the rest for at most
     `timeout_seconds`.
 
-    `process` names it in the spans. `exporter` in place of the settings' own is for tests. Raises
+    process: its name in the spans. exporter: instead of the settings' exporter, for tests. Raises
     `ConfigurationError`.
     """
     chosen = exporter or _exporter(settings)
@@ -222,7 +221,7 @@ async def recording(
             max_export_batch_size=min(512, settings.queue_spans),
         )
     )
-    with _heard():
+    with _RedirectedLogs():
         recorder = OtelRecorder(provider.get_tracer("moothall", __version__), settings, secrets)
         spans.record_with(recorder.span, content=settings.content)
         try:
@@ -233,9 +232,7 @@ async def recording(
 
 
 async def _close(provider: TracerProvider, exporter: SpanExporter, seconds: float) -> None:
-    """Send what is left. A daemon thread, so that a collector that does not answer holds no process
-    back.
-    """
+    """Send the remaining spans, in a daemon thread: a collector that hangs delays no process."""
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -249,8 +246,10 @@ async def _close(provider: TracerProvider, exporter: SpanExporter, seconds: floa
         async with asyncio.timeout(seconds):
             await done.wait()
     except TimeoutError:
-        log.warning("the last spans were not taken in time and are lost", seconds=seconds)
-        await asyncio.to_thread(exporter.shutdown)  # ends its waiting and so the thread
+        log.warning(
+            "the collector did not accept the last spans in time; they are lost", seconds=seconds
+        )
+        await asyncio.to_thread(exporter.shutdown)  # ends the thread's wait
 
 
 def _exporter(settings: TraceSettings) -> SpanExporter:
@@ -273,43 +272,41 @@ def _exporter(settings: TraceSettings) -> SpanExporter:
 
 
 def _headers(settings: TraceSettings) -> dict[str, str]:
-    """Read `name=value,name=value`. Raises `ConfigurationError` without saying what was in it."""
+    """Parse `name=value,name=value`. Raises `ConfigurationError`, without the contents."""
     if settings.headers is None:
         return {}
-    found = {}
+    headers = {}
     for pair in settings.headers.get_secret_value().split(","):
         name, equals, value = pair.strip().partition("=")
         if not name or not equals:
             raise ConfigurationError("trace.headers is not name=value[,name=value]")
-        found[name.strip().lower()] = value.strip()
-    return found
+        headers[name.strip().lower()] = value.strip()
+    return headers
 
 
-class _Complaints(logging.Handler):
-    """What OpenTelemetry complains about, as our own line once a minute: it would say it at every
-    attempt.
-    """
+class _WarningHandler(logging.Handler):
+    """Counts OpenTelemetry's warnings and logs one a minute. It would log each failed attempt."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._told = -_TOLD_SECONDS
+        self._last_warning = -_WARNING_INTERVAL_SECONDS
 
     def emit(self, record: logging.LogRecord) -> None:
         metrics.TRACE_COMPLAINTS.add()
         now = time.monotonic()
-        if now - self._told >= _TOLD_SECONDS:
-            self._told = now
+        if now - self._last_warning >= _WARNING_INTERVAL_SECONDS:
+            self._last_warning = now
             log.warning(
-                "spans cannot be sent; the work goes on", reason=scrub(record.getMessage())[:300]
+                "spans cannot be sent; the work continues", reason=scrub(record.getMessage())[:300]
             )
 
 
-class _heard:  # noqa: N801 - reads as a verb
-    """OpenTelemetry's own log goes through ours."""
+class _RedirectedLogs:
+    """Redirects OpenTelemetry's own log to ours."""
 
     def __init__(self) -> None:
         self._logger = logging.getLogger("opentelemetry")
-        self._handler = _Complaints()
+        self._handler = _WarningHandler()
 
     def __enter__(self) -> None:
         self._logger.addHandler(self._handler)

@@ -1,10 +1,9 @@
-"""Spans, as all rooms see them. `telemetry.record` switches them on; until then they are nothing.
+"""Spans. They are recorded only after `telemetry.record`.
 
-A traceparent is W3C's: `00-<trace id>-<span id>-<flags>`. It reaches us with a call's metadata or
-an event, and leaves us with events and with calls to the model. With the exporter off a caller's
-traceparent is still passed on unchanged; none
-is made up. It is never part of an id, a prompt or a digest: a repeat under another trace is the
-same repeat.
+A traceparent has the W3C form `00-<trace id>-<span id>-<flags>`. It arrives with a call's metadata
+or an event, and is sent with events and model calls. With the exporter off, a caller's traceparent
+is passed on unchanged, and none is created. It is never part of an id, a prompt or a digest, so a
+repeat under another trace is the same repeat.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 
 
 class Span:
-    """A span that is not recorded; entered, it changes nothing. Its methods say what a recorded one
-    does.
-    """
+    """A span that is not recorded. The docstrings of its methods describe recorded ones."""
 
     __slots__ = ()
 
@@ -44,16 +41,16 @@ class Span:
         return None
 
     def set(self, attributes: Mapping[str, Value]) -> None:
-        """Add attributes. Texts are scrubbed of secrets and cut."""
+        """Add attributes. Secrets are removed from texts, and long texts are cut."""
 
     def fail(self, code: str, message: str = "") -> None:
-        """Mark the span as failed with a stable code. An exception that leaves the span does so by
-        itself.
+        """Mark the span as failed with a stable code. An exception that leaves the span does that
+        too.
         """
 
 
-class _PassedOn(Span):
-    """Inside, the traceparent is another's: it is passed on, and nothing is recorded."""
+class _ForwardedSpan(Span):
+    """A span that forwards a caller's traceparent and records nothing."""
 
     __slots__ = ("_parent", "_token")
 
@@ -77,23 +74,21 @@ class _PassedOn(Span):
 
 
 MakeSpan = Callable[[str, Mapping[str, Value] | None, Kind, str | None, Sequence[str]], Span]
-"""Makes a span that is recorded from when it is entered: name, attributes, kind, parent, links."""
+"""Creates a recorded span from name, attributes, kind, parent and links."""
 
-_NOTHING = Span()
+_NO_SPAN_RECORDED = Span()
 
 
-class _Switch:
-    """How this process records now; None: not at all."""
+class _Recording:
+    """How this process records now. Without `make`, it does not."""
 
     make: MakeSpan | None = None
     content: bool = False
 
 
 def record_with(make: MakeSpan | None, *, content: bool = False) -> None:
-    """Record this process's spans from now on, or no more. `content`: prompts and answers are
-    wanted in them.
-    """
-    _Switch.make, _Switch.content = make, content
+    """Start to record this process's spans, or stop (None). content: with prompts and answers."""
+    _Recording.make, _Recording.content = make, content
 
 
 def span(
@@ -104,42 +99,39 @@ def span(
     parent: str | None = None,
     links: Sequence[str] = (),
 ) -> Span:
-    """Return a span to be entered with `with`. Its parent is the span around it, or the traceparent
-    `parent`.
+    """Return a span, a context manager.
 
-    `links` are the traceparents of other spans that led here. Names are few and fixed; ids belong
-    into attributes.
+    Names are few and fixed; ids belong in attributes. parent: a traceparent; by default the
+    current span is the parent. links: traceparents of other spans that led here.
     """
-    if _Switch.make is not None:
-        return _Switch.make(name, attributes, kind, parent, links)
+    if _Recording.make is not None:
+        return _Recording.make(name, attributes, kind, parent, links)
     if parent:
-        return _PassedOn(read_traceparent(parent))
-    return _NOTHING
+        return _ForwardedSpan(read_traceparent(parent))
+    return _NO_SPAN_RECORDED
 
 
 def wants_content() -> bool:
-    """Whether prompts and answers belong into spans. Ask before making them up: they are long."""
-    return _Switch.content
+    """Return whether spans include prompts and answers. They are long, so check before building
+    them.
+    """
+    return _Recording.content
 
 
 def traceparent() -> str:
-    """Return where the running code is, for whoever is called from here; empty where there is no
-    trace.
-    """
+    """Return the traceparent of the current span, or ''."""
     return here.get()
 
 
 def headers() -> dict[str, str]:
-    """Return the HTTP headers that let another server's spans join ours."""
+    """Return the HTTP headers that continue the trace on another server."""
     current = here.get()
     return {"traceparent": current} if current else {}
 
 
 def read_traceparent(text: str) -> str:
-    """Return a traceparent from outside if it is one, else nothing: a malformed one begins a new
-    trace, as W3C says.
-    """
-    match = _TRACEPARENT.fullmatch(text) if len(text) <= 128 else None  # noqa: PLR2004 - room for a later version's fields
+    """Return a valid traceparent, or '': a malformed one begins a new trace, as W3C says."""
+    match = _TRACEPARENT.fullmatch(text) if len(text) <= 128 else None  # noqa: PLR2004 - a later version may have more fields
     if match is None or match[1] == _NO_TRACE or match[2] == _NO_SPAN or text.startswith("ff"):
         return ""
     if text.startswith("00") and len(text) != 55:  # noqa: PLR2004 - version 00 has nothing after its flags

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moothall import telemetry
-from moothall.telemetry.context import place
+from moothall.telemetry.context import log_context
 
 PROGRAM = """
 import asyncio
@@ -54,8 +54,8 @@ def test_lines_carry_task_seat_and_trace() -> None:
 
 def test_where_nothing_is_bound_nothing_is_said() -> None:
     with telemetry.bound(task_id="task-a"), telemetry.bound(seat="one"):
-        assert place() == {"task_id": "task-a", "seat": "one"}
-    assert place() == {}
+        assert log_context() == {"task_id": "task-a", "seat": "one"}
+    assert log_context() == {}
 
 
 @pytest.mark.e2e  # a process each

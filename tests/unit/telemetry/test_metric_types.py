@@ -71,7 +71,7 @@ def test_what_is_looked_up_is_looked_up_at_each_reading() -> None:
     registry = MetricRegistry()
     gauge = registry.gauge("under_way", "…")
     seen = iter((1, 2))
-    with registry.looking(lambda: gauge.set(next(seen))):
+    with registry.before_snapshot(lambda: gauge.set(next(seen))):
         assert [registry.snapshot()["under_way"] for _ in range(2)] == [[[[], 1]], [[[], 2]]]
     assert registry.snapshot()["under_way"] == [[[], 2]]
 
@@ -87,10 +87,8 @@ def test_a_report_replaces_the_last_one_and_a_silent_process_is_forgotten() -> N
     clock = Clock()
     known = Reports(5.0, clock)
     for value in (3, 1):  # it began again
-        known.take(
-            {"process": "host-1", "figures": {"moothall_model_retries_total": [[[], value]]}}
-        )
-    known.take({"process": "serve", "figures": {"moothall_model_retries_total": [[[], 99]]}})
+        known.add({"process": "host-1", "figures": {"moothall_model_retries_total": [[[], value]]}})
+    known.add({"process": "serve", "figures": {"moothall_model_retries_total": [[[], 99]]}})
     shown = known.snapshots("serve")
     assert shown["host-1"] == {"moothall_model_retries_total": [[[], 1]]}
     assert shown["serve"] != {
@@ -119,7 +117,7 @@ ROW = [["files.read", "success"], 1.0]
 )
 def test_what_is_wrong_in_a_report_is_left_out(row: object) -> None:
     known = Reports(5.0)
-    known.take(
+    known.add(
         {
             "process": "host-1",
             "figures": {"moothall_tool_calls_total": [row, ROW], "invented": [ROW]},
@@ -146,15 +144,15 @@ json = st.recursive(
 @given(st.dictionaries(st.sampled_from(["process", "figures"]), json), json)
 def test_no_report_breaks_anything(data: dict[str, Any], rows: Any) -> None:
     known = Reports(5.0)
-    known.take(data)
-    known.take({"process": "host-1", "figures": {"moothall_tool_call_seconds": rows}})
+    known.add(data)
+    known.add({"process": "host-1", "figures": {"moothall_tool_call_seconds": rows}})
     assert "serve" in known.snapshots("serve")
 
 
 def test_processes_without_end_fill_no_memory() -> None:
     known = Reports(5.0)
     for number in range(3000):
-        known.take({"process": f"host-{number}", "figures": {}})
+        known.add({"process": f"host-{number}", "figures": {}})
     assert len(known.snapshots("serve")) == 1001
 
 
@@ -173,7 +171,7 @@ async def test_a_report_that_cannot_be_sent_is_made_up_by_the_next() -> None:
         task.cancel()
     assert {item["topic"] for item in sent} == {Channel.FIGURES.of("host-7")}
     known = Reports(5.0)
-    known.take(sent[-1])
+    known.add(sent[-1])
     assert known.snapshots("serve")["host-7"]["moothall_process_resident_memory_bytes"][0][1] > 1e6
 
 
@@ -195,7 +193,7 @@ async def page(
 
 async def test_the_page_shows_every_figure_of_every_process() -> None:
     known = Reports(5.0)
-    known.take(
+    known.add(
         {
             "process": "host-1",
             "figures": {
