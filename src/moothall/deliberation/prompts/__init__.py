@@ -1,1 +1,1 @@
-"""What a model is shown and what is read from its replies: order, words, windows."""
+"""Prompts, and the reading of replies."""

@@ -2,7 +2,7 @@
 callers get the same.
 
 The same content gives the same bytes and the same version. `stories/scopes.yaml` says what a role
-may read in a phase, and the graph is request for no more than that.
+may read in a phase, and the graph is asked for no more than that.
 
 A briefing is a list of lines in a fixed order. The most valuable lines are kept if the budget is
 too small. Every line was written by others: it begins with a dash and has no line break, so it

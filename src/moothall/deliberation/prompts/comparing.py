@@ -29,13 +29,13 @@ _FIELDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class AnswerSummary:
-    """What a model says of one answer. A field that it left out is empty."""
+    """A model's summary of one answer. A missing field is empty."""
 
     fields: Mapping[str, str]
 
     @property
     def text(self) -> str:
-        """The summary as the next model reads it."""
+        """The summary as a text for the next model."""
         return "\n".join(f"{name}: {value or '(nothing)'}" for name, value in self.fields.items())
 
 
@@ -46,7 +46,7 @@ def summary_schema() -> ReplySchema:
 
 
 def order_schema(count: int) -> ReplySchema:
-    """Return the schema of an order of `count` answers, the best first."""
+    """Return the schema of an order of `count` answers, best first."""
     letter = {"enum": list(ascii_uppercase[:count])}
     order = {"type": "array", "items": letter, "minItems": count, "maxItems": count}
     return ReplySchema(
@@ -79,7 +79,7 @@ def summary_prompt(system: str, shared: str, answer: str, facts: str) -> tuple[M
 
 
 def comparison_prompt(system: str, shared: str, summaries: Sequence[str]) -> tuple[Message, ...]:
-    """Ask for the order of a few answers, the best first."""
+    """Ask for the order of a few answers, best first."""
     shown = "\n\n".join(
         fence(f"answer {letter}", text)
         for letter, text in zip(ascii_uppercase, summaries, strict=False)
@@ -99,7 +99,7 @@ def comparison_prompt(system: str, shared: str, summaries: Sequence[str]) -> tup
 
 
 def notes_prompt(system: str, shared: str, attempts: Sequence[str]) -> tuple[Message, ...]:
-    """Ask for notes about the first attempts, for colleagues who begin anew."""
+    """Ask for notes about the first attempts, for colleagues who start again."""
     shown = "\n\n".join(fence(f"attempt {number}", text) for number, text in enumerate(attempts, 1))
     return _pair(
         system,
@@ -115,7 +115,7 @@ def notes_prompt(system: str, shared: str, attempts: Sequence[str]) -> tuple[Mes
 
 
 def notes_text(notes: str) -> str:
-    """Return notes as the seats of a second wave read them."""
+    """Return notes in the form that the seats of a second wave read."""
     return (
         f"{fence('notes from earlier attempts at this task', notes)}\n\nThose attempts were not "
         "convincing, and their changes are "
@@ -124,9 +124,7 @@ def notes_text(notes: str) -> str:
 
 
 def rivals_text(rivals: Sequence[str]) -> str:
-    """Return summaries of the other answers as an author reads them before a revision; '' without
-    any.
-    """
+    """Return summaries of the other answers for an author's revision, or ''."""
     return "\n\n".join(
         fence(f"answer {letter} of a colleague", text)
         for letter, text in zip(ascii_uppercase, rivals, strict=False)
@@ -134,7 +132,7 @@ def rivals_text(rivals: Sequence[str]) -> str:
 
 
 def read_summary(reply: ChatReply) -> AnswerSummary:
-    """Read a summary. Raises `MalformedReplyError` if it says nothing."""
+    """Read a summary. Raises `MalformedReplyError` if it is empty."""
     data = find_object(whole_text(reply), *_FIELDS)
     found = {name: _one_line(data.get(name)) for name in _FIELDS}
     if not any(found.values()):
@@ -143,8 +141,8 @@ def read_summary(reply: ChatReply) -> AnswerSummary:
 
 
 def read_order(reply: ChatReply, count: int) -> tuple[tuple[int, ...], str]:
-    """Return the answers by place, as numbers from 0, and why. Raises `MalformedReplyError` if one
-    is missing or named twice.
+    """Return the answers in order, as numbers from 0, and the reason. Raises `MalformedReplyError`
+    if one is missing or named twice.
     """
     data = find_object(whole_text(reply), "order")
     named = data.get("order")

@@ -1,7 +1,7 @@
-"""What agents beside the seats read: the test writer, the tie-breaker, reviewers with tools, and
-who reads tests against the task.
+"""Prompts of agents other than seats: the test writer, the tie-breaker, reviewers with tools, and
+models that read tests against the task.
 
-The task and the repository come as seats get them; what is an agent's own comes last.
+The task and the repository come first, as for seats. The part of each agent comes last.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ SUBMIT_DIFFERENCE = FunctionTool(
 
 
 def submit_review(criteria: int) -> FunctionTool:
-    """Return the tool that hands in a review by so many criteria."""
+    """Return the tool that submits a review by this number of criteria."""
     number = {"type": "integer", "minimum": 1, "maximum": criteria}
     text = {"type": "string"}
     fields: dict[str, Any] = {
@@ -140,7 +140,7 @@ def submit_review(criteria: int) -> FunctionTool:
 
 
 def writer_prompt(shared: str, turns: int, examples: str = "") -> tuple[Message, ...]:
-    """Return the first messages of the test writer. `examples`: those of the task's text, as a
+    """Return the first messages of the test writer. examples: the examples in the task's text, as a
     list.
     """
     given = (
@@ -157,8 +157,9 @@ def writer_prompt(shared: str, turns: int, examples: str = "") -> tuple[Message,
 def breaker_prompt(
     shared: str, patches: Sequence[tuple[str, str]], places: str, turns: int
 ) -> tuple[Message, ...]:
-    """Return the first messages of the tie-breaker. `patches`: letter and diff; `places`: where the
-    trees with them are.
+    """Return the first messages of the tie-breaker.
+
+    patches: letter and diff. places: where the files with them are.
     """
     shown = "\n\n".join(fence(f"change {letter}", diff) for letter, diff in patches)
     return _pair(

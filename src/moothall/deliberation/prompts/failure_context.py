@@ -1,5 +1,5 @@
-"""What the red cases of the untouched base point at: their text, the lines of the repository that
-it names, the tests themselves.
+"""Context of the cases that fail on the base: their output, the lines of the repository that it
+names, and the tests.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _SAID, _LINE = 4, 300  # lines by which failures are told apart, and as much of 
 
 @dataclass(frozen=True, slots=True)
 class Red:
-    """A case that is red on the base: its check, its id, what it said, and the lines of the
-    repository named there, (path, line) from the place of the failure outwards. Where a check gave
-    no cases, the check itself is one.
+    """A case that fails on the base.
+
+    check, case: its names. A check without cases is a case itself. detail: its output. frames: the
+    lines of the repository in it, (path, line), from the place of the failure outwards.
     """
 
     check: str
@@ -37,13 +38,13 @@ class Red:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The identifiers in its id, the last first: the innermost is the test's own."""
+        """The identifiers in its id, last first: the innermost is the test's own."""
         return tuple(reversed(_NAME.findall(self.case.partition("[")[0])))
 
     @property
     def way(self) -> object:
-        """The same for cases that fail in the same way: the innermost line of the repository and
-        what is said there; else the case.
+        """A key that is equal for cases that fail in the same way: the innermost line of the
+        repository and the message there, or else the case.
         """
         if not self.frames:
             return self.case
@@ -66,8 +67,10 @@ def red_cases(
     folders: Mapping[str, str],
     skipped: Sequence[str] = (),
 ) -> list[Red]:
-    """Return the red cases in the order of the runs: one for each way to fail, then those that fail
-    as another one does, then those without a text of their own. `skipped` ids are left out.
+    """Return the failing cases: first one for each way to fail, then those that fail in the same
+    way as another, then those without output.
+
+    skipped: ids to leave out.
     """
     found: list[Red] = []
     for check, run in runs.items():
@@ -87,7 +90,7 @@ def red_cases(
 
 
 class Known:
-    """The files of a repository, found by what a runner in one of its folders calls them."""
+    """The files of a repository, found by the names that a runner in one of its folders uses."""
 
     def __init__(self, files: Sequence[str], folder: str = "") -> None:
         self._files = set(files)
@@ -97,8 +100,8 @@ class Known:
             self._by_name.setdefault(posixpath.basename(path), []).append(path)
 
     def path(self, path_text: str) -> str:
-        """Return the file that is meant, or ''. Never a guess between two: the longest end of the
-        path that they share decides.
+        """Return the file that a text means, or ''. Of several files, the one with the longest
+        common end counts, if there is only one.
         """
         plain = posixpath.normpath(path_text)
         for path in (posixpath.normpath(posixpath.join(self._folder, plain)), plain):
@@ -124,8 +127,8 @@ class Known:
         )
 
     def frames(self, text: str) -> tuple[tuple[str, int], ...]:
-        """Return the (path, line) of the repository that a text names, innermost first: Python
-        prints it last, others first.
+        """Return the lines of the repository, (path, line), that a text names, innermost first.
+        Python prints them last, others first.
         """
         found = [
             (path, int(line))

@@ -1,8 +1,8 @@
-"""Prompts, laid out from most shared to least: the servers cache what prompts begin with.
+"""Prompts, laid out from the most shared part to the least, since servers cache beginnings.
 
 System text and tools (constant for a role) → task and repository (constant for a deliberation) →
-candidates → the seat's role, approach and instruction. No clock and no random id anywhere: the same
-inputs give the same bytes. Everything that others wrote is fenced.
+candidates → the seat's role, approach and instruction. There is no clock and no random id: the same
+inputs give the same bytes. Text by others is fenced.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ def system_text(
     example: CodePassage | None = None,
     document: bool = False,
 ) -> str:
-    """Return what every seat of a role is told first; without tools, what a council about text is
-    told. `python`: blocks of it are offered. `example`: the function of the repository that the
-    worked example is about.
-    `document`: the answer is a JSON document.
+    """Return the system message of a role; without tools, that of a council about text.
+
+    python: blocks of Python are offered. example: the function of the repository that the worked
+    example is about. document: the answer is a JSON document.
     """
     if not specs:
         return _TEXT.format(
@@ -134,9 +134,9 @@ def system_text(
 
 
 def _example(example: CodePassage | None) -> tuple[Action, str, str, str]:
-    """Return the worked example's action, its task, why a test failed, and how it ended.
+    """Return the worked example's action, task, failure and end.
 
-    Its code is of the repository: a small model that copies it changes nothing, and the path and
+    Its code is from the repository. A small model that copies it changes nothing, and the path and
     the style are right.
     """
     if example is None:
@@ -171,18 +171,19 @@ def _spelt(action: Action, thought: str, mode: ReplyMode) -> str:
 
 
 def example_of(shown: RepositoryContext | None) -> tuple[Action, ...]:
-    """Return the actions of the worked example in the system prompt, in order; none about text.
+    """Return the actions of the worked example in the system prompt, in order, or () if it has
+    none.
 
-    A reply whose actions equal these was copied and not thought of: it is refused before it runs.
+    A reply with the same actions was copied, and is refused before it runs.
     """
     return () if shown is None else (_example(shown.example)[0],)
 
 
 def _answers(example: Sequence[Action], mode: ReplyMode) -> str:
     """Return a question and the two replies that answer it, about the function of the worked
-    example where that is the repository's.
+    example if it is from the repository.
 
-    Without it a small model takes the example of a change for its task.
+    Without it, a small model takes the example of a change for its task.
     """
     args = example[0].arguments if example else {}
     if name := args.get("name"):
@@ -210,7 +211,7 @@ def _answers(example: Sequence[Action], mode: ReplyMode) -> str:
 def sub_agent_prompt(
     specs: Sequence[ToolSpec], mode: ReplyMode, prompt: str
 ) -> tuple[Message, ...]:
-    """The first messages of an agent that a block of Python started: its answer is text."""
+    """Return the first messages of an agent that a block of Python started. Its answer is text."""
     tools = f"\n\nTools:\n{describe(specs)}" if specs else ""
     system = (
         "You work on one part of a colleague's task, in a repository. Paths are relative to its "
@@ -227,13 +228,13 @@ def sub_agent_prompt(
 
 
 def criteria(constraints: Constraints) -> tuple[str, ...]:
-    """Return what an answer is judged by, in order: the requirements, then the rubric."""
+    """Return the criteria of an answer in order: the requirements, then the rubric."""
     rubric = (constraints.rubric.strip(),) if constraints.rubric.strip() else ()
     return (*constraints.requirements, *rubric) or ("It does what the task asks.",)
 
 
 def task_parts(d: Deliberation) -> list[str]:
-    """Return the task, what is known of it, and what its answer is judged by."""
+    """Return the task, its context, and the criteria of an answer."""
     parts = [fence("the task", d.description)]
     if d.context:
         parts.append(
@@ -250,7 +251,7 @@ def task_parts(d: Deliberation) -> list[str]:
 
 
 def shared_text(d: Deliberation, shown: RepositoryContext | None) -> str:
-    """Return the task and what is shown of the repository: the same for every seat and phase."""
+    """Return the task and the excerpt of the repository, the same for every seat and phase."""
     parts = task_parts(d)
     if shown is not None:
         if shown.guide:
@@ -277,7 +278,7 @@ def shared_text(d: Deliberation, shown: RepositoryContext | None) -> str:
 
 
 def _cases(shown: RepositoryContext) -> list[str]:
-    """Return the failing cases: those with text of their own one by one, the others as a list."""
+    """Return the failing cases: those with output one by one, the others as a list."""
     parts = [fence(f"{case} fails now", text) for case, text in shown.cases if text]
     silent = [case for case, text in shown.cases if not text]
     return (
@@ -338,8 +339,8 @@ def review_prompt(
     mode: ReplyMode,
     role: str = "",
 ) -> tuple[Message, ...]:
-    """Ask for a judgement of one candidate, as the `role` where one is given. Nobody is named: not
-    the author, not the reviewer.
+    """Ask for a review of one candidate, in the reviewer's `role` if there is one. Neither the
+    author nor the reviewer is named.
     """
     numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(requirements, 1))
     facts = f"\n\n{fence('what its checks said', evidence)}" if evidence else ""
@@ -371,9 +372,7 @@ def review_prompt(
 
 
 def contradiction_prompt(system: str, shared: str, tests: str) -> tuple[Message, ...]:
-    """Ask whether tests that a seat wrote contradict the task's text. No change of the code is
-    shown.
-    """
+    """Ask whether tests by a seat contradict the task's text. No change of the code is shown."""
     return _pair(
         system,
         shared,
@@ -389,9 +388,7 @@ def contradiction_prompt(system: str, shared: str, tests: str) -> tuple[Message,
 def superseded_prompt(
     system: str, shared: str, tests: str, cases: Sequence[str]
 ) -> tuple[Message, ...]:
-    """Ask which existing tests expect, as they were, what the task asks to change. No change of the
-    code is shown.
-    """
+    """Ask which existing tests expect what the task asks to change. No change of the code is shown."""
     numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases, 1))
     return _pair(
         system,
@@ -427,8 +424,8 @@ def claim_prompt(system: str, shared: str, tests: str) -> tuple[Message, ...]:
 
 
 def revise_text(facts: str, reviews: Sequence[str], rivals: str = "") -> str:
-    """Ask the author to revise, on what the checks and the reviewers said, with summaries of the
-    other answers.
+    """Ask the author to revise, with the results of checks, the reviews and summaries of the other
+    answers.
     """
     parts = [
         (

@@ -1,8 +1,8 @@
-"""The replies of a model: their JSON schemas, and how they are read.
+"""JSON schemas and the reading of replies.
 
-json: one object, constrained by a schema where the server accepts one. blocks:
-`<tool>{json}</tool>`, `<python>…</python>`, `<finish>…</finish>` in free text. Both are read alike,
-with the spellings of `variants`, and give the same `Turn`.
+json: one object, constrained by a schema if the server accepts one. blocks: `<tool>{json}</tool>`,
+`<python>…</python>`, `<finish>…</finish>` in free text. Both give the same `Turn`, and both accept
+the spellings of `variants`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _DOCUMENT_FIELDS = ("finish", "tasks", "title", "description", "criteria")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One reply: a thought and exactly one of actions, python, finish."""
+    """A reply: a thought, and exactly one of actions, python and finish."""
 
     thought: str = ""
     actions: tuple[Action, ...] = ()
@@ -78,10 +78,10 @@ def turn_schema(
     python: bool = False,
     max_string: int | None = MAX_STRING,
 ) -> ReplySchema:
-    """Return the schema of a turn with these tools; without tools only finish is left.
+    """Return the schema of a turn with these tools; without tools, only finish is allowed.
 
-    `python`: a block of it is a turn too. `max_string`: the most characters of a string; None for
-    no limit.
+    python: a block of Python is a turn too. max_string: the most characters of a string; None: no
+    limit.
     """
     return _turn_schema(tuple(specs), may_finish=may_finish, python=python, max_string=max_string)
 
@@ -90,10 +90,10 @@ def turn_schema(
 def _turn_schema(
     specs: tuple[ToolSpec, ...], *, may_finish: bool, python: bool, max_string: int | None
 ) -> ReplySchema:
-    """As above.
+    """Return the schema, cached.
 
-    The alternatives are closed objects told apart by `const`: what both grammar compilers
-    (llama.cpp's and vLLM's) turn into small grammars.
+    The alternatives are closed objects with a `const`, which the grammar compilers of llama.cpp and
+    vLLM turn into small grammars.
     """
     thought = {"type": "string", "maxLength": _SHORT_THOUGHT}
     text = {"type": "string", "minLength": 1, "maxLength": max_string}
@@ -152,8 +152,8 @@ def document_schema(kind: DocumentKind, max_string: int | None = MAX_STRING) -> 
 
 
 def _without_max_length(schema: Any) -> Any:
-    """Return a schema without limits on strings. A property may be called maxLength: it has a
-    schema, and no number.
+    """Return a schema without limits on strings. A property named maxLength is a schema, not a
+    number.
     """
     if isinstance(schema, Mapping):
         kept = {
@@ -205,17 +205,15 @@ def review_schema(criteria: int) -> ReplySchema:
 
 
 def claim_schema() -> ReplySchema:
-    """Return the schema of what a reader says of tests that are to show that a task is already
-    done.
-    """
+    """Return the schema of the answer whether tests show that a task is already done."""
     return ReplySchema(
         "claim", closed_object(why={"type": "string", "maxLength": 300}, done={"type": "boolean"})
     )
 
 
 def numbered_schema(field: str, most: int) -> ReplySchema:
-    """Return the schema of a list of at most `most` numbered tests, each with a reason, under a
-    field.
+    """Return the schema of a list of at most `most` numbered tests under a field, each with a
+    reason.
     """
     item = closed_object(
         test={"type": "integer", "minimum": 1}, why={"type": "string", "maxLength": 300}
@@ -226,9 +224,7 @@ def numbered_schema(field: str, most: int) -> ReplySchema:
 
 
 def contradiction_schema() -> ReplySchema:
-    """Return the schema of the answer whether tests contradict a task. The reason comes before the
-    verdict.
-    """
+    """Return the schema of the answer whether tests contradict a task. The reason comes first."""
     return ReplySchema(
         "contradiction",
         closed_object(why={"type": "string", "maxLength": 300}, contradicts={"type": "boolean"}),
@@ -236,7 +232,7 @@ def contradiction_schema() -> ReplySchema:
 
 
 def closed_object(**fields: Any) -> dict[str, Any]:
-    """Return the schema of an object with just these fields."""
+    """Return the schema of an object with exactly these fields."""
     return {
         "type": "object",
         "properties": fields,
@@ -248,12 +244,11 @@ def closed_object(**fields: Any) -> dict[str, Any]:
 def read_turn(
     reply: ChatReply, mode: ReplyMode, specs: Sequence[ToolSpec] = (), *, last: bool = False
 ) -> Turn:
-    """Return the reply as a turn; raises `MalformedReplyError` saying what was wrong and what is
-    right.
+    """Return the reply as a turn. Raises `MalformedReplyError`, which says what was wrong and what
+    would be right.
 
-    `specs`: the tools that it may call. Beside actions a finish waits: they run first, and what
-    they change may fail.
-    `last`: no turn follows, so that the finish counts.
+    specs: the tools that it may call. A finish beside actions waits, since the actions run first
+    and may fail. last: no turn follows, so a finish counts.
     """
     _require_whole(reply)
     tools = OfferedTools(tuple(specs))
@@ -307,9 +302,8 @@ def _nothing_usable(parts: ReplyParts, mode: ReplyMode) -> MalformedReplyError:
 
 
 def read_document(reply: ChatReply) -> Turn:
-    """Read a document, or a turn that finishes with one, as a turn that finishes with it.
-
-    Raises `MalformedReplyError` saying what was wrong and what is right.
+    """Read a document, or a turn that finishes with one, as a turn that finishes with it. Raises
+    `MalformedReplyError`.
     """
     _require_whole(reply)
     try:
@@ -326,9 +320,7 @@ def read_document(reply: ChatReply) -> Turn:
 
 
 def answer_so_far(text: str) -> str:
-    """Return what a reply that is still being written has of its answer (finish), '' where that has
-    not begun.
-    """
+    """Return the part of the answer (finish) that an unfinished reply has, or ''."""
     text = without_thinking(text)
     begin = _ANSWER_BEGIN.search(text)
     if begin is None:
@@ -343,7 +335,7 @@ def answer_so_far(text: str) -> str:
 
 
 def _begun_object(text: str) -> Mapping[str, Any]:
-    """Return the object with which a text begins, as far as it goes."""
+    """Return the object at the beginning of a text, as far as it is complete."""
     try:
         value = from_json(text, allow_partial="trailing-strings")
     except ValueError:
@@ -355,19 +347,16 @@ def _begun_object(text: str) -> Mapping[str, Any]:
 
 
 def whole_text(reply: ChatReply) -> str:
-    """Return a reply's text without the model's reasoning; raises `MalformedReplyError` where it
-    was cut off.
-    """
+    """Return a reply's text without reasoning. Raises `MalformedReplyError` if it was cut off."""
     _require_whole(reply)
     return without_thinking(reply.text)
 
 
 def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:
-    """Return `count` distinct approaches; raises `MalformedReplyError`.
+    """Return `count` distinct approaches. Raises `MalformedReplyError`.
 
-    An approach is an idea in three words or more. A tool's name or a path is none: such a list, as
-    small
-    models give it, leads seats astray (one went on to edit the tests because its approach said so).
+    An approach is an idea of three words or more. Names of tools and paths, which small models
+    list, do not count: one seat edited the tests because its approach named them.
     """
     lines = (
         " ".join(item.split())[:120]
@@ -480,15 +469,15 @@ def _require_whole(reply: ChatReply) -> None:
 
 
 def read_contradiction(reply: ChatReply) -> str:
-    """Return why tests contradict the task, '' if they do not; raises `MalformedReplyError` if the
-    reply does not say.
+    """Return why tests contradict the task, or ''. Raises `MalformedReplyError` if the reply does
+    not say.
     """
     contradicts, reason = _read_verdict(reply, "contradicts")
     return reason if contradicts else ""
 
 
 def read_numbered(reply: ChatReply, field: str, count: int) -> dict[int, str]:
-    """Return the numbers of the tests that a reply lists under a field, with the reasons; raises
+    """Return the numbers of the tests that a reply lists under a field, with the reasons. Raises
     `MalformedReplyError` if there is no list.
     """
     _require_whole(reply)
@@ -503,17 +492,15 @@ def read_numbered(reply: ChatReply, field: str, count: int) -> dict[int, str]:
 
 
 def read_claim(reply: ChatReply) -> str:
-    """Return why tests do not show that the task is done, '' if they do; raises
-    `MalformedReplyError` if the reply does not say.
+    """Return why tests do not show that the task is done, or ''. Raises `MalformedReplyError` if
+    the reply does not say.
     """
     done, reason = _read_verdict(reply, "done")
     return "" if done else f"its tests do not show that the task is done: {reason}"
 
 
 def _read_verdict(reply: ChatReply, field: str) -> tuple[bool, str]:
-    """Return what a reply says under a field, true or false, and its reason. Raise
-    `MalformedReplyError` if it says neither.
-    """
+    """Return the boolean under a field of a reply, and its reason. Raises `MalformedReplyError`."""
     _require_whole(reply)
     data = find_object(reply.text, field)
     if not isinstance(data.get(field), bool):
@@ -524,11 +511,10 @@ def _read_verdict(reply: ChatReply, field: str) -> tuple[bool, str]:
 
 
 def find_object(text: str, *fields: str) -> Mapping[str, Any]:
-    """Return the last object with one of these fields, also where another wraps it; else the last
+    """Return the last object with one of these fields, also inside another object, or else the last
     object.
 
-    Objects before it are drafts and quotes: reasoning that the server did not separate, or an
-    example.
+    Earlier objects are drafts and quotes, such as reasoning that the server did not separate.
     """
     chosen: Mapping[str, Any] | None = None
     other: Mapping[str, Any] | None = None
@@ -545,7 +531,7 @@ def find_object(text: str, *fields: str) -> Mapping[str, Any]:
 
 
 def _find_list(reply: ChatReply, field: str) -> Sequence[Any]:
-    """Return the list under a field, else the last list of texts that stands by itself."""
+    """Return the list under a field, or else the last list of texts outside an object."""
     _require_whole(reply)
     text = without_thinking(reply.text)
     with suppress(MalformedReplyError):  # a list by itself is in no object

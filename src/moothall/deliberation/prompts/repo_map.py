@@ -1,5 +1,5 @@
-"""A survey of the base: asked of a workspace, whose sandbox parses the code. What comes from there
-is hostile: bounded and typed here.
+"""A survey of the base: a sandbox parses the code. Its answer is hostile, and bounded and typed
+here.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ _log = telemetry.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RepoMapRequest:
-    """What a survey leans towards: lines (path, number) and tests (path, name) whose code is
-    wanted, further paths and words, names whose home is looked for; and how long the map may be.
+    """What a survey should prefer.
+
+    frames: lines (path, number). tests: (path, name). Their code is returned. paths, words: further
+    files and words. names: their defining files are returned. map_chars: the length of the map.
     """
 
     frames: tuple[tuple[str, int], ...] = ()
@@ -49,7 +51,7 @@ class RepoMapRequest:
 
 @dataclass(frozen=True, slots=True)
 class CodePassage:
-    """A piece of a file from a line on: a function, mostly, with its qualified name."""
+    """A piece of a file from a line on, usually a function with its qualified name."""
 
     path: str
     name: str
@@ -59,8 +61,8 @@ class CodePassage:
 
 @dataclass(frozen=True, slots=True)
 class RepoMap:
-    """The code round the wanted lines, files that define the wanted names, a map of files and
-    signatures, a function to show.
+    """The code around the requested lines, files that define the names, a map of files and
+    signatures, and a function as an example.
     """
 
     spans: tuple[CodePassage, ...] = ()
@@ -70,8 +72,8 @@ class RepoMap:
 
 
 class RepoMapper:
-    """Surveys bases; the last answers are kept. A base without code of a known language is not
-    looked at.
+    """Surveys bases, and caches the last results. A base without code in a known language is not
+    surveyed.
     """
 
     def __init__(self, workspaces: Workspaces) -> None:
@@ -79,8 +81,8 @@ class RepoMapper:
         self._kept: LRUCache[str, RepoMap] = LRUCache(_KEPT)
 
     async def survey(self, prepared: Prepared, order: RepoMapRequest) -> RepoMap:
-        """Return the survey; an empty one, and a line in the log, where it failed: a council can do
-        without.
+        """Return the survey. If it fails, return an empty one and log a warning, since a council
+        can work without it.
         """
         if not any(language_of(path) for path in prepared.files):
             return RepoMap()
@@ -121,15 +123,15 @@ class RepoMapper:
 
 
 def _code_files(prepared: Prepared) -> list[str]:
-    """Return the base's files of code, so that the products of its set-up are left out; none where
-    they are too many to be sent.
+    """Return the base's code files, so that files from its set-up are left out; () if they are too
+    many to send.
     """
     found = [path for path in prepared.files if language_of(path)]
     return found if sum(map(len, found)) <= _KNOWN_CHARS else []
 
 
 def read_survey(output: Mapping[str, Any], known: set[str], map_chars: int) -> RepoMap:
-    """Return what a sandbox answered as a survey: what is not of the right shape is left out."""
+    """Return the answer of a sandbox as a survey, without malformed parts."""
     spans, homes, example = output.get("spans"), output.get("homes"), output.get("example")
     drawn = output.get("map")
     return RepoMap(

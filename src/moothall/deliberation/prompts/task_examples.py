@@ -1,6 +1,6 @@
-"""Examples in a task's text: calls and what they are to give. Each is literally in the text. Pure.
+"""Examples in a task's text: calls with their expected results, both literally in the text. Pure.
 
-What a call gives at present is no example, so prose needs a word such as "should", or an arrow or
+A call with its present result is no example, so prose needs a word such as "should", or an arrow or
 comparison.
 """
 
@@ -46,8 +46,8 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True, slots=True)
 class TaskExample:
-    """A call as the task spells it and what it is to give; of an assertion, `call` is the whole
-    line and `result` empty.
+    """A call as the task writes it, and its expected result. Of an assertion, `call` is the whole
+    line and `result` is ''.
     """
 
     call: str
@@ -57,7 +57,7 @@ class TaskExample:
         return f"{self.call} gives {self.result}" if self.result else self.call
 
     def is_in(self, tests: str) -> bool:
-        """Whether tests hold the name that is called and each literal of the example."""
+        """Return whether tests contain the called name and each literal of the example."""
         names = _NAME.findall(self.call.partition("(")[0]) if self.result else []
         literals = [
             next(filter(None, match.groups()), "")
@@ -69,7 +69,7 @@ class TaskExample:
 
 
 def find_examples(task: str) -> tuple[TaskExample, ...]:
-    """Return the examples of a task, in the order of its text and each once."""
+    """Return the distinct examples of a task, in the order of its text."""
     found = sorted(_all(task[:_READ]), key=lambda item: item[0])
     examples = dict.fromkeys(
         example for _, example in found if len(example.call) + len(example.result) <= _LONGEST
@@ -78,12 +78,12 @@ def find_examples(task: str) -> tuple[TaskExample, ...]:
 
 
 def missing_examples(task: str, tests: str) -> tuple[TaskExample, ...]:
-    """Return the examples of a task that tests do not hold."""
+    """Return the examples of a task that are not in the tests."""
     return tuple(example for example in find_examples(task) if not example.is_in(tests))
 
 
 def examples_text(examples: Sequence[TaskExample]) -> str:
-    """Return examples as a list, '' for none."""
+    """Return examples as a list, or ''."""
     return "\n".join(f"- {example}" for example in examples)
 
 
@@ -106,5 +106,5 @@ def _all(task: str) -> Iterator[tuple[int, TaskExample]]:
 
 
 def _is_quoted(task: str, position: int) -> bool:
-    """Whether a position is inside double quotes, as in the text of an error message."""
+    """Return whether a position is inside double quotes, as in an error message."""
     return task[task.rfind("\n\n", 0, position) + 1 : position].count('"') % 2 == 1

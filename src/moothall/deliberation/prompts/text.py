@@ -1,4 +1,4 @@
-"""Text that others wrote: measured, cut and fenced before a model sees it."""
+"""Text by others, measured, cut and fenced before a model sees it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHARS_PER_TOKEN = (
 
 
 def tokens(text: str) -> int:
-    """Return about how many tokens `text` takes, rather too many than too few."""
+    """Estimate the tokens of a text, rather too many than too few."""
     return int(len(text) / CHARS_PER_TOKEN) + 1
 
 
@@ -23,9 +23,8 @@ _MARGIN = 1.1
 
 
 def most_tokens(text: str) -> int:
-    """Return how many tokens `text` takes at most, as far as that can be said without its model:
-    ids, hashes, times and other scripts are denser than words, which `tokens` goes by. Costs more
-    than that.
+    """Return an upper bound of the tokens of a text for any model. Ids, hashes, times and other
+    scripts are denser than the words that `tokens` assumes. It is slower than `tokens`.
     """
     return max(tokens(text), int(sum(map(_piece, _PIECE.finditer(text))) * _MARGIN) + 1)
 
@@ -42,8 +41,8 @@ def _piece(found: re.Match[str]) -> int:
 
 
 def clip(text: str, limit: int) -> str:
-    """Return at most about `limit` characters: the head and, as errors stand last, twice as much of
-    the tail.
+    """Return at most about `limit` characters: the head, and twice as much of the tail, since
+    errors come last.
     """
     if len(text) <= limit:
         return text
@@ -55,10 +54,10 @@ def clip(text: str, limit: int) -> str:
 
 
 def fence(label: str, text: str) -> str:
-    """Return `text` between two marked lines that `text` cannot hold, so that it cannot close its
-    own fence.
+    """Return `text` between two marked lines that do not occur in it, so that it cannot close its
+    fence.
 
-    The mark depends on label and text only: the same input gives the same bytes.
+    The mark depends only on label and text: the same input gives the same bytes.
     """
     plain_label = " ".join(label.split())[:200]
     whole = digest(plain_label, text)
@@ -75,9 +74,7 @@ def fence(label: str, text: str) -> str:
 
 
 def readable_diff(diff: str) -> str:
-    """Return a git diff without the lines that name objects: to a model they are long and mean
-    nothing.
-    """
+    """Return a git diff without the lines with object ids, which tell a model nothing."""
     return "\n".join(
         line for line in diff.splitlines() if not line.startswith(("index ", "diff --git "))
     )

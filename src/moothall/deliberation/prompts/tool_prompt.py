@@ -1,7 +1,8 @@
-"""What a seat with native tools reads first: how to work, what counts, the environment, the task,
-and an outline of the repository.
+"""The first prompt of a seat with native tools: how to work, the environment, the task, and an
+outline of the repository.
 
-The same inputs give the same bytes, and what all seats share comes first: servers cache it.
+The same inputs give the same bytes, and the parts that all seats share come first, because servers
+cache them.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ _QUESTION = """If the task is a question, change nothing: look at what you need,
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What the first prompt says of a repository: its guide for agents (path and text), an outline
-    of its code, its folders, and the cases that fail on the base: those that the task concerns with
-    what they print, and the names of the others.
+    """The repository in the first prompt: its guide for agents (path and text), an outline of its
+    code, its folders, and the cases that fail on the base. Cases that the task concerns have their
+    output.
     """
 
     guide: tuple[str, str] = ("", "")
@@ -99,7 +100,7 @@ class Overview:
 
 
 def system_text(*, shell: bool, alone: bool) -> str:
-    """Return what every seat with native tools is told first; `alone`: it is the only one."""
+    """Return the system message of seats with native tools. alone: there is only one seat."""
     steps = (_REPRODUCE, _VERIFY) if shell else (_WITHOUT_SHELL, "Read your change once more.")
     seat, others, also = (
         ("", "", " and on")
@@ -112,7 +113,10 @@ def system_text(*, shell: bool, alone: bool) -> str:
 async def survey_repository(
     prepared: Prepared, description: str, read: Read, look: Look
 ) -> Overview:
-    """Return the overview of a base. `read` gives a file of it, `look` a survey of its code."""
+    """Return the overview of a base.
+
+    read: returns one of its files. look: surveys its code.
+    """
     profile = prepared.base.profile
     deciding = {name: run for name, run in prepared.runs.items() if name not in profile.advisory}
     red = red_cases(
@@ -137,10 +141,10 @@ async def survey_repository(
 
 
 def list_folders(files: Sequence[str]) -> str:
-    """Return the files at the root and the folders below it, each with how many files it holds;
-    within a few lines.
+    """Return the files at the root, and the folders below it with their number of files, in a few
+    lines.
 
-    While there is room, the files of small folders of source code are named.
+    Files of small folders of source code are named if they fit.
     """
     root = sorted(path for path in files if "/" not in path)
     folders = Counter(
@@ -176,8 +180,8 @@ def list_folders(files: Sequence[str]) -> str:
 
 
 def identifiers(text: str) -> tuple[str, ...]:
-    """Return the identifiers of a text in its order; first those that are certainly names of code:
-    in backticks, called, dotted or with an underscore.
+    """Return the identifiers of a text in its order. Those that are certainly code come first: in
+    backticks, called, dotted or with an underscore.
     """
     found = [match[0] for match in _IDENTIFIER.finditer(text)]
     code = [match[0] for match in _CODE_NAME.finditer(text)]
@@ -187,7 +191,7 @@ def identifiers(text: str) -> tuple[str, ...]:
 
 
 def shared_text(d: Deliberation, overview: Overview, prepared: Prepared) -> str:
-    """Return the task and what is known of the repository: the same for every seat."""
+    """Return the task and the overview of the repository, the same for every seat."""
     parts = task_parts(d)
     parts.append(environment_text(prepared, overview))
     path, guide = overview.guide
@@ -210,9 +214,7 @@ def shared_text(d: Deliberation, overview: Overview, prepared: Prepared) -> str:
 
 
 def environment_text(prepared: Prepared, overview: Overview) -> str:
-    """Return how the repository is checked, how its checks stand, and what the sandbox does not
-    offer.
-    """
+    """Return how the repository is checked, the state of its checks, and what the sandbox lacks."""
     profile = prepared.base.profile
     lines = ["Environment: the dependencies are installed; there is no network."]
     notes = " ".join(prepared.notes).casefold()
@@ -260,16 +262,14 @@ def _state(prepared: Prepared, name: str) -> str:
 def seat_prompt(
     system: str, shared: str, role: str, number: int, *, shell: bool, question: bool, turns: int
 ) -> tuple[Message, ...]:
-    """Return the first messages of a seat. What is its own comes last."""
+    """Return the first messages of a seat. The seat's own part comes last."""
     start = STARTS[number % len(STARTS)] if shell else STARTS[number % 2]
     own = [ROLES[role], f"You have at most {turns} replies.", _QUESTION if question else start]
     return (Message("system", system), Message("user", f"{shared}\n\n{' '.join(own)}"))
 
 
 async def _guide(files: Sequence[str], read: Read) -> tuple[str, str]:
-    """Return what the repository tells agents: the first guide that does more than name the
-    other.
-    """
+    """Return the repository's first guide for agents that is more than a reference to the other."""
     found = [(path, (await _text(read, path)).strip()) for path in GUIDES if path in files]
     path, text = next(
         (one for one in found if len(one[1]) > _POINTER_CHARS), next(iter(found), ("", ""))

@@ -1,6 +1,4 @@
-"""What a seat with native tools reads of its calls and of the checks at submit: plain text, with
-numbers.
-"""
+"""Results of tool calls, and of the checks at submit, as plain text for seats with native tools."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ CONFIRM = (
 
 
 def result_text(result: ToolResult, most: int) -> str:
-    """Return what a call came to, within about `most` characters."""
+    """Return the result of a call in about `most` characters."""
     if result.status is ToolStatus.SUCCESS:
         return clip(_READERS.get(result.tool, output_text)(result.output), most)
     if result.tool == "files.read" and isinstance(entries := result.output.get("entries"), list):
@@ -96,7 +94,7 @@ def _signal_name(number: int) -> str:
 
 
 def _plain(value: object) -> str:
-    """Return a name that others gave on one line."""
+    """Return a name by others on one line."""
     return str(value) if str(value).isprintable() else repr(str(value))
 
 
@@ -117,7 +115,7 @@ _READERS = {
 
 
 def new_failures(run: CheckRun, base: CheckRun | None) -> list[str]:
-    """Return the cases that fail now and did not before; a check without cases is one itself."""
+    """Return the cases that fail now and did not before. A check without cases is one itself."""
     if not run.cases:
         failed_before = base is not None and base.verdict != "passed"
         return [] if run.verdict == "passed" or failed_before else [run.check]
@@ -126,8 +124,8 @@ def new_failures(run: CheckRun, base: CheckRun | None) -> list[str]:
 
 
 def is_clean(state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, str]) -> bool:
-    """Whether nothing speaks against a submission as far as the checks near it tell: no new
-    failure, nothing lost, and some test ran. If only tests changed, no test of the base need run.
+    """Return whether the checks near a submission found no new failure, lost no case, and ran a
+    test. If only tests changed, no test of the base need run.
     """
     if state.regressions or left_out:
         return False
@@ -151,7 +149,7 @@ def is_clean(state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, s
 def submission_text(
     state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, str], most: int
 ) -> str:
-    """Return what the checks near a submitted change showed, within about `most` characters."""
+    """Return the results of the checks near a submitted change in about `most` characters."""
     changed = ", ".join(state.patch.paths[:20]) if state.patch else ""
     parts = [f"Changed files: {changed}"]
     if left_out:
@@ -174,7 +172,7 @@ def submission_text(
 
 
 def _known_cases(run: CheckRun, prepared: Prepared) -> int:
-    """Return how many of the tests that ran are the base's."""
+    """Return how many of the base's tests ran."""
     base = prepared.runs.get(run.check)
     return sum(case in base.cases for case in run.cases) if base is not None else 0
 

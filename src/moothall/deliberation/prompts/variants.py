@@ -1,7 +1,7 @@
-"""Find tool calls and answers in a model's text, in whatever spelling the model was trained on.
+"""Find tool calls and answers in a model's text, in the spelling that it was trained on.
 
-One scan from left to right. JSON objects are decoded where they stand, so that nothing inside a
-string is taken for markup. All searches are linear in the size of the text: it may be hostile.
+One scan from left to right. JSON objects are decoded where they begin, so that nothing inside a
+string counts as markup. All searches are linear in the size of the text, which may be hostile.
 """
 
 from __future__ import annotations
@@ -140,22 +140,21 @@ _LITERALS = {"True": True, "False": False, "None": None}
 
 
 class MalformedReplyError(ValueError):
-    """The reply is no turn; the message is meant for the model."""
+    """The reply is no turn. The message is for the model."""
 
 
 def clean_text(text: str) -> str:
-    """Return the text with lone surrogates replaced: JSON can spell half a character, and no
-    encoder takes it.
+    """Return the text with lone surrogates replaced. JSON can contain them, and no encoder accepts
+    them.
     """
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def without_thinking(text: str) -> str:
-    """Return a text without its reasoning: marked blocks, and all before a closing mark that
-    nothing opened.
+    """Return a text without its reasoning: marked blocks, and everything before a closing mark
+    without an opening one.
 
-    A text that begins with a JSON object is returned as it is: there such marks are content, as
-    they are in a fenced block.
+    A text that begins with a JSON object, or a fenced block, is content, and is returned unchanged.
     """
     text = clean_text(text)
     if text.lstrip().startswith("{"):
@@ -206,9 +205,7 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_flo
 
 
 def decode(text: str, start: int = 0) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start`, and where it ends; raises
-    `MalformedReplyError`.
-    """
+    """Return the JSON value at `start`, and its end. Raises `MalformedReplyError`."""
     try:
         value, end = _DECODER.raw_decode(text, start)
         return _clean_value(value, 0), end
@@ -236,9 +233,7 @@ def _clean_value(value: Any, depth: int) -> Any:
 
 
 class _Allowance:
-    """How much broken JSON a text may hold. The decoder's errors count its lines, so that each
-    costs time too.
-    """
+    """A limit on broken JSON in a text. Decoding errors count lines, so each takes time too."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -246,7 +241,7 @@ class _Allowance:
         self._failures = _FAILURES
 
     def spend(self, start: int, error: MalformedReplyError) -> bool:
-        """Count a failure to decode what begins at `start`; return whether reading may go on."""
+        """Count a failed decoding at `start`. Return whether reading may continue."""
         cause = error.__cause__
         known = isinstance(cause, json.JSONDecodeError) and not cause.msg.startswith("Unterminated")
         read = (
@@ -262,8 +257,8 @@ class _Allowance:
 def find_values(text: str, opening: str = "{") -> Iterator[Any]:
     """Yield the outermost JSON objects of a text in order (with `opening` "[", its lists of texts).
 
-    What is broken is passed over; raises `MalformedReplyError` if there is too much of it, or
-    nothing else.
+    Broken ones are skipped. Raises `MalformedReplyError` if there are too many of them, or nothing
+    else.
     """
     text = clean_text(text)
     begins = _OBJECT_BEGIN if opening == "{" else _LIST_BEGIN
@@ -293,8 +288,8 @@ def find_values(text: str, opening: str = "{") -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class OfferedTools:
-    """The tools that a reply may call. Without any, names are taken as they are and values of
-    markup are texts.
+    """The tools that a reply may call. Without any, names are not checked, and values of markup are
+    texts.
     """
 
     specs: Sequence[ToolSpec] = ()
@@ -305,12 +300,12 @@ class OfferedTools:
 
     @property
     def has_shell(self) -> bool:
-        """Whether shell commands can be run."""
+        """Return whether shell commands can run."""
         return SHELL in self._names.values()
 
     def name_of(self, name: str) -> str:
-        """Return the offered tool that a model means by `functions.files_read:0`; other names as
-        they are.
+        """Return the offered tool that a name such as `functions.files_read:0` means, or the name
+        unchanged.
         """
         name = name.strip()
         short = name.removeprefix("functions.").partition(":")[0]
@@ -320,11 +315,11 @@ class OfferedTools:
         return SHELL if short.lower() in _SHELL_NAMES and self.has_shell else name
 
     def is_offered(self, name: str) -> bool:
-        """Whether the name stands for an offered tool."""
+        """Return whether a name means an offered tool."""
         return self.name_of(name) in self._names.values()
 
     def shapes_of(self, tool: str) -> Mapping[str, Any]:
-        """Return the JSON schema of each argument of a tool, empty if it is unknown."""
+        """Return the JSON schemas of a tool's arguments, or {}."""
         spec = next((spec for spec in self.specs if spec.name == tool), None)
         return mapping_of(spec.schema(None).get("properties")) if spec else {}
 
@@ -334,9 +329,7 @@ def _plain_name(name: str) -> str:
 
 
 def _typed(value: str, shape: Mapping[str, Any]) -> Any:
-    """Return a value of markup as its argument's schema has it; as text where it has none, or does
-    not fit.
-    """
+    """Return a value of markup in the type of its argument's schema, or as text."""
     kinds = {
         shape.get("type"),
         *(mapping_of(way).get("type") for way in list_of(shape.get("anyOf"))),
@@ -358,8 +351,8 @@ def _typed(value: str, shape: Mapping[str, Any]) -> Any:
 
 @dataclass(slots=True)
 class ReplyParts:
-    """What a reply holds, in order. `commands`: fenced shell blocks. `fields`: those of objects
-    that ask for nothing.
+    """The parts of a reply in order. commands: fenced shell blocks. fields: those of objects that
+    request nothing.
     """
 
     actions: list[Action] = field(default_factory=list)
@@ -374,12 +367,12 @@ class ReplyParts:
 
     @property
     def usable(self) -> bool:
-        """Whether it asks for anything."""
+        """True if the reply requests anything."""
         return bool(self.actions or self.python or self.finish or self.commands)
 
     @property
     def thought(self) -> str:
-        """What the model says of its reply: its own field, else the prose around."""
+        """Its own thought field, or else the prose around."""
         if thoughts := " ".join(filter(None, self.thoughts)):
             return thoughts
         prose = " ".join(_NOISE.sub(" ", " ".join(self.outside)).split())
@@ -387,9 +380,7 @@ class ReplyParts:
 
 
 def read_parts(text: str, tools: OfferedTools) -> ReplyParts:
-    """Return what a text holds; raises `MalformedReplyError` for a call, an answer or a block that
-    is broken.
-    """
+    """Return the parts of a text. Raises `MalformedReplyError` for a broken call or answer."""
     return _Scan(clean_text(text), tools).run()
 
 
@@ -408,8 +399,8 @@ class _Scan:
     def run(self) -> ReplyParts:
         """Scan the whole text.
 
-        What stands before a closing mark of reasoning that nothing opened was reasoning, unless
-        nothing follows.
+        Text before a closing mark of reasoning without an opening one was reasoning, unless nothing
+        follows.
         """
         kept: ReplyParts | None = None
         first: MalformedReplyError | None = None
@@ -430,8 +421,8 @@ class _Scan:
         return kept or self._parts
 
     def _scan(self, position: int) -> int:
-        """Collect until a closing mark of reasoning that nothing opened; return the position after
-        it, -1 at the end.
+        """Collect until a closing mark of reasoning without an opening one. Return the position
+        after it, or -1 at the end.
         """
         text = self._text
         while mark := _MARK.search(text, position):
@@ -459,9 +450,7 @@ class _Scan:
         return -1
 
     def _next_close(self) -> int:
-        """Return the position after the next closing mark of reasoning that nothing opened, -1 if
-        there is none.
-        """
+        """Return the position after the next unopened closing mark of reasoning, or -1."""
         position = self._at
         while mark := _THOUGHT_MARK.search(self._text, position):
             if mark.group("open") is None:
@@ -470,9 +459,7 @@ class _Scan:
         return -1
 
     def _after_thinking(self, mark: re.Match[str]) -> int:
-        """Return the position after a block of reasoning. One that is not closed may hold the
-        reply.
-        """
+        """Return the position after a block of reasoning. An open block may hold the reply."""
         opened = mark.group()
         end = -1 if opened in self._missing else _end_of_thinking(self._text, mark.end(), opened)
         if end < 0:
@@ -502,8 +489,8 @@ class _Scan:
         return closed.end() if closed else position
 
     def _read_text(self, tag: str, start: int) -> int:
-        """Read what <python> or <finish> holds. Prose may mention such a tag: one without end or
-        content is passed over.
+        """Read the content of <python> or <finish>. A tag without end or content is skipped, since
+        prose may mention it.
         """
         close = f"</{tag}>"
         end = -1 if close in self._missing else self._text.find(close, start)
@@ -520,7 +507,7 @@ class _Scan:
         return end + len(close)
 
     def _pass_over(self, position: int, wrong: MalformedReplyError) -> int:
-        """Go on from a position; what was wrong counts if the reply holds nothing else."""
+        """Continue at a position. The error counts if the reply is otherwise empty."""
         self._parts.broken = self._parts.broken or wrong
         return position
 
@@ -550,9 +537,7 @@ class _Scan:
         return closed.end() if closed else position
 
     def _end_of_value(self, start: int) -> re.Match[str] | None:
-        """Return where a parameter's value ends: at what can only be its end, else at the first
-        closing tag.
-        """
+        """Return the end of a parameter's value: an unambiguous one, or the first closing tag."""
         end = None if "value" in self._missing else _VALUE_END.search(self._text, start)
         if end is None:
             self._missing.add("value")
@@ -578,7 +563,7 @@ class _Scan:
         return position
 
     def _read_fence(self, mark: re.Match[str]) -> int:
-        """Read a fenced block of shell, look into one of data, and pass over code."""
+        """Read a fenced block: of shell, or of data; skip code."""
         language = mark.group("fence").lower()
         if language in _READ_FENCES:
             return mark.end()
@@ -591,8 +576,8 @@ class _Scan:
         return end.end()
 
     def _read_json(self, start: int) -> int:
-        """Read an object. One that is no call and no turn is passed over, a broken one unless it
-        begins as one.
+        """Read an object. Skip one that is no call and no turn, and a broken one unless it begins
+        like one.
         """
         text = self._text
         if self._parts.broken is not None and not (
@@ -616,7 +601,7 @@ class _Scan:
         return end
 
     def _take_object(self, data: Mapping[str, Any]) -> bool:
-        """Add what an object asks for; return whether it asks for anything."""
+        """Add the requests of an object. Return whether it has any."""
         listed = next((key for key in _LISTS if data.get(key) is not None), "")
         single = next((key for key in _SINGLE if isinstance(data.get(key), dict)), "")
         given = [name for name in ("python", "finish") if data.get(name) is not None]
@@ -652,7 +637,9 @@ class _Scan:
             self._add_action(item)
 
     def _is_call(self, data: Mapping[str, Any]) -> bool:
-        """Whether an object is a call: it names a tool, and has arguments or an offered name."""
+        """Return whether an object is a call: it names a tool, and has arguments or an offered
+        name.
+        """
         if isinstance(data.get("tool"), str) or isinstance(data.get("function"), dict):
             return True
         name = next((data[key] for key in _TOOL_KEYS if isinstance(data.get(key), str)), "")
@@ -665,7 +652,7 @@ class _Scan:
         self._add_action({"tool": name, "args": arguments})
 
     def _add_action(self, item: Any) -> None:
-        """Add a call; one of `finish` or `submit` is the end."""
+        """Add a call. A call of `finish` or `submit` is the end."""
         if isinstance(item, str):
             item = _decoded(item)
         if not isinstance(item, dict):
@@ -721,7 +708,7 @@ def _arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]:
 
 
 def _decoded(text: str) -> Any:
-    """Return the JSON value that a text is, None if it is none."""
+    """Return the JSON value of a text, or None."""
     try:
         value, end = decode(text.strip())
     except MalformedReplyError:
