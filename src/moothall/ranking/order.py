@@ -194,12 +194,13 @@ CRITERIA: tuple[Criterion, ...] = (
         "seats with the same change", lambda standing: standing.same_change_count, tested=False
     ),
     # Of two tied candidates, prefer the one with the better evidence, so that the claimed level
-    # does not depend on a hash.
+    # does not depend on a hash. The author passes the same test, so the tie is still undecided.
     Criterion(
         "passes a test of another seat",
         lambda standing: int(standing.candidate.level.independent),
         lambda value: "yes" if value else "no",
         tested=False,
+        decides=False,
     ),
     Criterion(
         "tests of other authors that fail",
@@ -377,15 +378,15 @@ def _with_comparable_reviews(standings: Sequence[_Standing]) -> list[_Standing]:
 
 
 def _find_undecided(standings: Sequence[_Standing]) -> list[_Standing]:
-    """Return the winner and the other code changes that nothing but a hash or a number of failing
-    tests ranks behind it; [] if the first rank is decided.
+    """Return the winner and the other code changes that only a hash, or criteria that do not decide,
+    rank behind it; [] if the first rank is decided. A proven winner is decided.
     """
     first = next(iter(standings), None)
     if (
         first is None
         or first.failures
         or first.candidate.about_text
-        or first.candidate.level.independent
+        or first.candidate.level is EvidenceLevel.PROVEN
         or first.candidate.already_done
     ):
         return []
@@ -664,8 +665,12 @@ def _explain_undecided(standing: _Standing, undecided: Sequence[_Standing]) -> I
         else "no test"
     )
     note = " Nobody reviewed them." if evidence == "no test" else ""
-    is_counted = len({other.tests_failed for other in undecided}) > 1
-    last_resort = "Fewer failing tests decide." if is_counted else "A hash decides."
+    if len({other.candidate.level.independent for other in undecided}) > 1:
+        last_resort = "The one that passes a test of another seat is first."
+    elif len({other.tests_failed for other in undecided}) > 1:
+        last_resort = "Fewer failing tests decide."
+    else:
+        last_resort = "A hash decides."
     yield (
         f"Undecided: {evidence} tells it from {format_cases(others)}; they differ in "
         f"{files}.{note} {last_resort}"
