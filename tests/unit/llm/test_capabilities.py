@@ -26,7 +26,7 @@ BODY: dict[str, Any] = {
 def refuse(*messages: str, status: int = 400, **named: str) -> Capabilities:
     known = Capabilities()
     for message in messages:
-        known.learn(Rejected(status, message, **named), known.adapt(BODY))
+        known.learn_from_refusal(Rejected(status, message, **named), known.adapt(BODY))
     return known
 
 
@@ -162,10 +162,13 @@ def test_the_room_that_is_left_is_used_and_a_lower_bound_is_not_trusted() -> Non
         "maximum context length is 16384 tokens. However, you requested 8000 output tokens and "
         "your prompt contains at least 8385 input tokens"
     )
-    assert known.room(Rejected(400, exact), BODY) == 4384
-    assert known.room(Rejected(400, bound), BODY) == 2000
+    assert known.available_reply_tokens(Rejected(400, exact), BODY) == 4384
+    assert known.available_reply_tokens(Rejected(400, bound), BODY) == 2000
     assert (
-        known.room(Rejected(400, "prompt is too long: 210000 tokens > 200000 maximum"), BODY) == 0
+        known.available_reply_tokens(
+            Rejected(400, "prompt is too long: 210000 tokens > 200000 maximum"), BODY
+        )
+        == 0
     )
 
 
@@ -201,7 +204,7 @@ def test_a_schema_is_made_strict_and_then_left_out() -> None:
         Capabilities(),
         Rejected(400, "Invalid schema for response_format 'turn': anyOf at the root"),
     )
-    known.learn(refusal, known.adapt(body))
+    known.learn_from_refusal(refusal, known.adapt(body))
     strict = known.adapt(body)["response_format"]["json_schema"]["schema"]
     either = {"anyOf": [{"type": "string"}, {"type": "null"}]}
     assert strict == {
@@ -210,7 +213,7 @@ def test_a_schema_is_made_strict_and_then_left_out() -> None:
         "required": ["a", "b"],
         "additionalProperties": False,
     }
-    known.learn(refusal, known.adapt(body))
+    known.learn_from_refusal(refusal, known.adapt(body))
     assert "response_format" not in known.adapt(body)
 
 
@@ -248,5 +251,5 @@ def test_reasoning_that_is_refused_is_not_sent_back() -> None:
 def test_a_model_that_is_served_by_the_responses_api_alone_is_called_there(message: str) -> None:
     assert refuse(message, status=404).api == "responses"
     fixed = Capabilities(api_fixed=True)
-    fixed.learn(Rejected(400, message), BODY)
+    fixed.learn_from_refusal(Rejected(400, message), BODY)
     assert fixed.api == "chat"

@@ -123,7 +123,7 @@ async def test_how_long_to_wait_is_passed_on() -> None:
         (422, ModelReplyInvalid, "HTTP 422: prompt too long"),
         (401, ConfigurationError, "MOOTHALL_LLM__API_KEY"),
         (403, ConfigurationError, "MOOTHALL_LLM__API_KEY"),
-        (404, ConfigurationError, "asked for model 'scripted'"),
+        (404, ConfigurationError, "requested model 'scripted'"),
         (301, ConfigurationError, "final address"),
     ],
 )
@@ -178,7 +178,7 @@ async def test_an_empty_reply_is_returned_and_counted(text: str) -> None:
 
 async def test_an_endless_answer_is_ended() -> None:
     async with talking(in_turn(Fault("endless")), max_reply_bytes=20_000) as (model, _):
-        with pytest.raises(ModelReplyInvalid, match="past 20000 bytes"):
+        with pytest.raises(ModelReplyInvalid, match="more than 20000 bytes"):
             await model.chat(ask())
 
 
@@ -209,15 +209,15 @@ async def test_the_deadline_of_the_request() -> None:
 async def test_what_is_not_ours_any_more_is_not_sent(agreed: int) -> None:
     asked: list[bool] = []
 
-    def ours() -> bool:
+    def owns_work() -> bool:
         asked.append(len(asked) < agreed)
         return asked[-1]
 
     async with talking(in_turn("hello")) as (model, server):
         with pytest.raises(asyncio.CancelledError):
-            await model.chat(ask(), ours=ours)
+            await model.chat(ask(), owns_work=owns_work)
         assert server.requests == []
-        assert (await model.chat(ask(), ours=lambda: True)).text == "hello"
+        assert (await model.chat(ask(), owns_work=lambda: True)).text == "hello"
 
 
 async def test_an_answer_that_was_cut_is_not_asked_for_again_by_whom_the_work_was_taken_from() -> (
@@ -225,7 +225,7 @@ async def test_an_answer_that_was_cut_is_not_asked_for_again_by_whom_the_work_wa
 ):
     async with talking(in_turn(Fault("cut", text="half an ans"), "hello")) as (model, server):
         with pytest.raises(asyncio.CancelledError):
-            await model.chat(ask(), ours=lambda: not server.requests)
+            await model.chat(ask(), owns_work=lambda: not server.requests)
     assert len(server.requests) == 1
 
 
@@ -234,9 +234,7 @@ async def test_an_answer_that_was_cut_is_not_asked_for_again_by_whom_the_work_wa
 )
 def test_a_quota_that_is_used_up_is_not_waited_for(code: str, kind: type[Exception]) -> None:
     taken = WholeResponseReader("http://m/v1", 1000)
-    taken.head(429, {})
-    taken.piece(
-        json.dumps({"error": {"message": "Too much.", "type": code, "code": code}}).encode()
-    )
+    taken.start(429, {})
+    taken.feed(json.dumps({"error": {"message": "Too much.", "type": code, "code": code}}).encode())
     with pytest.raises(kind, match="Too much"):
         taken.raise_refusal()

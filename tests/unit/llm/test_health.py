@@ -27,8 +27,8 @@ async def test_a_configured_key_is_sent_and_wins_over_one_in_the_url() -> None:
 async def test_a_wrong_key_is_said() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key=KEY) as server:
         seen = (await check_servers(Models(), server.base_url))["default"]
-    assert (seen.answering, seen.there) == (0, 1)
-    assert "status 401" in seen.wrong
+    assert (seen.answering, seen.configured) == (0, 1)
+    assert "status 401" in seen.fault
 
 
 async def test_of_two_servers_the_one_that_does_not_answer_is_said() -> None:
@@ -37,8 +37,8 @@ async def test_of_two_servers_the_one_that_does_not_answer_is_said() -> None:
 
         seen = (await check_servers(Models(settings), server.base_url))["default"]
 
-    assert (seen.answering, seen.there) == (1, 2)
-    assert "does not answer" in seen.wrong
+    assert (seen.answering, seen.configured) == (1, 2)
+    assert "does not answer" in seen.fault
 
 
 async def test_every_model_is_seen_by_its_name_and_counted() -> None:

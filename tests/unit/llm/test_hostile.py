@@ -116,7 +116,7 @@ async def test_headers_without_end(piece: bytes) -> None:
 )
 async def test_bodies_without_end(kind: bytes, piece: bytes) -> None:
     async with hostile(forever(OK + b"Content-Type: " + kind + b"\r\n\r\n", piece)) as model:
-        with pytest.raises(ModelReplyInvalid, match="went on past 20000 bytes"):
+        with pytest.raises(ModelReplyInvalid, match="sent more than 20000 bytes"):
             await model.chat(ask())
 
 

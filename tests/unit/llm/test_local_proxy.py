@@ -14,7 +14,7 @@ from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.llm.client import OpenAIModel, open_model
 from moothall.llm.counting import counting
-from moothall.llm.serve_local import serve_front
+from moothall.llm.serve_local import serve_proxy
 from moothall.testing.chat_contract import ask
 from moothall.testing.model import Answer, Fault, ScriptedModel, scripted_model
 
@@ -25,7 +25,7 @@ async def fronted(
 ) -> AsyncIterator[tuple[OpenAIModel, ScriptedModel, str]]:
     async with (
         scripted_model(answer, models=("small",), api_key="inner") as engine,
-        serve_front(
+        serve_proxy(
             engine.base_url.removesuffix("/v1"),
             "inner",
             name="small",
@@ -66,9 +66,9 @@ async def test_an_engine_that_breaks_off_looks_broken(tmp_path: Path, kind: Any)
         (
             b'{"model": "gpt", "messages": [{"role": "user", "content": "x"}]}',
             404,
-            "there is `small`",
+            "this server has `small`",
         ),
-        (b'{"n": 2, "messages": [{"role": "user", "content": "x"}]}', 400, "`n` is 1"),
+        (b'{"n": 2, "messages": [{"role": "user", "content": "x"}]}', 400, "`n` must be 1"),
     ],
 )
 async def test_a_wrong_call_is_told_what_is_wrong(

@@ -32,7 +32,7 @@ BASH = FunctionTool(
 def read(deltas: Sequence[Any], *, key: str = "delta") -> PartialReply:
     reply = PartialReply()
     for delta in deltas:
-        reply.take(json.dumps({"choices": [{"index": 0, key: delta}]}))
+        reply.add_event(json.dumps({"choices": [{"index": 0, key: delta}]}))
     return reply
 
 

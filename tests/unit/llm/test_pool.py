@@ -295,7 +295,7 @@ async def test_a_trailer_without_end_is_ended() -> None:
 async def test_a_key_with_a_line_break_sends_nothing() -> None:
     async with talking(lambda _b, _h: "x", api_key="one\r\nX-Other: two") as (model, server):
         with pytest.raises(
-            ConfigurationError, match="Authorization of a model call would hold a line break"
+            ConfigurationError, match="Authorization of a model call would contain a line break"
         ):
             await model.chat(ask())
     assert server.model_lists == 0
@@ -320,13 +320,13 @@ def test_however_an_answer_is_cut_it_is_the_same(
     )
     heard: list[str] = []
     taker = ChatResponseReader("http://x/v1", 100_000, heard.append if followed else None)
-    taker.head(200, {b"content-type": b"text/event-stream; charset=utf-8"})
+    taker.start(200, {b"content-type": b"text/event-stream; charset=utf-8"})
     for size in [*cuts, len(raw)]:
         piece, raw = raw[:size], raw[size:]
-        if piece and taker.piece(piece):
+        if piece and taker.feed(piece):
             break
     else:
-        taker.end()
+        taker.finish()
     whole_text = "".join(texts).encode(errors="replace").decode()
-    assert ("".join(taker.assembly.text), taker.assembly.finish_reason) == (whole_text, "stop")
+    assert ("".join(taker.reply.text), taker.reply.finish_reason) == (whole_text, "stop")
     assert "".join(heard) == (whole_text if followed else "")

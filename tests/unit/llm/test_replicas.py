@@ -170,7 +170,7 @@ async def test_a_server_whose_model_calls_no_tools_stands_in_for_no_native_call(
         open_model(QUICK, own.base_url) as first,
         open_model(QUICK, other.base_url) as second,
     ):
-        model = ReplicatedModel([first], others=[[second]])
+        model = ReplicatedModel([first], fallbacks=[[second]])
         assert (await model.chat(ask())).text == "b"
         with pytest.raises(ModelUnavailable):
             await model.chat(ask(tools=(tool,)))

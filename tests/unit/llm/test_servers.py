@@ -213,7 +213,7 @@ async def test_parsers_that_do_not_fit_the_model_are_told() -> None:
     async with asked(UNFITTING) as (model, _):
         lines = await model.examine()
     assert (
-        "reasoning: in reasoning, which held a whole reply: the server's parser for reasoning does "
+        "reasoning: in reasoning, which held a complete reply: the server's reasoning parser does "
         "not fit the model" in lines
     )
 
@@ -226,7 +226,7 @@ async def test_parsers_that_do_not_fit_the_model_are_told() -> None:
     ):
         before = await model.examine()
         reply = await model.chat(ask(tools=(BASH,), max_tokens=2000))
-        lines = model.capabilities.lines()
+        lines = model.capabilities.describe()
     assert "native tool calls: yes" in before
     assert [call.name for call in reply.calls] == ["bash"]
     assert (

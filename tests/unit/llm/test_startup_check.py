@@ -82,7 +82,7 @@ async def test_each_mistake_of_the_operator_is_told_from_the_others() -> None:
             ),
             (key, server.base_url.replace("http:", "https:"), "does not speak TLS .*http://"),
             ({}, nothing, "404.*usually ends with /v1"),
-            ({}, page, "text/plain, not with a list of models"),
+            ({}, page, "text/plain, not a list of models"),
             ({}, "localhost:8000", "not an http or https URL"),
         ):
             with pytest.raises(ConfigurationError, match=said):
@@ -93,7 +93,7 @@ async def test_a_redirection_is_not_followed_and_said() -> None:
     async with answering(307, headers={"Location": "http://elsewhere/v1/models"}) as url:
         with pytest.raises(
             ConfigurationError,
-            match="redirects to http://elsewhere/v1/models; give the final address",
+            match="redirects to http://elsewhere/v1/models; set MOOTHALL_LLM__BASE_URL to the",
         ):
             await reach(LlmSettings(), url, pytest.fail)
 
@@ -112,7 +112,7 @@ async def test_what_is_not_there_names_the_setting() -> None:
     for url, said in (
         (
             f"http://127.0.0.1:{free_port()}/v1",
-            "nobody listens at 127.0.0.1.*MOOTHALL_LLM__BASE_URL",
+            "connection refused at 127.0.0.1.*MOOTHALL_LLM__BASE_URL",
         ),
         (
             "http://no.such.name.invalid/v1",
@@ -131,7 +131,7 @@ async def test_one_that_speaks_something_else_is_said() -> None:
 
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     async with server:
-        with pytest.raises(ModelUnavailable, match="does not answer as HTTP"):
+        with pytest.raises(ModelUnavailable, match="does not answer with HTTP"):
             await reach(
                 LlmSettings(),
                 f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1",
@@ -178,6 +178,6 @@ async def test_a_replica_stands_in_but_none_may_be_wrong() -> None:
     async with scripted_model(silent) as server, scripted_model(silent, api_key="other") as locked:
         await reach(LlmSettings(replicas=(server.base_url,)), gone, told.append)
         assert len(told) == 1
-        assert "nobody listens" in told[0]
+        assert "connection refused" in told[0]
         with pytest.raises(ConfigurationError, match="401"):
             await reach(LlmSettings(replicas=(locked.base_url,)), server.base_url, pytest.fail)

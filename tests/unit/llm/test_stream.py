@@ -16,7 +16,7 @@ from moothall.llm.stream import BrokenStream, EventReader, PartialReply
 
 def read(pieces: list[bytes]) -> list[str]:
     reader = EventReader()
-    return [data for piece in pieces for data in reader.feed(piece)] + list(reader.end())
+    return [data for piece in pieces for data in reader.feed(piece)] + list(reader.finish())
 
 
 @given(
@@ -72,7 +72,7 @@ def test_chunks_become_a_reply() -> None:
         '{"choices": [], "usage": {"prompt_tokens": 7}}',
         "[DONE]",
     ):
-        reply.take(data)
+        reply.add_event(data)
     assert ("".join(reply.text), reply.finish_reason, reply.model, reply.usage, reply.done) == (
         "hello",
         "stop",
@@ -92,9 +92,9 @@ def test_chunks_become_a_reply() -> None:
 )
 def test_a_choice_that_ends_in_an_error_is_one(error: object, permanent: bool) -> None:  # noqa: FBT001
     reply = PartialReply()
-    reply.take(chunk("half an ans"))
+    reply.add_event(chunk("half an ans"))
     with pytest.raises(BrokenStream, match="the server reported") as raised:
-        reply.take(
+        reply.add_event(
             json.dumps(
                 {"choices": [{"delta": {"content": ""}, "finish_reason": "error", "error": error}]}
             )
@@ -105,13 +105,13 @@ def test_a_choice_that_ends_in_an_error_is_one(error: object, permanent: bool) -
 def test_null_and_blank_events_are_passed_over() -> None:
     reply = PartialReply()
     for data in ("null", chunk("he"), " ", "null", chunk("llo", "stop"), "[DONE]"):
-        reply.take(data)
+        reply.add_event(data)
     assert ("".join(reply.text), reply.finish_reason, reply.done) == ("hello", "stop", True)
 
 
 def test_only_the_first_choice_counts() -> None:
     reply = PartialReply()
-    reply.take(
+    reply.add_event(
         json.dumps(
             {
                 "choices": [
@@ -127,7 +127,7 @@ def test_only_the_first_choice_counts() -> None:
 @pytest.mark.parametrize("data", ["{", "[]", '{"choices": 5}', '{"choices": [5]}', "[" * 100_000])
 def test_what_is_no_chunk_is_a_broken_stream(data: str) -> None:
     with pytest.raises(BrokenStream):
-        PartialReply().take(data)
+        PartialReply().add_event(data)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_is_no_chunk_is_a_broken_stream(data: str) -> None:
 )
 def test_an_error_inside_the_stream_is_told_apart(code: object, permanent: bool) -> None:  # noqa: FBT001
     with pytest.raises(BrokenStream, match="out of blocks") as raised:
-        PartialReply().take(json.dumps({"error": {"message": "out of blocks", "code": code}}))
+        PartialReply().add_event(json.dumps({"error": {"message": "out of blocks", "code": code}}))
     assert raised.value.permanent is permanent
 
 
@@ -175,7 +175,7 @@ def test_an_error_inside_the_stream_is_told_apart(code: object, permanent: bool)
 )
 def test_any_json_is_taken_or_refused(value: object) -> None:
     with contextlib.suppress(BrokenStream):
-        PartialReply().take(json.dumps(value))
+        PartialReply().add_event(json.dumps(value))
 
 
 def token(text: str, chance: float, **others: float) -> dict[str, object]:
@@ -200,7 +200,7 @@ def test_of_the_last_number_it_is_kept_how_likely_others_were() -> None:
         ('], "score": 1', [token(" ", 1.0), token("1", 0.5, n7=0.25, x=0.25)]),
         ("0}", [token("0", 0.75), token("}", 1.0)]),
     ):
-        assembly.take(
+        assembly.add_event(
             json.dumps({"choices": [{"delta": {"content": text}, "logprobs": {"content": told}}]})
         )
     assert assembly.digits == [(("1", 0.5), ("7", 0.25)), (("0", 0.75),)]
@@ -220,6 +220,6 @@ def test_of_the_last_number_it_is_kept_how_likely_others_were() -> None:
 )
 def test_whatever_is_told_of_tokens_the_text_stays(told: object) -> None:
     assembly = PartialReply()
-    assembly.take(json.dumps({"choices": [{"delta": {"content": "a"}, "logprobs": told}]}))
+    assembly.add_event(json.dumps({"choices": [{"delta": {"content": "a"}, "logprobs": told}]}))
     assert assembly.text == ["a"]
     assert all(0 <= chance <= 1 for found in assembly.digits for _, chance in found)

