@@ -22,7 +22,7 @@ def tables() -> str:
     lines = ["| node | what it is | key | properties |", "|---|---|---|---|"]
     for label in LABELS.values():
         names = ", ".join(f"`{name}`" for group in label.groups for name in group.properties)
-        lines.append(f"| `{label.name}` | {label.about} | {label.key} | {names} |")
+        lines.append(f"| `{label.name}` | {label.description} | {label.key} | {names} |")
     lines += ["", "| relation | means |", "|---|---|"]
-    lines += [f"| `({r.start})-[:{r.type}]->({r.end})` | {r.about} |" for r in RELATIONS]
+    lines += [f"| `({r.start})-[:{r.type}]->({r.end})` | {r.description} |" for r in RELATIONS]
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moothall.domain.event import Event, EventType
 from moothall.domain.proposal import Proposal
-from moothall.graph.projection import READERS, write
+from moothall.graph.projection import PROJECTIONS, write
 from moothall.graph.schema import LABELS
 from moothall.graph.upserts import Writes, bound_name, clean, group_of, uid
 from support.chronicle import SEATS, Chronicle, proposal_of
@@ -67,7 +67,7 @@ def test_any_order_any_repeats_and_any_batches_write_the_same(data: st.DataObjec
 
 @settings(max_examples=60)
 @given(
-    st.sampled_from(sorted(READERS)),
+    st.sampled_from(sorted(PROJECTIONS)),
     st.dictionaries(st.sampled_from(NAMES), values),
     st.text(max_size=40),
 )
@@ -78,9 +78,13 @@ def test_malformed_events_are_no_reason_to_stop(
     writes = written([Event("id", kind, "x", data, time=time)])
     for (node, name), (_, told) in writes.groups.items():
         for key, kind_of in group_of(node.label, name).properties.items():
-            expected = {"text": str, "whole": int, "number": float, "flag": bool, "texts": list}[
-                kind_of
-            ]
+            expected = {
+                "text": str,
+                "integer": int,
+                "float": float,
+                "boolean": bool,
+                "texts": list,
+            }[kind_of]
             assert type(told[key]) is expected
     for node in writes.nodes:
         node.uid.encode()
@@ -121,7 +125,7 @@ def test_every_event_type_is_projected_or_named_as_left_out() -> None:
         EventType.DELIBERATION_RESUMED,
         EventType.EVIDENCE_REPORTED,
     }
-    assert set(EventType) - READERS.keys() == left_out
+    assert set(EventType) - PROJECTIONS.keys() == left_out
 
 
 def test_a_fingerprint_is_the_proposals_own() -> None:

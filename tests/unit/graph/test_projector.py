@@ -114,9 +114,9 @@ async def test_a_graph_of_another_log_is_written_again(graph: CypherGraph) -> No
 async def test_who_may_not_write_any_more_writes_nothing(graph: CypherGraph) -> None:
     bus, may = MemoryBus(), True
     last = await published(bus, Chronicle("task-a").whole())
-    projector = Projector(bus, graph, SETTINGS, may=lambda: may)
+    projector = Projector(bus, graph, SETTINGS, is_writer=lambda: may)
     may = False
-    with pytest.raises(GraphUnavailable, match="another process writes the graph"):
+    with pytest.raises(GraphUnavailable, match="another process writes the graph now"):
         await projector.catch_up(last)
     assert await graph.position() == 0
     may = True

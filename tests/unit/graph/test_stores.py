@@ -17,7 +17,7 @@ from moothall.domain.event import EventType
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
-from moothall.graph.remote import SocketGraphClient, answering
+from moothall.graph.remote import SocketGraphClient, serve_socket
 from moothall.graph.statements import schema
 from moothall.graph.store import CypherGraph
 from support.chronicle import Chronicle, recorded
@@ -103,7 +103,7 @@ async def test_a_graph_is_asked_through_its_socket(tmp_path: Path) -> None:
         for _ in range(100):
             chronicle.of_story(EventType.STORY_COMMENTED, comment="y" * 2000)
         await graph.project(recorded(chronicle.events))
-        async with answering(graph, deep / "graph.sock"):
+        async with serve_socket(graph, deep / "graph.sock"):
             there = SocketGraphClient(deep / "graph.sock")
             assert await there.ask("story", tenant="local", story_id="story-1") == await graph.ask(
                 "story", tenant="local", story_id="story-1"
@@ -111,14 +111,14 @@ async def test_a_graph_is_asked_through_its_socket(tmp_path: Path) -> None:
             assert await there.counts() == await graph.counts()
             with pytest.raises(InvalidRequest, match="did you mean story"):
                 await there.ask("storey", tenant="local")
-            with pytest.raises(InvalidRequest, match="at most 65536 bytes"):
+            with pytest.raises(InvalidRequest, match="the limit is 65536"):
                 await there.ask("story", tenant="local", story_id="x" * 70_000)
         assert not (deep / "graph.sock").exists()
 
 
 async def test_where_nobody_answers_the_socket_says_so(tmp_path: Path) -> None:
     with pytest.raises(GraphUnavailable, match="does not answer"):
-        await SocketGraphClient(tmp_path / "graph.sock", patience=0.2).counts()
+        await SocketGraphClient(tmp_path / "graph.sock", connect_seconds=0.2).counts()
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
@@ -129,7 +129,8 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
 
 async def test_a_server_that_is_not_there_yet_is_no_error_for_who_can_wait() -> None:
     async with neo4j_store(
-        GraphSettings(url="bolt://127.0.0.1:9", connect_seconds=1, retry_seconds=0.1), at_once=False
+        GraphSettings(url="bolt://127.0.0.1:9", connect_seconds=1, retry_seconds=0.1),
+        must_answer=False,
     ) as store:
         with pytest.raises(GraphUnavailable, match="did not answer"):
             await store.read("RETURN 1", {})
@@ -151,7 +152,7 @@ async def test_a_server_that_comes_later_has_its_constraints_before_anything_is_
     port, at = free_port(), urlsplit(neo4j.url)
     async with (
         neo4j_store(settings(neo4j.url)) as there,
-        neo4j_store(settings(f"bolt://127.0.0.1:{port}"), at_once=False) as later,
+        neo4j_store(settings(f"bolt://127.0.0.1:{port}"), must_answer=False) as later,
         relayed((at.hostname or "", at.port or 0), port=port),
     ):
         for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
@@ -165,7 +166,7 @@ async def test_a_server_that_comes_later_has_its_constraints_before_anything_is_
 
 
 async def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="is not right"):
+    with pytest.raises(ConfigurationError, match="is invalid"):
         async with neo4j_store(GraphSettings(url="http://127.0.0.1:9")):
             pass
 
