@@ -63,7 +63,7 @@ def test_the_line_of_a_wrong_setting_is_named_and_what_it_may_have_meant(
     with pytest.raises(ConfigurationError) as raised:
         load_settings(file)
     said = raised.value.message
-    assert f"{file}, line 6: llm.bsae_url is no setting; did you mean base_url?" in said
+    assert f"{file}, line 6: llm.bsae_url is not a setting; did you mean base_url?" in said
     assert f"{file}, line 7: llm.retries: " in said
     assert "; limits.agents: " in said, "it came of the environment: no line is named"
 

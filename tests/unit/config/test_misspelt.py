@@ -27,7 +27,7 @@ def test_a_mistyped_variable_is_an_error_that_names_the_right_one(
     monkeypatch.setenv(variable, "50055")
     with pytest.raises(ConfigurationError) as caught:
         load_settings()
-    assert f"{variable} is no setting" in str(caught.value)
+    assert f"{variable} is not a setting" in str(caught.value)
     assert wanted in str(caught.value)
 
 

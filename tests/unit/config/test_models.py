@@ -63,8 +63,8 @@ def test_models_of_the_environment_and_their_keys_are_secrets(
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("[models.Large]\n", "is no name for a model"),
-        ("[models.default]\n", "is no name for a model"),
+        ("[models.Large]\n", "is not a valid name"),
+        ("[models.default]\n", "is not a valid name"),
         ('[models.a]\nfallback = ["b"]\n', r"models\.a\.fallback names 'b'; there are default"),
         ('[models.a]\nfallback = ["a"]\n', r"models\.a\.fallback names 'a'"),
         (
@@ -74,11 +74,11 @@ def test_models_of_the_environment_and_their_keys_are_secrets(
             ),
             "b has a smaller window",
         ),
-        ('[models.a]\nroles = ["qa"]\n[models.b]\nroles = ["qa"]\n', "qa is a's already"),
+        ('[models.a]\nroles = ["qa"]\n[models.b]\nroles = ["qa"]\n', "qa already belongs to a"),
         ('[models.a]\nroles = ["chef"]\n', r"models\.a\.roles"),
         (
             "[models.a]\ntemprature = 1\n",
-            r"line 7: models\.a\.temprature is no setting; did you mean temperature\?",
+            r"line 7: models\.a\.temprature is not a setting; did you mean temperature\?",
         ),
     ],
 )
