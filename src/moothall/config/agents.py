@@ -94,9 +94,9 @@ class WorkspaceSettings(Section):
     )
     environments: Path | None = Field(
         None,
-        description="a folder that hosts on different disks mount, and nobody else (file locks "
-        "work there): hosts share environments that were set up for the same lock file; those "
-        "unused for keep_days are removed; empty: each host sets up its own",
+        description="a folder with file locks that only hosts mount: hosts without a common disk "
+        "share there the environments that were set up for the same lock file; those unused for "
+        "keep_days are removed; empty: each host sets up its own",
     )
     environments_bytes: int = Field(
         50_000_000_000,

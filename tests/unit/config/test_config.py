@@ -43,7 +43,7 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, wanted: str) -> Non
         load_settings(file)
 
 
-def test_hosts_run_here_or_on_a_ray_elsewhere_not_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mode_process_excludes_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOOTHALL_RAY__ADDRESS", "10.0.0.1:6379")
     assert load_settings().ray.mode == "auto"
     monkeypatch.setenv("MOOTHALL_RAY__MODE", "process")
@@ -51,7 +51,7 @@ def test_hosts_run_here_or_on_a_ray_elsewhere_not_both(monkeypatch: pytest.Monke
         load_settings()
 
 
-def test_the_line_of_a_wrong_setting_is_named_and_what_it_may_have_meant(
+def test_the_line_of_a_wrong_setting_and_a_similar_setting_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "m.toml"
@@ -79,7 +79,7 @@ def test_the_line_of_a_wrong_setting_is_named_and_what_it_may_have_meant(
         ("[other]\n", ["a"], 1),
     ],
 )
-def test_the_line_that_spells_a_setting(text: str, keys: list[str], line: int) -> None:
+def test_the_line_of_a_setting_is_found(text: str, keys: list[str], line: int) -> None:
     assert line_of(text, keys) == line
 
 
@@ -96,12 +96,12 @@ def test_a_secret_comes_from_a_file_and_is_not_shown(tmp_path: Path) -> None:
     assert "very-secret" not in settings.model_dump_json() + repr(settings)
 
 
-def test_settings_travel_to_hosts() -> None:
+def test_settings_can_be_pickled() -> None:
     settings = load_settings(seed=5)
     assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes
 
 
-def test_own_values_are_read_from_the_variables_that_are_named(
+def test_secret_values_are_read_from_variables(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MY_KEY", "value-of-mine")

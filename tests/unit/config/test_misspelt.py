@@ -31,14 +31,14 @@ def test_a_mistyped_variable_is_an_error_that_names_the_right_one(
     assert wanted in str(caught.value)
 
 
-def test_what_a_variable_holds_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_value_of_a_variable_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOOTHALL_LLM__APIKEY", "sk-very-secret")
     with pytest.raises(ConfigurationError) as caught:
         load_settings()
     assert "very-secret" not in str(caught.value)
 
 
-def test_what_kubernetes_puts_beside_a_service_of_our_name_is_no_mistake(
+def test_variables_of_kubernetes_are_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in {
@@ -55,7 +55,7 @@ def test_what_kubernetes_puts_beside_a_service_of_our_name_is_no_mistake(
     load_settings()
 
 
-def test_every_setting_has_a_variable_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = set(known_variables(AllSettings, "MOOTHALL_"))
     assert {"MOOTHALL_SEED", "MOOTHALL_LLM__MODEL", "MOOTHALL_LLM"} <= variables
     monkeypatch.setenv("moothall_llm__model", "lower")

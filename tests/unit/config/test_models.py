@@ -25,7 +25,7 @@ def load(folder: Path, text: str) -> object:
     return load_settings(file)
 
 
-def test_a_model_is_as_llm_but_for_what_it_says(tmp_path: Path) -> None:
+def test_a_model_inherits_unset_fields_from_llm(tmp_path: Path) -> None:
     file = tmp_path / "m.toml"
     file.write_text(
         f"{BASE}[models.warm]\ntemperature = 1.5\n[models.large]\nbase_url = "
@@ -82,10 +82,10 @@ def test_models_of_the_environment_and_their_keys_are_secrets(
         ),
     ],
 )
-def test_what_cannot_be_right_is_named(tmp_path: Path, text: str, wanted: str) -> None:
+def test_inconsistent_models_are_refused(tmp_path: Path, text: str, wanted: str) -> None:
     with pytest.raises(ConfigurationError, match=wanted):
         load(tmp_path, text)
 
 
-def test_the_roles_of_the_settings_are_those_of_the_house() -> None:
+def test_the_roles_of_the_settings_are_those_of_the_domain() -> None:
     assert get_args(Role) == ROLES

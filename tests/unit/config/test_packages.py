@@ -18,7 +18,7 @@ def shown(found: Indexes) -> str:
     return repr((found.variables, found.files, found.urls, found.paths, found.certificates))
 
 
-def test_pips_environment_stands_over_its_files_and_passwords_stay_behind(tmp_path: Path) -> None:
+def test_pips_environment_overrides_its_files_and_passwords_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".config/pip").mkdir(parents=True)
     (tmp_path / ".config/pip/pip.conf").write_text(
         f"[global]\nindex-url = https://me:{SECRET}%40x@a.example/simple\nextra-index-url =\n    "
@@ -44,7 +44,7 @@ def test_pips_environment_stands_over_its_files_and_passwords_stay_behind(tmp_pa
     assert SECRET not in shown(found)
 
 
-def test_uv_names_indexes_and_their_passwords_beside_them(tmp_path: Path) -> None:
+def test_uv_credentials_belong_to_named_indexes(tmp_path: Path) -> None:
     (tmp_path / "uv.toml").write_text(
         'cache-dir = "/x"\n[[index]]\nname = "my-team"\nurl = "https://u.example/simple"\n'
         '[[index]]\nurl = "https://all.example/simple"\ndefault = true\n'
@@ -64,7 +64,7 @@ def test_uv_names_indexes_and_their_passwords_beside_them(tmp_path: Path) -> Non
     assert SECRET not in shown(found)
 
 
-def test_npms_tokens_hold_below_their_path(tmp_path: Path) -> None:
+def test_npm_tokens_apply_below_their_path(tmp_path: Path) -> None:
     (tmp_path / ".npmrc").write_text(
         "; a comment\nregistry=https://r.example/npm/\n@acme:registry = "
         "https://acme.example/npm/\n//r.example/npm/:_authToken=${TOKEN}\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 from moothall.graph.schema import LABELS, RELATIONS
 
 
-def test_the_picture_is_the_shapes() -> None:
+def test_the_docs_match_the_schema() -> None:
     """Where this fails, put what `mermaid()` and `tables()` return into docs/graph.md."""
     text = (Path(__file__).parents[3] / "docs" / "graph.md").read_text(encoding="utf-8")
     assert mermaid() in text

@@ -53,7 +53,7 @@ def merged(batches: list[list[Event]]) -> Writes:
 
 @settings(max_examples=25)
 @given(st.data())
-def test_any_order_any_repeats_and_any_batches_write_the_same(data: st.DataObject) -> None:
+def test_order_repeats_and_batches_do_not_change_the_result(data: st.DataObject) -> None:
     events = [*WHOLE, *SECOND]
     repeated = data.draw(
         st.permutations([*events, *data.draw(st.lists(st.sampled_from(events), max_size=10))])
@@ -71,7 +71,7 @@ def test_any_order_any_repeats_and_any_batches_write_the_same(data: st.DataObjec
     st.dictionaries(st.sampled_from(NAMES), values),
     st.text(max_size=40),
 )
-def test_malformed_events_are_no_reason_to_stop(
+def test_malformed_events_raise_no_error(
     kind: EventType, data: dict[str, Any], time: str
 ) -> None:
     """And whatever they bring has the type that the shape says."""
@@ -103,7 +103,7 @@ def test_names_are_bounded_and_storable(text: str) -> None:
     assert "\0" not in clean(text)
 
 
-def test_every_event_type_is_projected_or_named_as_left_out() -> None:
+def test_every_event_type_is_projected_or_listed_as_omitted() -> None:
     left_out = {
         EventType.SEAT_TURN,
         EventType.AGENT_PROGRESS,
@@ -136,7 +136,7 @@ def test_a_fingerprint_is_the_proposals_own() -> None:
     assert len(keys) == len(SEATS), "what was found of a proposal belongs to it"
 
 
-def test_a_run_again_is_of_the_same_task() -> None:
+def test_a_repeated_run_belongs_to_the_same_task() -> None:
     writes = written([*WHOLE, *SECOND])
     assert {node.key for node in writes.nodes if node.label == "Task"} == {
         "task-a",

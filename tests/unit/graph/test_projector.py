@@ -71,7 +71,7 @@ async def dumped(graph: CypherGraph) -> list[tuple[str, ...]]:
     return sorted([line async for line in graph.dump()])
 
 
-async def test_it_follows_the_log_and_goes_on_where_the_graph_is(graph: CypherGraph) -> None:
+async def test_the_projector_follows_the_log_from_the_position_of_the_graph(graph: CypherGraph) -> None:
     bus = MemoryBus()
     projector = Projector(bus, graph, SETTINGS)
     async with asyncio.timeout(60), running(projector, 0):
@@ -91,7 +91,7 @@ async def test_it_follows_the_log_and_goes_on_where_the_graph_is(graph: CypherGr
     assert await dumped(graph) == one_by_one
 
 
-async def test_a_graph_that_is_away_is_late_and_loses_nothing(graph: CypherGraph) -> None:
+async def test_an_unavailable_graph_falls_behind_and_loses_nothing(graph: CypherGraph) -> None:
     bus = MemoryBus()
     last = await published(bus, Chronicle().whole())
     flaky = Flaky(graph, 2)
@@ -103,7 +103,7 @@ async def test_a_graph_that_is_away_is_late_and_loses_nothing(graph: CypherGraph
     assert row["deliberation"]["final_state"] == "committed"
 
 
-async def test_a_graph_of_another_log_is_written_again(graph: CypherGraph) -> None:
+async def test_the_graph_of_another_log_is_projected_again(graph: CypherGraph) -> None:
     bus = MemoryBus()
     await graph.project([Recorded(1000, Chronicle("old").deliberated().events[0])])
     last = await published(bus, Chronicle().whole())
@@ -111,7 +111,7 @@ async def test_a_graph_of_another_log_is_written_again(graph: CypherGraph) -> No
     assert await graph.ask("deliberation", tenant="local", task_id="task-a")
 
 
-async def test_who_may_not_write_any_more_writes_nothing(graph: CypherGraph) -> None:
+async def test_a_process_without_the_lease_writes_nothing(graph: CypherGraph) -> None:
     bus, may = MemoryBus(), True
     last = await published(bus, Chronicle("task-a").whole())
     projector = Projector(bus, graph, SETTINGS, is_writer=lambda: may)
@@ -133,7 +133,7 @@ class Small(Flaky):
         await super().project(records)
 
 
-async def test_a_batch_that_is_too_much_for_one_transaction_is_written_in_parts(
+async def test_a_batch_that_is_too_large_is_written_in_parts(
     graph: CypherGraph,
 ) -> None:
     bus, small = MemoryBus(), Small(graph, 0)

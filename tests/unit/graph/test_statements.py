@@ -25,7 +25,7 @@ def whole(days: int) -> Chronicle:
     return Chronicle(f"task-{days}", f"story-{days}", days=days).whole()
 
 
-async def test_the_oldest_leave_with_what_was_theirs_alone(store: Store) -> None:
+async def test_the_oldest_are_removed_with_the_nodes_that_only_they_use(store: Store) -> None:
     kept = CypherGraph(store, keep=2)
     late = (
         Chronicle("task-late", "story-late", days=-1).told().deliberated()
@@ -53,7 +53,7 @@ async def test_the_oldest_leave_with_what_was_theirs_alone(store: Store) -> None
     assert len(await kept.ask("provenance", tenant="local", commit_sha=delivered("task-4"))) > 0
 
 
-async def test_without_a_bound_all_stay(store: Store) -> None:
+async def test_without_a_limit_nothing_is_removed(store: Store) -> None:
     graph = CypherGraph(store)
     for days in (1, 2, 3):
         await graph.project(recorded(whole(days).events))
@@ -67,7 +67,7 @@ def test_ids_are_parameters_and_never_part_of_a_statement(uids: list[str]) -> No
     assert all(given.get("uids", uids) == uids for _, given in statements.removal(uids))
 
 
-def test_every_kind_of_node_that_a_deliberation_alone_has_goes_with_it() -> None:
+def test_all_labels_owned_by_a_deliberation_are_removed_with_it() -> None:
     gone = "".join(cypher for cypher, _ in statements.removal([]))
     theirs = {r.end for r in RELATIONS if r.start in {"Seat", "Proposal"}} | {"Seat", "ModelCall"}
     for label in theirs - {"Agent"}:

@@ -50,11 +50,11 @@ def refuse(*messages: str, status: int = 400, **named: str) -> Capabilities:
         ("the prompt names no seedling", set()),
     ],
 )
-def test_what_is_named_is_left_out(message: str, gone: set[str]) -> None:
+def test_named_parameters_are_omitted(message: str, gone: set[str]) -> None:
     assert BODY.keys() - refuse(message).adapt(BODY).keys() == gone
 
 
-def test_a_parameter_that_the_server_names_is_the_one() -> None:
+def test_the_parameter_field_of_an_error_takes_precedence() -> None:
     known = refuse("temperature and seed cannot be used together", param="seed")
     assert BODY.keys() - known.adapt(BODY).keys() == {"seed"}
 
@@ -142,7 +142,7 @@ def test_the_limit_of_a_reply_is_translated(messages: list[str], name: str, valu
         ("the request exceeds the available context size, try increasing it", 0),
     ],
 )
-def test_a_conversation_that_is_too_long_teaches_nothing_about_parameters(
+def test_an_overflow_changes_no_parameters(
     message: str, window: int
 ) -> None:
     known = refuse(message)
@@ -152,7 +152,7 @@ def test_a_conversation_that_is_too_long_teaches_nothing_about_parameters(
     assert known.adapt(BODY) == Capabilities().adapt(BODY)
 
 
-def test_the_room_that_is_left_is_used_and_a_lower_bound_is_not_trusted() -> None:
+def test_the_remaining_tokens_are_used_but_a_lower_bound_is_not_trusted() -> None:
     known = Capabilities()
     exact = (
         "This model's maximum context length is 16384 tokens. However, you requested 20000 tokens "
@@ -184,7 +184,7 @@ def test_a_system_message_that_is_refused_joins_the_first_one(message: str) -> N
     assert refuse(message).adapt(BODY)["messages"] == [{"role": "user", "content": "s\n\nu"}]
 
 
-def test_a_schema_is_made_strict_and_then_left_out() -> None:
+def test_a_schema_is_made_strict_and_then_omitted() -> None:
     ways = [
         {
             "type": "object",
@@ -217,7 +217,7 @@ def test_a_schema_is_made_strict_and_then_left_out() -> None:
     assert "response_format" not in known.adapt(body)
 
 
-def test_ids_of_other_servers_are_shortened_where_that_is_wanted() -> None:
+def test_long_call_ids_are_shortened_after_a_refusal() -> None:
     calls = [
         {"id": "call_0fypS1hVX", "type": "function", "function": {"name": "x", "arguments": "{}"}}
     ]
@@ -231,7 +231,7 @@ def test_ids_of_other_servers_are_shortened_where_that_is_wanted() -> None:
     assert len(second["tool_call_id"]) == 9
 
 
-def test_reasoning_that_is_refused_is_not_sent_back() -> None:
+def test_refused_reasoning_is_not_sent_back() -> None:
     known = refuse("messages.1.reasoning_content: Extra inputs are not permitted")
     body = {**BODY, "messages": [{"role": "assistant", "content": "x", "reasoning_content": "why"}]}
     assert known.adapt(body)["messages"] == [{"role": "assistant", "content": "x"}]
@@ -248,7 +248,7 @@ def test_reasoning_that_is_refused_is_not_sent_back() -> None:
         "This model is only supported in v1/responses and not in v1/chat/completions.",
     ],
 )
-def test_a_model_that_is_served_by_the_responses_api_alone_is_called_there(message: str) -> None:
+def test_a_model_that_needs_the_responses_api_is_called_there(message: str) -> None:
     assert refuse(message, status=404).api == "responses"
     fixed = Capabilities(api_fixed=True)
     fixed.learn_from_refusal(Rejected(400, message), BODY)

@@ -24,14 +24,14 @@ async def test_a_configured_key_is_sent_and_wins_over_one_in_the_url() -> None:
         }
 
 
-async def test_a_wrong_key_is_said() -> None:
+async def test_a_wrong_key_is_reported() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key=KEY) as server:
         seen = (await check_servers(Models(), server.base_url))["default"]
     assert (seen.answering, seen.configured) == (0, 1)
     assert "status 401" in seen.fault
 
 
-async def test_of_two_servers_the_one_that_does_not_answer_is_said() -> None:
+async def test_the_failed_server_of_two_is_reported() -> None:
     async with scripted_model(lambda _body, _headers: "") as server:
         settings = LlmSettings.model_validate({"replicas": ["http://127.0.0.1:9/v1"]})
 
@@ -41,7 +41,7 @@ async def test_of_two_servers_the_one_that_does_not_answer_is_said() -> None:
     assert "does not answer" in seen.fault
 
 
-async def test_every_model_is_seen_by_its_name_and_counted() -> None:
+async def test_each_model_is_reported_by_name() -> None:
     async with scripted_model(lambda _body, _headers: "") as server:
         models = Models.of(
             LlmSettings(),

@@ -12,7 +12,7 @@ from moothall.llm.local import download_progress, local_model_server
 
 
 @pytest.mark.e2e  # a model server's process
-async def test_a_model_that_does_not_load_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
+async def test_a_model_that_does_not_load_is_reported_with_the_end_of_the_log(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="the extra `embedded` is not installed")
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + b"\0" * 1000)
@@ -26,7 +26,7 @@ async def test_a_model_that_does_not_load_is_told_with_the_end_of_the_log(tmp_pa
     assert said[0].startswith("loading broken")
 
 
-def test_a_download_tells_each_tenth_once_and_never_goes_back() -> None:
+def test_download_progress_reports_each_tenth_once() -> None:
     said: list[str] = []
     tell = download_progress(said.append)
     for done in (0, 3, 14, 15, 94, 53, 54, 0, 99, 100):

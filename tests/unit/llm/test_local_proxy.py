@@ -41,7 +41,7 @@ async def fronted(
         yield model, engine, f"http://127.0.0.1:{port}/v1"
 
 
-async def test_a_call_is_passed_through_with_its_slot(tmp_path: Path) -> None:
+async def test_a_call_is_forwarded_with_its_slot(tmp_path: Path) -> None:
     async with fronted(tmp_path, lambda _b, _h: "hello") as (model, engine, _):
         reply = await model.chat(ask(seed=9))
     assert (reply.text, reply.model) == ("hello", "small")
@@ -50,7 +50,7 @@ async def test_a_call_is_passed_through_with_its_slot(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cut", "drop"])
-async def test_an_engine_that_breaks_off_looks_broken(tmp_path: Path, kind: Any) -> None:
+async def test_an_interrupted_engine_response_is_an_error(tmp_path: Path, kind: Any) -> None:
     async with fronted(tmp_path, lambda _b, _h: Fault(kind, text="half")) as (model, _, _url):
         with pytest.raises(ModelUnavailable, match="failed 2 times"):
             await model.chat(ask())
@@ -71,7 +71,7 @@ async def test_an_engine_that_breaks_off_looks_broken(tmp_path: Path, kind: Any)
         (b'{"n": 2, "messages": [{"role": "user", "content": "x"}]}', 400, "`n` must be 1"),
     ],
 )
-async def test_a_wrong_call_is_told_what_is_wrong(
+async def test_an_invalid_request_is_refused(
     tmp_path: Path, body: bytes, status: int, said: str
 ) -> None:
     async with (
@@ -84,7 +84,7 @@ async def test_a_wrong_call_is_told_what_is_wrong(
     assert not engine.requests
 
 
-async def test_nobody_enters_without_the_key(tmp_path: Path) -> None:
+async def test_the_key_is_required(tmp_path: Path) -> None:
     async with fronted(tmp_path, lambda _b, _h: "hello") as (_, engine, url):
         for key in ("", "inner", "wrong"):
             async with open_model(

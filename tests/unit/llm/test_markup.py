@@ -123,7 +123,7 @@ def test_calls_in_the_text_are_read(
     assert left == rest
 
 
-async def test_they_count_where_tools_were_offered_alone() -> None:
+async def test_calls_in_the_text_need_offered_tools() -> None:
     text = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
     tool = FunctionTool(
         "bash", "", {"type": "object", "properties": {"command": {"type": "string"}}}
@@ -156,7 +156,7 @@ async def test_they_count_where_tools_were_offered_alone() -> None:
         ("Nothing of it.", "", "Nothing of it."),
     ],
 )
-def test_reasoning_in_the_text_is_split_off(text: str, thought: str, answer: str) -> None:
+def test_reasoning_in_the_text_is_separated(text: str, thought: str, answer: str) -> None:
     found, rest = split_thinking(text)
     assert rest == answer
     assert bool(found) == bool(thought)
@@ -164,6 +164,6 @@ def test_reasoning_in_the_text_is_split_off(text: str, thought: str, answer: str
 
 
 @given(st.text(st.sampled_from("<>/{}[]\"'=`\n thinktool_callfunctionparameter")))
-def test_any_text_is_taken(text: str) -> None:
+def test_any_text_is_accepted(text: str) -> None:
     split_calls(text, TOOLS)
     split_thinking(text)

@@ -146,7 +146,7 @@ def test_a_name_and_an_id_in_each_fragment_are_one_call() -> None:
 
 
 @pytest.mark.parametrize("index", [{"index": 0}, {}])
-def test_whole_calls_with_objects_and_one_index_are_two(index: dict[str, int]) -> None:
+def test_complete_calls_with_the_same_index_are_separate(index: dict[str, int]) -> None:
     one, two = (
         {**index, "function": {"name": "bash", "arguments": {"command": name}}}
         for name in ("ls", "pwd")
@@ -156,7 +156,7 @@ def test_whole_calls_with_objects_and_one_index_are_two(index: dict[str, int]) -
     assert [json.loads(arguments)["command"] for _, _, arguments in apart] == ["ls", "pwd"]
 
 
-def test_missing_and_repeated_ids_are_made_up_the_same_each_time() -> None:
+def test_missing_and_repeated_ids_are_replaced_deterministically() -> None:
     fragments = [
         {"index": index, "id": call_id, "function": {"name": "bash", "arguments": "{}"}}
         for index, call_id in enumerate(["", "x", "x"])
@@ -167,7 +167,7 @@ def test_missing_and_repeated_ids_are_made_up_the_same_each_time() -> None:
     assert all(call_id.isalnum() for call_id, _, _ in first)
 
 
-def test_thought_signatures_go_back_with_their_call() -> None:
+def test_thought_signatures_are_sent_back_with_their_call() -> None:
     signature = {"google": {"thought_signature": "c2ln"}}
     reply = read(
         [
@@ -252,7 +252,7 @@ def test_content_in_parts_is_text_and_thinking() -> None:
         max_leaves=15,
     )
 )
-def test_whatever_a_delta_holds_is_taken(value: object) -> None:
+def test_any_delta_is_accepted(value: object) -> None:
     for key in ("delta", "message"):
         reply = read(
             [value, {"tool_calls": value}, {"tool_calls": [value]}, {"content": value}], key=key

@@ -113,7 +113,7 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
 
 
 @needs_openssl
-async def test_it_speaks_tls_with_whom_it_trusts(
+async def test_tls_needs_a_trusted_certificate(
     trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with listening(good_server, trusted) as port:
@@ -132,7 +132,7 @@ async def test_it_speaks_tls_with_whom_it_trusts(
             await reach(LlmSettings(), f"https://localhost:{port}/v1", pytest.fail)
 
 
-async def test_a_proxy_is_asked_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     heads: list[bytes] = []
 
     async def proxy(
@@ -160,7 +160,7 @@ async def test_a_proxy_is_asked_as_the_environment_says(monkeypatch: pytest.Monk
 
 
 @needs_openssl
-async def test_a_proxy_does_not_see_what_is_encrypted(
+async def test_a_proxy_cannot_read_tls_traffic(
     trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bytes] = []
@@ -198,7 +198,7 @@ async def test_a_proxy_does_not_see_what_is_encrypted(
     assert asked[0].startswith(b"CONNECT model.test:443 HTTP/1.1\r\nHost: model.test:443\r\n")
 
 
-async def test_everyone_gets_the_answer_to_their_own_question() -> None:
+async def test_concurrent_calls_get_their_own_responses() -> None:
     async with talking(lambda _body, headers: str(headers["X-Request-Id"]), concurrency=3) as (
         model,
         server,
@@ -214,7 +214,7 @@ async def test_everyone_gets_the_answer_to_their_own_question() -> None:
     [answer("stolen")[:30], whole(answer("stolen")), b"H"],
     ids=["no head", "an answer", "a letter"],
 )
-async def test_what_nobody_asked_for_is_no_answer_to_the_next(more: bytes) -> None:
+async def test_an_unrequested_response_is_not_used_for_the_next_call(more: bytes) -> None:
     connections: set[asyncio.StreamWriter] = set()
 
     async def talkative(
@@ -233,7 +233,7 @@ async def test_what_nobody_asked_for_is_no_answer_to_the_next(more: bytes) -> No
     assert len(connections) == 4  # none is used again
 
 
-async def test_an_interim_answer_is_passed_over() -> None:
+async def test_an_informational_response_is_ignored() -> None:
     async def slow(head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 103 Early Hints\r\nContent-Encoding: gzip\r\n\r\n")
         await good_server(head, reader, writer)
@@ -245,7 +245,7 @@ async def test_an_interim_answer_is_passed_over() -> None:
         assert (await model.chat(ask())).text == "hello"
 
 
-async def test_a_stream_that_said_done_and_stays_open_is_an_answer() -> None:
+async def test_a_finished_stream_that_stays_open_is_complete() -> None:
     async def open_end(
         head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -269,7 +269,7 @@ async def test_a_stream_that_said_done_and_stays_open_is_an_answer() -> None:
         assert (await model.chat(ask())).text == "hi"
 
 
-async def test_a_trailer_without_end_is_ended() -> None:
+async def test_an_endless_trailer_closes_the_connection() -> None:
     async def trailing(
         head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -306,7 +306,7 @@ async def test_a_key_with_a_line_break_sends_nothing() -> None:
     cuts=st.lists(st.integers(1, 40), max_size=60),
     followed=st.booleans(),
 )
-def test_however_an_answer_is_cut_it_is_the_same(
+def test_the_reply_does_not_depend_on_the_pieces_of_the_response(
     texts: list[str], cuts: list[int], *, followed: bool
 ) -> None:
     chunks = [{"choices": [{"delta": {"content": text}, "finish_reason": None}]} for text in texts]

@@ -93,7 +93,7 @@ async def test_the_reply_mode_and_the_window_are_found(kind: ServerKind) -> None
 
 
 @pytest.mark.parametrize("kind", CALLERS)
-async def test_tools_are_called_and_answered_and_reasoning_goes_back(kind: ServerKind) -> None:
+async def test_tools_are_called_and_reasoning_is_sent_back(kind: ServerKind) -> None:
     async with asked(kind) as (model, server):
         assert await model.reply_mode() == "tools"
         head = (Message("system", "You help."), Message("user", "Look round."))
@@ -146,7 +146,7 @@ def _parameters(sent: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_schema_is_sent_as_far_as_it_is_taken(kind: ServerKind) -> None:
+async def test_a_schema_is_sent_in_the_form_that_the_server_accepts(kind: ServerKind) -> None:
     async with asked(kind) as (model, server):
         for _ in range(2):
             reply = await model.chat(ask(schema=TURN, max_tokens=1500))
@@ -199,7 +199,7 @@ class TestStubs(ServerContract):
         )
 
 
-async def test_a_reply_is_shortened_to_the_room_that_vllm_names() -> None:
+async def test_a_reply_is_limited_to_the_tokens_that_vllm_has_left() -> None:
     kind = SERVERS["older vllm"]
     async with asked(kind) as (model, server):
         nearly = (Message("user", "x" * 4 * (kind.window - 4000)),)
@@ -209,7 +209,7 @@ async def test_a_reply_is_shortened_to_the_room_that_vllm_names() -> None:
     assert [body["max_tokens"] < 8000 for _, body in server.requests] == [True, False]
 
 
-async def test_parsers_that_do_not_fit_the_model_are_told() -> None:
+async def test_parsers_that_do_not_fit_the_model_are_reported() -> None:
     async with asked(UNFITTING) as (model, _):
         lines = await model.examine()
     assert (
@@ -243,7 +243,7 @@ async def test_cached_tokens_are_counted(kind: ServerKind) -> None:
 
 
 @pytest.mark.parametrize(("name", "most"), [("anthropic", 64_000), ("vllm", 32_768)])
-async def test_a_limit_that_is_too_high_is_learnt(name: str, most: int) -> None:
+async def test_the_maximum_reply_limit_is_learned(name: str, most: int) -> None:
     async with asked(SERVERS[name]) as (model, server):
         await model.chat(ask(max_tokens=100_000))
         await model.chat(ask(max_tokens=100_000))
@@ -251,7 +251,7 @@ async def test_a_limit_that_is_too_high_is_learnt(name: str, most: int) -> None:
     assert [body["max_tokens"] for _, body in server.requests] == [most, most]
 
 
-async def test_reasoning_that_fills_a_reply_gets_more_room_from_then_on() -> None:
+async def test_reasoning_that_fills_a_reply_raises_the_limit() -> None:
     async with asked(SERVERS["vllm"]) as (model, server):
         first, second = await model.chat(ask(max_tokens=100)), await model.chat(ask(max_tokens=100))
     assert (first.text, second.text) == ("Hello.", "Hello.")
@@ -259,7 +259,7 @@ async def test_reasoning_that_fills_a_reply_gets_more_room_from_then_on() -> Non
     assert [body["max_tokens"] for _, body in server.requests] == [100, 8292, 8292]
 
 
-async def test_reasoning_that_fills_even_that_is_an_empty_reply_that_was_cut() -> None:
+async def test_reasoning_that_fills_the_raised_limit_leaves_an_empty_reply() -> None:
     def think(_body: Any, _headers: Any) -> NativeReply:
         return NativeReply(text="Hello.", reasoning="hm " * 20_000)
 
@@ -272,7 +272,7 @@ async def test_reasoning_that_fills_even_that_is_an_empty_reply_that_was_cut() -
     assert json.loads(reply.reasoning)["reasoning"]
 
 
-async def test_room_for_reasoning_is_added_to_every_reply() -> None:
+async def test_reasoning_tokens_are_added_to_every_limit() -> None:
     async with asked(SERVERS["vllm"], reasoning_tokens=4000, reasoning_effort="low") as (
         model,
         server,

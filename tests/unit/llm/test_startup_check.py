@@ -50,7 +50,7 @@ async def answering(
         await runner.cleanup()
 
 
-async def test_a_server_that_answers_is_enough_said() -> None:
+async def test_a_server_that_answers_causes_no_message() -> None:
     told: list[str] = []
     async with scripted_model(silent, api_key="secret-key") as server:
         await reach(
@@ -64,7 +64,7 @@ async def test_a_server_that_answers_is_enough_said() -> None:
     assert told == []
 
 
-async def test_each_mistake_of_the_operator_is_told_from_the_others() -> None:
+async def test_each_configuration_mistake_has_its_own_message() -> None:
     async with (
         scripted_model(silent, api_key="right") as server,
         answering(404) as nothing,
@@ -89,7 +89,7 @@ async def test_each_mistake_of_the_operator_is_told_from_the_others() -> None:
                 await reach(LlmSettings.model_validate(settings), url, pytest.fail)
 
 
-async def test_a_redirection_is_not_followed_and_said() -> None:
+async def test_a_redirect_is_reported_and_not_followed() -> None:
     async with answering(307, headers={"Location": "http://elsewhere/v1/models"}) as url:
         with pytest.raises(
             ConfigurationError,
@@ -98,17 +98,17 @@ async def test_a_redirection_is_not_followed_and_said() -> None:
             await reach(LlmSettings(), url, pytest.fail)
 
 
-async def test_a_server_that_keeps_no_list_is_taken_at_the_name_that_was_given() -> None:
+async def test_a_configured_model_needs_no_list_of_models() -> None:
     async with answering(404) as url:
         await reach(LlmSettings(model="mine"), url, pytest.fail)
 
 
-async def test_one_that_counts_calls_is_there() -> None:
+async def test_a_rate_limited_server_counts_as_available() -> None:
     async with answering(429) as url:
         await reach(LlmSettings(), url, pytest.fail)
 
 
-async def test_what_is_not_there_names_the_setting() -> None:
+async def test_an_unreachable_server_names_the_setting() -> None:
     for url, said in (
         (
             f"http://127.0.0.1:{free_port()}/v1",
@@ -123,7 +123,7 @@ async def test_what_is_not_there_names_the_setting() -> None:
             await reach(LlmSettings(), url, pytest.fail)
 
 
-async def test_one_that_speaks_something_else_is_said() -> None:
+async def test_a_server_without_http_is_reported() -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH\r\n")
         await reader.read(1)
@@ -139,7 +139,7 @@ async def test_one_that_speaks_something_else_is_said() -> None:
             )
 
 
-async def test_silence_ends() -> None:
+async def test_a_silent_server_times_out() -> None:
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -154,7 +154,7 @@ async def test_silence_ends() -> None:
             )
 
 
-async def test_one_that_still_starts_is_waited_for_only_where_that_is_wished() -> None:
+async def test_a_starting_server_is_awaited_only_with_wait_seconds() -> None:
     told: list[str] = []
     listed = '{"data": [{"id": "m"}]}'
     async with answering(503, text=listed) as url:
@@ -166,13 +166,13 @@ async def test_one_that_still_starts_is_waited_for_only_where_that_is_wished() -
     assert told[0].startswith("waiting up to 60 s for the model server: ")
 
 
-async def test_no_wait_mends_a_wrong_key() -> None:
+async def test_a_wrong_key_is_not_waited_for() -> None:
     async with scripted_model(silent, api_key="right") as server:
         with pytest.raises(ConfigurationError, match="401"):
             await reach(LlmSettings(wait_seconds=600), server.base_url, pytest.fail)
 
 
-async def test_a_replica_stands_in_but_none_may_be_wrong() -> None:
+async def test_one_replica_is_enough_but_none_may_be_misconfigured() -> None:
     told: list[str] = []
     gone = f"http://127.0.0.1:{free_port()}/v1"
     async with scripted_model(silent) as server, scripted_model(silent, api_key="other") as locked:
