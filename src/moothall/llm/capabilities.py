@@ -493,12 +493,12 @@ def _fold_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     system = "\n\n".join(
         str(message["content"]) for message in messages if message["role"] == "system"
     )
-    others = [dict(message) for message in messages if message["role"] != "system"]
-    first = next((message for message in others if message["role"] == "user"), None)
+    folded = [dict(message) for message in messages if message["role"] != "system"]
+    first = next((message for message in folded if message["role"] == "user"), None)
     if first is None:
-        return [{"role": "user", "content": system}, *others]
+        return [{"role": "user", "content": system}, *folded]
     first["content"] = f"{system}\n\n{first['content']}" if system else first["content"]
-    return others
+    return folded
 
 
 def _join_tools(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

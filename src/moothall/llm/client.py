@@ -112,16 +112,16 @@ class OpenAIModel:
         self._setup_lock = asyncio.Lock()
         self._model = ""
         self._dialect = Dialect(settings)
-        self._known = Capabilities()
+        self._capabilities = Capabilities()
         self._apply_settings()
         self._window_searched = False
 
     def _apply_settings(self) -> None:
         """Set the capabilities that the settings fix."""
         if self._settings.reply != "auto":
-            self._known.reply_mode = self._settings.reply
+            self._capabilities.reply_mode = self._settings.reply
         if self._settings.api != "auto":
-            self._known.api, self._known.api_fixed = self._settings.api, True
+            self._capabilities.api, self._capabilities.api_fixed = self._settings.api, True
 
     @property
     def url(self) -> str:
@@ -131,7 +131,7 @@ class OpenAIModel:
     @property
     def capabilities(self) -> Capabilities:
         """The capabilities found so far."""
-        return self._known
+        return self._capabilities
 
     async def chat(
         self,
@@ -183,10 +183,10 @@ class OpenAIModel:
         deadline = None if until is None else request.deadline
         reply_limit, usage = 0, Usage()
         while True:
-            reasoning_tokens = self._known.reasoning_tokens
+            reasoning_tokens = self._capabilities.reasoning_tokens
             max_tokens = limit + reasoning_tokens
-            adapted = self._known.adapt({**body, "max_tokens": max_tokens})
-            sent = self._known.limit_reply(adapted, reply_limit)
+            adapted = self._capabilities.adapt({**body, "max_tokens": max_tokens})
+            sent = self._capabilities.limit_reply(adapted, reply_limit)
             try:
                 attempt = functools.partial(
                     self._attempt, sent, request.call_id, until, on_text, owns_work
@@ -198,10 +198,12 @@ class OpenAIModel:
                     adapted,
                     is_schema_probe=request.call_id == _PROBE_ID and request.schema is not None,
                 )
-                available = 0 if reply_limit else self._known.available_reply_tokens(error, sent)
+                available = (
+                    0 if reply_limit else self._capabilities.available_reply_tokens(error, sent)
+                )
                 if (
                     not available
-                    and self._known.adapt({**body, "max_tokens": max_tokens}) == adapted
+                    and self._capabilities.adapt({**body, "max_tokens": max_tokens}) == adapted
                 ):
                     raise
                 reply_limit = available or reply_limit
@@ -210,7 +212,7 @@ class OpenAIModel:
             if (
                 _is_filled_by_reasoning(reply)
                 and request.call_id != _PROBE_ID
-                and self._known.add_reasoning_tokens(reasoning_tokens)
+                and self._capabilities.add_reasoning_tokens(reasoning_tokens)
             ):
                 continue
             return self._restore_schema(request, replace(reply, usage=usage))
@@ -223,13 +225,13 @@ class OpenAIModel:
         """
         if error.status not in _REFUSAL_STATUSES:
             raise error
-        self._known.learn_from_refusal(error, sent)
-        if is_schema_probe and self._known.schema == "none":
+        self._capabilities.learn_from_refusal(error, sent)
+        if is_schema_probe and self._capabilities.schema == "none":
             raise error
 
     def _restore_schema(self, request: ChatRequest, reply: ChatReply) -> ChatReply:
         """Return a reply in the schema of the request."""
-        if request.schema and self._known.schema == "strict":
+        if request.schema and self._capabilities.schema == "strict":
             reply = replace(reply, text=without_nulls(reply.text))
         if request.schema and reply.finish_reason == "length":
             self._dialect.check_whitespace(reply.text)
@@ -265,28 +267,45 @@ class OpenAIModel:
         """Return how the model makes tool calls (tools, json or blocks): the mode in the settings,
         or under `auto` the mode that a probe finds.
         """
-        if self._known.reply_mode is None:
+        if self._capabilities.reply_mode is None:
             model = await self._model_name(_PROBE_ID)
             async with self._setup_lock:
-                if self._known.reply_mode is None:
-                    self._known.reply_mode = await self._probe(model)
-                    log.info("reply mode detected", mode=self._known.reply_mode, url=str(self._url))
-        return self._known.reply_mode
+                if self._capabilities.reply_mode is None:
+                    self._capabilities.reply_mode = await self._probe(model)
+                    log.info(
+                        "reply mode detected",
+                        mode=self._capabilities.reply_mode,
+                        url=str(self._url),
+                    )
+        return self._capabilities.reply_mode
 
     async def describe(self) -> ModelDescription:
         """Return the model's name, reply mode and window. Raises what `reply_mode` raises."""
         mode = await self.reply_mode()
         await self._model_name(_PROBE_ID)
         async with self._setup_lock:
-            if not self._window_searched and not self._known.window and not self._known.is_local:
+            if (
+                not self._window_searched
+                and not self._capabilities.window
+                and not self._capabilities.is_local
+            ):
                 self._window_searched = True
-                self._known.window, self._known.window_source = await find_window(
+                self._capabilities.window, self._capabilities.window_source = await find_window(
                     self._fetch_json, self._url, self._model
                 )
-        known = self._known
-        source = "the settings of the local model" if known.is_local else known.window_source
+        capabilities = self._capabilities
+        source = (
+            "the settings of the local model"
+            if capabilities.is_local
+            else capabilities.window_source
+        )
         return ModelDescription(
-            self._model, mode, known.api, known.window, source, known.max_reply_tokens
+            self._model,
+            mode,
+            capabilities.api,
+            capabilities.window,
+            source,
+            capabilities.max_reply_tokens,
         )
 
     async def examine(self) -> list[str]:
@@ -295,13 +314,13 @@ class OpenAIModel:
         """
         description = await self.describe()
         try:
-            if self._known.obeys_schema is None and not self._known.is_local:
+            if self._capabilities.obeys_schema is None and not self._capabilities.is_local:
                 await self._probe_schema(self._model, _ALTERNATIVES_SCHEMA)
             if description.reply == "blocks":  # no earlier probe was answered
                 await self._send_probe(self._model, Message("user", _QUESTION))
         except Rejected as error:
             raise self._translate(error) from error
-        return self._known.describe()
+        return self._capabilities.describe()
 
     async def _fetch_json(self, method: str, url: URL, body: dict[str, Any] | None) -> Any:
         """Return the JSON value at a URL outside the API, or None if there is none. The URL may be
@@ -321,9 +340,9 @@ class OpenAIModel:
     async def _probe(self, model: str) -> ReplyMode:
         """Return the best reply mode that the model supports."""
         try:
-            if not self._known.is_local:
-                self._known.tools = await self._probe_tools(model)
-                if self._known.tools:
+            if not self._capabilities.is_local:
+                self._capabilities.tools = await self._probe_tools(model)
+                if self._capabilities.tools:
                     return "tools"
             return "json" if await self._probe_schema(model) else "blocks"
         except Rejected as error:
@@ -346,22 +365,22 @@ class OpenAIModel:
         """
         message = Message("user", f"{_QUESTION} Answer yes or no.")
         reply = await self._send_probe(model, message, schema=ReplySchema("probe", schema))
-        self._known.obeys_schema = (
+        self._capabilities.obeys_schema = (
             reply is not None
-            and self._known.schema != "none"
+            and self._capabilities.schema != "none"
             and reply.text.lstrip().startswith("{")
         )
-        return self._known.obeys_schema
+        return self._capabilities.obeys_schema
 
     async def _send_probe(self, model: str, message: Message, **options: Any) -> ChatReply | None:
         """Return the reply to a probe, None if the server refuses it. A truncated reply proves
         nothing, so the probe is repeated with more tokens.
         """
         reply = None
-        for tokens in _LOCAL_PROBE_TOKENS if self._known.is_local else _PROBE_TOKENS:
+        for tokens in _LOCAL_PROBE_TOKENS if self._capabilities.is_local else _PROBE_TOKENS:
             deadline = datetime.now(UTC) + timedelta(seconds=_PROBE_SECONDS)
             try:
-                messages = (message,) if self._known.is_local else (_SYSTEM, message)
+                messages = (message,) if self._capabilities.is_local else (_SYSTEM, message)
                 reply = await self._call(
                     ChatRequest(_PROBE_ID, messages, tokens, deadline, **options), model, None
                 )
@@ -407,9 +426,13 @@ class OpenAIModel:
             )
         name = configured or next(iter(listed))
         self._dialect = Dialect(self._settings, [listed[name].owner])
-        known = self._known
-        known.model, known.owner, known.window = name, listed[name].owner, listed[name].window
-        known.window_source = "the server's list of models" if known.window else ""
+        capabilities = self._capabilities
+        capabilities.model, capabilities.owner, capabilities.window = (
+            name,
+            listed[name].owner,
+            listed[name].window,
+        )
+        capabilities.window_source = "the server's list of models" if capabilities.window else ""
         return name
 
     async def _list_models(self) -> dict[str, ListedModel]:
@@ -437,7 +460,7 @@ class OpenAIModel:
         if owns_work is not None and not owns_work():
             raise asyncio.CancelledError
         started = time.monotonic()
-        by_responses = self._known.api == "responses"
+        by_responses = self._capabilities.api == "responses"
         partial_reply = ResponsesReply() if by_responses else PartialReply()
         reader = ChatResponseReader(
             self._base_url, self._settings.max_reply_bytes, on_text, partial_reply
@@ -445,7 +468,7 @@ class OpenAIModel:
         headers = JSON | {"X-Request-Id": call_id} | telemetry.headers()
         url = self._url / ("responses" if by_responses else "chat/completions")
         payload = (
-            responses_body(body, int(body.get(self._known.limit_name) or 0))
+            responses_body(body, int(body.get(self._capabilities.limit_name) or 0))
             if by_responses
             else body
         )
@@ -476,13 +499,13 @@ class OpenAIModel:
         if body.get("tools") and not partial.calls.calls:
             written_calls, text = split_calls(text, body["tools"])
             partial.calls.read(written_calls, complete=True)
-            self._known.writes_calls_as_text |= bool(written_calls)
+            self._capabilities.writes_calls_as_text |= bool(written_calls)
         calls = partial.calls.finish(call_id)
         if refusal and not text.strip() and not calls:
             text, finish_reason = refusal, "refusal"
         self._dialect.check_usage(partial.usage)
         reasoning = partial.reasoning_fields() | ({"think": thinking} if thinking.strip() else {})
-        self._known.record_reply(
+        self._capabilities.record_reply(
             partial.usage,
             reasoning,
             has_no_answer=finish_reason == "stop" and not text.strip() and not calls,

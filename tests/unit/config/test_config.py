@@ -27,7 +27,7 @@ def test_environment_over_file_over_default(
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "message"),
     [
         ("[llm]\nretrys = 1\n", "llm.retrys"),
         ("[llm]\nretries = -1\n", "llm.retries"),
@@ -36,10 +36,10 @@ def test_environment_over_file_over_default(
         ("[nothing]\n", "nothing"),
     ],
 )
-def test_a_wrong_setting_is_named(tmp_path: Path, text: str, wanted: str) -> None:
+def test_a_wrong_setting_is_named(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "m.toml"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigurationError, match=wanted):
+    with pytest.raises(ConfigurationError, match=message):
         load_settings(file)
 
 
@@ -62,10 +62,10 @@ def test_the_line_of_a_wrong_setting_and_a_similar_setting_are_named(
     monkeypatch.setenv("MOOTHALL_LIMITS__AGENTS", "0")
     with pytest.raises(ConfigurationError) as raised:
         load_settings(file)
-    said = raised.value.message
-    assert f"{file}, line 6: llm.bsae_url is not a setting; did you mean base_url?" in said
-    assert f"{file}, line 7: llm.retries: " in said
-    assert "; limits.agents: " in said, "it came of the environment: no line is named"
+    error = raised.value.message
+    assert f"{file}, line 6: llm.bsae_url is not a setting; did you mean base_url?" in error
+    assert f"{file}, line 7: llm.retries: " in error
+    assert "; limits.agents: " in error, "it came of the environment: no line is named"
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_secret_values_are_read_from_variables(
 ) -> None:
     monkeypatch.setenv("MY_KEY", "value-of-mine")
     (tmp_path / "more").write_text("one-of-many\nanother-one\n", encoding="utf-8")
-    given = {"variables": ["MY_KEY", "NOT_SET"], "values_file": str(tmp_path / "more")}
-    settings = load_settings(data_dir=tmp_path, secrets=given)
+    secrets = {"variables": ["MY_KEY", "NOT_SET"], "values_file": str(tmp_path / "more")}
+    settings = load_settings(data_dir=tmp_path, secrets=secrets)
     assert {"value-of-mine", "one-of-many", "another-one"} <= set(secret_values(settings))
     assert "value-of-mine" not in settings.model_dump_json()
     with pytest.raises(ConfigurationError, match=r"secrets\.variables"):

@@ -12,7 +12,7 @@ from moothall.settings import AllSettings, load_settings
 
 
 @pytest.mark.parametrize(
-    ("variable", "wanted"),
+    ("variable", "message"),
     [
         ("MOOTHALL_LLM__BASEURL", "did you mean MOOTHALL_LLM__BASE_URL?"),
         ("MOOTHALL_LLMS__MODEL", "did you mean MOOTHALL_LLM__MODEL?"),
@@ -22,13 +22,13 @@ from moothall.settings import AllSettings, load_settings
     ],
 )
 def test_a_mistyped_variable_is_an_error_that_names_the_right_one(
-    variable: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "50055")
     with pytest.raises(ConfigurationError) as caught:
         load_settings()
     assert f"{variable} is not a setting" in str(caught.value)
-    assert wanted in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_value_of_a_variable_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,13 +65,13 @@ def test_every_setting_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def secrets(model: type[BaseModel], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
+    paths: list[tuple[str, ...]] = []
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found += secrets(field.annotation, (*path, name))
+            paths += secrets(field.annotation, (*path, name))
         elif SecretStr in (field.annotation, *get_args(field.annotation)):
-            found.append((*path, name))
-    return found
+            paths.append((*path, name))
+    return paths
 
 
 SECRETS = secrets(AllSettings)

@@ -1,4 +1,4 @@
-"""The models of the settings: what each says over `llm`, and what cannot be right."""
+"""The models of the settings: inheritance from `llm`, and inconsistent settings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_models_of_the_environment_and_their_keys_are_secrets(
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "message"),
     [
         ("[models.Large]\n", "is not a valid name"),
         ("[models.default]\n", "is not a valid name"),
@@ -82,8 +82,8 @@ def test_models_of_the_environment_and_their_keys_are_secrets(
         ),
     ],
 )
-def test_inconsistent_models_are_refused(tmp_path: Path, text: str, wanted: str) -> None:
-    with pytest.raises(ConfigurationError, match=wanted):
+def test_inconsistent_models_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         load(tmp_path, text)
 
 

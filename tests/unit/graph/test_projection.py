@@ -1,6 +1,4 @@
-"""What holds whatever the log says: order, repeats and malformed events change nothing that they
-shouldn't.
-"""
+"""Properties of the projection for any log: order, repeats and malformed events do no harm."""
 
 from __future__ import annotations
 
@@ -37,17 +35,17 @@ def written(events: list[Event]) -> Writes:
 
 
 def merged(batches: list[list[Event]]) -> Writes:
-    """As a store merges batches: what the statements say."""
+    """Merge batches like the statements of a store."""
     total = Writes()
     for batch in batches:
         part = written(batch)
         total.nodes |= part.nodes
         total.relations |= part.relations
-        for (node, name), (by, told) in part.groups.items():
-            known = total.groups.get((node, name))
+        for (node, name), (by, properties) in part.groups.items():
+            current = total.groups.get((node, name))
             latest = group_of(node.label, name).latest
-            if known is None or (known[0] < by if latest else known[0] > by):
-                total.groups[node, name] = (by, told)
+            if current is None or (current[0] < by if latest else current[0] > by):
+                total.groups[node, name] = (by, properties)
     return total
 
 
@@ -71,12 +69,10 @@ def test_order_repeats_and_batches_do_not_change_the_result(data: st.DataObject)
     st.dictionaries(st.sampled_from(NAMES), values),
     st.text(max_size=40),
 )
-def test_malformed_events_raise_no_error(
-    kind: EventType, data: dict[str, Any], time: str
-) -> None:
-    """And whatever they bring has the type that the shape says."""
+def test_malformed_events_raise_no_error(kind: EventType, data: dict[str, Any], time: str) -> None:
+    """All written values have the types of the schema."""
     writes = written([Event("id", kind, "x", data, time=time)])
-    for (node, name), (_, told) in writes.groups.items():
+    for (node, name), (_, properties) in writes.groups.items():
         for key, kind_of in group_of(node.label, name).properties.items():
             expected = {
                 "text": str,
@@ -85,7 +81,7 @@ def test_malformed_events_raise_no_error(
                 "boolean": bool,
                 "texts": list,
             }[kind_of]
-            assert type(told[key]) is expected
+            assert type(properties[key]) is expected
     for node in writes.nodes:
         node.uid.encode()
 
@@ -146,7 +142,7 @@ def test_a_repeated_run_belongs_to_the_same_task() -> None:
 
 
 def test_reserved_names_are_used_nowhere() -> None:
-    """The embedded store fills them in by itself."""
+    """The embedded store sets these properties itself."""
     for label in LABELS.values():
         assert not {"id", "title", "type", "name"} & set(label.properties)
         assert len(label.properties) == len(set(label.properties)), (

@@ -1,5 +1,5 @@
-"""The graph of a real log on a real bus: answered from without a server, rebuilt, and refused where
-that would lose something.
+"""The graph of a real log on a real bus: queried without a server, and rebuilt unless that would
+lose data.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ async def test_a_rebuild_gives_the_same_graph_and_reports_progress(settings: Set
         (row,) = await answers.ask("provenance", tenant="local", commit_sha=delivered())
         assert row["decisions"]
         counts = await answers.counts()
-    heard: list[tuple[int, int]] = []
-    result = await rebuild(settings, lambda seq, last: heard.append((seq, last)))
+    progress: list[tuple[int, int]] = []
+    result = await rebuild(settings, lambda seq, last: progress.append((seq, last)))
     number = len(Chronicle().whole().events)
     assert result.events == number
     assert result.before == result.after
     assert len(result.after) == sum(counts.values())
     assert result.counts == counts
-    assert heard[-1] == (number, number)
-    assert len(heard) == -(-number // 7)
+    assert progress[-1] == (number, number)
+    assert len(progress) == -(-number // 7)
 
 
 async def test_a_lossy_rebuild_is_refused(settings: Settings) -> None:

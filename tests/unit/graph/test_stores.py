@@ -1,4 +1,4 @@
-"""What only one of the stores does."""
+"""Behaviour of one store."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_writers_of_one_process_wait_for_each_other(tmp_path: Path) -> Non
 
 
 async def test_a_graph_answers_on_its_socket(tmp_path: Path) -> None:
-    """Also where the data directory lies deeper than a socket's name may be long."""
+    """Even if the path of the data directory is too long for a socket."""
     deep = tmp_path / ("deep" * 30)
     deep.mkdir()
     async with embedded_store(deep / "context.kgl", query_seconds=30) as store:
@@ -104,15 +104,15 @@ async def test_a_graph_answers_on_its_socket(tmp_path: Path) -> None:
             chronicle.of_story(EventType.STORY_COMMENTED, comment="y" * 2000)
         await graph.project(recorded(chronicle.events))
         async with serve_socket(graph, deep / "graph.sock"):
-            there = SocketGraphClient(deep / "graph.sock")
-            assert await there.ask("story", tenant="local", story_id="story-1") == await graph.ask(
+            client = SocketGraphClient(deep / "graph.sock")
+            assert await client.ask("story", tenant="local", story_id="story-1") == await graph.ask(
                 "story", tenant="local", story_id="story-1"
             )
-            assert await there.counts() == await graph.counts()
+            assert await client.counts() == await graph.counts()
             with pytest.raises(InvalidRequest, match="did you mean story"):
-                await there.ask("storey", tenant="local")
+                await client.ask("storey", tenant="local")
             with pytest.raises(InvalidRequest, match="the limit is 65536"):
-                await there.ask("story", tenant="local", story_id="x" * 70_000)
+                await client.ask("story", tenant="local", story_id="x" * 70_000)
         assert not (deep / "graph.sock").exists()
 
 
@@ -151,18 +151,18 @@ async def test_a_late_server_gets_its_constraints_before_the_first_write(
 
     port, at = free_port(), urlsplit(neo4j.url)
     async with (
-        neo4j_store(settings(neo4j.url)) as there,
+        neo4j_store(settings(neo4j.url)) as client,
         neo4j_store(settings(f"bolt://127.0.0.1:{port}"), must_answer=False) as later,
         relayed((at.hostname or "", at.port or 0), port=port),
     ):
         for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
-            for row in await there.read(
+            for row in await client.read(
                 f"SHOW {kinds} YIELD name WHERE name STARTS WITH 'moothall_'", {}
             ):
-                await there.write([(f"DROP {kind} {row['name']} IF EXISTS", {})])
+                await client.write([(f"DROP {kind} {row['name']} IF EXISTS", {})])
         await later.write([])
-        found = await later.read("SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {})
-        assert len(found) == len(schema())
+        rows = await later.read("SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {})
+        assert len(rows) == len(schema())
 
 
 async def test_an_invalid_address_is_refused() -> None:
@@ -189,10 +189,10 @@ async def test_concurrent_processes_prepare_an_empty_server(neo4j: Address) -> N
         stores = await asyncio.gather(
             *(stack.enter_async_context(neo4j_store(settings)) for _ in range(5))
         )
-        found = await stores[-1].read(
+        rows = await stores[-1].read(
             "SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {}
         )
-        assert len(found) == len(schema())
+        assert len(rows) == len(schema())
 
 
 @pytest.mark.e2e
@@ -221,8 +221,8 @@ async def test_a_missing_database_is_named(neo4j: Address) -> None:
 async def test_deleted_nodes_cause_no_conflict_after_reopening(
     tmp_path: Path,
 ) -> None:
-    """The store numbers nodes by their count where they bring no id of their own, and then gives a
-    number twice.
+    """Without an explicit id, the store uses the number of nodes as the next id, so that ids can
+    occur twice.
     """
     path = tmp_path / "context.kgl"
     for start in (0, 4, 8):

@@ -1,4 +1,4 @@
-"""The client against a real HTTP server: what is sent, what is read."""
+"""The client with a real HTTP server: the sent requests and the replies."""
 
 from __future__ import annotations
 
@@ -66,23 +66,26 @@ async def test_a_reply_is_complete_with_usage_and_cost() -> None:
 
 
 def test_cached_and_reasoning_tokens_have_their_own_prices() -> None:
-    told = {
+    reported = {
         "prompt_tokens": 1000,
         "completion_tokens": 100,
         "prompt_tokens_details": {"cached_tokens": 400},
         "completion_tokens_details": {"reasoning_tokens": 60},
     }
     prices = LlmSettings(price_in=10.0, price_out=100.0, price_cached=1.0, price_reasoning=50.0)
-    usage = count_usage(told, 0, 0, prices)
+    usage = count_usage(reported, 0, 0, prices)
     assert usage == Usage(
         1000, 400, 100, 1, (600 * 10 + 400 * 1 + 40 * 100 + 60 * 50) / 1_000_000, 60
     )
     assert (
-        count_usage(told, 0, 0, LlmSettings(price_in=10.0, price_out=100.0)).cost_usd
+        count_usage(reported, 0, 0, LlmSettings(price_in=10.0, price_out=100.0)).cost_usd
         == (1000 * 10 + 100 * 100) / 1_000_000
     )
-    beside = count_usage(told | {"total_tokens": 1160}, 0, 0, prices)
-    assert (beside.completion_tokens, beside.reasoning_tokens) == (160, 60)
+    with_separate_reasoning = count_usage(reported | {"total_tokens": 1160}, 0, 0, prices)
+    assert (
+        with_separate_reasoning.completion_tokens,
+        with_separate_reasoning.reasoning_tokens,
+    ) == (160, 60)
 
 
 async def test_cached_tokens_are_reported() -> None:

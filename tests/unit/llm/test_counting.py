@@ -1,4 +1,4 @@
-"""How many tokens a text has, as servers of both kinds say it."""
+"""Counting tokens with both kinds of servers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What vLLM is sent beyond the common protocol, and how a server that takes less is got along
-with.
-"""
+"""The extra fields for vLLM, and servers that refuse them."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ async def test_vllm_gets_its_extra_fields() -> None:
     assert "red" not in first["cache_salt"]
 
 
-async def test_logprobs_are_requested_only_for_reviews_until_refused() -> (
-    None
-):
+async def test_logprobs_are_requested_only_for_reviews_until_refused() -> None:
     def answer(body: dict[str, Any], _headers: Any) -> str | Fault:
         if body.get("logprobs") and refuses:
             return Fault(

@@ -1,5 +1,5 @@
-"""A model server that is down, slow, refuses, breaks off or talks nonsense: a clear error, never an
-invented answer.
+"""Faults of a model server cause a clear error, never an invented reply: it is down or slow,
+refuses, interrupts the response or sends invalid data.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from moothall.testing.model import Fault, scripted_model
 
 
 def in_turn(*answers: str | Fault) -> Callable[[Any, Any], str | Fault]:
-    """Give each answer once, the last one for ever."""
-    left = list(answers)
-    return lambda _body, _headers: left.pop(0) if len(left) > 1 else left[0]
+    """Return each answer once, and the last one repeatedly."""
+    remaining = list(answers)
+    return lambda _body, _headers: remaining.pop(0) if len(remaining) > 1 else remaining[0]
 
 
 PASSING = [
@@ -63,9 +63,9 @@ async def test_a_lasting_fault_raises_model_unavailable(fault: Fault) -> None:
 
 
 async def test_a_server_that_is_down() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{reserved.getsockname()[1]}/v1"
         async with open_model(LlmSettings(retries=1, retry_seconds=0.001), url) as model:
             with pytest.raises(ModelUnavailable, match=f"{url} failed 2 times.*onnect"):
                 await model.chat(ask())
@@ -117,7 +117,7 @@ async def test_retry_after_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "said"),
+    ("status", "error", "message"),
     [
         (400, ModelReplyInvalid, "HTTP 400: prompt too long"),
         (422, ModelReplyInvalid, "HTTP 422: prompt too long"),
@@ -127,12 +127,12 @@ async def test_retry_after_is_passed_on() -> None:
         (301, ConfigurationError, "final address"),
     ],
 )
-async def test_a_refusal_is_not_retried(status: int, error: type[Exception], said: str) -> None:
+async def test_a_refusal_is_not_retried(status: int, error: type[Exception], message: str) -> None:
     async with talking(in_turn(Fault("status", status=status, message="prompt too long"))) as (
         model,
         server,
     ):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             await model.chat(ask())
     assert len(server.requests) == 1
 
@@ -207,11 +207,11 @@ async def test_the_deadline_of_the_request() -> None:
 
 @pytest.mark.parametrize("agreed", [0, 1], ids=["before it began", "while it was connecting"])
 async def test_a_request_is_not_sent_after_the_work_was_lost(agreed: int) -> None:
-    asked: list[bool] = []
+    answers: list[bool] = []
 
     def owns_work() -> bool:
-        asked.append(len(asked) < agreed)
-        return asked[-1]
+        answers.append(len(answers) < agreed)
+        return answers[-1]
 
     async with talking(in_turn("hello")) as (model, server):
         with pytest.raises(asyncio.CancelledError):
@@ -220,9 +220,7 @@ async def test_a_request_is_not_sent_after_the_work_was_lost(agreed: int) -> Non
         assert (await model.chat(ask(), owns_work=lambda: True)).text == "hello"
 
 
-async def test_an_interrupted_request_is_not_repeated_after_the_work_was_lost() -> (
-    None
-):
+async def test_an_interrupted_request_is_not_repeated_after_the_work_was_lost() -> None:
     async with talking(in_turn(Fault("cut", text="half an ans"), "hello")) as (model, server):
         with pytest.raises(asyncio.CancelledError):
             await model.chat(ask(), owns_work=lambda: not server.requests)
@@ -233,8 +231,10 @@ async def test_an_interrupted_request_is_not_repeated_after_the_work_was_lost() 
     ("code", "kind"), [("insufficient_quota", Rejected), ("rate_limit_exceeded", Failed)]
 )
 def test_an_exhausted_quota_is_not_retried(code: str, kind: type[Exception]) -> None:
-    taken = WholeResponseReader("http://m/v1", 1000)
-    taken.start(429, {})
-    taken.feed(json.dumps({"error": {"message": "Too much.", "type": code, "code": code}}).encode())
+    reader = WholeResponseReader("http://m/v1", 1000)
+    reader.start(429, {})
+    reader.feed(
+        json.dumps({"error": {"message": "Too much.", "type": code, "code": code}}).encode()
+    )
     with pytest.raises(kind, match="Too much"):
-        taken.raise_refusal()
+        reader.raise_refusal()

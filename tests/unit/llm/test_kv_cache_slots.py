@@ -1,5 +1,5 @@
-"""Sharing what was computed: the engine here is a model of the real one that counts characters
-computed.
+"""Sharing of computed prompt states. The engine here simulates the real one and counts computed
+characters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def prompt(task: str, last: str, *more: Mapping[str, Any]) -> list[Mapping[str, 
 
 @dataclass
 class Engine:
-    """Slots that hold text; `computed` counts the characters that no slot had at hand."""
+    """Slots with text. `computed` counts the characters that no slot had."""
 
     folder: Path
     slots: dict[int, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Engine:
 
 
 async def call(states: KvCacheSlots, engine: Engine, messages: Messages) -> int:
-    """Answer a call as the front does; return the characters computed for it alone."""
+    """Answer a call like the proxy; return the number of characters computed only for it."""
     async with states.slot_for(messages) as slot:
         await asyncio.sleep(0.001)
         return engine.answer(slot.number, messages)
@@ -94,14 +94,14 @@ async def test_the_state_of_a_plan_serves_every_seat(tmp_path: Path) -> None:
 
 async def test_the_next_turn_finds_its_history(tmp_path: Path) -> None:
     states, engine = opened(tmp_path)
-    said = {"role": "assistant", "content": "x" * 1000}
-    first = [prompt("t", f"seat {n}", said) for n in range(3)]
+    reply = {"role": "assistant", "content": "x" * 1000}
+    first = [prompt("t", f"seat {n}", reply) for n in range(3)]
     await asyncio.gather(*(call(states, engine, one) for one in first))
     await asyncio.gather(
         *(call(states, engine, prompt("another", f"review {n}")) for n in range(3))
     )
-    again = [[*one, {"role": "user", "content": "go on"}] for one in first]
-    fresh = await asyncio.gather(*(call(states, engine, one) for one in again))
+    continued = [[*one, {"role": "user", "content": "go on"}] for one in first]
+    fresh = await asyncio.gather(*(call(states, engine, one) for one in continued))
     assert max(fresh) < 50
 
 
@@ -136,11 +136,11 @@ async def test_models_do_not_share_states(tmp_path: Path) -> None:
 async def test_a_damaged_file_is_replaced(tmp_path: Path) -> None:
     states, engine = opened(tmp_path)
     await call(states, engine, prompt("t", "x"))
-    (kept,) = tmp_path.glob("kept-*")
-    kept.write_text("rubbish")
+    (state_file,) = tmp_path.glob("kept-*")
+    state_file.write_text("rubbish")
     states, engine = opened(tmp_path)
     assert await call(states, engine, prompt("t", "x")) >= 0
-    assert kept.read_text() == as_text([SYSTEM])
+    assert state_file.read_text() == as_text([SYSTEM])
 
 
 async def test_an_engine_that_cannot_save_still_answers(tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ async def test_a_cancelled_call_releases_its_slot(tmp_path: Path) -> None:
             await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as group:
-        held = group.create_task(hold())
+        holder = group.create_task(hold())
         waiting = group.create_task(hold())
         await asyncio.sleep(0.1)
-        held.cancel()
+        holder.cancel()
         waiting.cancel()
     assert await call(states, engine, prompt("t", "y")) >= 0
 

@@ -1,4 +1,4 @@
-"""The local model's door, before an engine that answers but saves no states."""
+"""The local model's proxy, with an engine that answers but saves no states."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_an_interrupted_engine_response_is_an_error(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "message"),
     [
         (b"{", 400, "not JSON"),
         (b"[]", 400, "messages"),
@@ -72,7 +72,7 @@ async def test_an_interrupted_engine_response_is_an_error(tmp_path: Path, kind: 
     ],
 )
 async def test_an_invalid_request_is_refused(
-    tmp_path: Path, body: bytes, status: int, said: str
+    tmp_path: Path, body: bytes, status: int, message: str
 ) -> None:
     async with (
         fronted(tmp_path, lambda _b, _h: "hello") as (_, engine, url),
@@ -80,7 +80,7 @@ async def test_an_invalid_request_is_refused(
         session.post(f"{url}/chat/completions", data=body) as response,
     ):
         assert response.status == status
-        assert said in await response.text()
+        assert message in await response.text()
     assert not engine.requests
 
 

@@ -1,4 +1,4 @@
-"""Tool calls and reasoning that servers leave in the text."""
+"""Tool calls and reasoning in the text of replies."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ TOOLS = [
 def test_calls_in_the_text_are_read(
     text: str, calls: list[tuple[str, dict[str, object]]], rest: str
 ) -> None:
-    found, left = split_calls(text, TOOLS)
+    reasoning, remaining_text = split_calls(text, TOOLS)
     assert [
-        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in found
+        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in reasoning
     ] == calls
-    assert left == rest
+    assert remaining_text == rest
 
 
 async def test_calls_in_the_text_need_offered_tools() -> None:
@@ -157,10 +157,10 @@ async def test_calls_in_the_text_need_offered_tools() -> None:
     ],
 )
 def test_reasoning_in_the_text_is_separated(text: str, thought: str, answer: str) -> None:
-    found, rest = split_thinking(text)
+    reasoning, rest = split_thinking(text)
     assert rest == answer
-    assert bool(found) == bool(thought)
-    assert thought in {found, "…"}
+    assert bool(reasoning) == bool(thought)
+    assert thought in {reasoning, "…"}
 
 
 @given(st.text(st.sampled_from("<>/{}[]\"'=`\n thinktool_callfunctionparameter")))

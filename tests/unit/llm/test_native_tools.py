@@ -1,4 +1,4 @@
-"""Native tool calls and reasoning: what is sent, and how the ways in which servers stream them are
+"""Native tool calls and reasoning: what is sent, and how the streams of different servers are
 read.
 """
 
@@ -99,28 +99,28 @@ async def test_tools_and_earlier_calls_are_sent() -> None:
 
 @pytest.mark.parametrize("streams", [True, False])
 async def test_calls_text_and_reasoning_come_back(*, streams: bool) -> None:
-    reply = NativeReply(
+    native_reply = NativeReply(
         (("bash", {"command": "x" * 200}), ("bash", {"command": "ls"})),
         text="Let me look.",
         reasoning="why " * 40,
         ids=("a", "b"),
     )
-    async with talking(lambda _b, _h: reply, {"tools": True}) as (model, server):
+    async with talking(lambda _b, _h: native_reply, {"tools": True}) as (model, server):
         server.streams = streams
-        got = await model.chat(ask(tools=(BASH,)))
-        again = Message("assistant", got.text, got.calls, reasoning=got.reasoning)
+        reply = await model.chat(ask(tools=(BASH,)))
+        reply_message = Message("assistant", reply.text, reply.calls, reasoning=reply.reasoning)
         await model.chat(
             ask(
                 messages=(
                     Message("user", "Go"),
-                    again,
+                    reply_message,
                     Message("tool", "", call_id="a"),
                     Message("tool", "", call_id="b"),
                 )
             )
         )
-    assert (got.text, got.finish_reason) == ("Let me look.", "tool_calls")
-    assert [(call.call_id, json.loads(call.arguments)) for call in got.calls] == [
+    assert (reply.text, reply.finish_reason) == ("Let me look.", "tool_calls")
+    assert [(call.call_id, json.loads(call.arguments)) for call in reply.calls] == [
         ("a", {"command": "x" * 200}),
         ("b", {"command": "ls"}),
     ]

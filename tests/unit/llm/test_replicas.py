@@ -1,4 +1,4 @@
-"""Several servers as one: a deliberation stays where its prompts are cached."""
+"""Replicas: a deliberation stays with the server that caches its prompts."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def named(name: str) -> Answer:
 async def test_a_deliberation_stays_with_one_server_and_many_use_all() -> None:
     async with replicas(named("a"), named("b"), named("c")) as (model, servers, _):
         for task in range(12):
-            said = {
+            answers = {
                 (await model.chat(ask(f"task-{task}/agent-dev-00{seat}/propose/0.1"))).text
                 for seat in range(3)
             }
-            assert len(said) == 1
+            assert len(answers) == 1
         used = {
             model.order(f"task-{task}/x")[0].url for task in range(200)
         }  # ports are drawn: twelve may leave one out
@@ -104,12 +104,12 @@ async def test_settings_name_the_replicas() -> None:
 async def test_a_fallback_model_is_used_and_failures_are_shared() -> None:
     down = Fault("status", status=503)
     async with scripted_model(lambda _b, _h: down) as a, scripted_model(named("b")) as b:
-        said = {
+        named_models = {
             "warm": LlmSettings(temperature=1, fallback=("other",)),
             "other": LlmSettings(base_url=b.base_url, model="scripted"),
         }
         models = Models.of(
-            QUICK.model_copy(update={"fallback": ("other",), "base_url": a.base_url}), said
+            QUICK.model_copy(update={"fallback": ("other",), "base_url": a.base_url}), named_models
         )
         async with open_models(models, a.base_url) as opened:
             assert (await opened["default"].chat(ask())).text == "b"
@@ -143,7 +143,7 @@ async def test_after_the_pause_only_one_call_tries_the_failed_server() -> None:
         assert (await model.chat(ask(f"{task}/-/plan/0.3"))).text == "b"
         go.set()
         assert (await trying).text == "a"
-        assert (await model.chat(ask(f"{task}/-/plan/0.4"))).text == "a", "it is well again"
+        assert (await model.chat(ask(f"{task}/-/plan/0.4"))).text == "a", "it is available again"
 
 
 async def test_a_fallback_without_schemas_gets_none() -> None:
@@ -165,9 +165,9 @@ async def test_a_fallback_without_schemas_gets_none() -> None:
 async def test_a_fallback_without_tools_gets_no_native_tool_calls() -> None:
     tool = FunctionTool("bash", "", {"type": "object", "properties": {}})
     async with (
-        scripted_model(lambda _b, _h: Fault("status", status=503), tools=True) as own,
+        scripted_model(lambda _b, _h: Fault("status", status=503), tools=True) as replica_server,
         scripted_model(named("b")) as other,
-        open_model(QUICK, own.base_url) as first,
+        open_model(QUICK, replica_server.base_url) as first,
         open_model(QUICK, other.base_url) as second,
     ):
         model = ReplicatedModel([first], fallbacks=[[second]])

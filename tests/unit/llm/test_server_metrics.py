@@ -1,4 +1,4 @@
-"""vLLM's metrics: read where they are, missed aloud where they are not."""
+"""vLLM's metrics are read; missing ones are reported."""
 
 from __future__ import annotations
 

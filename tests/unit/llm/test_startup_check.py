@@ -20,23 +20,23 @@ def silent(_body: dict[str, Any], _headers: Mapping[str, str]) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        return int(reserved.getsockname()[1])
 
 
 @asynccontextmanager
 async def answering(
     *statuses: int, headers: Mapping[str, str] | None = None, text: str = "no"
 ) -> AsyncIterator[str]:
-    """A server that answers anything with these statuses in turn, and the last one again and
-    again.
-    """
-    left = list(statuses)
+    """A server that answers each request with the next status, and repeats the last one."""
+    remaining = list(statuses)
 
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(
-            status=left.pop(0) if len(left) > 1 else left[0], headers=headers, text=text
+            status=remaining.pop(0) if len(remaining) > 1 else remaining[0],
+            headers=headers,
+            text=text,
         )
 
     application = web.Application()
@@ -51,17 +51,17 @@ async def answering(
 
 
 async def test_a_server_that_answers_causes_no_message() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     async with scripted_model(silent, api_key="secret-key") as server:
         await reach(
             LlmSettings.model_validate({"api_key": "secret-key", "model": "scripted"}),
             server.base_url,
-            told.append,
+            messages.append,
         )
-        await reach(LlmSettings(), server.base_url.replace("//", "//secret-key@"), told.append)
+        await reach(LlmSettings(), server.base_url.replace("//", "//secret-key@"), messages.append)
         assert server.model_lists == 2
         assert server.requests == []
-    assert told == []
+    assert messages == []
 
 
 async def test_each_configuration_mistake_has_its_own_message() -> None:
@@ -72,7 +72,7 @@ async def test_each_configuration_mistake_has_its_own_message() -> None:
     ):
         root = server.base_url.removesuffix("/v1")
         key = {"api_key": "right"}
-        for settings, url, said in (
+        for settings, url, message in (
             ({}, server.base_url, "401.*MOOTHALL_LLM__API_KEY"),
             (key, root, f"set MOOTHALL_LLM__BASE_URL={root}/v1"),
             (
@@ -85,7 +85,7 @@ async def test_each_configuration_mistake_has_its_own_message() -> None:
             ({}, page, "text/plain, not a list of models"),
             ({}, "localhost:8000", "not an http or https URL"),
         ):
-            with pytest.raises(ConfigurationError, match=said):
+            with pytest.raises(ConfigurationError, match=message):
                 await reach(LlmSettings.model_validate(settings), url, pytest.fail)
 
 
@@ -109,7 +109,7 @@ async def test_a_rate_limited_server_counts_as_available() -> None:
 
 
 async def test_an_unreachable_server_names_the_setting() -> None:
-    for url, said in (
+    for url, message in (
         (
             f"http://127.0.0.1:{free_port()}/v1",
             "connection refused at 127.0.0.1.*MOOTHALL_LLM__BASE_URL",
@@ -119,7 +119,7 @@ async def test_an_unreachable_server_names_the_setting() -> None:
             "no.such.name.invalid cannot be resolved.*MOOTHALL_LLM__BASE_URL",
         ),
     ):
-        with pytest.raises(ModelUnavailable, match=said):
+        with pytest.raises(ModelUnavailable, match=message):
             await reach(LlmSettings(), url, pytest.fail)
 
 
@@ -155,15 +155,15 @@ async def test_a_silent_server_times_out() -> None:
 
 
 async def test_a_starting_server_is_awaited_only_with_wait_seconds() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     listed = '{"data": [{"id": "m"}]}'
     async with answering(503, text=listed) as url:
         with pytest.raises(ModelUnavailable, match=r"503.*MOOTHALL_LLM__WAIT_SECONDS"):
             await reach(LlmSettings(), url, pytest.fail)
     async with answering(503, 200, text=listed) as url:
-        await reach(LlmSettings(wait_seconds=60), url, told.append)
-    assert len(told) == 1
-    assert told[0].startswith("waiting up to 60 s for the model server: ")
+        await reach(LlmSettings(wait_seconds=60), url, messages.append)
+    assert len(messages) == 1
+    assert messages[0].startswith("waiting up to 60 s for the model server: ")
 
 
 async def test_a_wrong_key_is_not_waited_for() -> None:
@@ -173,11 +173,11 @@ async def test_a_wrong_key_is_not_waited_for() -> None:
 
 
 async def test_one_replica_is_enough_but_none_may_be_misconfigured() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     gone = f"http://127.0.0.1:{free_port()}/v1"
     async with scripted_model(silent) as server, scripted_model(silent, api_key="other") as locked:
-        await reach(LlmSettings(replicas=(server.base_url,)), gone, told.append)
-        assert len(told) == 1
-        assert "connection refused" in told[0]
+        await reach(LlmSettings(replicas=(server.base_url,)), gone, messages.append)
+        assert len(messages) == 1
+        assert "connection refused" in messages[0]
         with pytest.raises(ConfigurationError, match="401"):
             await reach(LlmSettings(replicas=(locked.base_url,)), server.base_url, pytest.fail)

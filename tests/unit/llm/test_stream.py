@@ -1,4 +1,4 @@
-"""Reading a stream: however it is cut into pieces, the same events come out."""
+"""Reading a stream: the events do not depend on the pieces of the stream."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_any_json_is_accepted_or_refused(value: object) -> None:
 
 
 def token(text: str, chance: float, **others: float) -> dict[str, object]:
-    """A token as vLLM tells it; numbers among the others are spelt with a leading `n`."""
+    """A token in vLLM's format. Numbers among the alternatives begin with `n`."""
     top = [
         {"token": name.removeprefix("n"), "logprob": math.log(value)}
         for name, value in others.items()

