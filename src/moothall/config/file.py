@@ -34,7 +34,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"configuration file {path} is not TOML: {error}") from error
 
 
-def place_of(path: Path, content: Mapping[str, Any], keys: Sequence[str]) -> str:
+def location_of(path: Path, content: Mapping[str, Any], keys: Sequence[str]) -> str:
     """Return `FILE, line N: ` for a setting in the file; '' for a setting from the environment."""
     value: Any = content
     for key in keys:
@@ -60,7 +60,7 @@ def line_of(text: str, keys: Sequence[str]) -> int:
     return best_number
 
 
-def unknown(settings: type[BaseModel], keys: Sequence[str]) -> str:
+def describe_unknown_key(settings: type[BaseModel], keys: Sequence[str]) -> str:
     """Return the error message for an unknown key."""
     model: type[BaseModel] | None = settings
     kind: Any = None

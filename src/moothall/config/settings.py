@@ -28,7 +28,7 @@ from moothall.config.agents import (
     ToolSettings,
     WorkspaceSections,
 )
-from moothall.config.file import place_of, read_toml, unknown
+from moothall.config.file import describe_unknown_key, location_of, read_toml
 from moothall.config.models import Models
 from moothall.config.parts import (
     BusSettings,
@@ -182,8 +182,8 @@ def _describe_errors(
     for item in wrong_fields(error):
         keys = list(map(str, item.place))
         is_unknown = item.fault == "extra_forbidden"
-        location = place_of(config, from_file, keys) if config else ""
-        fault = f" {unknown(kind, keys)}" if is_unknown else f": {item.sentence}"
+        location = location_of(config, from_file, keys) if config else ""
+        fault = f" {describe_unknown_key(kind, keys)}" if is_unknown else f": {item.sentence}"
         yield f"{location}{'.'.join(keys)}{fault}"
 
 
@@ -191,8 +191,8 @@ def read_settings(kind: type[Settings], config: Path | None = None, **overrides:
     """Return the effective settings as an instance of `kind`. Raises `ConfigurationError`, which
     names each invalid setting.
     """
-    if wrong_names := wrong_variables(kind, os.environ):
-        raise ConfigurationError("; ".join(wrong_names))
+    if messages := describe_wrong_variables(kind, os.environ):
+        raise ConfigurationError("; ".join(messages))
     from_file = read_toml(config) if config else {}
 
     class Loaded(kind):  # type: ignore[misc, valid-type]  # the base class is a parameter
@@ -242,27 +242,29 @@ def known_variables(settings: type[BaseModel], prefix: str) -> Iterator[str]:
 _REMOVED = frozenset(f"{_PREFIX}LIMITS__{name.upper()}" for name in REMOVED_LIMITS)
 
 
-def wrong_variables(settings: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
+def describe_wrong_variables(
+    settings: type[BaseModel], environment: Mapping[str, str]
+) -> list[str]:
     """Return a message for each variable with Moothall's prefix that is not a setting."""
-    known = list(known_variables(settings, _PREFIX))
-    wrong = []
+    variables = list(known_variables(settings, _PREFIX))
+    messages = []
     for variable, value in sorted(environment.items()):
         name = variable.upper()
         if (
             not name.startswith(_PREFIX)
-            or name in known
+            or name in variables
             or name in _REMOVED
             or _is_kubernetes_variable(name, value)
         ):
             continue
         matches = get_close_matches(
             name.removeprefix(_PREFIX),
-            [known_name.removeprefix(_PREFIX) for known_name in known],
+            [known_name.removeprefix(_PREFIX) for known_name in variables],
             n=1,
         )
         hint = f"did you mean {_PREFIX}{matches[0]}?" if matches else "`moothall config` lists all"
-        wrong.append(f"{variable[:100]} is not a setting; {hint}")
-    return wrong
+        messages.append(f"{variable[:100]} is not a setting; {hint}")
+    return messages
 
 
 def _is_kubernetes_variable(name: str, value: str) -> bool:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, ModelUnavailable
-from moothall.llm.serve_local import Serve
+from moothall.llm.serve_local import ServerParameters
 from moothall.llm.weights import fetch_weights
 from moothall.processes import start_process
 from moothall.telemetry import get_logger
@@ -50,7 +50,7 @@ async def local_model_server(
             "MOOTHALL_LLM__BASE_URL to another server"
         )
     weights = await fetch_weights(settings, data_dir, download_progress(on_progress))
-    serve = Serve(
+    parameters = ServerParameters(
         model=str(weights),
         name=settings.model or weights.name.removesuffix(".gguf"),
         threads=settings.local_threads or max(1, _cores() - 1),
@@ -59,11 +59,14 @@ async def local_model_server(
         api_key=secrets.token_hex(16),
         states=str(data_dir / "models" / "states"),
     )
-    on_progress(f"loading {serve.name} ({serve.threads} threads, {serve.slots} concurrent calls)")
+    on_progress(
+        f"loading {parameters.name} ({parameters.threads} threads, {parameters.slots} concurrent "
+        "calls)"
+    )
     log_path = data_dir / "logs" / "local-model.log"
-    async with _child(serve, log_path) as port:
+    async with _child(parameters, log_path) as port:
         on_progress("the local model is ready")
-        yield f"http://{serve.api_key}@127.0.0.1:{port}/v1"
+        yield f"http://{parameters.api_key}@127.0.0.1:{port}/v1"
 
 
 def _cores() -> int:
@@ -94,7 +97,7 @@ class _Child:
     group, so that only the parent handles Ctrl-C.
     """
 
-    serve: Serve
+    parameters: ServerParameters
     log_path: Path
     process: asyncio.subprocess.Process | None = None
 
@@ -114,12 +117,12 @@ class _Child:
                 start_new_session=True,
             )
         try:
-            port = await _wait_until_ready(self.process, self.serve, self.log_path, start)
+            port = await _wait_until_ready(self.process, self.parameters, self.log_path, start)
         except BaseException:
             await self.stop()
             raise
-        self.serve = replace(
-            self.serve, port=port
+        self.parameters = replace(
+            self.parameters, port=port
         )  # callers use this port, so a restart must use it too
         return port
 
@@ -152,9 +155,9 @@ class _Child:
 
 
 @asynccontextmanager
-async def _child(serve: Serve, log_path: Path) -> AsyncIterator[int]:
+async def _child(parameters: ServerParameters, log_path: Path) -> AsyncIterator[int]:
     """Run the server, and restart it when it ends. Errors of the body are raised unchanged."""
-    child = _Child(serve, log_path)
+    child = _Child(parameters, log_path)
     failure: BaseException | None = None
     port = await child.start()
     try:
@@ -179,11 +182,11 @@ def _open_log(path: Path) -> BinaryIO:
 
 
 async def _wait_until_ready(
-    process: asyncio.subprocess.Process, serve: Serve, log_path: Path, start: int
+    process: asyncio.subprocess.Process, parameters: ServerParameters, log_path: Path, start: int
 ) -> int:
     if process.stdin is None or process.stdout is None:
         raise AssertionError  # both are pipes
-    process.stdin.write((json.dumps(asdict(serve)) + "\n").encode())
+    process.stdin.write((json.dumps(asdict(parameters)) + "\n").encode())
     try:
         async with asyncio.timeout(_READY_SECONDS):
             line = await process.stdout.readline()

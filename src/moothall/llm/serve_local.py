@@ -1,8 +1,8 @@
 """The child process of the small local model: `python -m moothall.llm.serve_local`.
 
-Reads one JSON line from stdin (the fields of `Serve`), loads the model, writes one JSON line
-`{"port": PORT}` to stdout, and serves the OpenAI-compatible protocol on the loopback until stdin
-closes, which happens however the parent ends. All other output goes to stderr.
+Reads one JSON line from stdin (the fields of `ServerParameters`), loads the model, writes one JSON
+line `{"port": PORT}` to stdout, and serves the OpenAI-compatible protocol on the loopback until
+stdin closes, which happens however the parent ends. All other output goes to stderr.
 
 A proxy on the loopback adds the features that the engine lacks. It checks the key and the model's
 name (the engine ignores a wrong name), chooses the slot of each call and streams the response. If
@@ -177,7 +177,7 @@ async def serve_proxy(
 
 
 @dataclass(frozen=True, slots=True)
-class Serve:
+class ServerParameters:
     """The parameters of the child process. It works on `slots` calls at a time, each with a window
     of `context_tokens`. `states` is the folder for saved prompt states; `port` is 0 for a free one.
     """
@@ -198,32 +198,32 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _start_engine(serve: Serve, key: str) -> Any:
+def _start_engine(parameters: ServerParameters, key: str) -> Any:
     # On a busy machine, threads that spin take CPU time from the threads that they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import xllamacpp  # an extra; the parent has checked that it is installed
 
-    params = xllamacpp.CommonParams()
-    params.model.path = serve.model
-    params.model_alias = {serve.name}
-    params.hostnames = ["127.0.0.1"]
-    params.port = 0
-    params.api_keys = [key]
-    params.ui = False
-    params.verbosity = _WARNINGS
-    params.fit_params = False
-    params.n_parallel = serve.slots
-    params.n_ctx = serve.context_tokens * serve.slots
-    params.cpuparams.n_threads = serve.threads
-    params.cpuparams_batch.n_threads = serve.threads
+    engine_params = xllamacpp.CommonParams()
+    engine_params.model.path = parameters.model
+    engine_params.model_alias = {parameters.name}
+    engine_params.hostnames = ["127.0.0.1"]
+    engine_params.port = 0
+    engine_params.api_keys = [key]
+    engine_params.ui = False
+    engine_params.verbosity = _WARNINGS
+    engine_params.fit_params = False
+    engine_params.n_parallel = parameters.slots
+    engine_params.n_ctx = parameters.context_tokens * parameters.slots
+    engine_params.cpuparams.n_threads = parameters.threads
+    engine_params.cpuparams_batch.n_threads = parameters.threads
     # The proxy stores prompt states itself, so that slots can share them.
-    params.cache_ram_mib = 0
-    params.endpoint_slots = True
-    params.slot_save_path = f"{serve.states}/"
+    engine_params.cache_ram_mib = 0
+    engine_params.endpoint_slots = True
+    engine_params.slot_save_path = f"{parameters.states}/"
     try:
-        return xllamacpp.Server(params)
+        return xllamacpp.Server(engine_params)
     except RuntimeError as error:
-        sys.exit(f"the engine cannot load {serve.model}: {error}")
+        sys.exit(f"the engine cannot load {parameters.model}: {error}")
 
 
 async def _wait_for_parent_end() -> None:
@@ -232,18 +232,18 @@ async def _wait_for_parent_end() -> None:
     await ended.wait()
 
 
-async def _serve(serve: Serve, output: Any) -> None:
+async def _serve(parameters: ServerParameters, output: Any) -> None:
     key = secrets.token_hex(16)
-    engine = _start_engine(serve, key)
+    engine = _start_engine(parameters, key)
     async with serve_proxy(
         engine.listening_address,
         key,
-        name=serve.name,
-        api_key=serve.api_key,
-        slots=serve.slots,
-        states=Path(serve.states),
-        salt=f"{serve.model} {serve.context_tokens}",
-        port=serve.port,
+        name=parameters.name,
+        api_key=parameters.api_key,
+        slots=parameters.slots,
+        states=Path(parameters.states),
+        salt=f"{parameters.model} {parameters.context_tokens}",
+        port=parameters.port,
     ) as port:
         output.write(json.dumps({"port": port}) + "\n")
         output.flush()
@@ -258,7 +258,7 @@ def main() -> None:
     line = b""
     while not line.endswith(b"\n"):  # unbuffered, since the next read must see the closed pipe
         line += os.read(0, 1) or b"\n"
-    asyncio.run(_serve(Serve(**json.loads(line)), output))
+    asyncio.run(_serve(ServerParameters(**json.loads(line)), output))
     # The engine's threads may still be processing a call that no caller waits for.
     os._exit(0)
 
