@@ -66,7 +66,9 @@ class ReplicatedModel:
         async def call_server(server: OpenAIModel) -> ChatReply:
             mode = "" if server in self._servers else await server.reply_mode()
             if request.tools and mode not in {"", "tools"}:
-                raise _CallsNoToolsError(f"the model of fallback server {server.url} has no tools")
+                raise _CallsNoToolsError(
+                    f"the model of fallback server {server.url} calls no tools"
+                )
             drops_schema = request.schema is not None and mode == "blocks"
             return await server.chat(
                 replace(request, schema=None) if drops_schema else request,
