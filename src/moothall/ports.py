@@ -252,13 +252,13 @@ class ChatModel(Protocol):
         request: ChatRequest,
         on_text: Callable[[str], None] | None = None,
         *,
-        ours: Callable[[], bool] | None = None,
+        owns_work: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Return the whole answer; `on_text` sees it grow. Raises `ModelUnavailable` once retries
-        are used
-        up, `ContextOverflow` if the conversation is too long, `ModelReplyInvalid` for an answer
-        that is no reply, `DeadlineExceeded`. `ours` is asked each time before anything is sent;
-        where it says no, nothing is, and the call ends as cancelled.
+        """Return the complete reply; `on_text` receives each new piece of text. `owns_work` is
+        called before each attempt; if it returns False, the call is cancelled.
+
+        Raises `ModelUnavailable` if all retries failed, `ContextOverflow` if the conversation is
+        too long, `ModelReplyInvalid` for a response that is not a reply, and `DeadlineExceeded`.
         """
         ...
 

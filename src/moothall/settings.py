@@ -1,4 +1,4 @@
-"""All settings: those of the server, and a section for each family of tools."""
+"""All settings, with a section for each family of tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moothall.toolkits.families import FAMILIES, Families
 
 
 def settings_with(families: Families) -> type[Settings]:
-    """Return the class of settings that have a section for each of these families too."""
+    """Return a settings class with a section for each of these tool families."""
     sections: dict[str, Any] = {family.section: (family.kind, family.kind()) for family in families}
     return create_model("AllSettings", __base__=Settings, __module__=__name__, **sections)
 
@@ -21,5 +21,5 @@ AllSettings = settings_with(FAMILIES)
 
 
 def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
-    """Return the effective settings; raises `ConfigurationError` naming each wrong one."""
+    """Return the effective settings. Raises `ConfigurationError`, which names invalid settings."""
     return read_settings(AllSettings, config, **overrides)

@@ -127,7 +127,7 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
         root = locked.base_url.removesuffix("/v1")
         key = {"MOOTHALL_LLM__API_KEY": "right"}
         away: tuple[tuple[str, dict[str, str], str], ...] = (
-            ("http://127.0.0.1:9/v1", {}, "nobody listens at 127.0.0.1:9"),
+            ("http://127.0.0.1:9/v1", {}, "connection refused at 127.0.0.1:9"),
             ("http://no.such.name.invalid/v1", {}, "cannot be resolved"),
         )
         for url, extra, said in (

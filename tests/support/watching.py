@@ -34,10 +34,10 @@ class WatchedModel:
         request: ChatRequest,
         on_text: Callable[[str], None] | None = None,
         *,
-        ours: Callable[[], bool] | None = None,
+        owns_work: Callable[[], bool] | None = None,
     ) -> ChatReply:
         """Pass on, and keep the answer."""
-        reply = await self.model.chat(request, on_text, ours=ours)
+        reply = await self.model.chat(request, on_text, owns_work=owns_work)
         self.calls.append((request, reply))
         return reply
 

@@ -50,7 +50,7 @@ def url(llm: LlmSettings) -> str:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def model(llm: LlmSettings, url: str) -> AsyncIterator[OpenAIModel]:
     async with open_model(llm, url) as client:
-        assert await client.figures() is not None, f"{url} does not say that it is a vLLM"
+        assert await client.server_metrics() is not None, f"{url} does not say that it is a vLLM"
         yield client
 
 

@@ -82,6 +82,6 @@ async def test_doctor_says_what_is_true_of_each(
     assert "JSON schema: ours" in parts["model coder server"]
     assert "native tool calls: no; JSON schema: ignored" in parts["model thinker server"]
     assert all(
-        "usage: told" in parts[f"{name} server"]
+        "usage: reported" in parts[f"{name} server"]
         for name in ("model", "model coder", "model thinker")
     )

@@ -77,9 +77,9 @@ async def test_a_council_of_five_computes_its_context_once(
     ) as app:
         app.parts = replace(app.parts, model=watched)
         await model.reply_mode()  # found out once, by a call of its own
-        before = await model.figures()
+        before = await model.server_metrics()
         events = await deliberate(app, wanted)
-        after = await model.figures()
+        after = await model.server_metrics()
     assert before is not None
     assert after is not None
     assert not after.missing

@@ -45,7 +45,7 @@ async def until_running(model: OpenAIModel, wanted: int) -> None:
     figures: object = None
     while datetime.now(UTC) < patience:
         try:
-            figures = said = await model.figures()
+            figures = said = await model.server_metrics()
         except ModelUnavailable as error:
             figures, said = error, None
         if said is not None and said.running == wanted:
@@ -56,7 +56,7 @@ async def until_running(model: OpenAIModel, wanted: int) -> None:
 
 async def test_all_figures_that_we_read_are_there(model: OpenAIModel) -> None:
     await model.chat(ask(max_tokens=4))
-    figures = await model.figures()
+    figures = await model.server_metrics()
     assert figures is not None
     assert figures.missing == ()
     assert figures.prompt_tokens
@@ -206,4 +206,4 @@ async def test_a_limit_longer_than_the_window_is_learnt(llm: LlmSettings, url: s
         assert (
             await client.chat(ask(schema=review_schema(1), max_tokens=window + 1, seconds=300))
         ).text
-        assert client.capabilities.most_tokens == window
+        assert client.capabilities.max_reply_tokens == window

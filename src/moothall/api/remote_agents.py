@@ -95,7 +95,7 @@ class RemoteAgent:
         request: ChatRequest,
         on_text: Callable[[str], None] | None = None,
         *,
-        ours: Callable[[], bool] | None = None,
+        owns_work: Callable[[], bool] | None = None,
     ) -> ChatReply:
         """Ask the agent. Without a repository it has no tools, and `on_text` receives its answer as
         it is written. If a replica is unreachable, each other one is tried once. Raises
@@ -112,7 +112,7 @@ class RemoteAgent:
             if (chosen := await self._choose_replica(tried)) is None:
                 break
             replica, call = chosen
-            if ours is not None and not ours():
+            if owns_work is not None and not owns_work():
                 call.end(failed=None)
                 raise asyncio.CancelledError
             tried.append(replica)

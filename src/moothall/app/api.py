@@ -85,11 +85,11 @@ def checkup(
 
     async def probe_model() -> ProbeResult:
         servers_by_model = await check_servers(models, model_url)
-        fault = next((servers.wrong for servers in servers_by_model.values() if servers.wrong), "")
+        fault = next((servers.fault for servers in servers_by_model.values() if servers.fault), "")
         if not any(servers_by_model[name].answering for name in models.chain("")):
-            raise ModelUnavailable(servers_by_model[DEFAULT].wrong)
+            raise ModelUnavailable(servers_by_model[DEFAULT].fault)
         summaries = [
-            f"{servers.answering} of {servers.there} servers answer"
+            f"{servers.answering} of {servers.configured} servers answer"
             + (f" as {name}" if models.named else "")
             for name, servers in servers_by_model.items()
         ]

@@ -21,7 +21,7 @@ from moothall.events.lease import Lease
 from moothall.events.raw_store import StreamState
 from moothall.events.registry import EVENTS
 from moothall.graph.projector import Projector
-from moothall.graph.remote import BusGraphClient, SocketGraphClient, answer_on, answering
+from moothall.graph.remote import BusGraphClient, SocketGraphClient, serve_bus, serve_socket
 from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger
 
@@ -43,7 +43,7 @@ async def open_graph(
     if graph.url:
         from moothall.graph.neo4j import neo4j_store
 
-        async with neo4j_store(graph, at_once=at_once) as server:
+        async with neo4j_store(graph, must_answer=at_once) as server:
             yield CypherGraph(server, text_chars=graph.text_chars)
         return
     try:
@@ -118,9 +118,9 @@ async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> Async
     ):
 
         async def write() -> None:
-            projector = Projector(bus, graph, settings.graph, may=lambda: lease.held)
+            projector = Projector(bus, graph, settings.graph, is_writer=lambda: lease.held)
             last_seq = (await bus.state(EVENTS.name)).last_seq
-            async with beside(answer_on(bus, graph), "graph-answers"):
+            async with beside(serve_bus(bus, graph), "graph-answers"):
                 await projector.run(last_seq)
 
         answers: Answers = graph
@@ -128,7 +128,7 @@ async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> Async
             answers = _WriterOrReader(
                 graph, BusGraphClient(bus, settings.graph.query_seconds), lease
             )
-            await stack.enter_async_context(answering(graph, _socket(settings.data_dir)))
+            await stack.enter_async_context(serve_socket(graph, _socket(settings.data_dir)))
         async with beside(lease.lead(write), "graph"):
             yield answers
 
@@ -145,7 +145,7 @@ async def open_writer(
     """
     async with (
         open_graph(settings.graph, settings.data_dir) as graph,
-        answering(graph, _socket(settings.data_dir)),
+        serve_socket(graph, _socket(settings.data_dir)),
         asyncio.TaskGroup() as group,
     ):
         projector = Projector(bus, graph, settings.graph)

@@ -360,10 +360,10 @@ async def _add_metrics(model: OpenAIModel, part: str, detail: str) -> Finding:
     metrics.
     """
     try:
-        metrics = await model.figures()
+        metrics = await model.server_metrics()
     except MoothallError as error:
         return Finding(
-            part, ok=True, detail=f"{detail}; vLLM's figures cannot be read: {error.message}"
+            part, ok=True, detail=f"{detail}; vLLM's metrics cannot be read: {error.message}"
         )
     if metrics is None:
         return Finding(part, ok=True, detail=detail)

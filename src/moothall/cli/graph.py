@@ -27,12 +27,11 @@ def questions() -> None:
     from moothall.graph.questions import QUESTIONS
 
     for name, question in QUESTIONS.items():
-        click.echo(f"{name}: {question.about}")
+        click.echo(f"{name}: {question.description}")
         for parameter, spec in question.parameters.items():
             default = "" if spec.default is None else f" (default {spec.default!r})"
-            click.echo(
-                f"    {parameter}={'NUMBER' if spec.number else 'TEXT'}  {spec.about}{default}"
-            )
+            kind = "NUMBER" if spec.is_number else "TEXT"
+            click.echo(f"    {parameter}={kind}  {spec.description}{default}")
         for column, meaning in question.columns.items():
             click.echo(f"    -> {column}: {meaning}")
 

@@ -1,9 +1,9 @@
-"""Every setting, with a default that works on a laptop and protects.
+"""All settings, with secure defaults that work on a laptop.
 
 `MOOTHALL_` environment variables (`__` between levels) override a TOML file (`--config`, or the
-user's own config.toml), which overrides the defaults. An unset URL means the embedded part. A
-secret may name a file that holds
-it, with `_file` after its name: `MOOTHALL_LLM__API_KEY_FILE`. No other room reads the environment.
+user's config.toml), which overrides the defaults. Without a URL, the embedded service is used. A
+secret can be in a file, which the setting with the suffix `_file` names, such as
+`MOOTHALL_LLM__API_KEY_FILE`. No other package reads the environment.
 """
 
 from __future__ import annotations

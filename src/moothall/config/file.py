@@ -1,6 +1,4 @@
-"""Where settings come from: the file of them, which one is read and which line of it is wrong; and
-the process's environment.
-"""
+"""The configuration file, the locations of settings in it, and the process's environment."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")
 
 
 def default_file() -> Path:
-    """Return the file that is read where no other one is named and it is there."""
+    """Return the path of the configuration file that is read by default if it exists."""
     return Path(platformdirs.user_config_dir("moothall")) / "config.toml"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a file says. Raises `ConfigurationError`."""
+    """Return the content of a TOML file. Raises `ConfigurationError`."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -36,64 +34,60 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"configuration file {path} is not TOML: {error}") from error
 
 
-def place_of(path: Path, said: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return `FILE, line N: ` of a setting that the file says; '' of one that it does not (it came
-    of the environment).
-    """
-    at: Any = said
+def location_of(path: Path, content: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Return `FILE, line N: ` for a setting in the file; '' for a setting from the environment."""
+    value: Any = content
     for key in keys:
-        if not isinstance(at, Mapping) or key not in at:
+        if not isinstance(value, Mapping) or key not in value:
             return ""
-        at = at[key]
+        value = value[key]
     return f"{path}, line {line_of(path.read_text(encoding='utf-8'), keys)}: "
 
 
 def line_of(text: str, keys: Sequence[str]) -> int:
-    """Return the line that spells the most of the keys, from the first on; 1 where none does."""
+    """Return the number of the line with the longest prefix of the keys; 1 if there is none."""
     section: list[str] = []
-    best, found = 0, 1
+    best_length, best_number = 0, 1
     for number, line in enumerate(text.splitlines(), 1):
         if header := _HEADER.fullmatch(line):
-            section = spelt = _parts(header[1])
+            section = path = _split_key(header[1])
         elif key := _KEY.match(line):
-            spelt = [*section, *_parts(key[1])]
+            path = [*section, *_split_key(key[1])]
         else:
             continue
-        if len(spelt) > best and list(keys[: len(spelt)]) == spelt:
-            best, found = len(spelt), number
-    return found
+        if len(path) > best_length and list(keys[: len(path)]) == path:
+            best_length, best_number = len(path), number
+    return best_number
 
 
-def unknown(settings: type[BaseModel], keys: Sequence[str]) -> str:
-    """Return what to say of a key that is no setting."""
+def describe_unknown_key(settings: type[BaseModel], keys: Sequence[str]) -> str:
+    """Return the error message for an unknown key."""
     model: type[BaseModel] | None = settings
     kind: Any = None
     for key in keys[:-1]:
-        if get_origin(kind) is Mapping:  # a section for each name
+        if get_origin(kind) is Mapping:  # sections by name
             kind = get_args(kind)[1]
         else:
             kind = (
                 model.model_fields[key].annotation if model and key in model.model_fields else None
             )
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-    near = get_close_matches(keys[-1], model.model_fields, n=1) if model else []
-    return "is no setting; " + (
-        f"did you mean {near[0]}?" if near else "`moothall config` lists all"
+    matches = get_close_matches(keys[-1], model.model_fields, n=1) if model else []
+    return "is not a setting; " + (
+        f"did you mean {matches[0]}?" if matches else "`moothall config` lists all"
     )
 
 
-def _parts(dotted: str) -> list[str]:
+def _split_key(dotted: str) -> list[str]:
     return [part.strip().strip("\"'") for part in dotted.split(".")]
 
 
-# uvloop starts programs by fork(), in which gRPC's handlers of a fork run: while gRPC is busy,
-# every tenth program or so died of them before it began (a failed assertion in its pollers).
-# Nothing of ours uses gRPC in a child.
+# uvloop starts programs by fork(), which runs gRPC's fork handlers. While gRPC was busy, about
+# every tenth program died of them before its start (a failed assertion in gRPC's pollers).
+# Moothall does not use gRPC in forked children.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def environment() -> Mapping[str, str]:
-    """Return the process's environment, for credentials that a registered repository names by
-    variable.
-    """
+    """Return the process's environment, for repository credentials that are named by variable."""
     return dict(os.environ)

@@ -1,4 +1,4 @@
-"""Workspaces as Jobs of Kubernetes."""
+"""Settings of workspaces as Kubernetes Jobs."""
 
 from __future__ import annotations
 
@@ -11,81 +11,84 @@ from pydantic import Field, SecretStr
 
 from moothall.config.section import Section
 
-_Said = Annotated[str, Field(min_length=1)]
+_NonEmptyStr = Annotated[str, Field(min_length=1)]
 
 
 class JobSettings(Section):
-    """How workspaces run where workspace.kind is kubernetes. Memory, processes and files are held
-    by `sandbox`, as everywhere.
+    """Workspaces as Jobs, if workspace.kind is kubernetes. `sandbox` limits memory, processes and
+    files as for other workspaces.
     """
 
     namespace: str = Field(
         "moothall-workspaces",
-        description="where the Jobs are made; their own and nothing else of ours",
+        description="namespace of the Jobs; it contains nothing else of Moothall",
     )
-    image: str = Field("", description="what commands run in (Dockerfile.workspace)")
-    images: Mapping[_Said, _Said] = Field(
+    image: str = Field("", description="image that commands run in (Dockerfile.workspace)")
+    images: Mapping[_NonEmptyStr, _NonEmptyStr] = Field(
         default_factory=dict,
-        description="other images for some repositories: the id or the origin of a repository, or "
-        "a pattern of it such as */shop-*, and the image; the first that fits. Never from a "
-        "repository's own files",
+        description="other images for some repositories, by the id or the origin of a repository "
+        "or a pattern of it, such as */shop-*; the first match is used. A repository's own files "
+        "cannot set it",
     )
     link_image: str = Field(
-        "", description="what connects them to the bus: the image of the services (Dockerfile)"
+        "",
+        description="image that connects workspaces to the bus: the image of the services "
+        "(Dockerfile)",
     )
     python: str = Field(
-        "/usr/bin/python3", description="the Python of the workspace image that runs the executor"
+        "/usr/bin/python3", description="Python in the workspace image that runs the executor"
     )
-    bus_url: str = Field("", description="the bus as the pods reach it; empty: bus.url")
+    bus_url: str = Field("", description="URL of the bus for pods; empty: bus.url")
     link_keys: SecretStr | None = Field(
         None,
-        description="links.json of `moothall bus keys`: each link gets credentials for its two "
-        "subjects alone; without, the bus's own",
+        description="links.json of `moothall bus keys`: each link gets credentials for only its "
+        "two subjects; empty: the bus's own credentials",
     )
     link_keys_file: Path | None = None
     context: str = Field(
         "",
-        description="the context of the kubeconfig; empty: the pod's service account, else the "
-        "current one",
+        description="context of the kubeconfig; empty: the pod's service account, else the "
+        "current context",
     )
-    kubeconfig: Path | None = Field(None, description="empty: where kubectl looks")
-    runtime_class: str = Field("", description="such as gvisor, where the cluster has it")
+    kubeconfig: Path | None = Field(None, description="empty: kubectl's default")
+    runtime_class: str = Field("", description="such as gvisor, if the cluster has it")
     node_selector: Mapping[str, str] = Field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
-    pull_secrets: tuple[str, ...] = Field((), description="names of secrets of the namespace")
+    pull_secrets: tuple[str, ...] = Field((), description="names of secrets in the namespace")
     cpu: str = Field(
         "1",
         pattern=r"^\d+(\.\d+)?m?$",
-        description="what a workspace gets at most, such as 2 or 500m; it asks for a tenth of it",
+        description="CPU limit of a workspace, such as 2 or 500m; a tenth of it is requested",
     )
     disk_bytes: int = Field(
         8_000_000_000,
         ge=100_000_000,
-        description="ephemeral storage of a workspace, the checkout and its environment included",
+        description="ephemeral storage of a workspace, including the checkout and its environment",
     )
     start_seconds: float = Field(
-        120.0, gt=0, description="until a workspace answers, the pull of its image included"
+        120.0,
+        gt=0,
+        description="maximum time until a workspace answers, including the pull of its image",
     )
     seconds: int = Field(
-        7200, ge=60, description="activeDeadlineSeconds: the longest that a workspace lives"
+        7200, ge=60, description="activeDeadlineSeconds: maximum lifetime of a workspace"
     )
     ttl_seconds: int = Field(
         60,
         ge=0,
-        description="ttlSecondsAfterFinished: how long one that ended by itself can be looked at",
+        description="ttlSecondsAfterFinished: how long a finished workspace can be inspected",
     )
     orphan_seconds: float = Field(
         60.0,
         gt=0,
-        description="how long a host that makes Jobs may be unheard on the bus before the other "
-        "hosts delete its Jobs",
+        description="silence of a host on the bus after which other hosts delete its Jobs",
     )
 
     def image_of(self, repository: str, origin: str) -> str:
-        """Return the image of a repository that has one of its own, else ''."""
-        fits = (
+        """Return the image that `images` sets for a repository; '' if there is none."""
+        matches = (
             image
-            for wanted, image in self.images.items()
-            if any(fnmatchcase(one, wanted) for one in (repository, origin))
+            for pattern, image in self.images.items()
+            if fnmatchcase(repository, pattern) or fnmatchcase(origin, pattern)
         )
-        return next(fits, "")
+        return next(matches, "")

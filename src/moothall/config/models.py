@@ -1,4 +1,4 @@
-"""Which model does what: the one of `llm`, and those of `[models.NAME]` beside it."""
+"""The models of the settings: the default model `llm`, and the named models `[models.NAME]`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from moothall.errors import InvalidRequest
 
 DEFAULT = "default"
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,63}")
-_OWN = frozenset({"tier", "fallback", "roles"})
-_OF_SERVER = frozenset(
+_NEVER_INHERITED = frozenset({"tier", "fallback", "roles"})
+_SERVER_FIELDS = frozenset(
     {
         "replicas",
         "model",
@@ -30,98 +30,107 @@ _OF_SERVER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """`default` is called '' and `default`; `named` are the others, each whole."""
+    """The models by name. The names of the default model are '' and `default`; the settings of each
+    model in `named` are complete.
+    """
 
     default: LlmSettings = field(default_factory=LlmSettings)
     named: Mapping[str, LlmSettings] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, default: LlmSettings, said: Mapping[str, LlmSettings]) -> Self:
-        """Lay what each says over `default`. Raises `ValueError` for what cannot be right."""
-        models = cls(default, {name: _overlay(default, one) for name, one in said.items()})
+    def of(cls, default: LlmSettings, named: Mapping[str, LlmSettings]) -> Self:
+        """Complete the named models with the fields of `default`. Raises `ValueError` for
+        inconsistent settings.
+        """
+        models = cls(default, {name: _overlay(default, model) for name, model in named.items()})
         models._check()
         return models
 
     def items(self) -> tuple[tuple[str, LlmSettings], ...]:
-        """Return all by name, `default` first."""
+        """Return names and settings of all models, the default model first."""
         return (DEFAULT, self.default), *self.named.items()
 
     def get(self, name: str) -> LlmSettings:
-        """Return the settings of a model that `choose` named. Raises `InvalidRequest` where it is
-        gone from the settings.
+        """Return the settings of a model by a name from `choose`. Raises `InvalidRequest` if the
+        settings no longer contain it.
         """
-        found = self.default if name in {"", DEFAULT} else self.named.get(name)
-        if found is None:
+        settings = self.default if name in {"", DEFAULT} else self.named.get(name)
+        if settings is None:
             raise self._unknown(name)
-        return found
+        return settings
 
-    def choose(self, wanted: str) -> str:
-        """Return the name of the model that a caller means: by its name, its tier, or what its
-        server calls it. '' is the default.
+    def choose(self, requested: str) -> str:
+        """Return the name of the requested model, which may be given by name, tier, or its name on
+        the server. '' is the default model.
 
-        Raises `InvalidRequest` that lists the known ones.
+        Raises `InvalidRequest`, which lists the models.
         """
-        asked = wanted.strip()
-        if asked in {"", DEFAULT}:
+        profile = requested.strip()
+        if profile in {"", DEFAULT}:
             return ""
-        if asked.lower() in self.named:
-            return asked.lower()
-        for name, one in self.items():
-            if asked.lower() == one.tier or asked == one.model:
+        if profile.lower() in self.named:
+            return profile.lower()
+        for name, model in self.items():
+            if profile.lower() == model.tier or profile == model.model:
                 return "" if name == DEFAULT else name
-        raise self._unknown(wanted)
+        raise self._unknown(requested)
 
     def of_role(self, role: str) -> str:
-        """Return the name of the model that a role's seats use where nobody chose another."""
-        return next((name for name, one in self.named.items() if role in one.roles), "")
+        """Return the name of the model that the seats of a role use by default."""
+        return next((name for name, model in self.named.items() if role in model.roles), "")
 
     def chain(self, name: str) -> tuple[str, ...]:
-        """Return a model and those that stand in for it, in order."""
+        """Return the names of a model and its fallback models, in order."""
         return (name or DEFAULT, *self.get(name).fallback)
 
-    def _unknown(self, wanted: str) -> InvalidRequest:
+    def _unknown(self, requested: str) -> InvalidRequest:
         names = ", ".join(
-            name + (f" ({one.tier})" if one.tier else "") for name, one in self.items()
+            name + (f" ({model.tier})" if model.tier else "") for name, model in self.items()
         )
-        return InvalidRequest(f"unknown model_profile {wanted[:80]!r}; the settings have: {names}")
+        return InvalidRequest(
+            f"unknown model_profile {requested[:80]!r}; the settings have: {names}"
+        )
 
     def _check(self) -> None:
-        if wrong := [name for name in self.named if name == DEFAULT or not _NAME.fullmatch(name)]:
+        invalid = [name for name in self.named if name == DEFAULT or not _NAME.fullmatch(name)]
+        if invalid:
             raise ValueError(
-                f"models: {wrong[0]!r} is no name for a model: small letters, digits, dots and "
+                f"models: {invalid[0]!r} is not a valid name: use small letters, digits, dots and "
                 f"dashes, and not {DEFAULT}"
             )
-        taken: dict[str, str] = {}
-        for name, one in self.items():
-            where = "llm" if name == DEFAULT else f"models.{name}"
-            for other in one.fallback:
-                if other == name or (other != DEFAULT and other not in self.named):
+        model_by_role: dict[str, str] = {}
+        for name, model in self.items():
+            section = "llm" if name == DEFAULT else f"models.{name}"
+            for fallback in model.fallback:
+                if fallback == name or (fallback != DEFAULT and fallback not in self.named):
                     raise ValueError(
-                        f"{where}.fallback names {other!r}; there are "
-                        f"{', '.join(n for n, _ in self.items() if n != name)}"
+                        f"{section}.fallback names {fallback!r}; there are "
+                        f"{', '.join(other for other, _ in self.items() if other != name)}"
                     )
-                if 0 < self.get(other).context_tokens < one.context_tokens:
+                if 0 < self.get(fallback).context_tokens < model.context_tokens:
                     raise ValueError(
-                        f"{where}.fallback: {other} has a smaller window (context_tokens), so that "
+                        f"{section}.fallback: {fallback} has a smaller window (context_tokens), so "
                         "prompts would not fit"
                     )
-            if name == DEFAULT and one.roles:
+            if name == DEFAULT and model.roles:
                 raise ValueError(
-                    "llm.roles: the default model serves every role that no other names"
+                    "llm.roles: the default model serves every role that no other model names"
                 )
-            for role in one.roles:
-                if role in taken:
-                    raise ValueError(f"{where}.roles: {role} is {taken[role]}'s already")
-                taken[role] = name
+            for role in model.roles:
+                if role in model_by_role:
+                    raise ValueError(
+                        f"{section}.roles: {role} already belongs to {model_by_role[role]}"
+                    )
+                model_by_role[role] = name
 
 
-def _overlay(default: LlmSettings, one: LlmSettings) -> LlmSettings:
-    """Return what `one` says over `default`. With a server of its own also what belongs to a
-    server, its key above all, is its own.
+def _overlay(default: LlmSettings, model: LlmSettings) -> LlmSettings:
+    """Return the settings of a model with unset fields from `default`. A model with a server of its
+    own inherits no server fields, in particular no key.
     """
-    own = (
-        one.model_fields_set
-        | _OWN
-        | (_OF_SERVER if "base_url" in one.model_fields_set else frozenset())
+    not_inherited = (
+        model.model_fields_set
+        | _NEVER_INHERITED
+        | (_SERVER_FIELDS if "base_url" in model.model_fields_set else frozenset())
     )
-    return default.model_copy(update={name: getattr(one, name) for name in own})
+    return default.model_copy(update={name: getattr(model, name) for name in not_inherited})

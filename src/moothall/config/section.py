@@ -1,4 +1,4 @@
-"""What all sections of the settings share."""
+"""The base class of all sections of the settings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Section(BaseModel):
-    """A part of the settings: closed, frozen, its secrets also from files."""
+    """A frozen section of the settings without unknown keys. Secrets can also be in files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _read_secret_files(cls, data: Any) -> Any:
-        """A secret that is not given itself is what its `<name>_file` holds. A secret without such
-        a field is a bug.
+        """Read a secret from the file in `<name>_file` if the secret itself is not set. Each secret
+        must have such a field.
         """
         if not isinstance(data, dict):
             return data

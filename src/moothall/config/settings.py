@@ -1,4 +1,4 @@
-"""The settings of the server itself, and where settings come from."""
+"""The settings without those of tool families, and the code that reads settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from moothall.config.agents import (
     ToolSettings,
     WorkspaceSections,
 )
-from moothall.config.file import place_of, read_toml, unknown
+from moothall.config.file import describe_unknown_key, location_of, read_toml
 from moothall.config.models import Models
 from moothall.config.parts import (
     BusSettings,
@@ -52,35 +52,32 @@ _PREFIX = "MOOTHALL_"
 
 
 class Secrets(Section):
-    """The operator's own values that are taken out of prompts, events, logs, diffs and all else
-    that is recorded.
+    """The operator's secret values, which are removed from prompts, events, logs, diffs and all
+    other recorded data.
     """
 
     variables: tuple[str, ...] = Field(
         (),
-        description="environment variables whose values are secrets wherever they stand; those "
-        "that are not set are left out",
+        description="environment variables whose values are secrets; unset ones are ignored",
     )
-    values: SecretStr | None = Field(
-        None, description="more of them, one a line; those of the variables are added"
-    )
+    values: SecretStr | None = Field(None, description="further secrets, one per line")
     values_file: Path | None = None
 
     @model_validator(mode="after")
     def _read_variables(self) -> Self:
-        """Read the variables here, so that hosts elsewhere know their values too."""
-        found = [os.environ[name] for name in self.variables if os.environ.get(name)]
-        own = [self.values.get_secret_value()] if self.values else []
-        if found:
-            object.__setattr__(
-                self, "values", SecretStr("\n".join((*own, *found)))
-            )  # frozen from now on
+        """Read the variables here, so that remote hosts get their values too."""
+        from_variables = [os.environ[name] for name in self.variables if os.environ.get(name)]
+        values = [self.values.get_secret_value()] if self.values else []
+        if from_variables:
+            object.__setattr__(  # the model is frozen
+                self, "values", SecretStr("\n".join((*values, *from_variables)))
+            )
         return self
 
 
 class Settings(WorkspaceSections, BaseSettings):
-    """All of it but the sections of the families of tools, which `moothall.settings` adds. Frozen;
-    made once and handed down.
+    """All settings except those of tool families, which `moothall.settings` adds. They are frozen,
+    read once and passed on.
     """
 
     model_config = SettingsConfigDict(
@@ -91,11 +88,12 @@ class Settings(WorkspaceSections, BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    repository: str = Field("", description="default repository of a deliberation that names none")
+    repository: str = Field("", description="default repository of deliberations that name none")
     seed: int = Field(0, ge=0, description="base of all sampling seeds")
     llm: LlmSettings = LlmSettings()
     models: Mapping[str, LlmSettings] = Field(
-        {}, description="further models by name, each as llm but for what it says: docs/models.md"
+        {},
+        description="further models by name; unset fields are inherited from llm: docs/models.md",
     )
     bus: BusSettings = BusSettings()
     ray: RaySettings = RaySettings()
@@ -117,28 +115,28 @@ class Settings(WorkspaceSections, BaseSettings):
     metrics: MetricsSettings = MetricsSettings()
 
     @model_validator(mode="after")
-    def _models_are_whole(self) -> Self:
-        """Each says what `llm` says, but for its own words."""
-        object.__setattr__(
+    def _complete_models(self) -> Self:
+        """Complete each model with the fields of `llm`."""
+        object.__setattr__(  # the model is frozen
             self, "models", Models.of(self.llm, self.models).named
-        )  # frozen from now on
+        )
         return self
 
     @property
     def choice(self) -> Models:
-        """The default model and the others."""
+        """The default model and the named models."""
         return Models(self.llm, self.models)
 
     @model_validator(mode="after")
-    def _jobs_are_whole(self) -> Self:
-        """A workspace elsewhere needs an image, and a bus that its pod reaches."""
+    def _check_jobs(self) -> Self:
+        """Jobs need images, and a bus that their pods can reach."""
         if self.workspace.kind == "kubernetes":
-            wanted = {
+            required = {
                 "jobs.image": self.jobs.image,
                 "jobs.link_image": self.jobs.link_image,
                 "bus.url": self.bus.url,
             }
-            if missing := [name for name, value in wanted.items() if not value]:
+            if missing := [name for name, value in required.items() if not value]:
                 raise ValueError(
                     f"workspace.kind is kubernetes, so {', '.join(missing)} must be set"
                 )
@@ -146,21 +144,23 @@ class Settings(WorkspaceSections, BaseSettings):
 
 
 def secret_values(settings: BaseModel) -> tuple[str, ...]:
-    """Return the operator's own secrets: nothing that leaves may carry them. Of a URL its password
-    is one, too.
+    """Return all secrets of the settings, including passwords in secret URLs. They must not appear
+    in any output.
     """
-    found: list[str] = []
+    secrets: list[str] = []
     for name in type(settings).model_fields:
-        value = getattr(settings, name)
-        for one in value.values() if isinstance(value, Mapping) else (value,):
-            if isinstance(one, BaseModel):
-                found += secret_values(one)
-            elif isinstance(one, SecretStr):
-                found += _forms(one.get_secret_value())
-    return tuple(found)
+        field_value = getattr(settings, name)
+        values = field_value.values() if isinstance(field_value, Mapping) else (field_value,)
+        for value in values:
+            if isinstance(value, BaseModel):
+                secrets += secret_values(value)
+            elif isinstance(value, SecretStr):
+                secrets += _secret_forms(value.get_secret_value())
+    return tuple(secrets)
 
 
-def _forms(secret: str) -> Iterator[str]:
+def _secret_forms(secret: str) -> Iterator[str]:
+    """Yield a secret and its parts that are secret too: its lines, and the password of a URL."""
     yield secret
     if "\n" in secret:
         yield from (
@@ -168,33 +168,34 @@ def _forms(secret: str) -> Iterator[str]:
             for line in secret.splitlines()
             if line.strip() and not line.startswith("-----")
         )
-    _, mark, rest = secret.partition("://")
-    place, at, _ = rest.rpartition("@")
-    if mark and at:
-        password = place.partition(":")[2]
+    _, separator, rest = secret.partition("://")
+    user_info, at, _ = rest.rpartition("@")
+    if separator and at:
+        password = user_info.partition(":")[2]
         yield from dict.fromkeys(form for form in (password, unquote(password)) if form)
 
 
-def _wrong(
+def _describe_errors(
     kind: type[Settings], error: ValidationError, config: Path | None, from_file: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Say of each wrong setting where it stands, and what is wrong."""
+    """Yield the location and the fault of each invalid setting."""
     for item in wrong_fields(error):
         keys = list(map(str, item.place))
-        said = unknown(kind, keys) if item.fault == "extra_forbidden" else item.sentence
-        colon = "" if item.fault == "extra_forbidden" else ":"
-        yield f"{place_of(config, from_file, keys) if config else ''}{'.'.join(keys)}{colon} {said}"
+        is_unknown = item.fault == "extra_forbidden"
+        location = location_of(config, from_file, keys) if config else ""
+        fault = f" {describe_unknown_key(kind, keys)}" if is_unknown else f": {item.sentence}"
+        yield f"{location}{'.'.join(keys)}{fault}"
 
 
 def read_settings(kind: type[Settings], config: Path | None = None, **overrides: Any) -> Settings:
-    """Return the effective settings, a `kind`; raises `ConfigurationError` naming each wrong
-    one.
+    """Return the effective settings as an instance of `kind`. Raises `ConfigurationError`, which
+    names each invalid setting.
     """
-    if wrong_names := wrong_variables(kind, os.environ):
-        raise ConfigurationError("; ".join(wrong_names))
+    if messages := describe_wrong_variables(kind, os.environ):
+        raise ConfigurationError("; ".join(messages))
     from_file = read_toml(config) if config else {}
 
-    class Loaded(kind):  # type: ignore[misc, valid-type]  # a class that is handed in
+    class Loaded(kind):  # type: ignore[misc, valid-type]  # the base class is a parameter
         @classmethod
         def settings_customise_sources(
             cls,
@@ -213,22 +214,22 @@ def read_settings(kind: type[Settings], config: Path | None = None, **overrides:
         loaded = Loaded(**overrides)
     except ValidationError as error:
         raise ConfigurationError(
-            f"settings are wrong: {'; '.join(_wrong(kind, error, config, from_file))}"
+            f"settings are invalid: {'; '.join(_describe_errors(kind, error, config, from_file))}"
         ) from error
     except (OSError, SettingsError) as error:
         raise ConfigurationError(f"settings cannot be read: {error}") from error
     return kind.model_construct(**{name: getattr(loaded, name) for name in kind.model_fields})
 
 
-# A Kubernetes service called moothall-something puts these into every container beside it.
-_OF_KUBERNETES = re.compile(
+# Kubernetes sets these variables in all containers of a namespace with a service moothall-*.
+_KUBERNETES_VARIABLE = re.compile(
     r"MOOTHALL_(?:[A-Z0-9]+_)*(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT(?:_\d+_(?:TCP|UDP)(?:_[A-Z]+)?)?)"
 )
 _ADDRESS = re.compile(r"(?:tcp|udp|sctp)://.*|[0-9a-fA-F.:]+|tcp|udp")
 
 
 def known_variables(settings: type[BaseModel], prefix: str) -> Iterator[str]:
-    """Yield the name of every variable that sets something; a whole section may be given as
+    """Yield the name of each environment variable that is a setting or a complete section as
     JSON.
     """
     for name, field in settings.model_fields.items():
@@ -241,40 +242,42 @@ def known_variables(settings: type[BaseModel], prefix: str) -> Iterator[str]:
 _REMOVED = frozenset(f"{_PREFIX}LIMITS__{name.upper()}" for name in REMOVED_LIMITS)
 
 
-def wrong_variables(settings: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each variable that looks like ours and sets nothing."""
-    known = list(known_variables(settings, _PREFIX))
-    wrong = []
+def describe_wrong_variables(
+    settings: type[BaseModel], environment: Mapping[str, str]
+) -> list[str]:
+    """Return a message for each variable with Moothall's prefix that is not a setting."""
+    variables = list(known_variables(settings, _PREFIX))
+    messages = []
     for variable, value in sorted(environment.items()):
         name = variable.upper()
         if (
             not name.startswith(_PREFIX)
-            or name in known
+            or name in variables
             or name in _REMOVED
-            or _foreign(name, value)
+            or _is_kubernetes_variable(name, value)
         ):
             continue
-        near = get_close_matches(
+        matches = get_close_matches(
             name.removeprefix(_PREFIX),
-            [known_name.removeprefix(_PREFIX) for known_name in known],
+            [known_name.removeprefix(_PREFIX) for known_name in variables],
             n=1,
         )
-        hint = f"did you mean {_PREFIX}{near[0]}?" if near else "`moothall config` lists all"
-        wrong.append(f"{variable[:100]} is no setting; {hint}")
-    return wrong
+        hint = f"did you mean {_PREFIX}{matches[0]}?" if matches else "`moothall config` lists all"
+        messages.append(f"{variable[:100]} is not a setting; {hint}")
+    return messages
 
 
-def _foreign(name: str, value: str) -> bool:
+def _is_kubernetes_variable(name: str, value: str) -> bool:
     return (
-        _OF_KUBERNETES.fullmatch(name) is not None
+        _KUBERNETES_VARIABLE.fullmatch(name) is not None
         and _ADDRESS.fullmatch(value) is not None
-        and not _looks_ours(name, value)
+        and not _is_mistyped_port(name, value)
     )
 
 
-def _looks_ours(name: str, value: str) -> bool:
-    """`MOOTHALL_GRPC_PORT=50055` is a mistyped setting of ours; Kubernetes writes an address with a
-    scheme there.
+def _is_mistyped_port(name: str, value: str) -> bool:
+    """`MOOTHALL_GRPC_PORT=50055` is a mistyped setting. The value of Kubernetes would be an address
+    with a scheme.
     """
     return (
         name.endswith("_PORT")

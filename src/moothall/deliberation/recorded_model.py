@@ -316,10 +316,10 @@ class RecordedModel:
         this one was stalled.
         """
         if self._publish_partial is None:
-            return await model.chat(request, ours=self._owns_work)
+            return await model.chat(request, owns_work=self._owns_work)
         partial_reply = StreamedReply(seat, self._publish_partial, self._clean)
         async with beside(partial_reply.publish_periodically(), "growing"):
-            reply = await model.chat(request, partial_reply.add, ours=self._owns_work)
+            reply = await model.chat(request, partial_reply.add, owns_work=self._owns_work)
         await partial_reply.publish_end()
         return reply
 

@@ -1,26 +1,29 @@
-"""The Cypher of the questions, in what Neo4j 5 and the embedded store both understand."""
+"""The Cypher of the questions, in a subset that Neo4j 5 and the embedded store both support."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 
-def _map_of(variable: str, names: str, **more: str) -> str:
-    """A map of a node's properties; `more` are keys with an expression."""
+def _map_of(variable: str, names: str, **expressions: str) -> str:
+    """Return a map of a node's properties, after other keys with their expressions."""
     entries = [f"{name}: {variable}.{name}" for name in names.split()]
-    return "{" + ", ".join([*(f"{key}: {value}" for key, value in more.items()), *entries]) + "}"
+    others = [f"{key}: {expression}" for key, expression in expressions.items()]
+    return "{" + ", ".join([*others, *entries]) + "}"
 
 
-def _gather(start: str, pattern: str, variable: str, shown: str, *, order: str, column: str) -> str:
-    """A sub-query that gathers what hangs on `start`, in order."""
+def _collect(
+    start: str, pattern: str, variable: str, expression: str, *, order: str, column: str
+) -> str:
+    """Return a sub-query that collects nodes around `start` in order."""
     return (
         f"CALL {{ WITH {start} MATCH {pattern} WITH DISTINCT {variable} ORDER BY {order} RETURN "
-        f"collect({shown}) AS {column} }}\n"
+        f"collect({expression}) AS {column} }}\n"
     )
 
 
-def _or_null(variable: str, shown: str) -> str:
-    return f"CASE WHEN {variable} IS NULL THEN null ELSE {shown} END"
+def _or_null(variable: str, expression: str) -> str:
+    return f"CASE WHEN {variable} IS NULL THEN null ELSE {expression} END"
 
 
 _DELIBERATION = _map_of(
@@ -61,15 +64,15 @@ _TOOL = _map_of(
 )
 _DECISION = _map_of("dec", "approver decision comment made_at")
 
-_AROUND = """
+_RELATED_NODES = """
 OPTIONAL MATCH (d)-[:WORKS_ON]->(repo:Repository)
 OPTIONAL MATCH (t:Task)-[:DELIBERATED_IN]->(d)
 OPTIONAL MATCH (st:Story)-[:HAS_TASK]->(t)
 """
-_REVIEWS = _gather(
+_REVIEWS = _collect(
     "p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made_at, r.key", column="reviews"
 )
-_CHECKS = _gather(
+_CHECKS = _collect(
     "p",
     "(p)-[:HAS_EVIDENCE]->(e:Evidence)",
     "e",
@@ -77,7 +80,7 @@ _CHECKS = _gather(
     order="e.made_at, e.key",
     column="evidence",
 )
-_DECISIONS = _gather(
+_DECISIONS = _collect(
     "d",
     "(d)<-[:DECIDES]-(dec:Decision)",
     "dec",
@@ -86,7 +89,7 @@ _DECISIONS = _gather(
     column="decisions",
 )
 
-_DECISIONS_OF_STORY = _gather(
+_DECISIONS_OF_STORY = _collect(
     "d",
     "(d)<-[:DELIBERATED_IN]-(:Task)<-[:HAS_TASK]-(:Story)-[:DECIDED_BY]->(dec:Decision)",
     "dec",
@@ -99,10 +102,10 @@ PROVENANCE = (
     """
 MATCH (c:Commit {uid: $commit_sha_uid})<-[:DELIVERED_AS]-(p:Proposal)<-[:PROPOSED]-(s:Seat)<-[:HAS_SEAT]-(d:Deliberation)
 WHERE $path = '' OR $path IN p.paths"""
-    + _AROUND
+    + _RELATED_NODES
     + _REVIEWS
     + _CHECKS
-    + _gather(
+    + _collect(
         "s",
         "(s)-[:CALLED_MODEL]->(m:ModelCall)",
         "m",
@@ -110,7 +113,7 @@ WHERE $path = '' OR $path IN p.paths"""
         order="m.made_at, m.key",
         column="model_calls",
     )
-    + _gather(
+    + _collect(
         "s",
         "(s)-[:CALLED_TOOL]->(x:ToolCall)",
         "x",
@@ -129,8 +132,8 @@ ORDER BY d.decided_at, d.key, p.key
 
 DELIBERATION = (
     "MATCH (d:Deliberation {uid: $task_id_uid})"
-    + _AROUND
-    + _gather("d", "(d)-[:HAS_SEAT]->(s:Seat)", "s", _SEAT, order="s.key", column="seats")
+    + _RELATED_NODES
+    + _collect("d", "(d)-[:HAS_SEAT]->(s:Seat)", "s", _SEAT, order="s.key", column="seats")
     + "CALL { WITH d MATCH (d)-[:HAS_SEAT]->(:Seat)-[:PROPOSED]->(p:Proposal)\n"
     + _REVIEWS
     + _CHECKS
@@ -143,7 +146,7 @@ CALL { WITH d MATCH (d)-[:ASKED_MODEL]->(m:ModelCall) RETURN collect(m) AS of_al
     + f"""CALL {{ WITH of_seats, of_all UNWIND of_seats + of_all AS m WITH m ORDER BY m.made_at, m.key
 RETURN collect({_MODEL}) AS model_calls }}
 """
-    + _gather(
+    + _collect(
         "d",
         "(d)-[:HAS_SEAT]->(:Seat)-[:CALLED_TOOL]->(x:ToolCall)",
         "x",
@@ -171,10 +174,10 @@ WHERE d.tenant = $tenant AND d.key <> $task_id AND d.status <> ''
 WITH d ORDER BY d.decided_at DESC, d.key LIMIT $limit
 OPTIONAL MATCH (d)-[:WON_BY]->(p:Proposal)
 """
-    + _gather(
+    + _collect(
         "p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made_at, r.key", column="reviews"
     )
-    + _gather(
+    + _collect(
         "p",
         "(p)-[:HAS_EVIDENCE]->(e:Evidence)",
         "e",
@@ -200,7 +203,7 @@ CALL { WITH t MATCH (t)-[:DELIBERATED_IN]->(d:Deliberation) WITH DISTINCT d ORDE
 WITH DISTINCT t, runs ORDER BY coalesce(t.place, 1000000), t.key
 RETURN collect({_map_of("t", "description role priority", task_id="t.key", deliberations="runs")}) AS tasks }}
 """
-    + _gather(
+    + _collect(
         "st",
         "(st)-[:HAS_COMMENT]->(c:Comment)",
         "c",
@@ -208,7 +211,7 @@ RETURN collect({_map_of("t", "description role priority", task_id="t.key", delib
         order="c.made_at, c.key",
         column="comments",
     )
-    + _gather(
+    + _collect(
         "st",
         "(st)-[:DECIDED_BY]->(dec:Decision)",
         "dec",
@@ -223,18 +226,18 @@ RETURN {_map_of("st", "headline brief criteria repository rigor state told_at mo
 )
 
 
-def _gather_scope(scope: str, pattern: str, variable: str, shown: str, *, order: str) -> str:
-    """As `_gather` of a story, where the scope is among `$scopes`: what is not allowed isn't even
-    looked up.
+def _collect_scope(scope: str, pattern: str, variable: str, expression: str, *, order: str) -> str:
+    """Return a sub-query that collects nodes around a story if `scope` is in `$scopes`. Data outside
+    of the allowed scopes is not read at all.
     """
     return (
         f"CALL {{ WITH st MATCH {pattern} WHERE '{scope}' IN $scopes WITH DISTINCT {variable} "
-        f"ORDER BY {order} LIMIT $limit RETURN collect({shown}) AS {scope} }}\n"
+        f"ORDER BY {order} LIMIT $limit RETURN collect({expression}) AS {scope} }}\n"
     )
 
 
-_BRIEFLY = 300
-"""Characters of a text that only says whether something is like something else."""
+_EXCERPT_CHARS = 300
+"""The length of a text that is only compared for similarity."""
 _OF_STORY = "(st)-[:HAS_TASK]->(:Task)-[:DELIBERATED_IN]->(d:Deliberation)"
 _WINNER = _map_of("p", "summary paths reasons")
 _SUMMARY = _map_of(
@@ -249,7 +252,7 @@ _FOR_STORY = """
 OPTIONAL MATCH (st:Story {uid: $story_id_uid})
 OPTIONAL MATCH (me:Deliberation {uid: $task_id_uid})
 """
-# Apart: the embedded store looks at all stories where there is no such deliberation.
+# A query of its own: without such a deliberation, the embedded store reads all stories.
 _FOR_TASK = """
 OPTIONAL MATCH (me:Deliberation {uid: $task_id_uid})
 OPTIONAL MATCH (st:Story)-[:HAS_TASK]->(:Task)-[:DELIBERATED_IN]->(me)
@@ -259,7 +262,7 @@ _CONTEXT = (
 WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, trim(coalesce(st.headline, '') + ' ' + coalesce(st.brief, ''))), 2000) AS about,
   CASE WHEN $repository <> '' THEN $repository ELSE coalesce(me.repository, st.repository, '') END AS repository
 """
-    + _gather_scope(
+    + _collect_scope(
         "decisions",
         "(st)-[:DECIDED_BY]->(dec:Decision)",
         "dec",
@@ -270,21 +273,21 @@ WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, trim(coales
         ),
         order="dec.made_at DESC, dec.key",
     )
-    + _gather_scope(
+    + _collect_scope(
         "comments",
         "(st)-[:HAS_COMMENT]->(c:Comment)",
         "c",
         _map_of("c", "comment actor made_at"),
         order="c.made_at DESC, c.key",
     )
-    + _gather_scope(
+    + _collect_scope(
         "plan",
         "(st)-[:PLANNED_AS]->(pl:Plan)",
         "pl",
         _map_of("pl", "status derived_at finished_at", plan_id="pl.key"),
         order="pl.derived_at DESC, pl.key",
     )
-    + _gather_scope(
+    + _collect_scope(
         "tasks",
         "(st)-[:HAS_TASK]->(t:Task)",
         "t",
@@ -297,7 +300,7 @@ WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, trim(coales
         ),
         order="t.planned_at DESC, t.place, t.key",
     )
-    + _gather_scope(
+    + _collect_scope(
         "milestones",
         "(st)-[:MOVED_BY]->(m:Transition)",
         "m",
@@ -323,13 +326,15 @@ RETURN CASE WHEN 'story' IN $scopes AND st IS NOT NULL THEN {_map_of("st", "head
 
 
 def context(story_id: str) -> str:
-    """`story_id` is empty where the deliberation says which story is meant."""
+    """Return the query for a context. If `story_id` is empty, the story is that of the
+    deliberation.
+    """
     return (_FOR_STORY if story_id else _FOR_TASK) + _CONTEXT
 
 
 def similar(limit: int) -> str:
-    """`limit` is a checked number: with a parameter in its place the embedded store sorts all rows
-    before it takes some.
+    """Return the query for similar deliberations. `limit` is validated and part of the text: with a
+    parameter, the embedded store would sort all rows first.
     """
     return f"""
 MATCH (d:Deliberation)
@@ -337,14 +342,14 @@ WHERE d.repository = $repository AND $allowed AND d.tenant = $tenant AND d.decid
   AND d.key <> $task_id AND ($story_id = '' OR d.story <> $story_id)
 WITH d ORDER BY d.repository DESC, d.decided_at DESC LIMIT {limit}
 OPTIONAL MATCH (d)-[:WON_BY]->(p:Proposal)
-RETURN d.key AS task_id, d.role AS role, left(d.description, {_BRIEFLY}) AS description, left(p.summary, {_BRIEFLY}) AS summary,
+RETURN d.key AS task_id, d.role AS role, left(d.description, {_EXCERPT_CHARS}) AS description, left(p.summary, {_EXCERPT_CHARS}) AS summary,
   p.paths AS paths
 ORDER BY d.decided_at DESC, task_id
 """
 
 
 _ENTRIES: Mapping[str, tuple[str, str, str, str, str]] = {
-    # kind: (what to match beyond the deliberation or story, time, task_id, seat, text)
+    # For each kind: pattern, time, task_id, seat and text.
     "deliberation.requested": ("(d:Deliberation)", "d.asked_at", "d.key", "''", "d.description"),
     "deliberation.cancelled": (
         "(d:Deliberation)",
@@ -407,25 +412,21 @@ _ENTRIES: Mapping[str, tuple[str, str, str, str, str]] = {
 
 
 KINDS = tuple(_ENTRIES)
-"""What a timeline tells of."""
+"""The kinds of entries in a timeline."""
 
 
 def _entry(kind: str) -> str:
     pattern, time, task_id, seat, text = _ENTRIES[kind]
     of_story = pattern.startswith("(st")
-    where = (
-        "st.uid = $story_id_uid"
+    condition = (
+        f"(st.uid = $story_id_uid) AND {time} <> '' AND $story_id <> ''"
         if of_story
-        else "d.uid = $task_id_uid OR (d.tenant = $tenant AND d.story = $story_id)"
+        else "(d.uid = $task_id_uid OR (d.tenant = $tenant AND $story_id <> '' AND "
+        f"d.story = $story_id)) AND {time} <> ''"
     )
-    found = f"MATCH {pattern} WHERE ({where}) AND {time} <> ''" + (
-        " AND $story_id <> ''" if of_story else ""
-    )
-    if not of_story:
-        found = found.replace("d.story = $story_id)", "$story_id <> '' AND d.story = $story_id)")
     return (
-        f"{found} RETURN {time} AS time, '{kind}' AS kind, {task_id} AS task_id, coalesce({seat}, "
-        f"'') AS seat, coalesce({text}, '') AS text"
+        f"MATCH {pattern} WHERE {condition} RETURN {time} AS time, '{kind}' AS kind, {task_id} AS "
+        f"task_id, coalesce({seat}, '') AS seat, coalesce({text}, '') AS text"
     )
 
 
@@ -442,7 +443,9 @@ RETURN time, kind, task_id, seat, text ORDER BY time, kind, task_id, seat
 
 
 def neighbours(label: str, depth: int) -> str:
-    """Both are checked: the label is one of the shape's, the depth a small number."""
+    """Return the query for a node's neighbours. The label and the depth must be validated before,
+    since they are part of the text.
+    """
     return f"""
 MATCH (n:{label} {{uid: $id_uid}})
 CALL {{ WITH n MATCH (n)-[*1..{depth}]-(other) WHERE other.tenant = $tenant AND other.uid <> n.uid

@@ -1,5 +1,5 @@
-"""The embedded graph store: kglite, a file in the data directory. Only one process may open it;
-calls run in threads.
+"""The embedded graph store: kglite, a file in the data directory. Only one process can open it.
+Calls run in threads.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from moothall.graph.statements import Rows, Statement, schema
 T = TypeVar("T")
 _MAX_ATTEMPTS, _FIRST_PAUSE_SECONDS = 8, 0.005
 _REOPEN_ROWS = 200_000
-"""The least number of written rows after which the file is reopened. Until then the store keeps the
-texts of what was deleted, some 60 bytes a row.
+"""The minimum number of written rows after which the file is reopened. Until then, the store keeps
+the texts of deleted nodes in memory, about 60 bytes per row.
 """
 
 
 class EmbeddedStore:
-    """A graph in memory with a log on disk. It survives every end of the process; what a power loss
-    takes is replayed from the event log.
+    """A graph in memory with a log on disk. It survives a crash of the process. Changes that are
+    lost in a power failure are projected again from the event log.
     """
 
     def __init__(self, path: Path, *, query_seconds: float, rows: int = _REOPEN_ROWS) -> None:
@@ -36,7 +36,7 @@ class EmbeddedStore:
         self._session = _open(path)
         self._reopen_rows = rows
         self._rows_written = 0
-        self._writing = asyncio.Lock()  # the store's concurrency is optimistic over the whole graph
+        self._write_lock = asyncio.Lock()  # parallel writes of the store conflict with each other
 
     async def read(self, cypher: str, parameters: Mapping[str, Any]) -> Rows:
         """Return the rows of a query."""
@@ -47,15 +47,15 @@ class EmbeddedStore:
         )
 
     async def write(self, statements: Sequence[Statement]) -> None:
-        """Run all statements in one transaction; repeat it if another writer was first."""
-        async with self._writing:
+        """Run all statements in one transaction. Repeat it after a conflict."""
+        async with self._write_lock:
             for attempt in range(_MAX_ATTEMPTS):
                 try:
                     await _call(lambda: self._write(statements))
                 except kglite.TransactionConflictError as error:
                     if attempt + 1 == _MAX_ATTEMPTS:
                         raise GraphUnavailable(
-                            "the embedded graph is written by somebody else all the time"
+                            f"the embedded graph had write conflicts in {_MAX_ATTEMPTS} attempts"
                         ) from error
                     await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2**attempt * random.random())  # noqa: S311 - spreads writers
                 else:
@@ -77,8 +77,8 @@ class EmbeddedStore:
         transaction.commit()
 
     async def empty(self) -> None:
-        """Start over with an empty file."""
-        async with self._writing:
+        """Replace the file by an empty one."""
+        async with self._write_lock:
             await _call(self._empty)
 
     def _empty(self) -> None:
@@ -88,16 +88,14 @@ class EmbeddedStore:
         self._session = _open(self._path)
 
     def _reopen(self) -> None:
-        """Free the memory of what is no longer in the graph. Reads that come meanwhile fail, as the
-        session is closed.
-        """
+        """Free the memory of deleted nodes. Concurrent reads fail, since the session is closed."""
         self._session.close()
         self._session = _open(self._path)
         self._rows_written = 0
 
     async def close(self) -> None:
-        """Write the file in a compact form, so that the next start is quick, and close it."""
-        async with self._writing:
+        """Write the file in a compact form for a fast start, and close it."""
+        async with self._write_lock:
             await _call(self._session.close)
 
 
@@ -112,8 +110,8 @@ def _open(path: Path) -> kglite.Session:
 
 
 def _register_properties(session: kglite.Session, label: Label) -> None:
-    """Make all properties of a label known. The store refuses a pattern with a property that no
-    node of the label ever had, so one node with all of them is created and deleted.
+    """Register all properties of a label. The store refuses patterns with a property that no node
+    of the label ever had, so a node with all properties is created and deleted.
     """
     properties = {
         name: kind
@@ -131,35 +129,35 @@ def _register_properties(session: kglite.Session, label: Label) -> None:
     session.execute(f"MATCH {node} DELETE n")
 
 
-async def _call(work: Callable[[], T]) -> T:
+async def _call(function: Callable[[], T]) -> T:
     try:
-        return await asyncio.to_thread(work)
+        return await asyncio.to_thread(function)
     except kglite.TransactionConflictError:
         raise
     except (kglite.KgError, OSError) as error:
-        raise GraphUnavailable(f"the embedded graph did not do it: {error}") from error
+        raise GraphUnavailable(f"the embedded graph failed: {error}") from error
 
 
 @asynccontextmanager
 async def embedded_store(
     path: Path, *, query_seconds: float, rows: int = _REOPEN_ROWS
 ) -> AsyncIterator[EmbeddedStore]:
-    """Open or create the graph at `path`; it is reopened each time `rows` rows were written. Raises
-    `ConfigurationError` if the file is broken or another process has it open.
+    """Open or create the graph at `path`. It is reopened each time `rows` rows were written. Raises
+    `ConfigurationError` if the file is damaged or another process has it open.
     """
-    kglite.set_query_warning_policy("silent")  # a property that no node has yet is no error
+    kglite.set_query_warning_policy("silent")  # a property that no node has yet is not an error
     try:
         store = await asyncio.to_thread(
             lambda: EmbeddedStore(path, query_seconds=query_seconds, rows=rows)
         )
     except kglite.WriterLeaseHeldError as error:
         raise ConfigurationError(
-            f"the graph {path} is open in another process; stop it, or ask it"
+            f"the graph {path} is open in another process; stop that process, or query it instead"
         ) from error
     except (kglite.KgError, OSError) as error:
         raise ConfigurationError(
             f"the graph {path} cannot be opened ({error}); remove it and run `moothall graph "
-            "rebuild`: the log has everything"
+            "rebuild`, which restores it from the log"
         ) from error
     try:
         yield store

@@ -1,4 +1,4 @@
-"""Reads the fields of an event defensively: a field of the wrong type counts as missing."""
+"""Read the fields of an event defensively: a field of the wrong type counts as missing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from moothall.domain.ids import digest, own_id
 from moothall.graph.upserts import Ref, Writes, clean, ref
 
 _MAX_ITEMS = 1000
-"""The most entries of a list that are read from one event."""
+"""The maximum number of entries that are read from a list of an event."""
 _COST_FIELDS = ("prompt_tokens", "cached_tokens", "completion_tokens", "calls", "cost_usd")
 
 
 @dataclass(frozen=True, slots=True)
 class EventFields:
-    """An event, and what every reader needs of it. `time` is UTC with a fixed length, so that it
-    sorts as text.
+    """The fields of an event, and the changes of the batch. `time` is UTC with a fixed length, so
+    that it sorts as text.
     """
 
     writes: Writes
@@ -29,8 +29,8 @@ class EventFields:
     time: str
 
     @property
-    def by(self) -> str:
-        """The sort key of the event: its time, then its id."""
+    def sort_key(self) -> str:
+        """The position of the event in the order of events: its time, then its id."""
         return f"{self.time} {self.event.id}"
 
     def ref(self, label: str, *parts: str) -> Ref:
@@ -38,13 +38,13 @@ class EventFields:
         return ref(label, self.event.tenant, *parts)
 
     def text(self, name: str) -> str:
-        """Return a field, '' if it is no text."""
+        """Return a text field; '' if it is missing or not a text."""
         value = text_of(self.data.get(name))
-        # the graph itself keeps tenants apart
+        # The graph separates tenants itself, so the id does not contain the tenant.
         return own_id(value, self.event.tenant) if name == "task_id" else value
 
     def object(self, name: str) -> Mapping[str, Any]:
-        """Return a field, empty if it is no object."""
+        """Return an object field; empty if it is missing or not an object."""
         value = self.data.get(name)
         return value if isinstance(value, Mapping) else {}
 
@@ -72,7 +72,7 @@ class EventFields:
 
 
 def items_of(value: object) -> Sequence[Any]:
-    """Return the first items; none if the value is no list."""
+    """Return the first items; none if the value is not a list."""
     return value[:_MAX_ITEMS] if isinstance(value, list | tuple) else ()
 
 
@@ -98,5 +98,5 @@ def fingerprint_of(data: Mapping[str, Any]) -> str:
 
 
 def cost_of(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of each cost field of a usage."""
+    """Return the cost fields of a usage."""
     return {name: usage.get(name) for name in _COST_FIELDS}

@@ -1,4 +1,4 @@
-"""The graph store on a Neo4j 5 server, through its own driver."""
+"""The graph store on a Neo4j 5 server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import neo4j
-from neo4j import exceptions as trouble
+from neo4j import exceptions as errors
 
 from moothall.config import GraphSettings
 from moothall.errors import ConfigurationError, GraphUnavailable
@@ -29,7 +29,7 @@ _REMOVAL_BATCH = 5000
 
 
 class Neo4jStore:
-    """Reads and writes in managed transactions, repeated by the driver after temporary failures."""
+    """Runs managed transactions, which the driver repeats after temporary failures."""
 
     def __init__(self, driver: neo4j.AsyncDriver, settings: GraphSettings) -> None:
         self._driver = driver
@@ -60,8 +60,8 @@ class Neo4jStore:
                 await session.execute_write(self._limit(work))
 
     async def empty(self) -> None:
-        """Remove our nodes, the position first: if this is interrupted, the graph is written again
-        from the start of the log.
+        """Remove Moothall's nodes, the position first: if this is interrupted, the graph is
+        projected again from the start of the log.
         """
         for label in (POSITION, *LABELS):
             removal = f"MATCH (n:{label}) WITH n LIMIT {_REMOVAL_BATCH} DETACH DELETE n"
@@ -71,8 +71,8 @@ class Neo4jStore:
                 await self.write([(removal, {})])
 
     async def prepare(self) -> None:
-        """Create constraints and indexes. If several processes do so at the same time, `IF NOT
-        EXISTS` fails for the later ones.
+        """Create constraints and indexes. Ignore errors about existing ones, since `IF NOT EXISTS`
+        may fail if several processes create them at the same time.
         """
         for statement in schema():
 
@@ -85,7 +85,7 @@ class Neo4jStore:
                 async with self._session() as session:
                     try:
                         await session.execute_write(work)
-                    except trouble.ClientError as error:
+                    except errors.ClientError as error:
                         if error.code not in _EXISTS_CODES:
                             raise
         self._prepared = True
@@ -99,16 +99,16 @@ class Neo4jStore:
 
 @asynccontextmanager
 async def neo4j_store(
-    settings: GraphSettings, *, at_once: bool = True
+    settings: GraphSettings, *, must_answer: bool = True
 ) -> AsyncIterator[Neo4jStore]:
-    """Connect to `settings.url`. Raises `ConfigurationError` if the server refuses us, and
-    `GraphUnavailable` if none answers. With `at_once` False the latter is not raised: calls then
-    fail until the server is available.
+    """Connect to `settings.url`. Raises `ConfigurationError` if the server refuses the connection,
+    and `GraphUnavailable` if no server answers. If `must_answer` is False, the latter is not
+    raised; calls fail until the server is available.
     """
     scheme = (settings.url or "").partition("://")[0]
     if scheme not in _SCHEMES:
         raise ConfigurationError(
-            f"graph.url {settings.url!r} is not right: it begins with one of "
+            f"graph.url {settings.url!r} is invalid: it must begin with one of "
             f"{', '.join(_SCHEMES)}, then ://"
         )
     password = settings.password.get_secret_value() if settings.password else ""
@@ -129,10 +129,11 @@ async def neo4j_store(
                 await driver.verify_connectivity()
             await store.prepare()
         except GraphUnavailable as error:
-            # if the server is available and refuses, this is raised in any case
-            if at_once or isinstance(error.__cause__, trouble.ClientError | trouble.DatabaseError):
+            # The refusal of an available server is always raised.
+            is_refusal = isinstance(error.__cause__, errors.ClientError | errors.DatabaseError)
+            if must_answer or is_refusal:
                 raise
-            log.warning("the graph is away; all else goes on", reason=error.message)
+            log.warning("the graph is unavailable; continuing without it", reason=error.message)
         yield store
 
 
@@ -140,18 +141,18 @@ async def neo4j_store(
 def _translate_errors(settings: GraphSettings) -> Iterator[None]:
     try:
         yield
-    except trouble.AuthError as error:
+    except errors.AuthError as error:
         raise ConfigurationError(
-            f"Neo4j at {settings.url} turned {settings.user} away: set graph.user and "
-            f"graph.password ({error.code})"
+            f"Neo4j at {settings.url} rejected the credentials of {settings.user} ({error.code}); "
+            "set graph.user and graph.password"
         ) from error
-    except trouble.ConfigurationError as error:
-        raise ConfigurationError(f"graph.url {settings.url!r} is not right: {error}") from error
-    except trouble.ClientError as error:
+    except errors.ConfigurationError as error:
+        raise ConfigurationError(f"graph.url {settings.url!r} is invalid: {error}") from error
+    except errors.ClientError as error:
         if error.code and "Database" in error.code:
             raise ConfigurationError(
-                f"Neo4j at {settings.url} has no database {settings.database!r}"
+                f"Neo4j at {settings.url} has no database {settings.database!r}; set graph.database"
             ) from error
-        raise GraphUnavailable(f"Neo4j refused it: {error.message}") from error
-    except (trouble.Neo4jError, trouble.DriverError, OSError) as error:
+        raise GraphUnavailable(f"Neo4j refused the query: {error.message}") from error
+    except (errors.Neo4jError, errors.DriverError, OSError) as error:
         raise GraphUnavailable(f"Neo4j at {settings.url} did not answer: {error}") from error

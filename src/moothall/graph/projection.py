@@ -1,5 +1,5 @@
-"""From an event to what it adds to the graph. Pure; events are data from outside, so nothing here
-trusts their fields.
+"""Translate events into changes of the graph. Pure. Events come from outside, so their fields are
+not trusted.
 """
 
 from __future__ import annotations
@@ -14,174 +14,198 @@ from moothall.graph.event_reader import EventFields, cost_of, fingerprint_of, it
 from moothall.graph.upserts import Ref, Writes, clean
 
 _RUN = re.compile(r"-r\d+$")
-_PATH = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)
+_DIFF_PATH = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _NO_SEAT = "-"
 
 
 def write(event: Event, writes: Writes) -> bool:
-    """Add what the event says; False where it says nothing to the graph, or lacks the ids that name
-    what it is about.
+    """Add the changes of an event. Return False if its type is not projected, or if it lacks a
+    required id.
     """
-    reader = READERS.get(event.type)
-    if reader is None:
+    projection = PROJECTIONS.get(event.type)
+    if projection is None:
         return False
-    needed, tell = reader
-    if not all(text_of(event.data.get(name)) for name in needed):
+    required, project = projection
+    if not all(text_of(event.data.get(name)) for name in required):
         return False
-    tell(EventFields(writes, event, event.data, time_of(event)))
+    project(EventFields(writes, event, event.data, time_of(event)))
     return True
 
 
-def _on_told(t: EventFields) -> None:
-    _tell_story(t)
-    t.writes.tell(t.story, "told", t.by, told_at=t.time)
+def _project_story(fields: EventFields) -> None:
+    _write_story_fields(fields)
+    fields.writes.set_group(fields.story, "told", fields.sort_key, told_at=fields.time)
 
 
-def _tell_story(t: EventFields) -> bool:
-    """Write the fields of a story that an event has; the others stay. Return whether it has any."""
-    repository = t.data.get("repository")
-    where = (
+def _write_story_fields(fields: EventFields) -> bool:
+    """Write the fields of a story that the event contains. Return whether it contains any."""
+    repository = fields.data.get("repository")
+    repository_id = (
         text_of(repository.get("id")) or text_of(repository.get("url"))
         if isinstance(repository, Mapping)
         else text_of(repository)
     )
-    said: dict[str, Mapping[str, str | list[str]]] = {
-        "titled": {"headline": _words(t.data.get("title"))},
-        "briefed": {"brief": _words(t.data.get("brief"))},
+    groups: dict[str, Mapping[str, str | list[str]]] = {
+        "titled": {"headline": _unless_blank(fields.data.get("title"))},
+        "briefed": {"brief": _unless_blank(fields.data.get("brief"))},
         "required": {
-            "criteria": [line for item in items_of(t.data.get("ac")) if (line := _words(item))]
+            "criteria": [
+                line for item in items_of(fields.data.get("ac")) if (line := _unless_blank(item))
+            ]
         },
-        "placed": {"repository": where},
-        "rated": {"rigor": _words(t.data.get("rigor_level"))},
+        "placed": {"repository": repository_id},
+        "rated": {"rigor": _unless_blank(fields.data.get("rigor_level"))},
     }
-    said = {group: values for group, values in said.items() if any(values.values())}
-    for group, values in said.items():
-        t.writes.tell(t.story, group, t.by, **values)
-    return bool(said)
+    groups = {group: values for group, values in groups.items() if any(values.values())}
+    for group, values in groups.items():
+        fields.writes.set_group(fields.story, group, fields.sort_key, **values)
+    return bool(groups)
 
 
-def _words(value: object) -> str:
-    """Return a text, '' if it is blank."""
+def _unless_blank(value: object) -> str:
+    """Return a text; '' if it is blank or not a text."""
     text = text_of(value)
     return text if text.strip() else ""
 
 
-def _on_moved(t: EventFields) -> None:
-    step = t.ref("Transition", t.event.id)
-    states = {"from_state": t.data.get("from_state"), "to_state": t.data.get("to_state")}
-    t.writes.tell(
-        step,
+def _project_story_transition(fields: EventFields) -> None:
+    transition = fields.ref("Transition", fields.event.id)
+    states = {"from_state": fields.data.get("from_state"), "to_state": fields.data.get("to_state")}
+    fields.writes.set_group(
+        transition,
         "made",
-        t.by,
-        event=t.data.get("event"),
-        actor=t.data.get("actor"),
-        made_at=t.time,
+        fields.sort_key,
+        event=fields.data.get("event"),
+        actor=fields.data.get("actor"),
+        made_at=fields.time,
         **states,
     )
-    t.writes.tell(t.story, "moved", t.by, state=t.data.get("to_state"), moved_at=t.time)
-    t.writes.relate(t.story, "MOVED_BY", step)
-    if _tell_story(t):  # the move of a story that is planned outside has its fields
-        t.writes.tell(t.story, "told", t.by, told_at=t.time)
-
-
-def _on_whole_checked(t: EventFields) -> None:
-    words = {name: t.data.get(name) for name in ("branch", "commit_sha", "why")}
-    t.writes.tell(t.story, "checked", t.by, check=t.data.get("status"), checked_at=t.time, **words)
-    if t.text("task_id"):
-        t.writes.relate(t.story, "CHECKED_IN", t.deliberation)
-
-
-def _on_delivered(t: EventFields) -> None:
-    t.writes.tell(
-        t.story,
-        "delivered",
-        t.by,
-        delivered=t.data.get("status"),
-        delivered_to=t.data.get("branch"),
-        delivered_at=t.time,
+    fields.writes.set_group(
+        fields.story,
+        "moved",
+        fields.sort_key,
+        state=fields.data.get("to_state"),
+        moved_at=fields.time,
     )
-    if t.text("commit_sha"):
-        t.writes.relate(t.story, "DELIVERED_IN", t.ref("Commit", t.text("commit_sha")))
+    fields.writes.relate(fields.story, "MOVED_BY", transition)
+    if _write_story_fields(fields):  # transitions of externally planned stories contain the fields
+        fields.writes.set_group(fields.story, "told", fields.sort_key, told_at=fields.time)
 
 
-def _on_commented(t: EventFields) -> None:
-    comment = t.ref("Comment", t.event.id)
-    t.writes.tell(
+def _project_story_check(fields: EventFields) -> None:
+    details = {name: fields.data.get(name) for name in ("branch", "commit_sha", "why")}
+    fields.writes.set_group(
+        fields.story,
+        "checked",
+        fields.sort_key,
+        check=fields.data.get("status"),
+        checked_at=fields.time,
+        **details,
+    )
+    if fields.text("task_id"):
+        fields.writes.relate(fields.story, "CHECKED_IN", fields.deliberation)
+
+
+def _project_story_delivery(fields: EventFields) -> None:
+    fields.writes.set_group(
+        fields.story,
+        "delivered",
+        fields.sort_key,
+        delivered=fields.data.get("status"),
+        delivered_to=fields.data.get("branch"),
+        delivered_at=fields.time,
+    )
+    if fields.text("commit_sha"):
+        fields.writes.relate(
+            fields.story, "DELIVERED_IN", fields.ref("Commit", fields.text("commit_sha"))
+        )
+
+
+def _project_comment(fields: EventFields) -> None:
+    comment = fields.ref("Comment", fields.event.id)
+    fields.writes.set_group(
         comment,
         "made",
-        t.by,
-        comment=t.data.get("comment"),
-        actor=t.data.get("actor"),
-        made_at=t.time,
+        fields.sort_key,
+        comment=fields.data.get("comment"),
+        actor=fields.data.get("actor"),
+        made_at=fields.time,
     )
-    t.writes.relate(t.story, "HAS_COMMENT", comment)
+    fields.writes.relate(fields.story, "HAS_COMMENT", comment)
 
 
-def _on_noted(t: EventFields) -> None:
-    """The version orders notes: two of one millisecond have an order all the same."""
-    version = t.data.get("version")
+def _project_notes(fields: EventFields) -> None:
+    """Notes are ordered by version, since two may have the same millisecond."""
+    version = fields.data.get("version")
     if not isinstance(version, int):
         return
-    who = {"actor": t.data.get("actor"), "role": t.data.get("role"), "task": t.text("task_id")}
-    for change in items_of(t.data.get("changes")):
-        named = (
-            [text_of(change.get(name)) for name in ("entity_type", "entity_id")]
-            if isinstance(change, Mapping)
-            else [""]
-        )
-        if not all(named):
+    author = {
+        "actor": fields.data.get("actor"),
+        "role": fields.data.get("role"),
+        "task": fields.text("task_id"),
+    }
+    for change in items_of(fields.data.get("changes")):
+        if not isinstance(change, Mapping):
             continue
-        note = t.ref("Note", t.text("story_id"), *named)
-        t.writes.tell(
+        entity_type = text_of(change.get("entity_type"))
+        entity_id = text_of(change.get("entity_id"))
+        if not entity_type or not entity_id:
+            continue
+        note = fields.ref("Note", fields.text("story_id"), entity_type, entity_id)
+        fields.writes.set_group(
             note,
             "noted",
-            f"{version:012d} {t.event.id}",
-            kind=named[0],
-            entity=named[1],
+            f"{version:012d} {fields.event.id}",
+            kind=entity_type,
+            entity=entity_id,
             words=change.get("payload"),
             reason=change.get("reason"),
-            noted_at=t.time,
+            noted_at=fields.time,
             gone=change.get("operation") == "delete",
             version=version,
-            **who,
+            **author,
         )
-        t.writes.relate(t.story, "HAS_NOTE", note)
+        fields.writes.relate(fields.story, "HAS_NOTE", note)
 
 
-def _on_planned(t: EventFields) -> None:
-    plan = t.ref("Plan", t.text("plan_id"))
-    t.writes.tell(plan, "derived", t.by, derived_at=t.time)
-    t.writes.relate(t.story, "PLANNED_AS", plan)
-    for place, entry in enumerate(items_of(t.data.get("tasks"))):
+def _project_plan(fields: EventFields) -> None:
+    plan = fields.ref("Plan", fields.text("plan_id"))
+    fields.writes.set_group(plan, "derived", fields.sort_key, derived_at=fields.time)
+    fields.writes.relate(fields.story, "PLANNED_AS", plan)
+    for place, entry in enumerate(items_of(fields.data.get("tasks"))):
         task_id = text_of(entry.get("task_id")) if isinstance(entry, Mapping) else text_of(entry)
         if not task_id:
             continue
-        task = t.ref("Task", _task_of(task_id))
-        t.writes.relate(plan, "CONTAINS", task)
-        t.writes.relate(t.story, "HAS_TASK", task)
+        task = fields.ref("Task", _base_task_id(task_id))
+        fields.writes.relate(plan, "CONTAINS", task)
+        fields.writes.relate(fields.story, "HAS_TASK", task)
         if isinstance(entry, Mapping):
-            said = {name: entry.get(name) for name in ("description", "role", "priority")}
-            t.writes.tell(task, "planned", t.by, place=place, planned_at=t.time, **said)
-            for other in items_of(entry.get("dependencies")):
-                if text_of(other):
-                    t.writes.relate(task, "DEPENDS_ON", t.ref("Task", _task_of(other)))
+            details = {name: entry.get(name) for name in ("description", "role", "priority")}
+            fields.writes.set_group(
+                task, "planned", fields.sort_key, place=place, planned_at=fields.time, **details
+            )
+            for dependency in items_of(entry.get("dependencies")):
+                if text_of(dependency):
+                    fields.writes.relate(
+                        task, "DEPENDS_ON", fields.ref("Task", _base_task_id(dependency))
+                    )
 
 
-def _task_of(task_id: str) -> str:
-    """A run again of a task has the task's id and `-r<number>`."""
+def _base_task_id(task_id: str) -> str:
+    """Return the task id without the `-r<number>` of a repeated run."""
     return _RUN.sub("", task_id)
 
 
-def _on_requested(t: EventFields) -> None:
-    where, constraints = t.object("repository"), t.object("constraints")
-    repository = text_of(where.get("id")) or text_of(where.get("url"))
-    t.writes.tell(
-        t.deliberation,
+def _project_request(fields: EventFields) -> None:
+    origin, constraints = fields.object("repository"), fields.object("constraints")
+    repository = text_of(origin.get("id")) or text_of(origin.get("url"))
+    fields.writes.set_group(
+        fields.deliberation,
         "asked",
-        t.by,
+        fields.sort_key,
         **{
-            name: t.data.get(name)
+            name: fields.data.get(name)
             for name in (
                 "description",
                 "role",
@@ -193,48 +217,54 @@ def _on_requested(t: EventFields) -> None:
             )
         },
         repository=repository,
-        story=t.text("story_id"),
+        story=fields.text("story_id"),
         rubric=constraints.get("rubric"),
         requirements=constraints.get("requirements"),
-        asked_at=t.time,
-        deadline=t.data.get("deadline"),
+        asked_at=fields.time,
+        deadline=fields.data.get("deadline"),
     )
-    task = t.ref("Task", _task_of(t.text("task_id")))
-    t.writes.relate(task, "DELIBERATED_IN", t.deliberation)
-    if t.text("story_id"):
-        t.writes.relate(t.story, "HAS_TASK", task)
+    task = fields.ref("Task", _base_task_id(fields.text("task_id")))
+    fields.writes.relate(task, "DELIBERATED_IN", fields.deliberation)
+    if fields.text("story_id"):
+        fields.writes.relate(fields.story, "HAS_TASK", task)
     if repository:
-        node = t.ref("Repository", repository)
-        t.writes.tell(node, "seen", t.by, url=where.get("url"))
-        t.writes.relate(t.deliberation, "WORKS_ON", node)
-    if _SHA.fullmatch(t.text("base_sha")):
-        t.writes.relate(t.deliberation, "BASED_ON", t.ref("Commit", t.text("base_sha")))
-    for name in items_of(t.data.get("seats")):
+        node = fields.ref("Repository", repository)
+        fields.writes.set_group(node, "seen", fields.sort_key, url=origin.get("url"))
+        fields.writes.relate(fields.deliberation, "WORKS_ON", node)
+    if _SHA.fullmatch(fields.text("base_sha")):
+        fields.writes.relate(
+            fields.deliberation, "BASED_ON", fields.ref("Commit", fields.text("base_sha"))
+        )
+    for name in items_of(fields.data.get("seats")):
         if text_of(name):
-            t.seat(name)
+            fields.seat(name)
 
 
-def _on_plan_finished(t: EventFields) -> None:
-    t.writes.tell(
-        t.ref("Plan", t.text("plan_id")),
+def _project_plan_end(fields: EventFields) -> None:
+    fields.writes.set_group(
+        fields.ref("Plan", fields.text("plan_id")),
         "finished",
-        t.by,
-        status=t.data.get("status"),
-        finished_at=t.time,
+        fields.sort_key,
+        status=fields.data.get("status"),
+        finished_at=fields.time,
     )
 
 
-def _on_started(t: EventFields) -> None:
-    t.writes.tell(t.deliberation, "started", t.by, started_at=t.time)
+def _project_start(fields: EventFields) -> None:
+    fields.writes.set_group(fields.deliberation, "started", fields.sort_key, started_at=fields.time)
 
 
-def _on_cancelled(t: EventFields) -> None:
-    t.writes.tell(
-        t.deliberation, "cancelled", t.by, cancel_reason=t.data.get("reason"), cancelled_at=t.time
+def _project_cancellation(fields: EventFields) -> None:
+    fields.writes.set_group(
+        fields.deliberation,
+        "cancelled",
+        fields.sort_key,
+        cancel_reason=fields.data.get("reason"),
+        cancelled_at=fields.time,
     )
 
 
-def _on_decided(t: EventFields) -> None:
+def _project_outcome(fields: EventFields) -> None:
     names = (
         "status",
         "final_state",
@@ -245,239 +275,258 @@ def _on_decided(t: EventFields) -> None:
         "error_message",
         "duration_ms",
     )
-    winner = t.text("winner_id")
-    known = {name: t.data.get(name) for name in names}
-    t.writes.tell(
-        t.deliberation,
+    winner = fields.text("winner_id")
+    details = {name: fields.data.get(name) for name in names}
+    fields.writes.set_group(
+        fields.deliberation,
         "decided",
-        t.by,
+        fields.sort_key,
         winner=winner,
-        decided_at=t.time,
-        **known,
-        **cost_of(t.object("usage")),
+        decided_at=fields.time,
+        **details,
+        **cost_of(fields.object("usage")),
     )
-    won = False
-    for result in items_of(t.data.get("results")):
+    has_winner = False
+    for result in items_of(fields.data.get("results")):
         seat = text_of(result.get("seat")) if isinstance(result, Mapping) else ""
         if not seat:
             continue
         revision = result.get("revision")
         candidate = f"{seat}.r{revision}" if isinstance(revision, int) and revision > 0 else seat
-        proposal = t.proposal(candidate, fingerprint_of(result))
-        first = not won and seat == winner  # results come best first
-        won = won or first
-        facts = {name: result.get(name) for name in ("rank", "score", "reasons", "passed_gates")}
-        t.writes.tell(proposal, "ranked", t.by, won=first, **facts)
-        if first:
-            t.writes.relate(t.deliberation, "WON_BY", proposal)
-            if _SHA.fullmatch(t.text("commit_sha")):
-                t.writes.relate(proposal, "DELIVERED_AS", t.ref("Commit", t.text("commit_sha")))
+        proposal = fields.proposal(candidate, fingerprint_of(result))
+        won = not has_winner and seat == winner  # the best result of a seat comes first
+        has_winner = has_winner or won
+        details = {name: result.get(name) for name in ("rank", "score", "reasons", "passed_gates")}
+        fields.writes.set_group(proposal, "ranked", fields.sort_key, won=won, **details)
+        if won:
+            fields.writes.relate(fields.deliberation, "WON_BY", proposal)
+            if _SHA.fullmatch(fields.text("commit_sha")):
+                fields.writes.relate(
+                    proposal, "DELIVERED_AS", fields.ref("Commit", fields.text("commit_sha"))
+                )
 
 
-def _on_seat_started(t: EventFields) -> None:
-    seat, role = t.seat(t.text("seat")), t.data.get("role")
-    t.writes.tell(
+def _project_seat_start(fields: EventFields) -> None:
+    seat, role = fields.seat(fields.text("seat")), fields.data.get("role")
+    fields.writes.set_group(
         seat,
         "began",
-        t.by,
-        seat=t.text("seat"),
+        fields.sort_key,
+        seat=fields.text("seat"),
         role=role,
-        approach=t.data.get("approach"),
-        began_at=t.time,
+        approach=fields.data.get("approach"),
+        began_at=fields.time,
     )
-    agent = t.ref("Agent", t.text("agent_id") or t.text("seat"))
-    t.writes.tell(agent, "seen", t.by, role=role)
-    t.writes.relate(seat, "TAKEN_BY", agent)
+    agent = fields.ref("Agent", fields.text("agent_id") or fields.text("seat"))
+    fields.writes.set_group(agent, "seen", fields.sort_key, role=role)
+    fields.writes.relate(seat, "TAKEN_BY", agent)
 
 
-def _on_proposed(t: EventFields) -> None:
-    said = t.object("proposal")
-    candidate, diff = t.text("candidate"), text_of(said.get("diff"))
-    node = t.proposal(candidate, fingerprint_of(said))
-    t.writes.tell(
+def _project_proposal(fields: EventFields) -> None:
+    proposal = fields.object("proposal")
+    candidate, diff = fields.text("candidate"), text_of(proposal.get("diff"))
+    node = fields.proposal(candidate, fingerprint_of(proposal))
+    fields.writes.set_group(
         node,
         "made",
-        t.by,
+        fields.sort_key,
         candidate=candidate,
-        seat=t.text("seat"),
-        summary=said.get("content"),
+        seat=fields.text("seat"),
+        summary=proposal.get("content"),
         diff_sha256=digest(clean(diff)) if diff else "",
-        paths=_PATH.findall(diff),
-        commit_sha=said.get("commit_sha"),
-        revision=said.get("revision"),
-        operations=len(items_of(said.get("operations"))),
-        own_tests=said.get("own_tests"),
-        made_at=t.time,
+        paths=_DIFF_PATH.findall(diff),
+        commit_sha=proposal.get("commit_sha"),
+        revision=proposal.get("revision"),
+        operations=len(items_of(proposal.get("operations"))),
+        own_tests=proposal.get("own_tests"),
+        made_at=fields.time,
     )
-    t.writes.relate(t.seat(t.text("seat")), "PROPOSED", node)
-    if _SHA.fullmatch(text_of(said.get("commit_sha"))):
-        t.writes.relate(node, "COMMITTED_AS", t.ref("Commit", said["commit_sha"]))
+    fields.writes.relate(fields.seat(fields.text("seat")), "PROPOSED", node)
+    if _SHA.fullmatch(text_of(proposal.get("commit_sha"))):
+        fields.writes.relate(node, "COMMITTED_AS", fields.ref("Commit", proposal["commit_sha"]))
 
 
-def _on_reviewed(t: EventFields) -> None:
-    """The envelope says who reviewed whom: a review's own words for it come from further out."""
-    said, review = t.object("review"), t.ref("Review", t.event.id)
-    words = {name: said.get(name) for name in ("score", "met", "unmet", "comment")}
-    t.writes.tell(
-        review,
+def _project_review(fields: EventFields) -> None:
+    """Reviewer and candidate come from the envelope, which is more trustworthy than the review."""
+    review, node = fields.object("review"), fields.ref("Review", fields.event.id)
+    details = {name: review.get(name) for name in ("score", "met", "unmet", "comment")}
+    fields.writes.set_group(
+        node,
         "made",
-        t.by,
-        reviewer=t.text("seat"),
-        candidate=t.text("candidate"),
-        made_at=t.time,
-        **words,
+        fields.sort_key,
+        reviewer=fields.text("seat"),
+        candidate=fields.text("candidate"),
+        made_at=fields.time,
+        **details,
     )
-    t.writes.relate(t.seat(t.text("seat")), "GAVE", review)
-    t.writes.relate(review, "JUDGES", t.proposal(t.text("candidate"), t.text("fingerprint")))
+    fields.writes.relate(fields.seat(fields.text("seat")), "GAVE", node)
+    fields.writes.relate(
+        node, "JUDGES", fields.proposal(fields.text("candidate"), fields.text("fingerprint"))
+    )
 
 
-def _on_checked(t: EventFields) -> None:
-    said, assessment, author = t.object("evidence"), t.object("assessment"), t.text("cross_author")
-    proposal = t.proposal(t.text("candidate"), t.text("fingerprint"))
-    whose = (author, t.text("cross_fingerprint")) if author else ()
-    evidence = t.ref("Evidence", proposal.key, text_of(said.get("check")), *whose)
-    facts = {
-        name: said.get(name)
+def _project_evidence(fields: EventFields) -> None:
+    evidence, assessment = fields.object("evidence"), fields.object("assessment")
+    author = fields.text("cross_author")
+    proposal = fields.proposal(fields.text("candidate"), fields.text("fingerprint"))
+    tests = (author, fields.text("cross_fingerprint")) if author else ()
+    node = fields.ref("Evidence", proposal.key, text_of(evidence.get("check")), *tests)
+    details = {
+        name: evidence.get(name)
         for name in ("check", "verdict", "output", "passed", "failed", "skipped", "duration_ms")
     }
-    t.writes.tell(
-        evidence,
+    fields.writes.set_group(
+        node,
         "made",
-        t.by,
-        candidate=t.text("candidate"),
+        fields.sort_key,
+        candidate=fields.text("candidate"),
         tests_of=author,
-        made_at=t.time,
-        **facts,
+        made_at=fields.time,
+        **details,
     )
-    t.writes.relate(proposal, "HAS_EVIDENCE", evidence)
-    t.writes.relate(t.seat(t.text("seat")), "PROPOSED", proposal)
+    fields.writes.relate(proposal, "HAS_EVIDENCE", node)
+    fields.writes.relate(fields.seat(fields.text("seat")), "PROPOSED", proposal)
     if author:
-        t.writes.relate(evidence, "RAN_TESTS_OF", t.seat(author))
+        fields.writes.relate(node, "RAN_TESTS_OF", fields.seat(author))
     if assessment:
         names = ("applies", "required", "regressions", "proven", "behaviour")
-        t.writes.tell(proposal, "assessed", t.by, **{name: assessment.get(name) for name in names})
+        fields.writes.set_group(
+            proposal, "assessed", fields.sort_key, **{name: assessment.get(name) for name in names}
+        )
 
 
-def _on_failed(t: EventFields) -> None:
-    error = t.object("error")
-    t.writes.tell(
-        t.seat(t.text("seat")),
+def _project_seat_failure(fields: EventFields) -> None:
+    error = fields.object("error")
+    fields.writes.set_group(
+        fields.seat(fields.text("seat")),
         "failed",
-        t.by,
+        fields.sort_key,
         failure_code=error.get("code"),
         failure=error.get("message"),
-        failed_at=t.time,
+        failed_at=fields.time,
     )
 
 
-def _on_finished(t: EventFields) -> None:
-    outcome = t.object("outcome")
-    said = {name: outcome.get(name) for name in ("status", "error_code", "error_message")}
+def _project_seat_end(fields: EventFields) -> None:
+    outcome = fields.object("outcome")
+    details = {name: outcome.get(name) for name in ("status", "error_code", "error_message")}
     usage = outcome.get("usage")
     cost = cost_of(usage if isinstance(usage, Mapping) else {})
-    t.writes.tell(t.seat(t.text("seat")), "finished", t.by, finished_at=t.time, **said, **cost)
+    fields.writes.set_group(
+        fields.seat(fields.text("seat")),
+        "finished",
+        fields.sort_key,
+        finished_at=fields.time,
+        **details,
+        **cost,
+    )
 
 
-def _on_model_called(t: EventFields) -> None:
-    call = t.ref("ModelCall", t.text("call_id"))
-    sampling, usage, answer = t.object("sampling"), cost_of(t.object("usage")), t.text("answer")
+def _project_model_call(fields: EventFields) -> None:
+    call = fields.ref("ModelCall", fields.text("call_id"))
+    sampling, usage, answer = (
+        fields.object("sampling"),
+        cost_of(fields.object("usage")),
+        fields.text("answer"),
+    )
     del usage["calls"]
-    t.writes.tell(
+    fields.writes.set_group(
         call,
         "made",
-        t.by,
+        fields.sort_key,
         **{
-            name: t.data.get(name)
+            name: fields.data.get(name)
             for name in ("phase", "prompt_sha256", "model", "finish_reason", "duration_ms")
         },
         **{name: sampling.get(name) for name in ("temperature", "seed", "max_tokens")},
         **usage,
-        seat=t.text("seat"),
+        seat=fields.text("seat"),
         answer=answer,
         answer_sha256=digest(clean(answer)) if answer else "",
-        made_at=t.time,
+        made_at=fields.time,
     )
-    if t.text("seat") in {"", _NO_SEAT}:
-        t.writes.relate(t.deliberation, "ASKED_MODEL", call)
+    if fields.text("seat") in {"", _NO_SEAT}:
+        fields.writes.relate(fields.deliberation, "ASKED_MODEL", call)
     else:
-        t.writes.relate(t.seat(t.text("seat")), "CALLED_MODEL", call)
+        fields.writes.relate(fields.seat(fields.text("seat")), "CALLED_MODEL", call)
 
 
-def _tool(t: EventFields) -> Ref:
-    call = t.ref("ToolCall", t.text("request_id"))
-    if t.text("seat") and t.text("task_id"):
-        t.writes.relate(t.seat(t.text("seat")), "CALLED_TOOL", call)
+def _tool_call(fields: EventFields) -> Ref:
+    """Return the node of the tool call, connected to its seat if it has one."""
+    call = fields.ref("ToolCall", fields.text("request_id"))
+    if fields.text("seat") and fields.text("task_id"):
+        fields.writes.relate(fields.seat(fields.text("seat")), "CALLED_TOOL", call)
     return call
 
 
-def _on_tool_started(t: EventFields) -> None:
-    t.writes.tell(
-        _tool(t),
+def _project_tool_start(fields: EventFields) -> None:
+    fields.writes.set_group(
+        _tool_call(fields),
         "started",
-        t.by,
-        arguments_sha256=t.data.get("arguments_digest"),
-        started_at=t.time,
+        fields.sort_key,
+        arguments_sha256=fields.data.get("arguments_digest"),
+        started_at=fields.time,
     )
 
 
-def _on_tool_finished(t: EventFields) -> None:
-    usage = t.object("usage")
-    t.writes.tell(
-        _tool(t),
+def _project_tool_end(fields: EventFields) -> None:
+    usage = fields.object("usage")
+    fields.writes.set_group(
+        _tool_call(fields),
         "finished",
-        t.by,
+        fields.sort_key,
         **{
-            name: t.data.get(name)
+            name: fields.data.get(name)
             for name in ("tool", "seat", "workspace", "status", "error", "audit_id", "duration_ms")
         },
         cpu_ms=usage.get("cpu_ms"),
         max_rss_bytes=usage.get("max_rss_bytes"),
-        finished_at=t.time,
+        finished_at=fields.time,
     )
 
 
-def _on_decision(t: EventFields) -> None:
-    decision = t.ref("Decision", t.event.id)
-    words = {name: t.data.get(name) for name in ("approver", "decision", "comment")}
-    t.writes.tell(decision, "made", t.by, made_at=t.time, **words)
-    t.writes.relate(t.story, "DECIDED_BY", decision)
-    if t.text("task_id"):
-        t.writes.relate(decision, "DECIDES", t.deliberation)
+def _project_decision(fields: EventFields) -> None:
+    decision = fields.ref("Decision", fields.event.id)
+    details = {name: fields.data.get(name) for name in ("approver", "decision", "comment")}
+    fields.writes.set_group(decision, "made", fields.sort_key, made_at=fields.time, **details)
+    fields.writes.relate(fields.story, "DECIDED_BY", decision)
+    if fields.text("task_id"):
+        fields.writes.relate(decision, "DECIDES", fields.deliberation)
 
 
-_Reader = tuple[tuple[str, ...], Callable[[EventFields], None]]
+_Projection = tuple[tuple[str, ...], Callable[[EventFields], None]]
 _SEAT = ("task_id", "seat")
 _CANDIDATE = (*_SEAT, "candidate")
 
-READERS: Mapping[EventType, _Reader] = {
-    EventType.STORY_CREATED: (("story_id",), _on_told),
-    EventType.STORY_CHANGED: (("story_id",), _on_told),
-    EventType.STORY_TRANSITIONED: (("story_id",), _on_moved),
-    EventType.STORY_CHECKED: (("story_id",), _on_whole_checked),
-    EventType.STORY_DELIVERED: (("story_id",), _on_delivered),
-    EventType.STORY_COMMENTED: (("story_id",), _on_commented),
-    EventType.STORY_NOTED: (("story_id",), _on_noted),
-    EventType.PLAN_DERIVED: (("story_id", "plan_id"), _on_planned),
-    EventType.PLAN_FINISHED: (("story_id", "plan_id"), _on_plan_finished),
-    EventType.DELIBERATION_REQUESTED: (("task_id",), _on_requested),
-    EventType.DELIBERATION_STARTED: (("task_id",), _on_started),
-    EventType.DELIBERATION_CANCELLED: (("task_id",), _on_cancelled),
-    EventType.DELIBERATION_DECIDED: (("task_id",), _on_decided),
-    EventType.SEAT_STARTED: (_SEAT, _on_seat_started),
-    EventType.SEAT_PROPOSED: (_CANDIDATE, _on_proposed),
-    EventType.SEAT_REVISED: (_CANDIDATE, _on_proposed),
-    EventType.SEAT_REVIEWED: (_CANDIDATE, _on_reviewed),
-    EventType.SEAT_FAILED: (_SEAT, _on_failed),
-    EventType.SEAT_FINISHED: (_SEAT, _on_finished),
-    EventType.CHECK_FINISHED: (_CANDIDATE, _on_checked),
-    EventType.MODEL_CALLED: (("task_id", "call_id"), _on_model_called),
-    EventType.TOOL_STARTED: (("request_id",), _on_tool_started),
-    EventType.TOOL_FINISHED: (("request_id",), _on_tool_finished),
-    EventType.DECISION_MADE: (("story_id",), _on_decision),
+PROJECTIONS: Mapping[EventType, _Projection] = {
+    EventType.STORY_CREATED: (("story_id",), _project_story),
+    EventType.STORY_CHANGED: (("story_id",), _project_story),
+    EventType.STORY_TRANSITIONED: (("story_id",), _project_story_transition),
+    EventType.STORY_CHECKED: (("story_id",), _project_story_check),
+    EventType.STORY_DELIVERED: (("story_id",), _project_story_delivery),
+    EventType.STORY_COMMENTED: (("story_id",), _project_comment),
+    EventType.STORY_NOTED: (("story_id",), _project_notes),
+    EventType.PLAN_DERIVED: (("story_id", "plan_id"), _project_plan),
+    EventType.PLAN_FINISHED: (("story_id", "plan_id"), _project_plan_end),
+    EventType.DELIBERATION_REQUESTED: (("task_id",), _project_request),
+    EventType.DELIBERATION_STARTED: (("task_id",), _project_start),
+    EventType.DELIBERATION_CANCELLED: (("task_id",), _project_cancellation),
+    EventType.DELIBERATION_DECIDED: (("task_id",), _project_outcome),
+    EventType.SEAT_STARTED: (_SEAT, _project_seat_start),
+    EventType.SEAT_PROPOSED: (_CANDIDATE, _project_proposal),
+    EventType.SEAT_REVISED: (_CANDIDATE, _project_proposal),
+    EventType.SEAT_REVIEWED: (_CANDIDATE, _project_review),
+    EventType.SEAT_FAILED: (_SEAT, _project_seat_failure),
+    EventType.SEAT_FINISHED: (_SEAT, _project_seat_end),
+    EventType.CHECK_FINISHED: (_CANDIDATE, _project_evidence),
+    EventType.MODEL_CALLED: (("task_id", "call_id"), _project_model_call),
+    EventType.TOOL_STARTED: (("request_id",), _project_tool_start),
+    EventType.TOOL_FINISHED: (("request_id",), _project_tool_end),
+    EventType.DECISION_MADE: (("story_id",), _project_decision),
 }
-"""By type: the fields without which an event names nothing, and what it adds. Not projected,
-because nobody asks the graph for them: seat.turn (its calls are there one by one),
-deliberation.steered (which calls heard it is in the
-log), deliberation.paused and deliberation.resumed, evidence.reported (its tests are there as runs),
-agent.progress, audit.recorded, and who is registered where.
+"""The required ids and the projection of each event type. The other types are not projected,
+because no question needs them: seat.turn (its calls are projected individually),
+deliberation.steered (the log contains which calls received the message), deliberation.paused and
+deliberation.resumed, evidence.reported (its tests are projected as checks), agent.progress,
+audit.recorded, and registrations.
 """

@@ -1,8 +1,8 @@
-"""Writes the log into the graph in batches, at its own pace, from the position that the graph
-itself stores.
+"""Project the log into the graph in batches, from the position that the graph itself stores.
 
-A decision never waits for it. The graph holds nothing that is not in the log: after a crash,
-writing continues from the graph's position, and an unavailable graph makes it late but not wrong.
+Decisions never wait for the projector. The graph contains nothing that is not in the log: after a
+crash, the projector continues from the graph's position, and while the graph is unavailable, it
+falls behind but stays correct.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 
 
 class Projector:
-    """The only writer of a graph. `may` tells before each batch whether this process is still the
-    writer.
+    """The only writer of a graph. It calls `is_writer` before each batch, which returns whether
+    this process may still write.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class Projector:
         settings: Settings,
         *,
         pause_seconds: float = _FIRST_PAUSE_SECONDS,
-        may: Callable[[], bool] = lambda: True,
+        is_writer: Callable[[], bool] = lambda: True,
     ) -> None:
         self._log = log_
         self._graph = graph
         self._settings = settings
         self._pause_seconds = pause_seconds
-        self._may = may
+        self._is_writer = is_writer
         self._written = 0
         self._progress = asyncio.Condition()
 
@@ -91,9 +91,9 @@ class Projector:
         if position <= last_seq:
             return position
         log.warning(
-            "the graph is ahead of the log, so it is of another one; the log is written again",
-            at=position,
-            log=last_seq,
+            "the graph belongs to another log, since it is ahead of this one; projecting again",
+            position=position,
+            last_seq=last_seq,
         )
         return 0
 
@@ -111,8 +111,9 @@ class Projector:
             await self._project_until_written(batch)
 
     async def _project_until_written(self, batch: Sequence[Recorded]) -> None:
-        """Retry until the batch is written, however long the graph is unavailable. After a failure
-        the part that is written at once is halved, since it may be too much for one transaction.
+        """Retry until the batch is written, even if the graph is unavailable for a long time. After
+        a failure, write half as many events at a time, since the batch may be too large for one
+        transaction.
         """
         pause, size = self._pause_seconds, len(batch)
         while batch:
@@ -120,7 +121,7 @@ class Projector:
                 await self._project(batch[:size])
             except GraphUnavailable as error:
                 log.warning(
-                    "the graph is late",
+                    "the graph is unavailable and falls behind; trying again",
                     events=len(batch),
                     retry_seconds=pause,
                     reason=error.message,
@@ -136,13 +137,17 @@ class Projector:
             try:
                 return await self._graph.position()
             except GraphUnavailable as error:
-                log.warning("the graph does not answer", retry_seconds=pause, reason=error.message)
+                log.warning(
+                    "the graph does not answer; trying again",
+                    retry_seconds=pause,
+                    reason=error.message,
+                )
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
     async def _project(self, batch: Sequence[Recorded]) -> None:
-        if not self._may():
-            raise GraphUnavailable("another process writes the graph by now")
+        if not self._is_writer():
+            raise GraphUnavailable("another process writes the graph now")
         await self._graph.project(batch)
         async with self._progress:
             self._written = max(self._written, batch[-1].seq)

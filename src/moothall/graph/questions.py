@@ -1,5 +1,5 @@
-"""The questions that the graph answers. Nobody asks in Cypher of their own: a question has a name
-and typed parameters.
+"""The questions that the graph answers, by name and with typed parameters. Callers cannot send
+Cypher.
 """
 
 from __future__ import annotations
@@ -17,50 +17,51 @@ from moothall.graph.upserts import bound_name, uid
 from moothall.stories.scopes import Scope, scopes
 
 Row = dict[str, Any]
-_LIMIT, _DEPTH = 1000, 3
+_MAX_LIMIT, _MAX_DEPTH = 1000, 3
 _SHA = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionParameter:
-    """`default` None: it has to be given. `least` and `most` bound a number."""
+    """A parameter of a question. It is required if `default` is None. A number is limited by
+    `minimum` and `maximum`.
+    """
 
-    about: str
+    description: str
     default: str | int | None = None
-    least: int = 0
-    most: int = 0
+    minimum: int = 0
+    maximum: int = 0
 
     @property
-    def number(self) -> bool:
-        """Whether it is a whole number, not a text."""
-        return self.most > 0
+    def is_number(self) -> bool:
+        """Whether the parameter is an integer, not a text."""
+        return self.maximum > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What can be asked. `cypher` may depend on parameters that are checked against a closed list.
+    """A question. `cypher` may depend on parameters that are validated against a closed list.
 
-    `keys` are parameters that name a node, and its label: `<name>_uid` is what it is found by. An
-    empty label is the
-    one that the parameter `label` names.
+    `keys` maps parameters that identify a node to its label; the query gets the node's uid as
+    `<name>_uid`. If the label is empty, it is the value of the parameter `label`.
     """
 
-    about: str
+    description: str
     columns: Mapping[str, str]
     parameters: Mapping[str, QuestionParameter]
     cypher: Callable[[Mapping[str, Any]], str]
     keys: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Mapping[str, Any]], None] = lambda _: None
-    finish: Callable[[Row], Row] = field(default=lambda row: row)
-    bound: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
-    """Further parameters of the query, which no caller gives."""
+    convert_row: Callable[[Row], Row] = field(default=lambda row: row)
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+    """Computes further parameters of the query, which callers cannot set."""
 
 
-_TENANT = QuestionParameter("whose data")
-_MANY = QuestionParameter("at most so many rows", 20, 1, _LIMIT)
+_TENANT = QuestionParameter("the tenant whose data is read")
+_ROW_LIMIT = QuestionParameter("the maximum number of rows", 20, 1, _MAX_LIMIT)
 
 
-def _commit(values: Mapping[str, Any]) -> None:
+def _check_commit(values: Mapping[str, Any]) -> None:
     if not _SHA.fullmatch(values["commit_sha"]):
         raise InvalidRequest(
             f"commit_sha {values['commit_sha'][:60]!r} is not a commit: give all 40 hexadecimal "
@@ -68,41 +69,41 @@ def _commit(values: Mapping[str, Any]) -> None:
         )
 
 
-def _some(values: Mapping[str, Any]) -> None:
+def _check_ids(values: Mapping[str, Any]) -> None:
     if not values["task_id"] and not values["story_id"]:
-        raise InvalidRequest("of what? give task_id or story_id")
+        raise InvalidRequest("task_id and story_id are missing; give at least one of them")
 
 
-def _label(values: Mapping[str, Any]) -> None:
+def _check_label(values: Mapping[str, Any]) -> None:
     if values["label"] not in LABELS:
         raise InvalidRequest(
             f"no label {values['label'][:60]!r}; the labels are {', '.join(LABELS)}"
         )
 
 
-def _scopes(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What may be told, by the table alone: a caller can only want less."""
+def _scope_parameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the scopes that the role and phase allow and the caller requests."""
     allowed = scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
-    wanted = (
+    requested = (
         scopes().check(tuple(name for name in values["only"].split(",") if name.strip())) or allowed
     )
-    told = [scope for scope in allowed if scope in wanted]
-    return {"scopes": told, "noted": list(scopes().note_kinds(told))}
+    selected = [scope for scope in allowed if scope in requested]
+    return {"scopes": selected, "noted": list(scopes().note_kinds(selected))}
 
 
-def _may_compare(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _similar_parameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "allowed": "similar"
         in scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
     }
 
 
-_TOLD_OF: Mapping[str, Scope] = {
+_SCOPE_BY_PREFIX: Mapping[str, Scope] = {
     "decision": "decisions",
     "deliberation": "summaries",
     "seat": "summaries",
 }
-_OF_STORY: Mapping[str, Scope] = {
+_SCOPE_BY_STORY_KIND: Mapping[str, Scope] = {
     "story.commented": "comments",
     "story.transitioned": "milestones",
     "story.changed": "brief",
@@ -110,22 +111,23 @@ _OF_STORY: Mapping[str, Scope] = {
 
 
 def _hidden_kinds(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Kinds of entries whose scope a role does not have in a phase; without a phase nothing is
-    hidden.
+    """Return the kinds of entries whose scope the role does not have in the phase. Without a phase,
+    nothing is hidden.
     """
     if not values["phase"]:
         return {"hidden": []}
     allowed = scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
-    told_of = {
-        kind: _OF_STORY.get(kind) or _TOLD_OF[kind.partition(".")[0]] for kind in cypher.KINDS
+    scope_by_kind = {
+        kind: _SCOPE_BY_STORY_KIND.get(kind) or _SCOPE_BY_PREFIX[kind.partition(".")[0]]
+        for kind in cypher.KINDS
     }
-    return {"hidden": [kind for kind, scope in told_of.items() if scope not in allowed]}
+    return {"hidden": [kind for kind, scope in scope_by_kind.items() if scope not in allowed]}
 
 
-def _in_shape(row: Row) -> Row:
-    """Only what the shape says: stores add properties of their own."""
+def _without_foreign_properties(row: Row) -> Row:
+    """Return the row without properties that are not in the schema: stores add some themselves."""
 
-    def show(node: Mapping[str, Any]) -> Row:
+    def convert(node: Mapping[str, Any]) -> Row:
         label = LABELS[node["label"]]
         stamps = {group.stamp for group in label.groups}
         names = [name for name in label.properties if name not in stamps]
@@ -138,174 +140,168 @@ def _in_shape(row: Row) -> Row:
 
     return {
         **row,
-        "node": show(row["node"]),
-        "neighbours": [show(node) for node in row["neighbours"]],
+        "node": convert(row["node"]),
+        "neighbours": [convert(node) for node in row["neighbours"]],
     }
 
 
 QUESTIONS: Mapping[str, Question] = {
     "provenance": Question(
-        "Where does a commit come from? One row for each proposal behind it.",
+        "The origin of a commit: one row for each proposal behind it.",
         {
             "commit": "its sha",
             "repository": "id, url",
-            "story": "story_id, headline, state; null without one",
+            "story": "story_id, headline, state; null without a story",
             "task": "task_id, description, role",
-            "deliberation": "how it was asked and decided",
-            "seat": "who proposed",
-            "proposal": "what was proposed and its place",
-            "reviews": "what others thought of it",
-            "evidence": "what checks showed: test runs above all",
-            "model_calls": "prompts by their sha256, model, tokens, in order",
-            "tool_calls": "what the seat did, in order",
-            "decisions": "who approved, rejected or wanted changes",
+            "deliberation": "the request and the outcome",
+            "seat": "the seat that made the proposal",
+            "proposal": "the proposal and its rank",
+            "reviews": "the reviews of the proposal",
+            "evidence": "the results of checks, such as test runs",
+            "model_calls": "sha256 of the prompt, model, tokens; in order",
+            "tool_calls": "the tool calls of the seat, in order",
+            "decisions": "approvals, rejections and requests for changes",
         },
         {
             "commit_sha": QuestionParameter("the commit, 40 digits"),
-            "path": QuestionParameter("a file that the proposal must have changed; empty: any", ""),
+            "path": QuestionParameter("a file that the proposal changed; empty for any", ""),
         },
         lambda _: cypher.PROVENANCE,
         keys={"commit_sha": "Commit"},
-        check=_commit,
+        check=_check_commit,
     ),
     "deliberation": Question(
-        "Everything of a deliberation. One row, or none.",
+        "A complete deliberation: at most one row.",
         {
-            "deliberation": "how it was asked and decided",
+            "deliberation": "the request and the outcome",
             "task": "task_id, description, role",
-            "story": "story_id, headline, state; null without one",
-            "repository": "id, url; null about text",
-            "seats": "each with its end",
+            "story": "story_id, headline, state; null without a story",
+            "repository": "id, url; null for a deliberation on text",
+            "seats": "each with its result",
             "proposals": "best first, with evidence and reviews",
             "model_calls": "in order",
             "tool_calls": "in order",
-            "decisions": "of the product owner",
+            "decisions": "decisions of the product owner",
         },
         {"task_id": QuestionParameter("the deliberation")},
         lambda _: cypher.DELIBERATION,
         keys={"task_id": "Deliberation"},
     ),
     "task_context": Question(
-        "What happened before in this repository or story? Decided deliberations, latest first.",
+        "Earlier decided deliberations in a repository or a story, latest first.",
         {
             "task_id": "the earlier deliberation",
             "story_id": "its story, or empty",
             "description": "its task",
-            "role": "kind of work",
+            "role": "its role",
             "status": "COMPLETED, FAILED, …",
             "final_state": "committed, no_winner, …",
-            "proven": "whether a test that the author didn't write showed it",
-            "decided_at": "UTC instant",
-            "branch": "where the winner lies",
+            "proven": "whether the winner was proven",
+            "decided_at": "UTC time",
+            "branch": "the branch of the winner",
             "commit_sha": "the winner's commit",
-            "winner": "candidate, seat, summary, paths, score, reasons; null without one",
-            "reviews": "of the winner",
-            "checks": "of the winner",
-            "decisions": "of the product owner",
+            "winner": "candidate, seat, summary, paths, score, reasons; null without a winner",
+            "reviews": "reviews of the winner",
+            "checks": "checks of the winner",
+            "decisions": "decisions of the product owner",
         },
         {
             "task_id": QuestionParameter(
-                "a deliberation: what is asked about is its repository and story; itself is left "
-                "out",
-                "",
+                "a deliberation whose repository and story are used; it is not in the answer", ""
             ),
             "story_id": QuestionParameter("a story", ""),
             "repository": QuestionParameter("a repository's id", ""),
-            "role": QuestionParameter("only this kind of work", ""),
-            "limit": _MANY,
+            "role": QuestionParameter("only deliberations with this role", ""),
+            "limit": _ROW_LIMIT,
         },
         lambda _: cypher.TASK_CONTEXT,
         keys={"task_id": "Deliberation"},
     ),
     "context": Question(
-        "What should a role know of a story before it begins? One row; what may not be told, or "
-        "isn't known, is empty.",
+        "The context of a story for a role: one row. Data that is missing or not allowed is empty.",
         {
             "story": "story_id, headline, state, rigor",
             "brief": "brief, criteria",
             "decisions": (
-                "of the product owner, each with the deliberations that it is about; latest first, "
-                "as all that follow"
+                "decisions of the product owner, each with its deliberations; latest first, like "
+                "the following columns"
             ),
-            "comments": "words on the story",
+            "comments": "comments on the story",
             "summaries": "its decided deliberations, with winner and reviews",
             "plan": "its plans",
             "tasks": (
-                "in the order of the latest plan, each with those that it waits for and how its "
-                "deliberations ended"
+                "in the order of the latest plan, each with its dependencies and the outcomes of "
+                "its deliberations"
             ),
-            "milestones": "its moves",
-            "notes": "what callers noted, of the kinds that may be told",
-            "about": "what the deliberation, else the story, is about: what similar ones are like",
-            "repository": "where it works, or empty",
+            "milestones": "its transitions",
+            "notes": "notes of callers, of the allowed kinds",
+            "about": "a text to compare with similar deliberations",
+            "repository": "its repository, or empty",
             "of_story": "the story's id, or empty",
         },
         {
             "story_id": QuestionParameter("the story", ""),
             "task_id": QuestionParameter(
-                "a deliberation, whose story and repository are meant where they aren't given; "
-                "itself is left out",
+                "a deliberation whose story and repository are the defaults; it is not in the "
+                "answer",
                 "",
             ),
             "repository": QuestionParameter("a repository's id", ""),
-            "role": QuestionParameter("whose prompt it is for", ""),
-            "phase": QuestionParameter("what it is for, such as build or review", ""),
+            "role": QuestionParameter("the role that gets the context", ""),
+            "phase": QuestionParameter("the phase, such as build or review", ""),
             "only": QuestionParameter(
-                "scopes, with commas between them, that are wanted of those that the role may have "
-                "in the phase",
-                "",
+                "requested scopes, separated by commas; default: all allowed scopes", ""
             ),
-            "limit": _MANY,
+            "limit": _ROW_LIMIT,
         },
         lambda values: cypher.context(values["story_id"]),
         keys={"story_id": "Story", "task_id": "Deliberation"},
-        check=_some,
-        bound=_scopes,
+        check=_check_ids,
+        derived=_scope_parameters,
     ),
     "similar": Question(
-        "What was done in a repository, for other stories? Won deliberations in a few words, "
-        "latest first.",
+        "Excerpts of deliberations with a winner in a repository, for other stories; latest first.",
         {
             "task_id": "the deliberation",
-            "role": "kind of work",
+            "role": "its role",
             "description": "its task",
-            "summary": "the winner's words",
-            "paths": "what the winner changed",
+            "summary": "the winner's summary",
+            "paths": "the files that the winner changed",
         },
         {
             "repository": QuestionParameter("a repository's id"),
-            "story_id": QuestionParameter("a story that is left out", ""),
-            "task_id": QuestionParameter("a deliberation that is left out", ""),
-            "role": QuestionParameter("whose prompt it is for", ""),
-            "phase": QuestionParameter("what it is for, such as build or review", ""),
-            "limit": QuestionParameter("at most so many rows", 100, 1, _LIMIT),
+            "story_id": QuestionParameter("a story to exclude", ""),
+            "task_id": QuestionParameter("a deliberation to exclude", ""),
+            "role": QuestionParameter("the role that gets the answer", ""),
+            "phase": QuestionParameter("the phase, such as build or review", ""),
+            "limit": QuestionParameter("the maximum number of rows", 100, 1, _MAX_LIMIT),
         },
         lambda values: cypher.similar(values["limit"]),
-        bound=_may_compare,
+        derived=_similar_parameters,
     ),
     "timeline": Question(
-        "What happened? The latest entries, oldest first.",
+        "The latest events of a deliberation or a story, oldest first.",
         {
-            "time": "UTC instant",
-            "kind": "story.created, deliberation.decided, …",
+            "time": "UTC time",
+            "kind": "story.changed, deliberation.decided, …",
             "task_id": "the deliberation, or empty",
-            "seat": "who, or empty",
-            "text": "in a few words",
+            "seat": "the seat, or empty",
+            "text": "a short description",
         },
         {
             "task_id": QuestionParameter("a deliberation", ""),
             "story_id": QuestionParameter("a story, with its deliberations", ""),
-            "role": QuestionParameter("whose prompt it is for, where it is for one", ""),
-            "phase": QuestionParameter("what it is for; empty: not for a prompt", ""),
-            "limit": QuestionParameter("at most so many entries", 100, 1, _LIMIT),
+            "role": QuestionParameter("the role that gets the answer in a prompt", ""),
+            "phase": QuestionParameter("the phase of that prompt; empty: nothing is hidden", ""),
+            "limit": QuestionParameter("the maximum number of entries", 100, 1, _MAX_LIMIT),
         },
         lambda _: cypher.TIMELINE,
         keys={"task_id": "Deliberation", "story_id": "Story"},
-        check=_some,
-        bound=_hidden_kinds,
+        check=_check_ids,
+        derived=_hidden_kinds,
     ),
     "story": Question(
-        "A story, with what became of it. One row, or none.",
+        "A story and its progress: at most one row.",
         {
             "story": "headline, brief, criteria, repository, rigor, state",
             "tasks": "in the order of the plan, with their deliberations",
@@ -317,69 +313,77 @@ QUESTIONS: Mapping[str, Question] = {
         keys={"story_id": "Story"},
     ),
     "neighbours": Question(
-        "What is around a node? One row, or none.",
+        "A node and its neighbours: at most one row.",
         {
             "node": "label, id, properties",
-            "neighbours": "the same of each",
-            "relationships": "type, from {label, id}, to {label, id}; between all of them",
+            "neighbours": "label, id, properties of each neighbour",
+            "relationships": "type, from {label, id}, to {label, id}; between all these nodes",
         },
         {
             "label": QuestionParameter("the node's label, such as Story or Proposal"),
-            "id": QuestionParameter("the node's id (its key in the shape)"),
-            "depth": QuestionParameter("steps away", 1, 1, _DEPTH),
-            "limit": QuestionParameter("at most so many neighbours", 100, 1, _LIMIT),
+            "id": QuestionParameter("the node's id (its key in the schema)"),
+            "depth": QuestionParameter("the maximum distance", 1, 1, _MAX_DEPTH),
+            "limit": QuestionParameter("the maximum number of neighbours", 100, 1, _MAX_LIMIT),
         },
         lambda values: cypher.neighbours(values["label"], values["depth"]),
         keys={"id": ""},
-        check=_label,
-        finish=_in_shape,
+        check=_check_label,
+        convert_row=_without_foreign_properties,
     ),
 }
 
 
 def prepare(
-    name: str, given: Mapping[str, Any]
+    name: str, arguments: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any], Callable[[Row], Row]]:
-    """Return Cypher, parameters and what makes an answer's row whole. Raises `InvalidRequest`."""
+    """Return the Cypher, its parameters, and a function that converts each row of the result.
+    Raises `InvalidRequest`.
+    """
     question = QUESTIONS.get(name)
     if question is None:
-        near = get_close_matches(name, QUESTIONS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise InvalidRequest(f"no question {name[:60]!r}; there are {', '.join(QUESTIONS)}{hint}")
-    known = {"tenant": _TENANT, **question.parameters}
-    if strange := sorted(given.keys() - known.keys()):
+        matches = get_close_matches(name, QUESTIONS, 1)
+        hint = f"; did you mean {matches[0]}?" if matches else ""
         raise InvalidRequest(
-            f"{name} knows no {', '.join(s[:40] for s in strange)}; it takes {', '.join(known)}"
+            f"no question {name[:60]!r}; the questions are {', '.join(QUESTIONS)}{hint}"
         )
-    values = {key: _value(name, key, parameter, given.get(key)) for key, parameter in known.items()}
+    parameters = {"tenant": _TENANT, **question.parameters}
+    if unknown := sorted(arguments.keys() - parameters.keys()):
+        raise InvalidRequest(
+            f"{name} has no parameter {', '.join(key[:40] for key in unknown)}; the parameters are "
+            f"{', '.join(parameters)}"
+        )
+    values = {
+        key: _parse_value(name, key, parameter, arguments.get(key))
+        for key, parameter in parameters.items()
+    }
     question.check(values)
     tenant = values["tenant"]
-    found_by = {
+    uids = {
         f"{key}_uid": uid(label or values["label"], tenant, values[key])
         for key, label in question.keys.items()
     }
     return (
         question.cypher(values),
-        {**values, "tenant": bound_name(tenant), **found_by, **question.bound(values)},
-        question.finish,
+        {**values, "tenant": bound_name(tenant), **uids, **question.derived(values)},
+        question.convert_row,
     )
 
 
-def _value(question: str, name: str, parameter: QuestionParameter, value: Any) -> Any:
+def _parse_value(question: str, name: str, parameter: QuestionParameter, value: Any) -> Any:
     if value is None or (value == "" and parameter.default is None):
         if parameter.default is None:
-            raise InvalidRequest(f"{question} needs {name}: {parameter.about}")
+            raise InvalidRequest(f"{question} needs {name}: {parameter.description}")
         return parameter.default
-    if parameter.number:
+    if parameter.is_number:
         try:
             number = int(value)
         except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"{name} {str(value)[:40]!r} is not a whole number") from error
-        if not parameter.least <= number <= parameter.most:
+            raise InvalidRequest(f"{name} {str(value)[:40]!r} is not an integer") from error
+        if not parameter.minimum <= number <= parameter.maximum:
             raise InvalidRequest(
-                f"{name} is {number}; allowed are {parameter.least} to {parameter.most}"
+                f"{name} is {number}; allowed are {parameter.minimum} to {parameter.maximum}"
             )
         return number
     if not isinstance(value, str):
-        raise InvalidRequest(f"{name} is a text, not {type(value).__name__}")
+        raise InvalidRequest(f"{name} must be a string, not {type(value).__name__}")
     return bound_name(value)

@@ -1,8 +1,7 @@
-"""Questions to the process that has the embedded graph open: over a Unix socket in the data
-directory with one question a connection, or over the bus.
+"""Query the embedded graph of another process, over a Unix socket in the data directory (one
+question per connection) or over the bus.
 
-The mode of the folder (0700) limits who may ask there. A question and its answer are one line of
-JSON each.
+The mode of the folder (0700) protects the socket. Question and answer are one line of JSON each.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _MAX_PATH_BYTES = 100
 
 
 @asynccontextmanager
-async def answering(graph: CypherGraph, path: Path) -> AsyncIterator[None]:
-    """Answer questions at `path` for the duration of the block."""
+async def serve_socket(graph: CypherGraph, path: Path) -> AsyncIterator[None]:
+    """Answer questions on the Unix socket `path` for the duration of the block."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -37,7 +36,7 @@ async def answering(graph: CypherGraph, path: Path) -> AsyncIterator[None]:
             writer.write(json.dumps(answer).encode())
             await writer.drain()
         except (OSError, ValueError):
-            pass  # the client is gone, or its question was too long
+            pass  # the client has disconnected, or its question was too long
         finally:
             writer.close()
 
@@ -59,7 +58,7 @@ async def _answer(graph: CypherGraph, line: bytes) -> dict[str, Any]:
     try:
         request = json.loads(line)
         if not isinstance(request, dict):
-            raise InvalidRequest("a question is an object with `question` and `parameters`")
+            raise InvalidRequest("a request must be an object with `question` and `parameters`")
         if request.get("counts"):
             return {"rows": [await graph.counts()]}
         if request.get("position"):
@@ -72,27 +71,27 @@ async def _answer(graph: CypherGraph, line: bytes) -> dict[str, Any]:
     except MoothallError as error:
         return {"code": error.code, "message": error.message}
     except (ValueError, TypeError) as error:
-        return {"code": InvalidRequest.code, "message": f"not a question: {error}"}
+        return {"code": InvalidRequest.code, "message": f"invalid request: {error}"}
 
 
 class SocketGraphClient:
-    """The graph of another process. If that is still starting, it is waited for, up to `patience`
-    seconds.
+    """A client for the graph of another process. It waits up to `connect_seconds` for a process
+    that is still starting.
     """
 
-    def __init__(self, path: Path, patience: float = _CONNECT_SECONDS) -> None:
+    def __init__(self, path: Path, connect_seconds: float = _CONNECT_SECONDS) -> None:
         self._path = path
-        self._patience = patience
+        self._connect_seconds = connect_seconds
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        """Ask a named question. Raises what is raised in the other process."""
+        """Ask a named question. Raises the errors of `CypherGraph.ask`."""
         rows: Sequence[Mapping[str, Any]] = (
             await self._send({"question": question, "parameters": parameters})
         )["rows"]
         return rows
 
     async def counts(self) -> dict[str, int]:
-        """Return how many nodes and relations there are."""
+        """Return the numbers of nodes and relations."""
         rows: Sequence[dict[str, int]] = (await self._send({"counts": True}))["rows"]
         return rows[0]
 
@@ -100,7 +99,7 @@ class SocketGraphClient:
         line = json.dumps(request).encode() + b"\n"
         if len(line) > _MAX_QUESTION_BYTES:
             raise InvalidRequest(
-                f"a question is at most {_MAX_QUESTION_BYTES} bytes long; this one is {len(line)}"
+                f"the question has {len(line)} bytes; the limit is {_MAX_QUESTION_BYTES}"
             )
         try:
             reader, writer = await self._connect()
@@ -118,15 +117,15 @@ class SocketGraphClient:
         return _read_answer(answer)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        for _ in range(1 + int(self._patience / _RETRY_SECONDS)):
+        for _ in range(1 + int(self._connect_seconds / _RETRY_SECONDS)):
             try:
                 with _short_socket_path(self._path) as name:
                     return await asyncio.open_unix_connection(name)
             except (FileNotFoundError, ConnectionRefusedError):
                 await asyncio.sleep(_RETRY_SECONDS)
         raise GraphUnavailable(
-            "the process that has the graph open does not answer; is it starting or ending? try "
-            "again"
+            "the process that has the graph open does not answer; it may be starting or ending. "
+            "Try again"
         )
 
 
@@ -135,44 +134,43 @@ _MAX_ANSWER_BYTES = 900_000
 """The limit for an answer, so that it fits into a message."""
 
 
-async def answer_on(bus: Bus, graph: CypherGraph) -> None:
+async def serve_bus(bus: Bus, graph: CypherGraph) -> None:
     """Answer questions on the bus until cancelled."""
 
     async def answer(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         reply = json.dumps(await _answer(graph, json.dumps(request).encode())).encode()
         if len(reply) > _MAX_ANSWER_BYTES:
-            fault = (
-                f"the answer has {len(reply)} bytes and fits into no message; ask for less, or set "
-                "graph.url"
+            message = (
+                f"the answer has {len(reply)} bytes, which is too much for a message; request "
+                "less, or set graph.url"
             )
-            reply = json.dumps({"code": InvalidRequest.code, "message": fault}).encode()
+            reply = json.dumps({"code": InvalidRequest.code, "message": message}).encode()
         return {}, reply
 
     await bus.answer(GRAPH_TOPIC, answer)
 
 
 class BusGraphClient:
-    """The graph of the process that answers on the bus."""
+    """A client for the graph of the process that answers on the bus."""
 
-    def __init__(self, bus: Bus, seconds: float) -> None:
+    def __init__(self, bus: Bus, timeout_seconds: float) -> None:
         self._bus = bus
-        self._seconds = seconds
+        self._timeout_seconds = timeout_seconds
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        """Ask a named question. Raises what is raised in the other process."""
+        """Ask a named question. Raises the errors of `CypherGraph.ask`."""
         return await self._rows({"question": question, "parameters": parameters})
 
     async def position(self) -> int:
-        """Return the seq up to which the other process has written the log."""
+        """Return the seq up to which the other process has projected the log."""
         return int((await self._rows({"position": True}))[0]["seq"])
 
     async def _rows(self, request: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         try:
-            _, reply = await self._bus.ask(GRAPH_TOPIC, request, self._seconds)
+            _, reply = await self._bus.ask(GRAPH_TOPIC, request, self._timeout_seconds)
         except BusUnavailable as error:
             raise GraphUnavailable(
-                "no process writes the graph and answers; start `moothall serve` with the role "
-                "graph"
+                "no process serves the graph; start `moothall serve` with the role graph"
             ) from error
         rows: Sequence[Mapping[str, Any]] = _read_answer(json.loads(reply))["rows"]
         return rows
@@ -188,7 +186,7 @@ def _read_answer(answer: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _short_socket_path(path: Path) -> Iterator[str]:
-    """Provide a short enough path for a socket: a deep folder is addressed by its descriptor."""
+    """Yield a path that is short enough for a socket. Deep folders are addressed by descriptor."""
     if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
         yield str(path)
         return

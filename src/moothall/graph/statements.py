@@ -1,5 +1,5 @@
-"""Statements about the graph as a whole: its constraints and indexes, and the removal of the oldest
-deliberations with the nodes that belong only to them.
+"""Cypher statements for constraints and indexes, and for the removal of the oldest deliberations
+with the nodes that belong only to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OLDEST = (
     "MATCH (d:Deliberation) WHERE d.decided_at <> '' RETURN d.uid AS uid ORDER BY d.decided_at "
     "DESC, d.uid DESC SKIP $keep"
 )
-"""Finds the decided deliberations beyond the newest `keep`. Those in progress stay."""
+"""Find the decided deliberations beyond the newest `keep`. Running deliberations stay."""
 
 _OWNED_PATHS = (
     "-[:ASKED_MODEL]->(n:ModelCall)",
@@ -43,7 +43,7 @@ def removal(uids: Sequence[str]) -> list[Statement]:
 
 
 def schema() -> tuple[str, ...]:
-    """Return the statements that create constraints and indexes; they may be repeated."""
+    """Return the statements that create constraints and indexes. They can be run repeatedly."""
     statements = [
         f"CREATE CONSTRAINT moothall_{name.lower()}_uid IF NOT EXISTS FOR (n:{name}) REQUIRE n.uid "
         "IS UNIQUE"

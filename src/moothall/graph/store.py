@@ -1,6 +1,4 @@
-"""The graph over any store that supports Cypher: its statements, generated from the schema, and the
-questions.
-"""
+"""The context graph on any store that supports Cypher. Statements are generated from the schema."""
 
 from __future__ import annotations
 
@@ -14,37 +12,37 @@ from moothall.graph.schema import LABELS, POSITION, RELATIONS, Group
 from moothall.graph.statements import OLDEST, Rows, Statement, removal
 from moothall.graph.upserts import Writes, group_of
 
-if TYPE_CHECKING:  # each needs a client library, and a server uses one of them
+if TYPE_CHECKING:  # each needs a client library, and a server uses only one of them
     from moothall.graph.embedded import EmbeddedStore
     from moothall.graph.neo4j import Neo4jStore
 
-_PAGE = 500
-_EXCESS_SHARE = 0.05  # how many more than `keep` there may be before the oldest are removed
+_PAGE_ROWS = 500
+_EXCESS_SHARE = 0.05  # the share beyond `keep` that is tolerated before the oldest are removed
 
 
 Store: TypeAlias = "EmbeddedStore | Neo4jStore"
-"""A store that runs Cypher: `read` without changes, `write` all statements in one transaction,
-`empty`. All raise `GraphUnavailable`.
+"""A store that runs Cypher. `read` runs a query, `write` runs statements in one transaction, and
+`empty` removes everything. All raise `GraphUnavailable`.
 """
 
 
 class CypherGraph:
-    """The context graph: a projection of the log that answers questions across deliberations and
+    """The context graph: a projection of the log that answers questions across deliberations. It
     can be rebuilt from the log.
 
-    Only the projector writes it. `text_chars` limits every text in it, `keep` the number of decided
-    deliberations; 0 means no limit.
+    Only the projector writes it. `text_chars` limits each text, `keep` the number of decided
+    deliberations; `keep` 0 means no limit.
     """
 
     def __init__(self, store: Store, *, text_chars: int = 2000, keep: int = 0) -> None:
         self._store = store
         self._text_chars = text_chars
         self._keep = keep
-        # decided since the oldest were last removed, which is not known of an earlier run
+        # Decided since the last removal; unknown after a start, so it begins above the threshold.
         self._decided = keep
 
     async def project(self, records: Sequence[Recorded]) -> None:
-        """Write a batch and remember its last seq, in one transaction."""
+        """Write a batch and its last seq in one transaction."""
         if not records:
             return
         writes = Writes(self._text_chars)
@@ -59,20 +57,20 @@ class CypherGraph:
 
     async def _remove_oldest(self) -> None:
         oldest = [row["uid"] for row in await self._store.read(OLDEST, {"keep": self._keep})]
-        for start in range(0, len(oldest), _PAGE):
-            await self._store.write(removal(oldest[start : start + _PAGE]))
+        for start in range(0, len(oldest), _PAGE_ROWS):
+            await self._store.write(removal(oldest[start : start + _PAGE_ROWS]))
         self._decided = 0
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        """Answer a question of `questions.QUESTIONS`; a row is a mapping from column to JSON-like
-        data. Every question has the parameter `tenant`, and no answer contains another tenant's
-        data. Raises `InvalidRequest` that says what would be valid, and `GraphUnavailable`.
+        """Answer a question of `questions.QUESTIONS` with rows of JSON-like data by column. Every
+        question has the parameter `tenant`, and no answer contains another tenant's data. Raises
+        `InvalidRequest`, which names the valid values, and `GraphUnavailable`.
         """
-        cypher, values, finish = questions.prepare(question, parameters)
-        return [finish(row) for row in await self._store.read(cypher, values)]
+        cypher, values, convert_row = questions.prepare(question, parameters)
+        return [convert_row(row) for row in await self._store.read(cypher, values)]
 
     async def position(self) -> int:
-        """Return the seq up to which the log has been written."""
+        """Return the seq up to which the log has been projected."""
         rows = await self._store.read(
             f"MATCH (p:{POSITION} {{uid: 'log'}}) RETURN p.seq AS seq", {}
         )
@@ -83,14 +81,14 @@ class CypherGraph:
         await self._store.empty()
 
     async def dump(self) -> AsyncIterator[tuple[str, ...]]:
-        """Yield every node and relation as a tuple of texts, in an order that depends only on the
+        """Yield each node and relation as a tuple of texts, in an order that depends only on the
         content.
         """
         for label in LABELS.values():
-            shown = ", ".join(f".{name}" for name in label.properties)
+            properties = ", ".join(f".{name}" for name in label.properties)
             query = (
-                f"MATCH (n:{label.name}) WHERE n.uid > $after RETURN n {{{shown}}} AS n ORDER BY "
-                f"n.uid LIMIT {_PAGE}"
+                f"MATCH (n:{label.name}) WHERE n.uid > $after RETURN n {{{properties}}} AS n "
+                f"ORDER BY n.uid LIMIT {_PAGE_ROWS}"
             )
             after = ""
             while rows := await self._store.read(query, {"after": after}):
@@ -106,18 +104,18 @@ class CypherGraph:
                 yield (relation.type, relation.start, row["a"], relation.end, row["b"])
 
     async def counts(self) -> dict[str, int]:
-        """Return how many nodes of each label and relations of each type there are."""
-        found: dict[str, int] = {}
+        """Return the number of nodes of each label and of relations of each type."""
+        counts: dict[str, int] = {}
         for name in LABELS:
             rows = await self._store.read(f"MATCH (n:{name}) RETURN count(n) AS number", {})
-            found[name] = int(rows[0]["number"]) if rows else 0
+            counts[name] = int(rows[0]["number"]) if rows else 0
         for relation in RELATIONS:
             ends = f"(:{relation.start})-[r:{relation.type}]->(:{relation.end})"
             rows = await self._store.read(f"MATCH {ends} RETURN count(r) AS number", {})
-            found[relation.type] = found.get(relation.type, 0) + (
+            counts[relation.type] = counts.get(relation.type, 0) + (
                 int(rows[0]["number"]) if rows else 0
             )
-        return found
+        return counts
 
 
 def statements(writes: Writes) -> list[Statement]:
@@ -125,11 +123,11 @@ def statements(writes: Writes) -> list[Statement]:
     relations.
     """
     group_rows: dict[tuple[str, str], Rows] = {}
-    for (node, name), (by, values) in writes.groups.items():
+    for (node, name), (sort_key, values) in writes.groups.items():
         stamp = group_of(node.label, name).stamp
-        all_values = {**values, stamp: by, "tenant": node.tenant, "key": node.key}
+        all_values = {**values, stamp: sort_key, "tenant": node.tenant, "key": node.key}
         group_rows.setdefault((node.label, name), []).append(
-            {"uid": node.uid, "by": by, "values": all_values}
+            {"uid": node.uid, "by": sort_key, "values": all_values}
         )
     result: list[Statement] = []
     for (label, name), rows in group_rows.items():
@@ -154,10 +152,10 @@ def statements(writes: Writes) -> list[Statement]:
 
 
 def _create(label: str, *names: str) -> str:
-    """Return the statement that creates missing nodes. Most nodes are new, and creating one with
-    all properties costs a quarter of creating it and setting each property. The embedded store
-    finds nodes by `id`, which is given explicitly: after reopening, it would otherwise assign some
-    ids twice if others were deleted.
+    """Return the statement that creates missing nodes. Most nodes are new, and creating a node with
+    all properties takes a quarter of the time of creating it and setting each property. `id`, by
+    which the embedded store finds nodes, is set explicitly: after deletions and reopening, the
+    store would otherwise assign some ids twice.
     """
     values = ", ".join(f"{name}: row.values.{name}" for name in ("tenant", "key", *names))
     missing = (
@@ -168,11 +166,11 @@ def _create(label: str, *names: str) -> str:
 
 
 def _set_group(group: Group, label: str) -> str:
-    """Return the statement that sets a group of properties on the nodes that lack it, or whose
-    group should have been written by another event.
+    """Return the statement that sets a group of properties on the nodes without the group, and on
+    those whose group was written by an event that does not take precedence.
     """
-    than = "<" if group.latest else ">"
-    stale = f"WHERE n.{group.stamp} IS NULL OR n.{group.stamp} {than} row.by"
+    operator = "<" if group.latest else ">"
+    stale = f"WHERE n.{group.stamp} IS NULL OR n.{group.stamp} {operator} row.by"
     return f"UNWIND $rows AS row MATCH (n:{label} {{uid: row.uid}}) {stale} SET n += row.values"
 
 

@@ -1,5 +1,5 @@
-"""The changes to be written: nodes, groups of properties and relations, merged so that neither
-order nor repetition matters.
+"""A batch of changes (nodes, groups of properties, relations), independent of order and
+repetition.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _MAX_NUMBER = 2**63 - 1
 
 
 class Ref(NamedTuple):
-    """A node. Its key is limited: a longer one keeps its beginning and gets a digest. `uid` is
-    unique: the ids of different tenants cannot be confused.
+    """A reference to a node. Long keys are truncated and end with a digest. `uid` is unique across
+    tenants.
     """
 
     label: str
@@ -28,9 +28,9 @@ class Ref(NamedTuple):
     uid: str
 
 
-@lru_cache(maxsize=4096)  # events of one deliberation name the same few nodes
+@lru_cache(maxsize=4096)  # events of one deliberation refer to the same few nodes
 def ref(label: str, tenant: str, *parts: str) -> Ref:
-    """Return the node with this label that is named by `parts` together."""
+    """Return the reference to the node with this label whose key consists of `parts`."""
     tenant, key = bound_name(tenant), bound_name("/".join(parts))
     return Ref(label, tenant, key, uid(label, tenant, key))
 
@@ -41,14 +41,14 @@ def uid(label: str, tenant: str, key: str) -> str:
 
 
 def bound_name(name: str) -> str:
-    """Return a name that is short enough for every store's index."""
+    """Return the name, shortened to the limit of the stores' indexes."""
     name = clean(name)
     return name if len(name) <= _KEY_CHARS else f"{name[: _KEY_CHARS - 33]}~{digest(name)[:32]}"
 
 
 @dataclass(slots=True)
 class Writes:
-    """A batch of changes. `by` in the group writes orders events: the time, then the event's id."""
+    """A batch of changes. Each group has the sort key of the event that wrote it."""
 
     text_chars: int = 2000
     nodes: set[Ref] = field(default_factory=set)
@@ -59,8 +59,8 @@ class Writes:
         """Write a node without properties."""
         self.nodes.add(node)
 
-    def tell(self, node: Ref, group_name: str, by: str, **values: Any) -> None:
-        """Write a group of a node's properties. Missing values are written as empty, so that a
+    def set_group(self, node: Ref, group_name: str, sort_key: str, **values: Any) -> None:
+        """Write a group of a node's properties. Missing values are written as empty ones, so that a
         group is always complete.
         """
         self.nodes.add(node)
@@ -69,30 +69,30 @@ class Writes:
         if unknown:
             raise KeyError(f"{node.label}.{group_name} has no {', '.join(sorted(unknown))}")
         current = self.groups.get((node, group_name))
-        if current is None or (by > current[0] if group.latest else by < current[0]):
+        if current is None or (sort_key > current[0] if group.latest else sort_key < current[0]):
             typed = {
                 name: self._as_typed(kind, values.get(name))
                 for name, kind in group.properties.items()
             }
-            self.groups[node, group_name] = (by, typed)
+            self.groups[node, group_name] = (sort_key, typed)
 
     def relate(self, start: Ref, kind: str, end: Ref) -> None:
         """Write a relation and the nodes at its ends."""
         if (start.label, kind, end.label) not in RELATED:
-            raise KeyError(f"the shape has no ({start.label})-[:{kind}]->({end.label})")
+            raise KeyError(f"the schema has no ({start.label})-[:{kind}]->({end.label})")
         self.nodes |= {start, end}
         self.relations.add((start, kind, end))
 
     def _as_typed(self, kind: Kind, value: Any) -> Any:
-        """Return a value of the kind in the schema, or an empty one if it has another type."""
+        """Return the value with the type of the schema; an empty value if it has another type."""
         match kind:
             case "text" if isinstance(value, str):
                 return clean(value[: self.text_chars])
-            case "whole" if isinstance(value, int | float) and abs(value) <= _MAX_NUMBER:
+            case "integer" if isinstance(value, int | float) and abs(value) <= _MAX_NUMBER:
                 return int(value)
-            case "number" if isinstance(value, int | float) and abs(value) <= _MAX_NUMBER:
+            case "float" if isinstance(value, int | float) and abs(value) <= _MAX_NUMBER:
                 return float(value)
-            case "flag" if isinstance(value, bool):
+            case "boolean" if isinstance(value, bool):
                 return value
             case "texts" if isinstance(value, list | tuple):
                 return [clean(str(item)[: self.text_chars]) for item in value[:_LIST_ITEMS]]
@@ -108,8 +108,8 @@ def group_of(label: str, name: str) -> Group:
 
 
 def clean(text: str) -> str:
-    """Return text that every store accepts: no lone surrogates, no NUL."""
-    if text.isascii() and "\0" not in text:  # true for most texts, and quick
+    """Return the text without characters that a store refuses: lone surrogates and NUL."""
+    if text.isascii() and "\0" not in text:  # the fast path for most texts
         return text
     return (
         text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{REPLACEMENT CHARACTER}")

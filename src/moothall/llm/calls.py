@@ -1,8 +1,8 @@
 """Read native tool calls and reasoning from the chunks of a chat answer. No I/O.
 
-Servers agree on little here. Fragments of a call are told apart by `index`, by id or by their
-order; ids come once, in each fragment, or never; names come whole, in parts, or again and again;
-arguments are text in parts, or a whole object.
+Servers differ a lot here. They identify the fragments of a call by `index`, by id or by order. They
+send an id once, in each fragment, or never; a name complete, in parts, or repeatedly; arguments as
+text in parts, or as a complete object.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from moothall.domain.ids import digest
 from moothall.domain.text import encodable
 
 MAX_CALLS = 64
-_ID_CHARS = 9  # Mistral takes ids of just nine letters and digits
-_KEPT_PARAMETERS = ("extra_content",)
-"""Fields beside a call that have to come back with it: Google's thought signatures."""
-_TEXTS = ("reasoning_content", "reasoning")
+_ID_CHARS = 9  # Mistral accepts only ids of nine letters and digits
+_EXTRA_FIELDS = ("extra_content",)
+"""Fields beside a call that must be sent back with it, such as Google's thought signatures."""
+_REASONING_TEXT_FIELDS = ("reasoning_content", "reasoning")
 
 
 @dataclass(slots=True)
@@ -38,19 +38,19 @@ class CallReader:
 
     calls: list[_Call] = field(default_factory=list)
 
-    def read(self, fragments: object, *, whole: bool = False) -> int:
-        """Add fragments and return how many bytes they brought. `whole`: each one is a complete
+    def read(self, fragments: object, *, complete: bool = False) -> int:
+        """Add fragments and return their size in bytes. `complete`: each fragment is a complete
         call.
         """
         size = 0
         for fragment in fragments if isinstance(fragments, list) else ():
             if isinstance(fragment, dict):
-                size += self._read(fragment, whole=whole)
+                size += self._read(fragment, complete=complete)
         return size
 
     def finish(self, seed: str) -> tuple[FunctionCall, ...]:
-        """Return the calls. Missing and repeated ids are replaced by ones made from `seed`, which
-        are the same each time.
+        """Return the calls. Missing and repeated ids are replaced by ids derived from `seed`, so
+        that the same reply always gets the same ids.
         """
         used: set[str] = set()
         calls = []
@@ -65,10 +65,10 @@ class CallReader:
 
     @property
     def extras(self) -> dict[str, Any]:
-        """What has to be sent back beside the calls, by call id. Complete after `finish`."""
+        """The fields to send back with each call, by call id. Complete after `finish`."""
         return {call.call_id: call.extra for call in self.calls if call.extra}
 
-    def _read(self, fragment: Mapping[str, Any], *, whole: bool) -> int:
+    def _read(self, fragment: Mapping[str, Any], *, complete: bool) -> int:
         function = fragment.get("function")
         function = function if isinstance(function, dict) else {}
         call_id, name, arguments = (
@@ -76,20 +76,20 @@ class CallReader:
             _text(function.get("name")),
             function.get("arguments"),
         )
-        call = None if whole else self._find(fragment.get("index"), call_id, name)
+        call = None if complete else self._find(fragment.get("index"), call_id, name)
         if call is None:
             if len(self.calls) >= MAX_CALLS:
                 return 0
             call = _Call(fragment.get("index"))
             self.calls.append(call)
         call.call_id = call.call_id or call_id
-        if name != call.name:  # some servers repeat it with each fragment
+        if name != call.name:  # some servers repeat the name in each fragment
             call.name += name
         if isinstance(arguments, str):
             call.arguments += encodable(arguments)
         elif isinstance(arguments, dict):
             call.arguments = encodable(json.dumps(arguments, ensure_ascii=False))
-        call.extra |= {key: fragment[key] for key in _KEPT_PARAMETERS if fragment.get(key)}
+        call.extra |= {key: fragment[key] for key in _EXTRA_FIELDS if fragment.get(key)}
         size = (
             len(arguments)
             if isinstance(arguments, str)
@@ -100,7 +100,7 @@ class CallReader:
         return size + len(name) + (len(json.dumps(call.extra)) if call.extra else 0)
 
     def _find(self, index: object, call_id: str, name: str) -> _Call | None:
-        """Return the call that a fragment continues, None where it begins one."""
+        """Return the call that a fragment continues, or None if it begins a new call."""
         if isinstance(index, int):
             call = next((call for call in reversed(self.calls) if call.index == index), None)
         elif call_id:
@@ -109,24 +109,24 @@ class CallReader:
             call = self.calls[-1] if self.calls else None
         if call is None or not name:
             return call
-        other = bool(call_id and call.call_id and call_id != call.call_id)
+        differs = bool(call_id and call.call_id and call_id != call.call_id)
         repeated = bool(call_id) and call_id == call.call_id
-        return None if other or (not repeated and _is_object(call.arguments)) else call
+        return None if differs or (not repeated and _is_object(call.arguments)) else call
 
 
 @dataclass(slots=True)
 class ReasoningReader:
-    """Collects what a server returns of the model's reasoning, to be sent back unchanged."""
+    """Collects the model's reasoning from a reply, to be sent back unchanged."""
 
     texts: dict[str, list[str]] = field(default_factory=dict)
     details: list[dict[str, Any]] = field(default_factory=list)
 
     def read(self, delta: Mapping[str, Any]) -> int:
-        """Add a delta and return how many bytes of reasoning it brought."""
+        """Add a delta and return the size of its reasoning in bytes."""
         size = 0
-        for name in _TEXTS:
+        for name in _REASONING_TEXT_FIELDS:
             text = delta.get(name)
-            if isinstance(text, dict):  # some gateways wrap it
+            if isinstance(text, dict):  # some gateways wrap the text in an object
                 text = text.get("content") or text.get("text")
             if isinstance(text, str) and text:
                 self.add(name, text)
@@ -142,17 +142,15 @@ class ReasoningReader:
         self.texts.setdefault(name, []).append(encodable(text))
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields as they are sent back: structured details rather than the same as
-        text.
-        """
+        """Return the fields to send back. A text that repeats another field is left out."""
         texts = {name: "".join(parts) for name, parts in self.texts.items()}
         if texts.get("reasoning") == texts.get("reasoning_content") or self.details:
             texts.pop("reasoning", None)
         return texts | ({"reasoning_details": self.details} if self.details else {})
 
     def _read_detail(self, item: dict[str, Any]) -> int:
-        """Add a fragment of OpenRouter's `reasoning_details`: those of one index and type make one
-        item.
+        """Add a fragment of OpenRouter's `reasoning_details`. Consecutive fragments of one index
+        and type form one item.
         """
         last = self.details[-1] if self.details else None
         if (
@@ -174,7 +172,7 @@ class ReasoningReader:
 
 
 def short_id(*parts: str) -> str:
-    """Return an id that every server takes, the same for the same parts."""
+    """Return an id that every server accepts, the same for the same parts."""
     if len(parts) == 1 and len(parts[0]) == _ID_CHARS and parts[0].isalnum() and parts[0].isascii():
         return parts[0]
     return digest(*parts)[:_ID_CHARS]

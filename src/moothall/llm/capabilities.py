@@ -1,9 +1,9 @@
-"""What one server takes with one model: learnt from its list of models, a probe and its refusals.
+"""The capabilities of one server and model, learned from its list of models, a probe and refusals.
 No I/O.
 
-A call is made as OpenAI documents it. A refusal that names a parameter of the call drops the
-parameter or translates it, for this call and all later ones. `adapt` renders what is known; a call
-is worth repeating if it renders differently after `learn`.
+A request is first built as OpenAI documents it. If a refusal names a parameter, the parameter is
+removed or translated in this request and all later ones. `adapt` applies the capabilities to a
+request. A request is worth repeating if `adapt` returns another body after `learn_from_refusal`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from moothall.domain.chat import ReplyMode
 from moothall.domain.text import one_line
 from moothall.llm.calls import short_id
 from moothall.llm.requests import REASONING_FIELDS
-from moothall.llm.responses_api import ADDED
+from moothall.llm.responses_api import EXTRA_PARAMETERS
 from moothall.llm.retry import Rejected
 from moothall.llm.schemas import strict_schema
 
 log = telemetry.get_logger(__name__)
 
 LOCAL_OWNER = "moothall"
-"""Whom the embedded server lists its model as owned by."""
-_LEAST_TOKENS = 16
-_REASONING_ROOM = 8192
+"""The owner that the embedded server gives in its list of models."""
+_MIN_REPLY_TOKENS = 16
+_REASONING_TOKENS = 8192
 _TOO_LARGE = 413
-_OVERFLOWS = frozenset({400, _TOO_LARGE, 422})
-_LEAST_WINDOW = 512
-_NAMED = {
+_OVERFLOW_STATUSES = frozenset({400, _TOO_LARGE, 422})
+_MIN_WINDOW = 512
+_PARAMETER_PATTERNS = {
     "max_tokens": r"max_(?:completion_|output_|new_)?tokens",
     "response_format": r"response_format|text\.format|json_?schema|\bschemas?\b"
     r"|guided|structured.outputs?|\bgrammar",
@@ -47,38 +47,39 @@ _NAMED = {
     "top_logprobs": r"logprobs",
     "reasoning_effort": r"reasoning_effort|reasoning\.effort",
 }
-"""How refusals name a parameter, where not by its name alone."""
-_REMEDY = {
+"""How refusals name a parameter. Parameters that are missing here are named as they are."""
+_REMEDIES = {
     "priority": "--scheduling-policy priority",
     "cache_salt": "a version of vLLM that knows cache_salt",
     "logprobs": "--max-logprobs 11 or more",
-    "reasoning_effort": "a value that the server takes in MOOTHALL_LLM__REASONING_EFFORT, or none",
+    "reasoning_effort": "a value of MOOTHALL_LLM__REASONING_EFFORT that the server accepts, or "
+    "none",
 }
 _ESSENTIAL = frozenset({"model", "messages", "tools"})
 _STRICT = re.compile(
     r"\bstrict\b.{0,80}(?:extra|unknown|unexpected|unrecogni[sz]ed|permitted|not supported)",
     re.IGNORECASE | re.DOTALL,
 )
-_HISTORY = re.compile(
+_REASONING_PATTERN = re.compile(
     r"reasoning_content|reasoning_details|encrypted_content|\bthinking\b|messages\W.{0,40}reasoning|extra_content",
     re.IGNORECASE,
 )
-_KEYWORD = re.compile(
+_UNKNOWN_KEYWORD = re.compile(
     r"unknown name \W{1,3}([\w$]+)\W{1,3} at \W{0,2}(?:tools|functions)", re.IGNORECASE
 )
 """How Google names a keyword of JSON Schema that it does not know."""
-_FORMS: tuple[tuple[re.Pattern[str], str, object, str], ...] = (
+_MESSAGE_FORMS: tuple[tuple[re.Pattern[str], str, object, str], ...] = (
     (
         re.compile(r"role .{0,3}user.{0,12} after .{0,12}tool", re.IGNORECASE),
-        "joins_tools",
+        "joins_tool_messages",
         True,
-        "a user's message after a tool's",
+        "a user message after a tool message",
     ),
     (
         re.compile(r"tool call id.{0,200}length of 9", re.IGNORECASE | re.DOTALL),
         "short_ids",
         True,
-        "long ids of calls",
+        "long call ids",
     ),
     (
         re.compile(
@@ -92,13 +93,13 @@ _FORMS: tuple[tuple[re.Pattern[str], str, object, str], ...] = (
     ),
     (
         re.compile(r"(?:must|should) alternate|consecutive|alternating", re.IGNORECASE),
-        "alternates",
+        "requires_alternation",
         True,
-        "two messages of one role",
+        "consecutive messages of one role",
     ),
 )
-"""What refusals say about the form of messages, the attribute that it changes, its value then, and
-the words for people.
+"""Refusals about the form of messages: pattern, attribute of `Capabilities`, its new value, and a
+description for the log.
 """
 _MISSING = re.compile(r"missing|must be passed|required", re.IGNORECASE)
 _RESPONSES = re.compile(r"v1/responses|responses api", re.IGNORECASE)
@@ -111,7 +112,7 @@ _OVERFLOW = re.compile(
     r"be at least 1, got -",
     re.IGNORECASE,
 )
-_WINDOW = (
+_WINDOW_PATTERNS = (
     re.compile(r"\d \+ \d[\d,]* > (\d[\d,]{2,9})"),
     re.compile(
         r"(?:maximum )?context.{0,3}(?:length|window|size|limit)\D{0,40}?(\d[\d,]{2,9})",
@@ -121,7 +122,7 @@ _WINDOW = (
     re.compile(r"(\d[\d,]{2,9}) maximum context", re.IGNORECASE),
     re.compile(r"maximum number of tokens allowed \(?(\d[\d,]{2,9})", re.IGNORECASE),
 )
-_INPUT = (
+_INPUT_TOKENS_PATTERNS = (
     re.compile(
         r"(?:request|prompt|messages?) (?:has|have|contains?) (?:at least )?(\d[\d,]*) (?:input "
         r")?tokens",
@@ -137,75 +138,74 @@ _NUMBER = re.compile(r"(?<![\d.\w-])\d[\d,]*\d(?![\d\w])")
 
 
 def is_overflow(error: Rejected) -> bool:
-    """Return whether a refusal says that the conversation does not fit the window."""
-    if error.status not in _OVERFLOWS:
+    """Return whether a refusal means that the conversation does not fit the window."""
+    if error.status not in _OVERFLOW_STATUSES:
         return False
-    named = error.code in {"context_length_exceeded", "exceed_context_size_error"}
-    return named or error.status == _TOO_LARGE or bool(_OVERFLOW.search(error.text))
+    has_code = error.code in {"context_length_exceeded", "exceed_context_size_error"}
+    return has_code or error.status == _TOO_LARGE or bool(_OVERFLOW.search(error.text))
 
 
 @dataclass(slots=True)
 class Capabilities:
-    """The record of one server and model. `window` is 0 if it is unknown; `window_source` says
-    where it comes from.
+    """The capabilities of one server and model. `window` is 0 if it is unknown; `window_source`
+    says where it comes from.
     """
 
     model: str = ""
     owner: str = ""
     api: Literal["chat", "responses"] = "chat"
     api_fixed: bool = False
-    reply: ReplyMode | None = None
+    reply_mode: ReplyMode | None = None
     tools: bool | None = None
-    writes_calls: bool = False
-    """Whether calls came as text, because the server has no parser for how this model writes them.
-    """
+    writes_calls_as_text: bool = False
+    """Whether calls arrived as text, because the server has no parser for this model's format."""
     window: int = 0
     window_source: str = ""
     limit_name: str = "max_tokens"
-    """What the limit of a reply's tokens is called; '' if none is taken."""
-    most_tokens: int = 0
-    """The largest limit that the server takes; 0 if it never refused one."""
-    reasoning_room: int = 0
-    """Tokens that every reply has beyond its limit, since reasoning once filled one."""
+    """The name of the parameter that limits the reply's tokens; '' if the server accepts none."""
+    max_reply_tokens: int = 0
+    """The largest limit that the server accepts; 0 if it never refused one."""
+    reasoning_tokens: int = 0
+    """Tokens added to the limit of every reply, once reasoning has filled a reply."""
     schema: Literal["any", "strict", "none"] = "any"
-    obeys: bool | None = None
-    """Whether a probe with a schema was answered in it."""
+    obeys_schema: bool | None = None
+    """Whether the reply to a probe followed the probe's schema; None before the probe."""
     strict_flag: bool = True
     system_role: bool = True
-    alternates: bool = False
+    requires_alternation: bool = False
     sends_reasoning: bool = True
-    joins_tools: bool = False
-    """Whether a user's message right after a tool's is joined with it, as Mistral wants it."""
+    joins_tool_messages: bool = False
+    """Whether a user message is joined with the tool message before it, as Mistral requires."""
     short_ids: bool = False
-    """Whether ids of calls are nine letters and digits, as Mistral wants those of other servers
-    too.
-    """
-    keywords: set[str] = field(default_factory=set)
-    """Keywords of JSON Schema that the parameters of tools must not have."""
+    """Whether call ids are shortened to nine letters and digits, as Mistral requires."""
+    refused_keywords: set[str] = field(default_factory=set)
+    """JSON Schema keywords that the server refuses in the parameters of tools."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Parameters that are not sent any more, with the refusal."""
+    """Parameters that are no longer sent, with the message of the refusal."""
     reasoning_fields: set[str] = field(default_factory=set)
     only_reasons: bool = False
-    """Whether a whole reply came as reasoning: the server has a parser for another model's
-    reasoning.
+    """Whether a complete reply arrived as reasoning: the server uses the reasoning parser of
+    another model.
     """
-    counts_usage: bool | None = None
+    reports_usage: bool | None = None
 
     @property
     def is_local(self) -> bool:
-        """Whether it is the embedded model."""
+        """Whether this is the embedded model."""
         return self.owner == LOCAL_OWNER
 
     def adapt(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the body as this server takes it."""
+        """Return the body in the form that this server accepts."""
         adapted = {name: value for name, value in body.items() if name not in self.refused}
         if self.api == "responses":
-            adapted |= {name: value for name, value in ADDED.items() if name not in self.refused}
+            adapted |= {
+                name: value for name, value in EXTRA_PARAMETERS.items() if name not in self.refused
+            }
         if "max_tokens" in adapted:
             limit = adapted.pop("max_tokens")
             if self.limit_name:
                 adapted[self.limit_name] = (
-                    min(limit, self.most_tokens) if self.most_tokens else limit
+                    min(limit, self.max_reply_tokens) if self.max_reply_tokens else limit
                 )
         if "stream" in self.refused:
             adapted.pop("stream_options", None)
@@ -213,13 +213,13 @@ class Capabilities:
             if self.schema == "none":
                 del adapted["response_format"]
             else:
-                adapted["response_format"] = self._format(adapted["response_format"])
-        if self.keywords and "tools" in adapted:
-            adapted["tools"] = _without(adapted["tools"], self.keywords)
-        adapted["messages"] = self._messages(adapted["messages"])
+                adapted["response_format"] = self._adapt_format(adapted["response_format"])
+        if self.refused_keywords and "tools" in adapted:
+            adapted["tools"] = _without_keywords(adapted["tools"], self.refused_keywords)
+        adapted["messages"] = self._adapt_messages(adapted["messages"])
         return adapted
 
-    def _messages(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    def _adapt_messages(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         messages = [_for_api(message, self.api) for message in messages]
         if not self.sends_reasoning:
             messages = [_without_reasoning(message) for message in messages]
@@ -227,108 +227,112 @@ class Capabilities:
             messages = _fold_system(messages)
         if self.short_ids:
             messages = [_shorten_ids(message) for message in messages]
-        if self.joins_tools:
+        if self.joins_tool_messages:
             messages = _join_tools(messages)
-        return _alternate(messages) if self.alternates else messages
+        return _alternate(messages) if self.requires_alternation else messages
 
-    def lines(self) -> list[str]:
-        """Return the record in plain words, for people."""
+    def describe(self) -> list[str]:
+        """Return the capabilities as lines for people."""
         schema = {"any": "ours", "strict": "the strict subset only", "none": "refused"}[self.schema]
-        if self.obeys is False:
+        if self.obeys_schema is False:
             schema = "ignored" if self.schema != "none" else "refused"
         limit = self.limit_name if self.api == "chat" else "max_output_tokens"
-        limit = f"{limit}, at most {self.most_tokens:,}" if self.most_tokens else limit
+        limit = f"{limit}, at most {self.max_reply_tokens:,}" if self.max_reply_tokens else limit
         reasoning = ", ".join(sorted(self.reasoning_fields))
-        told = "" if self.sends_reasoning else ", not sent back"
+        reasoning_note = "" if self.sends_reasoning else ", not sent back"
         if self.only_reasons:
-            told += (
-                ", which held a whole reply: the server's parser for reasoning does not fit the "
+            reasoning_note += (
+                ", which held a complete reply: the server's reasoning parser does not fit the "
                 "model"
             )
-        lacks = [
+        unsent = [
             *self.refused,
             *([] if self.strict_flag else ["strict"]),
-            *(f"{name} in tools" for name in sorted(self.keywords)),
+            *(f"{name} in tools" for name in sorted(self.refused_keywords)),
         ]
         calls = "not tried" if self.tools is None else "yes" if self.tools else "no"
-        if self.tools and self.writes_calls:
+        if self.tools and self.writes_calls_as_text:
             calls += ", read from the text: the server has no parser that fits the model"
         return [
             f"API: /v1/{'responses' if self.api == 'responses' else 'chat/completions'}",
             f"native tool calls: {calls}",
             (
                 "JSON schema: "
-                f"{'not tried' if self.obeys is None and self.schema == 'any' else schema}"
+                f"{'not tried' if self.obeys_schema is None and self.schema == 'any' else schema}"
             ),
-            f"limit of a reply: {limit if self.limit_name else 'not taken'}",
+            f"reply limit: {limit if self.limit_name else 'not accepted'}",
             f"system role: {'yes' if self.system_role else 'joined with the first message'}",
-            f"reasoning: {f'in {reasoning}{told}' if reasoning else 'none returned'}",
-            (
-                "usage: "
-                f"{'estimated, the server tells none' if self.counts_usage is False else 'told'}"
-            ),
-            *([f"not sent: {', '.join(lacks)}"] if lacks else []),
+            f"reasoning: {f'in {reasoning}{reasoning_note}' if reasoning else 'none returned'}",
+            "usage: "
+            + ("estimated, the server reports none" if self.reports_usage is False else "reported"),
+            *([f"not sent: {', '.join(unsent)}"] if unsent else []),
         ]
 
-    def limited(self, adapted: Mapping[str, Any], room: int) -> dict[str, Any]:
-        """Return an adapted body whose reply has at most `room` tokens; 0 for no such limit."""
-        return {**adapted, self.limit_name: room} if room and self.limit_name else dict(adapted)
+    def limit_reply(self, adapted: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+        """Return an adapted body with the reply limited to `max_tokens`; 0 changes nothing."""
+        return (
+            {**adapted, self.limit_name: max_tokens}
+            if max_tokens and self.limit_name
+            else dict(adapted)
+        )
 
-    def give_room(self, given: int) -> bool:
-        """Give replies more room for reasoning, because it filled one that had `given` tokens of
-        it; tell whether there is more now.
+    def add_reasoning_tokens(self, previous: int) -> bool:
+        """Allow more tokens for reasoning in every reply. Return whether there are now more than
+        `previous`, the number that a reply has just used up.
         """
-        if not self.is_local and not self.reasoning_room:
-            self.reasoning_room = (
-                min(_REASONING_ROOM, self.window // 4) if self.window else _REASONING_ROOM
+        if not self.is_local and not self.reasoning_tokens:
+            self.reasoning_tokens = (
+                min(_REASONING_TOKENS, self.window // 4) if self.window else _REASONING_TOKENS
             )
             log.info(
-                "reasoning filled a reply; replies have more room from now on",
-                tokens=self.reasoning_room,
+                "reasoning filled a reply; later replies get more tokens",
+                tokens=self.reasoning_tokens,
                 model=self.model,
             )
-        return self.reasoning_room > given
+        return self.reasoning_tokens > previous
 
-    def notice(
-        self, usage: Mapping[str, Any], reasoning: Mapping[str, Any], *, whole: bool
+    def record_reply(
+        self, usage: Mapping[str, Any], reasoning: Mapping[str, Any], *, has_no_answer: bool
     ) -> None:
-        """Note what a reply shows of the server. `whole`: it ended, and holds reasoning at most."""
-        self.counts_usage = bool(usage)
-        self.only_reasons = self.only_reasons or (whole and bool(reasoning))
+        """Record what a reply shows about the server. `has_no_answer`: the reply ended normally
+        without text and calls.
+        """
+        self.reports_usage = bool(usage)
+        self.only_reasons = self.only_reasons or (has_no_answer and bool(reasoning))
         self.reasoning_fields.update(name for name in reasoning if name != "extras")
 
-    def learn(self, error: Rejected, sent: Mapping[str, Any]) -> None:
-        """Note what a refusal of the chat body `sent` says about its parts."""
+    def learn_from_refusal(self, error: Rejected, sent: Mapping[str, Any]) -> None:
+        """Record what the refusal of the chat body `sent` says about its parts."""
         if not self.api_fixed and self.api == "chat" and _RESPONSES.search(error.text):
-            self._change("api", "responses", "tools or this model by chat completions", error)
+            self._change("api", "responses", "chat completions for this request", error)
         elif is_overflow(error):
             self._learn_window(error.text)
         elif self._learn_form(error, sent) or self._learn_parameters(error, sent):
             pass
-        elif _HISTORY.search(error.text) and not _MISSING.search(error.text):
+        elif _REASONING_PATTERN.search(error.text) and not _MISSING.search(error.text):
             self._change("sends_reasoning", False, "the reasoning of earlier replies", error)
 
     def _learn_form(self, error: Rejected, sent: Mapping[str, Any]) -> bool:
-        """Note what a refusal says about the form of messages and tools; tell whether it says
+        """Record what a refusal says about the form of messages and tools. Return whether it says
         anything.
         """
-        if found := set(_KEYWORD.findall(error.text)):
-            self.keywords |= found
-            self._log(f"the keywords {', '.join(sorted(found))} in tools", error)
+        if keywords := set(_UNKNOWN_KEYWORD.findall(error.text)):
+            self.refused_keywords |= keywords
+            self._log(f"the keywords {', '.join(sorted(keywords))} in tools", error)
             return True
         roles = {message["role"] for message in sent["messages"]}
-        for pattern, name, value, what in _FORMS:
+        for pattern, name, value, description in _MESSAGE_FORMS:
             if (
                 pattern.search(error.text)
                 and getattr(self, name) != value
                 and (name != "system_role" or "system" in roles)
             ):
-                self._change(name, value, what, error)
+                self._change(name, value, description, error)
                 return True
         return False
 
     def _learn_parameters(self, error: Rejected, sent: Mapping[str, Any]) -> bool:
-        """Note which parameters a refusal names; tell whether it names one."""
+        """Record which parameters a refusal names. Return whether it names one."""
         names = [name for name in sent if name not in _ESSENTIAL and self._names(name, error.text)]
         if error.param in names:
             names = [error.param]
@@ -336,32 +340,29 @@ class Capabilities:
             self._drop(name, error, sent)
         return bool(names)
 
-    def room(self, error: Rejected, sent: Mapping[str, Any]) -> int:
-        """Return the tokens of reply for which the refusal says that there is room; 0 if it says
-        nothing, or if there is too little.
+    def available_reply_tokens(self, error: Rejected, sent: Mapping[str, Any]) -> int:
+        """Return how many tokens the refusal says are left for the reply; 0 if it does not say, or
+        if they are too few.
         """
         window = read_window(error.text)
         used = next(
             (
-                int(found[1].replace(",", ""))
-                for pattern in _INPUT
-                if (found := pattern.search(error.text))
+                int(match[1].replace(",", ""))
+                for pattern in _INPUT_TOKENS_PATTERNS
+                if (match := pattern.search(error.text))
             ),
             0,
         )
         limit = int(sent.get(self.limit_name) or 0)
-        left = window - used
+        available = window - used
         if "at least" in error.text and used:  # the server stopped counting there
-            left = min(left, limit // 4)
-        return (
-            left
-            if window and used and limit > left >= max(_LEAST_TOKENS, min(1024, limit // 4))
-            else 0
-        )
+            available = min(available, limit // 4)
+        minimum = max(_MIN_REPLY_TOKENS, min(1024, limit // 4))
+        return available if window and used and limit > available >= minimum else 0
 
     def _learn_window(self, message: str) -> None:
         window = read_window(message)
-        if window >= _LEAST_WINDOW and (not self.window or window < self.window):
+        if window >= _MIN_WINDOW and (not self.window or window < self.window):
             self.window, self.window_source = window, "a refusal of the server"
             log.warning(
                 "the model's window is smaller than assumed", window=window, model=self.model
@@ -369,9 +370,9 @@ class Capabilities:
 
     def _names(self, name: str, text: str) -> bool:
         pattern = (
-            _NAMED["max_tokens"]
+            _PARAMETER_PATTERNS["max_tokens"]
             if name.startswith("max_")
-            else _NAMED.get(name, rf"\b{re.escape(name)}\b")
+            else _PARAMETER_PATTERNS.get(name, rf"\b{re.escape(name)}\b")
         )
         return bool(re.search(pattern, text, re.IGNORECASE))
 
@@ -386,94 +387,93 @@ class Capabilities:
 
     def _learn_limit(self, name: str, error: Rejected, value: int) -> None:
         if name != self.limit_name:
-            return  # another call has learnt it meanwhile
-        numbers = [int(found.replace(",", "")) for found in _NUMBER.findall(error.text)]
-        fitting = [number for number in numbers if _LEAST_TOKENS <= number < value]
-        if fitting:
-            self.most_tokens = max(fitting)
-            self._log(f"more than {self.most_tokens} tokens of reply", error)
+            return  # another call has already learned it
+        numbers = [int(digits.replace(",", "")) for digits in _NUMBER.findall(error.text)]
+        limits = [number for number in numbers if _MIN_REPLY_TOKENS <= number < value]
+        if limits:
+            self.max_reply_tokens = max(limits)
+            self._log(f"replies of more than {self.max_reply_tokens} tokens", error)
         else:
             self.limit_name = "max_completion_tokens" if name == "max_tokens" else ""
             self._log(name, error)
 
     def _learn_schema(self, error: Rejected, sent: Mapping[str, Any]) -> None:
-        described = sent["response_format"].get("json_schema", {})
-        if _STRICT.search(error.text) and self.strict_flag and described.get("strict"):
+        json_schema = sent["response_format"].get("json_schema", {})
+        schema = json_schema.get("schema")
+        if _STRICT.search(error.text) and self.strict_flag and json_schema.get("strict"):
             self._change("strict_flag", False, "strict", error)
-        elif self.schema == "any" and strict_schema(described.get("schema", {})) != described.get(
-            "schema"
-        ):
+        elif self.schema == "any" and strict_schema(json_schema.get("schema", {})) != schema:
             self._change("schema", "strict", "this JSON schema", error)
         elif (
             self.schema != "none"
-            and self._format(sent["response_format"]) == sent["response_format"]
+            and self._adapt_format(sent["response_format"]) == sent["response_format"]
         ):
             self._change("schema", "none", "JSON schemas", error)
 
-    def _format(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        described = dict(wanted["json_schema"])
+    def _adapt_format(self, response_format: Mapping[str, Any]) -> dict[str, Any]:
+        json_schema = dict(response_format["json_schema"])
         if self.schema == "strict":
-            described["schema"] = strict_schema(described["schema"])
+            json_schema["schema"] = strict_schema(json_schema["schema"])
         if not self.strict_flag:
-            described.pop("strict", None)
-        return {**wanted, "json_schema": described}
+            json_schema.pop("strict", None)
+        return {**response_format, "json_schema": json_schema}
 
-    def _change(self, name: str, value: object, what: str, error: Rejected) -> None:
+    def _change(self, name: str, value: object, description: str, error: Rejected) -> None:
         setattr(self, name, value)
-        self._log(what, error)
+        self._log(description, error)
 
-    def _log(self, what: str, error: Rejected) -> None:
-        # Most of this is the way of a service and nothing to mend; `moothall doctor` shows it.
-        tell = log.warning if what in _REMEDY else log.info
-        needs = {"needs": _REMEDY[what]} if what in _REMEDY else {}
-        tell(
-            "the model server refuses a part of the call; it is left out from now on",
-            refused=what,
-            said=error.message,
+    def _log(self, refused: str, error: Rejected) -> None:
+        # Most refusals are normal for a service and need no repair; `moothall doctor` lists them.
+        write = log.warning if refused in _REMEDIES else log.info
+        needs = {"needs": _REMEDIES[refused]} if refused in _REMEDIES else {}
+        write(
+            "the model server refused a part of the request; later requests omit it",
+            refused=refused,
+            reason=error.message,
             **needs,
         )
 
 
 def read_window(message: str) -> int:
     """Return the window that a refusal names, 0 if it names none."""
-    for pattern in _WINDOW:
-        if found := pattern.search(message):
-            return int(found[1].replace(",", ""))
+    for pattern in _WINDOW_PATTERNS:
+        if match := pattern.search(message):
+            return int(match[1].replace(",", ""))
     return 0
 
 
 def _for_api(message: Mapping[str, Any], api: str) -> Mapping[str, Any]:
-    """Return a message with the reasoning that this API takes back."""
-    other = {"items"} if api == "chat" else {name for name in REASONING_FIELDS if name != "items"}
+    """Return a message without the reasoning fields of the other API."""
+    foreign = {"items"} if api == "chat" else {name for name in REASONING_FIELDS if name != "items"}
     return (
-        {name: value for name, value in message.items() if name not in other}
-        if other & set(message)
+        {name: value for name, value in message.items() if name not in foreign}
+        if foreign & set(message)
         else message
     )
 
 
 def _without_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in message.items() if name not in REASONING_FIELDS}
-    if isinstance(content := kept.get("content"), list):
-        kept["content"] = (
+    stripped = {name: value for name, value in message.items() if name not in REASONING_FIELDS}
+    if isinstance(content := stripped.get("content"), list):
+        stripped["content"] = (
             "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
             or None
         )
-    return kept
+    return stripped
 
 
-def _without(value: Any, names: AbstractSet[str]) -> Any:
-    """Return JSON data without the keywords of these names; properties of these names stay."""
-    if isinstance(value, list):
-        return [_without(item, names) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    kept = {name: item for name, item in value.items() if name not in names}
+def _without_keywords(schema: Any, keywords: AbstractSet[str]) -> Any:
+    """Return JSON data without some JSON Schema keywords. Properties of the same names stay."""
+    if isinstance(schema, list):
+        return [_without_keywords(item, keywords) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
     return {
-        name: {key: _without(one, names) for key, one in item.items()}
+        name: {key: _without_keywords(value, keywords) for key, value in item.items()}
         if name == "properties" and isinstance(item, Mapping)
-        else _without(item, names)
-        for name, item in kept.items()
+        else _without_keywords(item, keywords)
+        for name, item in schema.items()
+        if name not in keywords
     }
 
 
@@ -489,22 +489,20 @@ def _shorten_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _fold_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the system's at the beginning of the first user's."""
+    """Move the system messages to the beginning of the first user message."""
     system = "\n\n".join(
         str(message["content"]) for message in messages if message["role"] == "system"
     )
-    others = [dict(message) for message in messages if message["role"] != "system"]
-    first = next((message for message in others if message["role"] == "user"), None)
+    folded = [dict(message) for message in messages if message["role"] != "system"]
+    first = next((message for message in folded if message["role"] == "user"), None)
     if first is None:
-        return [{"role": "user", "content": system}, *others]
+        return [{"role": "user", "content": system}, *folded]
     first["content"] = f"{system}\n\n{first['content']}" if system else first["content"]
-    return others
+    return folded
 
 
 def _join_tools(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with each user's text right after a tool's message at the end of that
-    message.
-    """
+    """Append each user message that follows a tool message to that tool message."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         if joined and message["role"] == "user" and joined[-1]["role"] == "tool":
@@ -515,7 +513,7 @@ def _join_tools(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _alternate(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with consecutive texts of one role joined."""
+    """Join consecutive text messages of one role."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         last = joined[-1] if joined else None

@@ -1,9 +1,8 @@
 """A client for any OpenAI-compatible chat server.
 
-Answers are always streamed: that is how silence, a cut line and an answer without end are noticed.
-An attempt that failed for a reason that may go away is made again after a growing delay; what is
-left
-when the attempts are used up is `ModelUnavailable`, never an invented answer.
+Responses are always streamed, so that silence, a lost connection and an endless response are
+detected. An attempt that failed for a temporary reason is repeated after a growing delay. If all
+attempts fail, the client raises `ModelUnavailable`; it never makes up a reply.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ from moothall.errors import (
 )
 from moothall.llm import retry
 from moothall.llm.capabilities import Capabilities, is_overflow, read_window
-from moothall.llm.dialect import Dialect, ServerFigures, read_figures
+from moothall.llm.dialect import Dialect, ServerMetrics, read_metrics
 from moothall.llm.markup import split_calls
 from moothall.llm.pool import ConnectionPool, open_pool
-from moothall.llm.requests import JSON, body_of, count_usage, encode
+from moothall.llm.requests import JSON, chat_body, count_usage, encode
 from moothall.llm.response_readers import ChatResponseReader, WholeResponseReader
 from moothall.llm.responses_api import ResponsesReply, responses_body
 from moothall.llm.retry import Failed, Rejected, translate_refusal
@@ -64,12 +63,12 @@ _LIST_BYTES = 4_000_000
 _METRICS_BYTES = 4_000_000
 _METRICS_SECONDS = 10.0
 _NAMES_SHOWN = 500
-_GOOD, _NOT_FOUND = 200, 404
-_REFUSALS = frozenset({400, 404, 405, 413, 415, 422, 500, 501})
-"""Statuses of refusals that may name a part of the call."""
+_OK, _NOT_FOUND = 200, 404
+_REFUSAL_STATUSES = frozenset({400, 404, 405, 413, 415, 422, 500, 501})
+"""Statuses of refusals that may name a part of the request."""
 _PROBE_ID = "-/-/probe/0.0"
 _PROBE_TOKENS = (4096, 16_384)
-"""A reasoning model thinks before it answers; a reply that was cut is asked for again with more."""
+"""Limits of the attempts of a probe: a reasoning model may fill the first before it answers."""
 _LOCAL_PROBE_TOKENS = (32,)
 _PROBE_SECONDS = 600.0
 _QUESTION = "Is water wet?"
@@ -79,7 +78,7 @@ _PROBE_SCHEMA = {
     "required": ["wet"],
     "additionalProperties": False,
 }
-_FINISHES = {
+_FINISH_REASONS = {
     "max_tokens": "length",
     "max_output_tokens": "length",
     "model_length": "length",
@@ -89,75 +88,75 @@ _FINISHES = {
     "end_turn": "stop",
     "eos": "stop",
 }
-"""How gateways name the ends of replies, in the words of chat completions."""
-_ALTERNATIVES = {
+"""Finish reasons of other APIs, translated to those of chat completions."""
+_ALTERNATIVES_SCHEMA = {
     "anyOf": [
         _PROBE_SCHEMA,
         {**_PROBE_SCHEMA, "properties": {"unsure": {"type": "boolean"}}, "required": ["unsure"]},
     ],
 }
-"""Alternatives at the root, as the schemas of turns have them."""
+"""A schema with alternatives at the root, like the schemas of turns."""
 _SYSTEM = Message("system", "You answer questions.")
 
 
 class OpenAIModel:
-    """The port `ChatModel`. Made by `open_model`; belongs to one event loop."""
+    """Implements `ChatModel`. Created by `open_model`; belongs to one event loop."""
 
     def __init__(self, settings: LlmSettings, pool: ConnectionPool) -> None:
         self._settings = settings
         self._pool = pool
         self._url = pool.url
-        self._place = str(pool.url)
+        self._base_url = str(pool.url)
         self._loop = asyncio.get_running_loop()
         self._slots = asyncio.Semaphore(settings.concurrency)
-        self._asking = asyncio.Lock()
+        self._setup_lock = asyncio.Lock()
         self._model = ""
         self._dialect = Dialect(settings)
-        self._known = Capabilities()
-        self._set_up()
-        self._searched = False
+        self._capabilities = Capabilities()
+        self._apply_settings()
+        self._window_searched = False
 
-    def _set_up(self) -> None:
-        """Take over what the settings say."""
+    def _apply_settings(self) -> None:
+        """Set the capabilities that the settings fix."""
         if self._settings.reply != "auto":
-            self._known.reply = self._settings.reply
+            self._capabilities.reply_mode = self._settings.reply
         if self._settings.api != "auto":
-            self._known.api, self._known.api_fixed = self._settings.api, True
+            self._capabilities.api, self._capabilities.api_fixed = self._settings.api, True
 
     @property
     def url(self) -> str:
         """The server's root, without a key."""
-        return self._place
+        return self._base_url
 
     @property
     def capabilities(self) -> Capabilities:
-        """What is known of the server so far."""
-        return self._known
+        """The capabilities found so far."""
+        return self._capabilities
 
     async def chat(
         self,
         request: ChatRequest,
         on_text: Callable[[str], None] | None = None,
         *,
-        ours: Callable[[], bool] | None = None,
+        owns_work: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Return the whole reply, possibly an empty one. `on_text` is given each new piece of text,
-        reasoning in the text included; after a cut stream the reply begins anew. `ours` must agree
-        before each attempt.
+        """Return the complete reply, which may be empty. `on_text` receives each new piece of text,
+        including reasoning in the text; after an interrupted stream the reply starts again.
+        `owns_work` is called before each attempt; if it returns False, the call is cancelled.
 
-        Raises `ModelUnavailable` once retries are used up, `ContextOverflow` if the conversation is
-        longer than the window, `ModelReplyInvalid` for an answer that is no reply,
+        Raises `ModelUnavailable` if all retries failed, `ContextOverflow` if the conversation is
+        longer than the window, `ModelReplyInvalid` for a response that is not a reply,
         `DeadlineExceeded`, and `ConfigurationError` for a wrong model name, key or URL.
         """
-        left = seconds_until(request.deadline)
-        if left <= 0:
+        remaining = seconds_until(request.deadline)
+        if remaining <= 0:
             raise DeadlineExceeded(
                 f"the deadline of model call {request.call_id} had passed before it began"
             )
-        until = self._loop.time() + left
+        until = self._loop.time() + remaining
         try:
             model = self._model or await self._model_name(request.call_id, request.deadline, until)
-            return await self._call(request, model, until, on_text, ours)
+            return await self._call(request, model, until, on_text, owns_work)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"model call {request.call_id} to {self._url} was not answered by its deadline"
@@ -171,73 +170,84 @@ class OpenAIModel:
         model: str,
         until: float | None,
         on_text: Callable[[str], None] | None = None,
-        ours: Callable[[], bool] | None = None,
+        owns_work: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Make a call as this server takes it; after a refusal that names a part of it, without
-        that part. A reply that was filled by reasoning is asked for again with more room, once.
+        """Send a request in the form that this server accepts. After a refusal that names a part of
+        the request, send it without that part. If reasoning filled the reply, repeat the request
+        once with a higher limit.
         """
-        body = body_of(request, model) | self._dialect.additions(request)
+        body = chat_body(request, model) | self._dialect.additions(request)
         if self._settings.reasoning_effort:
             body["reasoning_effort"] = self._settings.reasoning_effort
         limit = request.max_tokens + self._settings.reasoning_tokens
         deadline = None if until is None else request.deadline
-        room, spent = 0, Usage()
+        reply_limit, usage = 0, Usage()
         while True:
-            given = self._known.reasoning_room
-            adapted = self._known.adapt({**body, "max_tokens": limit + given})
-            sent = self._known.limited(adapted, room)
+            reasoning_tokens = self._capabilities.reasoning_tokens
+            max_tokens = limit + reasoning_tokens
+            adapted = self._capabilities.adapt({**body, "max_tokens": max_tokens})
+            sent = self._capabilities.limit_reply(adapted, reply_limit)
             try:
-                attempt = functools.partial(self._ask, sent, request.call_id, until, on_text, ours)
+                attempt = functools.partial(
+                    self._attempt, sent, request.call_id, until, on_text, owns_work
+                )
                 reply = await self._retry(request.call_id, deadline, until, attempt)
             except Rejected as error:
-                self._learn(
+                self._learn_from_refusal(
                     error,
                     adapted,
-                    probed=request.call_id == _PROBE_ID and request.schema is not None,
+                    is_schema_probe=request.call_id == _PROBE_ID and request.schema is not None,
                 )
-                left = 0 if room else self._known.room(error, sent)
-                if not left and self._known.adapt({**body, "max_tokens": limit + given}) == adapted:
+                available = (
+                    0 if reply_limit else self._capabilities.available_reply_tokens(error, sent)
+                )
+                if (
+                    not available
+                    and self._capabilities.adapt({**body, "max_tokens": max_tokens}) == adapted
+                ):
                     raise
-                room = left or room
+                reply_limit = available or reply_limit
                 continue
-            spent += reply.usage
+            usage += reply.usage
             if (
-                _thought_only(reply)
+                _is_filled_by_reasoning(reply)
                 and request.call_id != _PROBE_ID
-                and self._known.give_room(given)
+                and self._capabilities.add_reasoning_tokens(reasoning_tokens)
             ):
                 continue
-            return self._finish(request, replace(reply, usage=spent))
+            return self._restore_schema(request, replace(reply, usage=usage))
 
-    def _learn(self, error: Rejected, sent: Mapping[str, Any], *, probed: bool) -> None:
-        """Note what a refusal says about the call. Raises it again if it says nothing, or if it
+    def _learn_from_refusal(
+        self, error: Rejected, sent: Mapping[str, Any], *, is_schema_probe: bool
+    ) -> None:
+        """Record what a refusal says about the request. Raise it again if it says nothing, or if it
         answers a probe of schemas.
         """
-        if error.status not in _REFUSALS:
+        if error.status not in _REFUSAL_STATUSES:
             raise error
-        self._known.learn(error, sent)
-        if probed and self._known.schema == "none":
+        self._capabilities.learn_from_refusal(error, sent)
+        if is_schema_probe and self._capabilities.schema == "none":
             raise error
 
-    def _finish(self, request: ChatRequest, reply: ChatReply) -> ChatReply:
-        """Return a reply in our schema."""
-        if request.schema and self._known.schema == "strict":
+    def _restore_schema(self, request: ChatRequest, reply: ChatReply) -> ChatReply:
+        """Return a reply in the schema of the request."""
+        if request.schema and self._capabilities.schema == "strict":
             reply = replace(reply, text=without_nulls(reply.text))
         if request.schema and reply.finish_reason == "length":
-            self._dialect.notice_blanks(reply.text)
+            self._dialect.check_whitespace(reply.text)
         return reply
 
-    async def figures(self) -> ServerFigures | None:
-        """Return vLLM's own figures; None where the server is no vLLM. Raises what `chat`
+    async def server_metrics(self) -> ServerMetrics | None:
+        """Return the metrics of a vLLM server; None for other servers. Raises what `chat`
         raises.
         """
         try:
             await self._model_name("-/-/figures/0.0")
             if not self._dialect.is_vllm:
                 return None
-            taken = WholeResponseReader(self._place, _METRICS_BYTES)
+            reader = WholeResponseReader(self._base_url, _METRICS_BYTES)
             await self._exchange(
-                "GET", self._url.with_path("/metrics"), taken, self._loop.time() + _METRICS_SECONDS
+                "GET", self._url.with_path("/metrics"), reader, self._loop.time() + _METRICS_SECONDS
             )
         except Failed as failure:
             raise ModelUnavailable(
@@ -245,126 +255,143 @@ class OpenAIModel:
             ) from failure
         except TimeoutError as error:
             raise ModelUnavailable(
-                f"{self._url.with_path('/metrics')} said nothing for {_METRICS_SECONDS:g} s"
+                f"{self._url.with_path('/metrics')} did not answer within {_METRICS_SECONDS:g} s"
             ) from error
         except Rejected as error:
             raise self._translate(error) from error
-        figures = read_figures(taken.body.decode(errors="replace"))
-        self._dialect.notice_missing(figures)
-        return figures
+        metrics = read_metrics(reader.body.decode(errors="replace"))
+        self._dialect.check_metrics(metrics)
+        return metrics
 
     async def reply_mode(self) -> ReplyMode:
-        """Return how the model is asked for tool calls: what the operator chose; under `auto` what
-        one probe finds: tools, json or blocks.
+        """Return how the model makes tool calls (tools, json or blocks): the mode in the settings,
+        or under `auto` the mode that a probe finds.
         """
-        if self._known.reply is None:
+        if self._capabilities.reply_mode is None:
             model = await self._model_name(_PROBE_ID)
-            async with self._asking:
-                if self._known.reply is None:
-                    self._known.reply = await self._probe(model)
-                    log.info("reply mode found out", mode=self._known.reply, url=str(self._url))
-        return self._known.reply
+            async with self._setup_lock:
+                if self._capabilities.reply_mode is None:
+                    self._capabilities.reply_mode = await self._probe(model)
+                    log.info(
+                        "reply mode detected",
+                        mode=self._capabilities.reply_mode,
+                        url=str(self._url),
+                    )
+        return self._capabilities.reply_mode
 
     async def describe(self) -> ModelDescription:
         """Return the model's name, reply mode and window. Raises what `reply_mode` raises."""
         mode = await self.reply_mode()
         await self._model_name(_PROBE_ID)
-        async with self._asking:
-            if not self._searched and not self._known.window and not self._known.is_local:
-                self._searched = True
-                self._known.window, self._known.window_source = await find_window(
-                    self._look, self._url, self._model
+        async with self._setup_lock:
+            if (
+                not self._window_searched
+                and not self._capabilities.window
+                and not self._capabilities.is_local
+            ):
+                self._window_searched = True
+                self._capabilities.window, self._capabilities.window_source = await find_window(
+                    self._fetch_json, self._url, self._model
                 )
-        known = self._known
-        source = "the settings of the local model" if known.is_local else known.window_source
+        capabilities = self._capabilities
+        source = (
+            "the settings of the local model"
+            if capabilities.is_local
+            else capabilities.window_source
+        )
         return ModelDescription(
-            self._model, mode, known.api, known.window, source, known.most_tokens
+            self._model,
+            mode,
+            capabilities.api,
+            capabilities.window,
+            source,
+            capabilities.max_reply_tokens,
         )
 
     async def examine(self) -> list[str]:
-        """Return all that is known of the server in plain lines, after trying what no call has
-        tried yet. Raises what `reply_mode` raises.
+        """Return the server's capabilities as lines for people, after probing what no call has
+        shown yet. Raises what `reply_mode` raises.
         """
-        about = await self.describe()
+        description = await self.describe()
         try:
-            if self._known.obeys is None and not self._known.is_local:
-                await self._probe_schema(self._model, _ALTERNATIVES)
-            if about.reply == "blocks":  # no probe of what it takes came through
-                await self._ask_probe(self._model, Message("user", _QUESTION))
+            if self._capabilities.obeys_schema is None and not self._capabilities.is_local:
+                await self._probe_schema(self._model, _ALTERNATIVES_SCHEMA)
+            if description.reply == "blocks":  # no earlier probe was answered
+                await self._send_probe(self._model, Message("user", _QUESTION))
         except Rejected as error:
             raise self._translate(error) from error
-        return self._known.lines()
+        return self._capabilities.describe()
 
-    async def _look(self, method: str, url: URL, body: dict[str, Any] | None) -> Any:
-        """Return what a path beside the API answers, or None. It may be the path of
-        another server.
+    async def _fetch_json(self, method: str, url: URL, body: dict[str, Any] | None) -> Any:
+        """Return the JSON value at a URL outside the API, or None if there is none. The URL may be
+        one that only another kind of server has.
         """
-        taken = WholeResponseReader(self._place, _LIST_BYTES)
+        reader = WholeResponseReader(self._base_url, _LIST_BYTES)
         raw = encode(body) if body is not None else b""
         try:
             until = self._loop.time() + FETCH_SECONDS
-            await self._pool.ask(
-                method, url, taken, until=until, body=raw, headers=JSON if raw else None
+            await self._pool.request(
+                method, url, reader, until=until, body=raw, headers=JSON if raw else None
             )
-            return json.loads(taken.body) if taken.status == _GOOD else None
+            return json.loads(reader.body) if reader.status == _OK else None
         except (Failed, TimeoutError, ModelReplyInvalid, ValueError, RecursionError):
             return None
 
     async def _probe(self, model: str) -> ReplyMode:
-        """Return the best way of replying that the model shows."""
+        """Return the best reply mode that the model supports."""
         try:
-            if not self._known.is_local:
-                self._known.tools = await self._probe_tools(model)
-                if self._known.tools:
+            if not self._capabilities.is_local:
+                self._capabilities.tools = await self._probe_tools(model)
+                if self._capabilities.tools:
                     return "tools"
             return "json" if await self._probe_schema(model) else "blocks"
         except Rejected as error:
             raise self._translate(error) from error
 
     async def _probe_tools(self, model: str) -> bool:
-        """Return whether the model calls a tool. A server that takes tools, and whose model thinks
-        too long to show it, is believed.
+        """Return whether the model calls a tool. The result is also True if the server accepts
+        tools but reasoning fills the reply.
         """
         tool = FunctionTool("answer", "Answer the question.", _PROBE_SCHEMA)
         message = Message("user", f"{_QUESTION} Call the tool `answer` with the answer.")
-        reply = await self._ask_probe(model, message, tools=(tool,))
+        reply = await self._send_probe(model, message, tools=(tool,))
         return reply is not None and (
             bool(reply.calls) or (reply.finish_reason == "length" and not reply.text.strip())
         )
 
     async def _probe_schema(self, model: str, schema: Mapping[str, Any] = _PROBE_SCHEMA) -> bool:
-        """Return whether the server obeys a schema: only a constrained reply to this question is a
-        JSON object.
+        """Return whether the server obeys a schema. The model replies to this question with a JSON
+        object only if the server constrains the reply.
         """
         message = Message("user", f"{_QUESTION} Answer yes or no.")
-        reply = await self._ask_probe(model, message, schema=ReplySchema("probe", schema))
-        self._known.obeys = (
+        reply = await self._send_probe(model, message, schema=ReplySchema("probe", schema))
+        self._capabilities.obeys_schema = (
             reply is not None
-            and self._known.schema != "none"
+            and self._capabilities.schema != "none"
             and reply.text.lstrip().startswith("{")
         )
-        return self._known.obeys
+        return self._capabilities.obeys_schema
 
-    async def _ask_probe(self, model: str, message: Message, **how: Any) -> ChatReply | None:
-        """Return the reply to a probe, None if the server refuses it. A reply that was cut says
-        nothing: it is asked for again with more tokens.
+    async def _send_probe(self, model: str, message: Message, **options: Any) -> ChatReply | None:
+        """Return the reply to a probe, None if the server refuses it. A truncated reply proves
+        nothing, so the probe is repeated with more tokens.
         """
         reply = None
-        for tokens in _LOCAL_PROBE_TOKENS if self._known.is_local else _PROBE_TOKENS:
+        for tokens in _LOCAL_PROBE_TOKENS if self._capabilities.is_local else _PROBE_TOKENS:
             deadline = datetime.now(UTC) + timedelta(seconds=_PROBE_SECONDS)
             try:
-                messages = (message,) if self._known.is_local else (_SYSTEM, message)
+                messages = (message,) if self._capabilities.is_local else (_SYSTEM, message)
                 reply = await self._call(
-                    ChatRequest(_PROBE_ID, messages, tokens, deadline, **how), model, None
+                    ChatRequest(_PROBE_ID, messages, tokens, deadline, **options), model, None
                 )
             except ModelReplyInvalid:
                 return None
             except Rejected as error:
-                if error.status not in _REFUSALS:
+                if error.status not in _REFUSAL_STATUSES:
                     raise
-                if error.status == _NOT_FOUND and not how.get("tools"):
+                if error.status == _NOT_FOUND and not options.get("tools"):
                     raise
-                log.info("the model server refuses the probe", said=error.message)
+                log.info("the model server refused the probe", reason=error.message)
                 return None
             if reply.calls or reply.finish_reason != "length" or reply.text.strip():
                 return reply
@@ -373,7 +400,7 @@ class OpenAIModel:
     async def _model_name(
         self, call_id: str, deadline: datetime | None = None, until: float | None = None
     ) -> str:
-        async with asyncio.timeout_at(until), self._asking:
+        async with asyncio.timeout_at(until), self._setup_lock:
             if not self._model:
                 self._model = await self._choose_model(call_id, deadline, until)
         return self._model
@@ -381,148 +408,157 @@ class OpenAIModel:
     async def _choose_model(
         self, call_id: str, deadline: datetime | None, until: float | None
     ) -> str:
-        wanted = self._settings.model
+        configured = self._settings.model
         try:
             listed = await self._retry(call_id, deadline, until, self._list_models)
         except Rejected as error:
-            if wanted and error.status in {400, 404, 405, 501}:
-                return wanted  # a server that keeps no list; a wrong name shows at the first call
+            if configured and error.status in {400, 404, 405, 501}:
+                return configured  # the server has no list; the first call shows a wrong name
             raise self._translate(error) from error
-        if wanted and wanted not in listed:
+        if configured and configured not in listed:
             raise ConfigurationError(
-                f"{self._url} has no model {wanted!r}; it has: "
+                f"{self._url} has no model {configured!r}; it has: "
                 f"{', '.join(listed)[:_NAMES_SHOWN] or 'none'} (MOOTHALL_LLM__MODEL)"
             )
         if not listed:
             raise ConfigurationError(
                 f"{self._url} lists no models; name one with MOOTHALL_LLM__MODEL"
             )
-        name = wanted or next(iter(listed))
+        name = configured or next(iter(listed))
         self._dialect = Dialect(self._settings, [listed[name].owner])
-        known = self._known
-        known.model, known.owner, known.window = name, listed[name].owner, listed[name].window
-        known.window_source = "the server's list of models" if known.window else ""
+        capabilities = self._capabilities
+        capabilities.model, capabilities.owner, capabilities.window = (
+            name,
+            listed[name].owner,
+            listed[name].window,
+        )
+        capabilities.window_source = "the server's list of models" if capabilities.window else ""
         return name
 
     async def _list_models(self) -> dict[str, ListedModel]:
         """Return the models by name."""
-        taken = WholeResponseReader(self._place, _LIST_BYTES)
-        await self._exchange("GET", self._url / "models", taken, None)
+        reader = WholeResponseReader(self._base_url, _LIST_BYTES)
+        await self._exchange("GET", self._url / "models", reader, None)
         try:
-            return read_models(taken.body)
+            return read_models(reader.body)
         except ValueError as error:
             raise ConfigurationError(
-                f"{self._url}/models answered with {one_line(taken.kind)}, not with a list of "
-                "models; MOOTHALL_LLM__BASE_URL names an OpenAI-compatible root and usually ends "
-                "with /v1"
+                f"{self._url}/models returned {one_line(reader.content_type)}, not a list of "
+                "models; set MOOTHALL_LLM__BASE_URL to the root of an OpenAI-compatible API, which "
+                "usually ends with /v1"
             ) from error
 
-    async def _ask(
+    async def _attempt(
         self,
         body: dict[str, Any],
         call_id: str,
         until: float | None,
         on_text: Callable[[str], None] | None,
-        ours: Callable[[], bool] | None = None,
+        owns_work: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Make one attempt."""
-        if ours is not None and not ours():
+        """Send the request once."""
+        if owns_work is not None and not owns_work():
             raise asyncio.CancelledError
         started = time.monotonic()
-        by_responses = self._known.api == "responses"
-        assembly = ResponsesReply() if by_responses else PartialReply()
-        taken = ChatResponseReader(self._place, self._settings.max_reply_bytes, on_text, assembly)
-        named = JSON | {"X-Request-Id": call_id} | telemetry.headers()
+        by_responses = self._capabilities.api == "responses"
+        partial_reply = ResponsesReply() if by_responses else PartialReply()
+        reader = ChatResponseReader(
+            self._base_url, self._settings.max_reply_bytes, on_text, partial_reply
+        )
+        headers = JSON | {"X-Request-Id": call_id} | telemetry.headers()
         url = self._url / ("responses" if by_responses else "chat/completions")
-        wire = (
-            responses_body(body, int(body.get(self._known.limit_name) or 0))
+        payload = (
+            responses_body(body, int(body.get(self._capabilities.limit_name) or 0))
             if by_responses
             else body
         )
-        await self._exchange("POST", url, taken, until, body=encode(wire), headers=named, ours=ours)
-        return self._read_reply(taken, body, call_id, started)
+        await self._exchange(
+            "POST", url, reader, until, body=encode(payload), headers=headers, owns_work=owns_work
+        )
+        return self._read_reply(reader, body, call_id, started)
 
     def _read_reply(
-        self, taken: ChatResponseReader, body: dict[str, Any], call_id: str, started: float
+        self, reader: ChatResponseReader, body: dict[str, Any], call_id: str, started: float
     ) -> ChatReply:
-        """Return a complete reply, possibly an empty one. Raises `Failed` where it was cut."""
-        assembly = taken.assembly
-        text, refusal = "".join(assembly.text), "".join(assembly.refusal)
-        finish_reason = _FINISHES.get(assembly.finish_reason.lower(), assembly.finish_reason)
+        """Return the complete reply, which may be empty. Raise `Failed` if it was cut off."""
+        partial = reader.reply
+        text, refusal = "".join(partial.text), "".join(partial.refusal)
+        finish_reason = _FINISH_REASONS.get(partial.finish_reason.lower(), partial.finish_reason)
         if not finish_reason:
-            if not taken.streams and not (text or refusal or assembly.calls.calls):
+            if not reader.is_stream and not (text or refusal or partial.calls.calls):
                 raise ModelReplyInvalid(
                     f"{self._url} answered with JSON that holds no reply: "
-                    f"{one_line(taken.body.decode(errors='replace'))}"
+                    f"{one_line(reader.body.decode(errors='replace'))}"
                 )
-            if not assembly.done and taken.streams:
-                raise Failed(f"the answer was cut after {len(text)} characters: no finish_reason")
-            finish_reason = "tool_calls" if assembly.calls.calls else "stop"
-        thought, text = split_thinking(text)
-        if body.get("tools") and not assembly.calls.calls:
-            written, text = split_calls(text, body["tools"])
-            assembly.calls.read(written, whole=True)
-            self._known.writes_calls = self._known.writes_calls or bool(written)
-        calls = assembly.calls.finish(call_id)
+            if not partial.done and reader.is_stream:
+                raise Failed(
+                    f"the response was cut off after {len(text)} characters: no finish_reason"
+                )
+            finish_reason = "tool_calls" if partial.calls.calls else "stop"
+        thinking, text = split_thinking(text)
+        if body.get("tools") and not partial.calls.calls:
+            written_calls, text = split_calls(text, body["tools"])
+            partial.calls.read(written_calls, complete=True)
+            self._capabilities.writes_calls_as_text |= bool(written_calls)
+        calls = partial.calls.finish(call_id)
         if refusal and not text.strip() and not calls:
             text, finish_reason = refusal, "refusal"
-        self._dialect.notice(assembly.usage)
-        reasoning = assembly.reasoning_fields() | ({"think": thought} if thought.strip() else {})
-        self._known.notice(
-            assembly.usage,
+        self._dialect.check_usage(partial.usage)
+        reasoning = partial.reasoning_fields() | ({"think": thinking} if thinking.strip() else {})
+        self._capabilities.record_reply(
+            partial.usage,
             reasoning,
-            whole=finish_reason == "stop" and not text.strip() and not calls,
+            has_no_answer=finish_reason == "stop" and not text.strip() and not calls,
         )
         prompt_chars = sum(len(str(message.get("content") or "")) for message in body["messages"])
         return ChatReply(
             text,
             finish_reason,
-            count_usage(assembly.usage, prompt_chars, assembly.size, self._settings),
-            assembly.model or body["model"],
+            count_usage(partial.usage, prompt_chars, partial.size, self._settings),
+            partial.model or body["model"],
             round((time.monotonic() - started) * 1000),
             calls=calls,
             reasoning=json.dumps(reasoning, ensure_ascii=False) if reasoning else "",
-            digits=tuple(assembly.digits),
-            earlier_digits=tuple(assembly.earlier_digits),
+            digits=tuple(partial.digits),
+            earlier_digits=tuple(partial.earlier_digits),
         )
 
     async def _exchange(
         self,
         method: str,
         url: URL,
-        taken: WholeResponseReader,
+        reader: WholeResponseReader,
         until: float | None,
         *,
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
-        ours: Callable[[], bool] | None = None,
+        owns_work: Callable[[], bool] | None = None,
     ) -> None:
-        """Make one exchange, bounded by `call_seconds`; return where it succeeded, and translate
-        what may go wrong in it.
+        """Send one request, limited by `call_seconds`, and translate its errors.
 
-        Raises `TimeoutError` at `until`, a time of the loop, where that comes first.
+        Raises `TimeoutError` at `until`, a time of the loop, if that comes first.
         """
         limit = self._loop.time() + self._settings.call_seconds
-        first = limit if until is None else min(limit, until)
+        earliest = limit if until is None else min(limit, until)
         try:
-            await self._pool.ask(
-                method, url, taken, until=first, body=body, headers=headers, ours=ours
+            await self._pool.request(
+                method, url, reader, until=earliest, body=body, headers=headers, owns_work=owns_work
             )
-        except BrokenStream as error:
-            if error.permanent:
-                told = error.error
+        except BrokenStream as failure:
+            if failure.permanent:
+                error = failure.error
                 raise Rejected(
-                    told.status, told.message, text=told.text, param=told.param, code=told.code
-                ) from error
-            raise Failed(error.reason) from error
-        except TimeoutError as error:
-            if first != limit:
+                    error.status, error.message, text=error.text, param=error.param, code=error.code
+                ) from failure
+            raise Failed(failure.reason) from failure
+        except TimeoutError as timeout:
+            if earliest != limit:
                 raise
             raise DeadlineExceeded(
-                f"{self._url} did not finish its answer within {self._settings.call_seconds:g} s "
+                f"{self._url} did not finish its response within {self._settings.call_seconds:g} s "
                 "(MOOTHALL_LLM__CALL_SECONDS)"
-            ) from error
-        taken.raise_refusal()
+            ) from timeout
+        reader.raise_refusal()
 
     async def _retry(
         self,
@@ -531,11 +567,11 @@ class OpenAIModel:
         until: float | None,
         attempt: Callable[[], Awaitable[T]],
     ) -> T:
-        """Attempt until it works, the retries are used up or the deadline would pass in waiting.
-        `until` is the deadline in the loop's time: `TimeoutError` where there was no place until
-        then.
+        """Repeat `attempt` until it succeeds, the retries are used up or the deadline would pass
+        during the delay. `until` is the deadline in the loop's time. Raises `TimeoutError` if no
+        slot was free until then.
         """
-        for tried in itertools.count(1):
+        for attempts in itertools.count(1):
             if self._slots.locked():
                 async with asyncio.timeout_at(until):
                     await self._slots.acquire()
@@ -544,27 +580,28 @@ class OpenAIModel:
             try:
                 return await attempt()
             except Failed as failure:
-                if tried > self._settings.retries:
+                if attempts > self._settings.retries:
                     raise ModelUnavailable(
-                        f"{self._url} failed {tried} times, the last time with: {failure.reason}",
+                        f"{self._url} failed {attempts} times, the last time with: "
+                        f"{failure.reason}",
                         failure.retry_after,
                     ) from failure
                 delay = retry.delay_before(
-                    tried, call_id, self._settings.retry_seconds, failure.retry_after
+                    attempts, call_id, self._settings.retry_seconds, failure.retry_after
                 )
-                if failure.at_once and tried == 1:
+                if failure.at_once and attempts == 1:
                     delay = 0.0
                 if deadline and delay >= seconds_until(deadline):
                     raise DeadlineExceeded(
-                        f"model call {call_id}: {self._url} failed {tried} times "
-                        f"({failure.reason}), and its deadline comes before another attempt could"
+                        f"model call {call_id}: {self._url} failed {attempts} times "
+                        f"({failure.reason}), and no attempt is possible before its deadline"
                     ) from failure
                 telemetry.metrics.MODEL_RETRIES.add()
                 log.warning(
                     "model call failed, trying again",
                     call_id=call_id,
                     reason=failure.reason,
-                    tried=tried,
+                    attempts=attempts,
                     delay=round(delay, 2),
                 )
             finally:
@@ -583,15 +620,15 @@ class OpenAIModel:
         return translate_refusal(error, str(self._url), self._model or self._settings.model)
 
 
-def _thought_only(reply: ChatReply) -> bool:
-    """Return whether the model's reasoning filled the limit of the reply."""
+def _is_filled_by_reasoning(reply: ChatReply) -> bool:
+    """Return whether reasoning reached the reply's limit, so that there is no answer."""
     return reply.finish_reason == "length" and not reply.text.strip() and not reply.calls
 
 
 @asynccontextmanager
 async def open_model(settings: LlmSettings, base_url: str) -> AsyncIterator[OpenAIModel]:
-    """Open a client for the server at `base_url`. Raises `ConfigurationError` for what is no URL;
-    calls nobody yet.
+    """Open a client for the server at `base_url`. Raises `ConfigurationError` for an invalid URL;
+    sends no request yet.
     """
     async with open_pool(settings, base_url) as pool:
         yield OpenAIModel(settings, pool)

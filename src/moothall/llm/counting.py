@@ -1,5 +1,5 @@
-"""Counts the tokens of a text with the model server's `/tokenize`, as vLLM and llama.cpp have it;
-without it, the number is estimated.
+"""Count the tokens of a text with `/tokenize` of vLLM and llama.cpp. Without it, estimate the
+number.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MAX_CACHED = 2_000
 _HTTP_OK = 200
 
 
-class _Counter:
-    """Counts with a server. After a failure the server is not asked for a while."""
+class _TokenCounter:
+    """Counts tokens with a server. After a failure the server is not used for a while."""
 
     def __init__(self, pool: ConnectionPool, model: str) -> None:
         self._pool = pool
@@ -44,30 +44,30 @@ class _Counter:
         """Count the tokens of a text."""
         if not text:
             return 0
-        if (found := self._cache.get(text)) is not None:
-            return found
+        if (count := self._cache.get(text)) is not None:
+            return count
         if self._loop.time() >= self._paused_until:
             try:
-                found = self._cache[text] = await self._ask(text)
+                count = self._cache[text] = await self._request_count(text)
             except (Failed, TimeoutError, ModelReplyInvalid, ValueError) as error:
                 self._paused_until = self._loop.time() + _PAUSE_SECONDS
                 log.info(
-                    "the model server counts no tokens; they are estimated",
+                    "the model server did not count tokens; the number is estimated",
                     url=str(self._url),
                     reason=str(error),
                 )
             else:
-                return found
+                return count
         return most_tokens(text)
 
-    async def _ask(self, text: str) -> int:
-        """Ask the server. Raises `ValueError` and others if it does not give a number."""
+    async def _request_count(self, text: str) -> int:
+        """Return the server's count. Raises `ValueError` and others if it returns no count."""
         reader = WholeResponseReader(str(self._url), _MAX_BYTES)
         # vLLM reads `prompt`, llama.cpp `content`.
         body = encode(
             {**self._model_field, "prompt": text, "content": text, "add_special_tokens": False}
         )
-        await self._pool.ask(
+        await self._pool.request(
             "POST",
             self._url,
             reader,
@@ -81,14 +81,14 @@ class _Counter:
         value = reply.get("count", reply.get("tokens")) if isinstance(reply, dict) else None
         count = len(value) if isinstance(value, list) else value
         if not isinstance(count, int) or isinstance(count, bool) or count <= 0:
-            raise ValueError("it says no number")
+            raise ValueError("the response contains no count")
         return count
 
 
 @asynccontextmanager
 async def counting(settings: LlmSettings, base_url: str) -> AsyncIterator[CountTokens]:
     """Yield a function that counts tokens with the server at `base_url`. Raises
-    `ConfigurationError` if that is no URL; sends nothing yet.
+    `ConfigurationError` for an invalid URL; sends no request yet.
     """
     async with open_pool(settings, base_url) as pool:
-        yield _Counter(pool, settings.model)
+        yield _TokenCounter(pool, settings.model)

@@ -1,14 +1,13 @@
-"""What a server understands beyond the common protocol. No I/O.
+"""Extensions of the common protocol, and vLLM's metrics. No I/O.
 
-vLLM lists its models as `owned_by: vllm`. Under `auto` it alone is sent
+vLLM lists its models as `owned_by: vllm`. Under `auto`, only vLLM is sent these fields:
 
-- `cache_salt`: one a tenant, so that nobody can find out by timing what another tenant's prompts
-  begin with;
-- `priority`: lower is served first, so that what is nearly done is finished before something new is
-  begun;
-- `logprobs`, of a call that ends in a number: how likely others were.
+- `cache_salt`, one for each tenant: a tenant cannot learn by timing how the prompts of another
+  tenant begin.
+- `priority`: lower is served first, so that nearly finished work comes before new work.
+- `logprobs`, for calls that end in a number: the probabilities of the other numbers.
 
-vLLM's own figures say how busy it is and how much of its prompts came from its cache.
+vLLM's metrics show its load and the share of prompt tokens from its cache.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from moothall.domain.ids import digest
 
 log = telemetry.get_logger(__name__)
 
-_OURS = "vllm"
-_NUMBERS = 11  # from 0 to 10, which is what a score is
-# A person waits for the coach; reviews and revisions end deliberations that proposals only begin.
-_FIRST_SERVED = {
+_VLLM_OWNER = "vllm"
+_TOP_LOGPROBS = 11  # scores are numbers from 0 to 10
+# A person waits for the coach. Reviews and revisions end deliberations, proposals start them.
+_PHASE_PRIORITIES = {
     "coach": 0,
     "verify": 1,
     "critique": 2,
@@ -37,82 +36,84 @@ _FIRST_SERVED = {
     "plan": 5,
     "derive": 5,
 }
-_LAST_SERVED = 5
+_LOWEST_PRIORITY = 5
 
 
 class Dialect:
-    """The additions that one server is sent. `Capabilities` takes out those that it refuses."""
+    """The extra fields for one server. `Capabilities` removes those that the server refuses."""
 
     def __init__(self, settings: LlmSettings, owners: Iterable[str] = ()) -> None:
-        self.is_vllm = _OURS in owners
-        asked = {
+        self.is_vllm = _VLLM_OWNER in owners
+        modes = {
             "cache_salt": settings.cache_salt,
             "priority": settings.priority,
             "logprobs": settings.logprobs,
         }
         self._sent = {
             name
-            for name, wish in asked.items()
-            if wish == "on" or (wish == "auto" and self.is_vllm)
+            for name, mode in modes.items()
+            if mode == "on" or (mode == "auto" and self.is_vllm)
         }
         self._secret = settings.api_key.get_secret_value() if settings.api_key else ""
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def additions(self, request: ChatRequest) -> dict[str, Any]:
-        """Return the fields that this call has beyond the common ones."""
-        made: dict[str, Any] = {}
+        """Return the extra fields for this request."""
+        fields: dict[str, Any] = {}
         if "cache_salt" in self._sent:
-            made["cache_salt"] = digest("cache", request.tenant, self._secret)[:32]
+            fields["cache_salt"] = digest("cache", request.tenant, self._secret)[:32]
         if "priority" in self._sent:
-            made["priority"] = priority_of(request.call_id)
+            fields["priority"] = priority_of(request.call_id)
         if "logprobs" in self._sent and request.scored:
-            made |= {"logprobs": True, "top_logprobs": _NUMBERS}
-        return made
+            fields |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+        return fields
 
-    def notice(self, usage: Mapping[str, Any]) -> None:
-        """Warn once where vLLM does not tell what came from its cache: every figure about caching
-        would be 0.
+    def check_usage(self, usage: Mapping[str, Any]) -> None:
+        """Warn once if vLLM does not report cached tokens, since every number about caching would
+        be 0.
         """
         if self.is_vllm and usage and not isinstance(usage.get("prompt_tokens_details"), dict):
-            self._warn(
-                "the model server does not tell cached tokens; they are counted as 0",
+            self._warn_once(
+                "the model server does not report cached tokens; they are counted as 0",
                 "--enable-prompt-tokens-details",
             )
 
-    def notice_missing(self, figures: ServerFigures) -> None:
-        """Warn once about figures that vLLM does not tell: their names move between its
+    def check_metrics(self, metrics: ServerMetrics) -> None:
+        """Warn once about metrics that vLLM does not report. Their names differ between its
         versions.
         """
-        if figures.missing:
-            self._warn(
-                "the model server does not tell " + ", ".join(figures.missing),
+        if metrics.missing:
+            self._warn_once(
+                "the model server does not report " + ", ".join(metrics.missing),
                 "a version of vLLM near 0.32",
             )
 
-    def notice_blanks(self, text: str) -> None:
-        """Warn once where a reply within a schema ran into its limit in white space: small models
-        do that.
+    def check_whitespace(self, text: str) -> None:
+        """Warn once if a truncated reply within a schema is mostly white space, as small models
+        produce it.
         """
         if self.is_vllm and len(text) > 2 * len("".join(text.split())):
             backend = '{"backend": "xgrammar", "disable_any_whitespace": true}'
             needs = f"--structured-outputs-config '{backend}'"
-            self._warn("a reply within a schema was cut, and most of it was white space", needs)
+            self._warn_once(
+                "a reply within a schema was truncated, and most of it was white space", needs
+            )
 
-    def _warn(self, what: str, needs: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            log.warning(what, needs=needs)
+    def _warn_once(self, message: str, needs: str) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
+            log.warning(message, needs=needs)
 
 
 def priority_of(call_id: str) -> int:
-    """Return a call's place in the server's queue, from its phase: 0 first."""
+    """Return a call's priority in the server's queue, from its phase; 0 is served first."""
     phase = (call_id.split("/") + [""] * 3)[2]
-    return _FIRST_SERVED.get(phase, _LAST_SERVED)
+    return _PHASE_PRIORITIES.get(phase, _LOWEST_PRIORITY)
 
 
-# The names are vLLM 0.32's; they have moved between versions. What is not there is None and named
-# in `missing`, never taken for 0.
-_NAMES = {
+# The names are those of vLLM 0.32; they differ between versions. A missing metric is None and
+# listed in `missing`, never read as 0.
+_METRIC_NAMES = {
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
     "cache_used": "vllm:kv_cache_usage_perc",
@@ -122,9 +123,9 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFigures:
-    """`running` and `waiting` are calls now, `cache_used` a share from 0 to 1, tokens are counted
-    from the server's start.
+class ServerMetrics:
+    """Metrics of a vLLM server. `running` and `waiting` are current requests, `cache_used` is a
+    share from 0 to 1, and tokens are counted since the server's start.
     """
 
     running: float | None = None
@@ -135,32 +136,33 @@ class ServerFigures:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The names that the server did not tell."""
-        return tuple(name for field, name in _NAMES.items() if getattr(self, field) is None)
+        """The names of the metrics that the server did not report."""
+        return tuple(name for field, name in _METRIC_NAMES.items() if getattr(self, field) is None)
 
 
-def read_figures(text: str) -> ServerFigures:
-    """Read the Prometheus text format. Values of several engines are added up; shares are the
-    largest.
+def read_metrics(text: str) -> ServerMetrics:
+    """Read metrics in the Prometheus text format. Values of several engines are added; of shares
+    the largest is used.
     """
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     for line in text.splitlines():
-        name, value = _sample(line)
+        name, value = _read_sample(line)
         if value is not None:
-            found.setdefault(name, []).append(value)
-    return ServerFigures(**{field: _together(field, found, name) for field, name in _NAMES.items()})
+            samples.setdefault(name, []).append(value)
+    return ServerMetrics(
+        **{field: _aggregate(field, samples.get(name)) for field, name in _METRIC_NAMES.items()}
+    )
 
 
-def _together(field: str, found: Mapping[str, list[float]], name: str) -> float | None:
-    values = found.get(name)
+def _aggregate(field: str, values: list[float] | None) -> float | None:
     if not values:
         return None
     return max(values) if field == "cache_used" else sum(values)
 
 
-def _sample(line: str) -> tuple[str, float | None]:
-    """Return name and value of one line; no value for a comment or what is no finite number from 0
-    up.
+def _read_sample(line: str) -> tuple[str, float | None]:
+    """Return name and value of a line. The value is None for a comment, and for anything but a
+    finite number of at least 0.
     """
     if line.startswith("#"):
         return "", None

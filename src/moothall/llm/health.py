@@ -1,4 +1,4 @@
-"""Checks whether the model servers answer, for monitoring: one short request each, no retries."""
+"""Check for monitoring whether the model servers answer: one short request each, no retries."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ _NO_LIST_STATUSES = frozenset({400, 404, 405, 501})
 
 @dataclass(frozen=True, slots=True)
 class ServerCount:
-    """How many of a model's servers answer, how many there are, and what is wrong with the first
-    one that does not answer.
+    """The numbers of a model's servers that answer and that are configured, and the fault of the
+    first one that does not answer.
     """
 
     answering: int
-    there: int
-    wrong: str = ""
+    configured: int
+    fault: str = ""
 
 
 async def check_servers(models: Models, base_url: str) -> Mapping[str, ServerCount]:
-    """Return the state of the servers of each model and update the metric. `base_url` is the server
-    of the models that name none.
+    """Return the state of each model's servers and update the metric. `base_url` is used for models
+    without a URL of their own.
     """
     names, settings = zip(*models.items(), strict=True)
     counts = dict(
         zip(
             names,
             await asyncio.gather(
-                *(_check_model(one, one.base_url or base_url) for one in settings)
+                *(_check_model(model, model.base_url or base_url) for model in settings)
             ),
             strict=True,
         )
     )
     for name, count in counts.items():
-        metrics.MODEL_UP.set(count.answering / count.there, name)
+        metrics.MODEL_UP.set(count.answering / count.configured, name)
     return counts
 
 
@@ -61,11 +61,11 @@ async def _check_model(settings: LlmSettings, base_url: str) -> ServerCount:
 
 
 async def _find_fault(settings: LlmSettings, base_url: str) -> str:
-    """Return what is wrong with a server, or '' if it answers."""
+    """Return the fault of a server, or '' if it answers."""
     try:
         async with open_pool(settings, base_url) as pool:
             reader = WholeResponseReader(str(pool.url), _MAX_BYTES)
-            await pool.ask(
+            await pool.request(
                 "GET",
                 pool.url / "models",
                 reader,
@@ -83,7 +83,7 @@ async def _find_fault(settings: LlmSettings, base_url: str) -> str:
 
 
 def _find_list_fault(reader: WholeResponseReader) -> str:
-    if reader.status != 200:  # noqa: PLR2004 - HTTP's word for good
+    if reader.status != 200:  # noqa: PLR2004 - HTTP OK
         return f"the model server answers with status {reader.status}"
     try:
         read_models(reader.body)

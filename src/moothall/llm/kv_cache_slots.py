@@ -1,10 +1,10 @@
-"""Chooses the slot of the local engine for a call, and reuses computed parts of the prompt.
+"""Choose a slot of the local engine for each call, and share computed prompt prefixes.
 
-On a CPU a prompt costs more than its answer: 800 tokens take 10 to 20 seconds. The prompts of a
-council begin alike, but the engine's slots share nothing by themselves. So the state that a slot
-has computed is saved (milliseconds, 12 KB a token) and restored into others, and of calls that
-arrive together one computes the common beginning for all. The beginning that all deliberations have
-in common, the system message, is also kept across runs.
+On a CPU a prompt costs more than its reply: 800 tokens take 10 to 20 seconds. The prompts of a
+council share a prefix, but the engine's slots share no state. So the state of a slot is saved
+(milliseconds, 12 KB per token) and restored into other slots. If several calls arrive together, one
+computes the common prefix for all. The state of the system message, which all deliberations share,
+is also stored across runs.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from moothall.domain.ids import digest
 Messages = Sequence[Mapping[str, Any]]
 
 _MIN_GAIN_CHARS = 400  # computing fewer characters is faster than saving and restoring them
-_GATHER_SECONDS = 0.05  # calls that belong together arrive within this
+_GATHER_SECONDS = 0.05  # calls that belong together arrive within this time
 _KEPT_PREFIX = "kept-"
 _HTTP_OK = 200
 
 
 class EngineRefused(Exception):
-    """The engine refused a request; the call is then served without its result."""
+    """The engine refused a request. The call goes on without its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalEngine:
-    """Requests to llama.cpp's server besides the calls. Each method raises `EngineRefused`."""
+    """A client for the slot operations of llama.cpp's server. All methods raise `EngineRefused`."""
 
     session: aiohttp.ClientSession
     name: str
 
     async def compute(self, slot: int, messages: Messages) -> None:
-        """Process a prompt; the engine answers with at least one token."""
+        """Process a prompt. The engine always generates at least one token."""
         body = {
             "model": self.name,
             "messages": list(messages),
@@ -53,11 +53,11 @@ class LocalEngine:
         await self._post("/v1/chat/completions", body)
 
     async def save(self, slot: int, name: str) -> None:
-        """Write the slot's state."""
+        """Save the slot's state to a file."""
         await self._post(f"/slots/{slot}?action=save", {"filename": name})
 
     async def restore(self, slot: int, name: str) -> None:
-        """Read the slot's state."""
+        """Restore the slot's state from a file."""
         await self._post(f"/slots/{slot}?action=restore", {"filename": name})
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ class LocalEngine:
 
 @dataclass(slots=True)
 class Slot:
-    """A slot of the engine. `text` is the prompt with which its state begins."""
+    """A slot of the engine. `text` is the prompt at the beginning of its state."""
 
     number: int
     text: str = ""
@@ -83,7 +83,9 @@ class Slot:
 
 @dataclass(slots=True)
 class KvCacheSlots:
-    """The slots and their saved states, at most `limit` besides the kept ones."""
+    """The slots and their saved states: at most `limit` of this run, and at most `kept_limit` that
+    are stored across runs.
+    """
 
     engine: LocalEngine
     folder: Path
@@ -94,8 +96,8 @@ class KvCacheSlots:
     slots: list[Slot] = field(init=False)
     _saved: dict[str, str] = field(
         default_factory=dict
-    )  # text to file name, least recently used first
-    _prompts: list[str] = field(default_factory=list)  # of all calls that wait or run
+    )  # file names by text, least recently used first
+    _prompts: list[str] = field(default_factory=list)  # the prompts of waiting and running calls
     _free: asyncio.Semaphore = field(init=False)
     _preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _clock: int = 0
@@ -111,7 +113,7 @@ class KvCacheSlots:
 
     @asynccontextmanager
     async def slot_for(self, messages: Messages) -> AsyncIterator[Slot]:
-        """Hold the slot in which the prompt costs least, prepared as far as it is worthwhile."""
+        """Reserve and prepare the slot in which the prompt costs least."""
         prompt = as_text(messages)
         self._prompts.append(prompt)
         try:
@@ -134,18 +136,18 @@ class KvCacheSlots:
 
     async def _prepare(self, messages: Messages, prompt: str) -> Slot:
         free = [slot for slot in self.slots if not slot.busy]
-        slot = max(free, key=lambda one: (common_prefix_length(one.text, prompt), -one.used))
+        slot = max(free, key=lambda slot: (common_prefix_length(slot.text, prompt), -slot.used))
         if (
             common_prefix_length(self._nearest_saved(prompt), prompt)
             > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS
         ):
-            slot = min(free, key=lambda one: one.used)
+            slot = min(free, key=lambda slot: slot.used)
         self._clock += 1
         slot.busy, slot.used = True, self._clock
         try:
             await self._fill(slot, messages, prompt)
         except EngineRefused:
-            slot.text = ""  # its state is unknown, so it is computed again
+            slot.text = ""  # its state is unknown, so the prompt is computed again
         except BaseException:
             slot.busy, slot.text = False, ""
             raise
@@ -170,21 +172,21 @@ class KvCacheSlots:
             else ""
         )
         if len(system) > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS:
-            await self._keep(slot, system, messages[:1])
-        others = list(self._prompts)
-        others.remove(prompt)
-        shared = max((common_prefix_length(other, prompt) for other in others), default=0)
+            await self._load_system(slot, system, messages[:1])
+        other_prompts = list(self._prompts)
+        other_prompts.remove(prompt)
+        shared = max((common_prefix_length(other, prompt) for other in other_prompts), default=0)
         if shared > common_prefix_length(slot.text, prompt) + _MIN_GAIN_CHARS:
             await self.engine.compute(slot.number, truncate(messages, shared))
             await self._save(slot, prompt[:shared])
 
-    async def _keep(self, slot: Slot, system: str, messages: Messages) -> None:
-        """Restore the system message's state from an earlier run, or compute it and keep it for
-        later ones.
+    async def _load_system(self, slot: Slot, system: str, messages: Messages) -> None:
+        """Restore the system message's state from an earlier run, or compute and store it for later
+        runs.
         """
         name = f"{_KEPT_PREFIX}{digest(self.salt, system)[:32]}"
         if (self.folder / name).exists():
-            with suppress(EngineRefused):  # a damaged file is made again
+            with suppress(EngineRefused):  # a damaged file is replaced
                 await self.engine.restore(slot.number, name)
                 os.utime(self.folder / name)
                 self._saved[system], slot.text = name, system
@@ -193,8 +195,8 @@ class KvCacheSlots:
         await self._save(slot, system)
         (self.folder / self._saved[system]).replace(self.folder / name)
         self._saved[system] = name
-        kept = sorted(self.folder.glob(f"{_KEPT_PREFIX}*"), key=lambda file: file.stat().st_mtime)
-        for file in kept[: -self.kept_limit]:
+        files = sorted(self.folder.glob(f"{_KEPT_PREFIX}*"), key=lambda file: file.stat().st_mtime)
+        for file in files[: -self.kept_limit]:
             file.unlink(missing_ok=True)
             self._saved = {text: name for text, name in self._saved.items() if name != file.name}
 
@@ -203,11 +205,11 @@ class KvCacheSlots:
         await self.engine.save(slot.number, name)
         slot.text, slot.saved = text, True
         self._saved[text] = name
-        own_texts = [
+        run_texts = [
             text for text, name in self._saved.items() if not name.startswith(_KEPT_PREFIX)
         ]
-        for old in own_texts[: -self.limit]:
-            (self.folder / self._saved.pop(old)).unlink(missing_ok=True)
+        for old_text in run_texts[: -self.limit]:
+            (self.folder / self._saved.pop(old_text)).unlink(missing_ok=True)
 
     async def _restore(self, slot: Slot, text: str) -> None:
         name = self._saved.pop(text)
@@ -217,28 +219,29 @@ class KvCacheSlots:
 
 
 def as_text(messages: Messages) -> str:
-    """Return a conversation as one text; equal beginnings are equal beginnings of the prompt."""
+    """Return a conversation as one text. Equal prefixes mean equal prefixes of the prompt."""
     return "".join(f"\x00{message.get('role')}\x00{message.get('content')}" for message in messages)
 
 
 def truncate(messages: Messages, length: int) -> list[Mapping[str, Any]]:
-    """Return the messages of the first `length` characters of `as_text`."""
-    kept: list[Mapping[str, Any]] = []
+    """Return the messages that correspond to the first `length` characters of `as_text`."""
+    truncated: list[Mapping[str, Any]] = []
     for message in messages:
         content, space = (
             str(message.get("content")),
-            length - len(as_text(kept)) - len(str(message.get("role"))) - 2,
+            length - len(as_text(truncated)) - len(str(message.get("role"))) - 2,
         )
         if space <= 0:
             break
-        kept.append({**message, "content": content[:space]})
-    return kept
+        truncated.append({**message, "content": content[:space]})
+    return truncated
 
 
-def common_prefix_length(one: str, other: str) -> int:
-    """Return how many characters two texts have in common at their beginning."""
-    low, high = 0, min(len(one), len(other))
+def common_prefix_length(first: str, second: str) -> int:
+    """Return the length of the longest common prefix."""
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+        is_equal = first[low:middle] == second[low:middle]
+        low, high = (middle, high) if is_equal else (low, middle - 1)
     return low

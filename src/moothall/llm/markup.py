@@ -1,10 +1,10 @@
-"""Read tool calls that a model wrote into its text because the server has no parser for its format,
-or the wrong one. No I/O.
+"""Read tool calls that a model wrote into its text because the server has no suitable parser. No
+I/O.
 
 The formats: `<tool_call>{"name": …, "arguments": {…}}</tool_call>` (Hermes, Qwen),
 `<function=NAME><parameter=KEY>…` (Qwen3-Coder), `[TOOL_CALLS][{…}]` (Mistral), and JSON objects
-with a name and parameters: alone (Llama), one after the other, or in fenced blocks (Qwen2.5-Coder).
-Only tools that were offered are called.
+with a name and parameters: alone (Llama), in sequence, or in fenced blocks (Qwen2.5-Coder). Calls
+of tools that were not offered are ignored.
 """
 
 from __future__ import annotations
@@ -31,24 +31,27 @@ _EMPTY_FENCE = re.compile(r"```\w*\s*```")
 _CLOSED = re.compile(r"\s*</tool_call>")
 _ARGUMENTS = ("arguments", "parameters", "args")
 
-Found = tuple[int, int, str, str]
-"""Where a call begins and ends in the text, the tool's name, and the arguments as JSON."""
+CallMatch = tuple[int, int, str, str]
+"""A call in the text: its begin and end, the tool's name, and the arguments as JSON."""
 
 
 def split_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Return the calls in a text, as fragments of native ones, and the text without them."""
+    """Return the calls in a text, in the form of native calls, and the text without them."""
     offered = {
         tool["function"]["name"]: tool["function"]["parameters"].get("properties", {})
         for tool in tools
     }
-    found = [
-        one
-        for one in (*_hermes(text), *_functions(text, offered), *_mistral(text), *_bare(text))
-        if one[2] in offered
-    ]
+    matches = (
+        *_find_hermes_calls(text),
+        *_find_function_tags(text, offered),
+        *_find_mistral_calls(text),
+        *_find_json_calls(text),
+    )
     rest, position = [], 0
     calls: list[dict[str, Any]] = []
-    for begin, end, name, arguments in sorted(found, key=lambda one: one[:2]):
+    for begin, end, name, arguments in sorted(matches, key=lambda match: match[:2]):
+        if name not in offered:
+            continue
         if begin < position and end != position:
             continue  # within the arguments of another call
         rest.append(text[position:begin])
@@ -57,49 +60,50 @@ def split_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[list[dic
     return calls, _EMPTY_FENCE.sub("", "".join([*rest, text[position:]])).strip() if calls else text
 
 
-def _hermes(text: str) -> Iterator[Found]:
-    for opened in _HERMES.finditer(text):
-        value, end = _decode(text, opened.end())
-        closed = _CLOSED.match(text, end)
-        yield from _described(value, opened.start(), closed.end() if closed else end)
+def _find_hermes_calls(text: str) -> Iterator[CallMatch]:
+    for opening in _HERMES.finditer(text):
+        value, end = _decode(text, opening.end())
+        closing = _CLOSED.match(text, end)
+        yield from _read_call(value, opening.start(), closing.end() if closing else end)
 
 
-def _functions(text: str, offered: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
-    for found in _FUNCTION.finditer(text):
-        shapes = offered.get(found[1], {})
+def _find_function_tags(text: str, offered: Mapping[str, Mapping[str, Any]]) -> Iterator[CallMatch]:
+    for match in _FUNCTION.finditer(text):
+        schemas = offered.get(match[1], {})
         arguments = {
-            key: _value(raw, shapes.get(key, {})) for key, raw in _PARAMETER.findall(found[2])
+            key: _read_parameter(raw, schemas.get(key, {}))
+            for key, raw in _PARAMETER.findall(match[2])
         }
-        yield found.start(), found.end(), found[1], json.dumps(arguments, ensure_ascii=False)
+        yield match.start(), match.end(), match[1], json.dumps(arguments, ensure_ascii=False)
 
 
-def _mistral(text: str) -> Iterator[Found]:
-    for opened in _MISTRAL.finditer(text):
-        value, end = _decode(text, opened.end())
-        for one in value if isinstance(value, list) else ():
-            yield from _described(one, opened.start(), end)
+def _find_mistral_calls(text: str) -> Iterator[CallMatch]:
+    for opening in _MISTRAL.finditer(text):
+        value, end = _decode(text, opening.end())
+        for call in value if isinstance(value, list) else ():
+            yield from _read_call(call, opening.start(), end)
 
 
-def _bare(text: str) -> Iterator[Found]:
-    """Yield the calls of a text that consists of JSON objects alone, and those in fenced blocks of
+def _find_json_calls(text: str) -> Iterator[CallMatch]:
+    """Yield the calls of a text that consists only of JSON objects, and those in fenced blocks of
     JSON.
     """
-    found: list[Found] = []
+    matches: list[CallMatch] = []
     end = 0
-    while opened := _OBJECT.match(text, end):
-        value, end = _decode(text, opened.end())
-        if end == opened.end():
+    while opening := _OBJECT.match(text, end):
+        value, end = _decode(text, opening.end())
+        if end == opening.end():
             break
-        found += _described(value, opened.end(), end)
+        matches += _read_call(value, opening.end(), end)
     if not text[end:].strip():
-        yield from found
+        yield from matches
     for fence in _FENCED.finditer(text):
         value, end = _decode(fence[1], 0)
         if not fence[1][end:].strip():
-            yield from _described(value, *fence.span())
+            yield from _read_call(value, *fence.span())
 
 
-def _described(value: object, begin: int, end: int) -> Iterator[Found]:
+def _read_call(value: object, begin: int, end: int) -> Iterator[CallMatch]:
     if isinstance(value, dict) and isinstance(name := value.get("name"), str):
         arguments = next(
             (value[key] for key in _ARGUMENTS if isinstance(value.get(key), dict)), None
@@ -120,9 +124,9 @@ def _decode(text: str, begin: int) -> tuple[Any, int]:
         return None, begin
 
 
-def _value(raw: str, shape: Any) -> Any:
-    """Return a parameter's value: text where its schema says so, else what it is as JSON."""
-    if isinstance(shape, Mapping) and shape.get("type") == "string":
+def _read_parameter(raw: str, schema: Any) -> Any:
+    """Return a parameter's value: the text if its schema is a string, else the JSON value."""
+    if isinstance(schema, Mapping) and schema.get("type") == "string":
         return raw
     try:
         return json.loads(raw)

@@ -1,8 +1,7 @@
-"""Kept connections to one model server: over TLS, and through a company's proxy where the
-environment names one.
+"""A pool of connections to one model server, with TLS and the proxy of the environment.
 
-A connection speaks HTTP/1.1. It sends one request and passes the response to its handler as bytes
-arrive; httptools parses them. A response has one timer, and its handler belongs to one call: the
+A connection speaks HTTP/1.1. It sends one request and passes the response to a reader as bytes
+arrive; httptools parses them. A response has one timer, and its reader belongs to one call: the
 next call may get the connection before the coroutine of this call runs again.
 """
 
@@ -32,22 +31,22 @@ from moothall.llm.retry import Failed
 
 log = telemetry.get_logger(__name__)
 
-_AROUND_BYTES = 65_536
-_AROUND_SHARE = 64
-"""So much may be around a body: head, sizes of chunks, trailers; and so many times the body, for
-chunks of a byte.
+_OVERHEAD_BYTES = 65_536
+_OVERHEAD_FACTOR = 64
+"""The limit for all bytes outside the body (headers, chunk sizes, trailers) is a fixed size plus a
+multiple of the body's size, since each chunk may hold a single byte.
 """
 _REST_SECONDS = 1.0
-_INFORMATIONAL = 200
+_FINAL_STATUS = 200  # lower statuses are informational
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-_KEPT_SECONDS = 15.0
+_MAX_IDLE_SECONDS = 15.0
 _EYEBALLS_SECONDS = 0.25
-_GOOD = 200
+_OK = 200
 
 
 class Connection(asyncio.Protocol):
-    """A connection that is kept. `release` is called when it is free for the next request, and
-    `closed` says that it never will be.
+    """A reusable connection. It calls `release` when it is free for the next request. After
+    `closed` is set, it cannot be used again.
     """
 
     def __init__(
@@ -59,69 +58,70 @@ class Connection(asyncio.Protocol):
         self._release = release
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._taker: WholeResponseReader | None = None
-        self._answer: asyncio.Future[None] | None = None
+        self._reader: WholeResponseReader | None = None
+        self._done: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._until = self._idle = self._heard = 0.0
+        self._until = self._idle_seconds = self._last_data = 0.0
         self._headers: dict[bytes, bytes] = {}
-        self._status = self._received = self._body = 0
-        self._watched = False
+        self._status = self._received_bytes = self._body_bytes = 0
+        self._is_idle_limited = False
 
-    async def ask(
-        self, request: bytes, taker: WholeResponseReader, *, until: float, idle: float
+    async def send(
+        self, request: bytes, reader: WholeResponseReader, *, until: float, idle_seconds: float
     ) -> None:
-        """Send a request, and return when `taker` has its answer. `until` is a time of the loop,
-        `idle` the most seconds between two pieces of a body.
+        """Send a request and return when `reader` has the response. `until` is a time of the loop,
+        `idle_seconds` the longest pause between two pieces of a body.
 
-        Raises `Failed`, `TimeoutError` at `until`, and what the taker raises. Where this is
-        cancelled the connection closes.
+        Raises `Failed`, `TimeoutError` at `until`, and the errors of the reader. Cancellation
+        closes the connection.
         """
         if self.closed or self._transport is None:
             raise Failed("Server disconnected", at_once=True)
-        answer = self._answer = self._loop.create_future()
-        self._taker, self._until, self._idle = taker, until, idle
-        self._status = self._received = self._body = 0
-        self._headers, self._watched = {}, False
-        self._timer = self._loop.call_at(until, self._look)
+        done = self._done = self._loop.create_future()
+        self._reader, self._until, self._idle_seconds = reader, until, idle_seconds
+        self._status = self._received_bytes = self._body_bytes = 0
+        self._headers, self._is_idle_limited = {}, False
+        self._timer = self._loop.call_at(until, self._check_time)
         self._transport.write(request)
         try:
-            await answer
+            await done
         except BaseException:
-            if self._answer is answer:
+            if self._done is done:
                 self.close()
             raise
 
     def close(self) -> None:
-        """End it at once."""
+        """Abort the connection."""
         self.closed = True
-        self._forget()
+        self._clear_request()
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
+        """Store the transport."""
         self._transport = transport  # type: ignore[assignment]  # uvloop's own transports are no subclass
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
-        self._received += len(data)
+        """Parse the data, and check the size of the overhead."""
+        self._received_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(Failed(f"what arrived is not HTTP: {error}"))
+            self._fail(Failed(f"the response is not HTTP: {error}"))
             return
-        if self._answer is None:
-            if self._received:
+        overhead = self._received_bytes - self._body_bytes
+        if self._done is None:
+            if self._received_bytes:
                 self.close()
-        elif self._received - self._body > _AROUND_BYTES + _AROUND_SHARE * self._body:
-            self._fail(Failed(f"more than {_AROUND_BYTES} bytes of headers"))
-        elif self._heard and not self._watched and self._timer is not None:
-            self._watched = True
+        elif overhead > _OVERHEAD_BYTES + _OVERHEAD_FACTOR * self._body_bytes:
+            self._fail(Failed(f"more than {_OVERHEAD_BYTES} bytes of headers"))
+        elif self._last_data and not self._is_idle_limited and self._timer is not None:
+            self._is_idle_limited = True
             self._timer.cancel()
-            self._timer = self._loop.call_at(min(self._until, self._heard + self._idle), self._look)
+            self._timer = self._loop.call_at(self._next_check(), self._check_time)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits; a body without a length ends here."""
+        """End the current request. A body without a length is complete here."""
         self.closed = True
         self._transport = None
         if not self._status:
@@ -135,106 +135,110 @@ class Connection(asyncio.Protocol):
         else:
             self._fail(
                 Failed(
-                    f"Payload not completed: the connection was closed after {self._body} bytes of "
-                    "it"
+                    f"Payload not completed: the connection was closed after {self._body_bytes} "
+                    "bytes"
                 )
             )
 
     def on_message_begin(self) -> None:
-        """Notice an answer that nobody asked for: the next call must not take it for its own."""
-        if self._answer is None:
+        """Close the connection on a response without a request: the next call must not read it."""
+        if self._done is None:
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header of an answer, or of the end of a body, where nobody needs it."""
+        """Store a header. Ignore trailers, which follow the body."""
         if not self._status:
             self._headers.setdefault(name.lower(), value)
 
     def on_headers_complete(self) -> None:
-        """Hand over the head."""
+        """Pass status and headers to the reader."""
         status = self._parser.get_status_code()
-        if status < _INFORMATIONAL:  # another follows
+        if status < _FINAL_STATUS:  # the final response follows
             self._headers = {}
             return
-        self._status, self._heard = status, 0.0
-        if self._taker is not None:
+        self._status, self._last_data = status, 0.0
+        if self._reader is not None:
             try:
-                self._taker.head(status, self._headers)
-            except Exception as error:  # noqa: BLE001 - whoever waits hears it
+                self._reader.start(status, self._headers)
+            except Exception as error:  # noqa: BLE001 - raised in `send`
                 self._fail(error)
 
     def on_body(self, data: bytes) -> None:
-        """Hand over a piece of the body."""
-        self._heard = self._loop.time()
-        self._body += len(data)
-        if self._taker is None:
+        """Pass a piece of the body to the reader."""
+        self._last_data = self._loop.time()
+        self._body_bytes += len(data)
+        if self._reader is None:
             return
         try:
-            enough = self._taker.piece(data)
+            is_complete = self._reader.feed(data)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
             return
-        if enough and self._timer is not None:
-            # The rest is its end; where that does not come the connection is of no use.
-            self._taker = None
+        if is_complete and self._timer is not None:
+            # Only the end of the message is missing. The connection is useless if it does not come.
+            self._reader = None
             self._timer.cancel()
             self._timer = self._loop.call_later(_REST_SECONDS, self.close)
-            self._watched = True
-            _resolve(self._answer, None)
+            self._is_idle_limited = True
+            _resolve(self._done, None)
 
     def on_message_complete(self) -> None:
-        """Be free for the next request, then tell whoever waits: its taker has all it needs."""
-        if self._answer is None or not self._status:
+        """Release the connection for the next request, then end this one."""
+        if self._done is None or not self._status:
             return
         error: Exception | None = None
-        if self._taker is not None:
+        if self._reader is not None:
             try:
-                self._taker.end()
-            except Exception as found:  # noqa: BLE001 - as above
-                error = found
-        answer = self._forget()
+                self._reader.finish()
+            except Exception as failure:  # noqa: BLE001 - as above
+                error = failure
+        done = self._clear_request()
         if self._transport is None or not self._parser.should_keep_alive():
             self.close()
         else:
             self.free_since = self._loop.time()
-            self._received = 0
+            self._received_bytes = 0
             self._release(self)
-        _resolve(answer, error)
+        _resolve(done, error)
 
-    def _look(self) -> None:
+    def _next_check(self) -> float:
+        if not self._is_idle_limited:
+            return self._until
+        return min(self._until, self._last_data + self._idle_seconds)
+
+    def _check_time(self) -> None:
         now = self._loop.time()
         if now >= self._until:
             self._fail(TimeoutError())
-        elif self._watched and now >= self._heard + self._idle:
-            self._fail(Failed(f"silence for {self._idle:g} s in the middle of an answer"))
+        elif self._is_idle_limited and now >= self._last_data + self._idle_seconds:
+            self._fail(Failed(f"the server sent nothing for {self._idle_seconds:g} s"))
         else:
-            due = min(self._until, self._heard + self._idle) if self._watched else self._until
-            self._timer = self._loop.call_at(due, self._look)
+            self._timer = self._loop.call_at(self._next_check(), self._check_time)
 
     def _fail(self, error: Exception) -> None:
-        answer = self._forget()
+        done = self._clear_request()
         self.close()
-        _resolve(answer, error)
+        _resolve(done, error)
 
-    def _forget(self) -> asyncio.Future[None] | None:
+    def _clear_request(self) -> asyncio.Future[None] | None:
         if self._timer is not None:
             self._timer.cancel()
-        answer, self._answer, self._taker, self._timer = self._answer, None, None, None
-        return answer
+        done, self._done, self._reader, self._timer = self._done, None, None, None
+        return done
 
 
-def _resolve(answer: asyncio.Future[None] | None, error: Exception | None) -> None:
-    if answer is None or answer.done():
+def _resolve(future: asyncio.Future[None] | None, error: Exception | None) -> None:
+    if future is None or future.done():
         return
     if error is None:
-        answer.set_result(None)
+        future.set_result(None)
     else:
-        answer.set_exception(error)
+        future.set_exception(error)
 
 
 class ConnectionPool:
-    """Connections to the server of one URL, made as they are needed; belongs to one event loop.
-    `url` is its root, without a key.
+    """A pool of connections to one server, opened on demand; belongs to one event loop. `url` is
+    the root of the API, without a key.
     """
 
     def __init__(self, settings: LlmSettings, url: URL, key: str | None) -> None:
@@ -242,8 +246,8 @@ class ConnectionPool:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._proxy = (
-            None if url.host in _LOOPBACK else _proxy_of(url)
-        )  # a company's proxy, but never for this machine
+            None if url.host in _LOOPBACK else _find_proxy(url)
+        )  # never use a proxy for the loopback
         self._headers = {
             "Host": url.host_port_subcomponent or "",
             "User-Agent": f"moothall/{__version__}",
@@ -256,68 +260,70 @@ class ConnectionPool:
         self._free: list[Connection] = []
         self._all: WeakSet[Connection] = WeakSet()
 
-    async def ask(
+    async def request(
         self,
         method: str,
         url: URL,
-        taker: WholeResponseReader,
+        reader: WholeResponseReader,
         *,
         until: float,
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
-        ours: Callable[[], bool] | None = None,
+        owns_work: Callable[[], bool] | None = None,
     ) -> None:
-        """Make one request of this server, and return when `taker` has its answer. `until` is a
-        time of the loop; `ours` is asked when the connection stands, and where it says no nothing
-        is sent and this ends as cancelled.
+        """Send a request and return when `reader` has the response. `until` is a time of the loop.
+        `owns_work` is called once a connection is open; if it returns False, nothing is sent and
+        the call is cancelled.
 
-        Raises `Failed` with what is known as its cause, `TimeoutError` at `until`, and what the
-        taker raises.
+        Raises `Failed` with the underlying error as its cause, `TimeoutError` at `until`, and the
+        errors of the reader.
         """
-        connection = self._take() or await self._connect(until)
-        if ours is not None and not ours():
-            self._give(connection)
+        connection = self._reuse() or await self._connect(until)
+        if owns_work is not None and not owns_work():
+            self._release(connection)
             raise asyncio.CancelledError
-        head = self._heads.get((method, url)) or self._head(method, url)
-        more = b"".join(_header(name, value) for name, value in (headers or {}).items())
+        head = self._heads.get((method, url)) or self._build_head(method, url)
+        extra = b"".join(_header(name, value) for name, value in (headers or {}).items())
         request = (
-            b"%b%bContent-Length: %d\r\n\r\n%b" % (head, more, len(body), body)
+            b"%b%bContent-Length: %d\r\n\r\n%b" % (head, extra, len(body), body)
             if body
-            else head + more + b"\r\n"
+            else head + extra + b"\r\n"
         )
-        await connection.ask(request, taker, until=until, idle=self._settings.idle_seconds)
+        idle_seconds = self._settings.idle_seconds
+        await connection.send(request, reader, until=until, idle_seconds=idle_seconds)
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for connection in tuple(self._all):
             connection.close()
         self._free.clear()
 
-    def _take(self) -> Connection | None:
-        """Return the connection that was used last; drop those that were free for long, which
-        servers close.
+    def _reuse(self) -> Connection | None:
+        """Return the most recently used free connection. Close connections that were idle too
+        long, because servers close them as well.
         """
         while self._free:
             connection = self._free.pop()
-            if not connection.closed and self._loop.time() - connection.free_since < _KEPT_SECONDS:
+            idle_seconds = self._loop.time() - connection.free_since
+            if not connection.closed and idle_seconds < _MAX_IDLE_SECONDS:
                 return connection
             connection.close()
         return None
 
-    def _give(self, connection: Connection) -> None:
+    def _release(self, connection: Connection) -> None:
         oldest = self._free[0] if self._free else None
         if oldest is not None and (
-            oldest.closed or self._loop.time() - oldest.free_since > _KEPT_SECONDS
+            oldest.closed or self._loop.time() - oldest.free_since > _MAX_IDLE_SECONDS
         ):
             del self._free[0]
             oldest.close()
         self._free.append(connection)
 
-    def _head(self, method: str, url: URL) -> bytes:
+    def _build_head(self, method: str, url: URL) -> bytes:
         target = str(url) if self._proxy is not None and url.scheme == "http" else url.raw_path_qs
         headers = self._headers | (
-            {"Proxy-Authorization": word}
-            if target[0] != "/" and (word := self._proxy_word())
+            {"Proxy-Authorization": authorization}
+            if target[0] != "/" and (authorization := self._proxy_authorization())
             else {}
         )
         head = f"{method} {target} HTTP/1.1\r\n".encode() + b"".join(
@@ -328,19 +334,19 @@ class ConnectionPool:
 
     async def _connect(self, until: float) -> Connection:
         seconds = self._settings.connect_seconds
-        left = until - self._loop.time()
+        remaining = until - self._loop.time()
         host, port = (self._proxy or self.url).host or "", (self._proxy or self.url).port or 0
         try:
-            async with asyncio.timeout(min(seconds, left)):
+            async with asyncio.timeout(min(seconds, remaining)):
                 connection = await self._open(host, port)
         except TimeoutError as error:
-            if left <= seconds:
+            if remaining <= seconds:
                 raise
             raise Failed(
                 f"Connection timeout to host {host}:{port}: {seconds:g} s "
                 "(MOOTHALL_LLM__CONNECT_SECONDS)"
             ) from error
-        except OSError as error:  # TLS and names that cannot be resolved among them
+        except OSError as error:  # includes TLS errors and names that cannot be resolved
             raise Failed(f"Cannot connect to host {host}:{port} [{error}]") from error
         self._all.add(connection)
         return connection
@@ -348,7 +354,7 @@ class ConnectionPool:
     async def _addresses(self, host: str, port: int) -> list[Any]:
         with contextlib.suppress(
             socket.gaierror
-        ):  # an address needs no resolver, and so no thread that a busy machine starts late
+        ):  # an address needs no resolver thread, which starts late on a busy machine
             return socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
             )
@@ -356,51 +362,53 @@ class ConnectionPool:
 
     async def _open(self, host: str, port: int) -> Connection:
         addresses = await self._addresses(host, port)
-        opened = await start_connection(
+        tcp_socket = await start_connection(
             addresses, happy_eyeballs_delay=_EYEBALLS_SECONDS, loop=self._loop
         )
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection = Connection(self._loop, self._give)
+        tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = Connection(self._loop, self._release)
         try:
             if self.url.scheme == "http":
-                await self._loop.create_connection(lambda: connection, sock=opened)
+                await self._loop.create_connection(lambda: connection, sock=tcp_socket)
                 return connection
             if self._tls is None:
                 self._tls = ssl.create_default_context()
                 self._tls.set_alpn_protocols(["http/1.1"])
             if self._proxy is not None:
-                await self._tunnel(opened)
+                await self._open_tunnel(tcp_socket)
             await self._loop.create_connection(
-                lambda: connection, sock=opened, ssl=self._tls, server_hostname=self.url.host
+                lambda: connection, sock=tcp_socket, ssl=self._tls, server_hostname=self.url.host
             )
         except BaseException:
-            opened.close()
+            tcp_socket.close()
             raise
         return connection
 
-    async def _tunnel(self, opened: socket.socket) -> None:
-        """Have the proxy connect `opened` to the server. Raises `OSError` where it will not."""
-        place = f"{self.url.host_subcomponent}:{self.url.port}"
-        word = self._proxy_word()
-        asked = b"CONNECT %b HTTP/1.1\r\n%b%b\r\n" % (
-            place.encode(),
-            _header("Host", place),
-            _header("Proxy-Authorization", word) if word else b"",
+    async def _open_tunnel(self, tcp_socket: socket.socket) -> None:
+        """Connect `tcp_socket` to the server through the proxy. Raise `OSError` if the proxy
+        refuses.
+        """
+        address = f"{self.url.host_subcomponent}:{self.url.port}"
+        authorization = self._proxy_authorization()
+        request = b"CONNECT %b HTTP/1.1\r\n%b%b\r\n" % (
+            address.encode(),
+            _header("Host", address),
+            _header("Proxy-Authorization", authorization) if authorization else b"",
         )
-        await self._loop.sock_sendall(opened, asked)
+        await self._loop.sock_sendall(tcp_socket, request)
         head = b""
-        while not head.endswith(b"\r\n\r\n"):  # a byte at a time: what follows belongs to TLS
-            piece = await self._loop.sock_recv(opened, 1)
+        while not head.endswith(b"\r\n\r\n"):  # byte by byte: the next bytes belong to TLS
+            piece = await self._loop.sock_recv(tcp_socket, 1)
             head += piece
-            if not piece or len(head) > 65_536:  # noqa: PLR2004 - no proxy says so much
+            if not piece or len(head) > 65_536:  # noqa: PLR2004 - more than any proxy sends
                 raise ConnectionError("the proxy did not answer")
-        words = head.split(maxsplit=2)
-        if len(words) < 2 or words[1] != b"%d" % _GOOD:  # noqa: PLR2004 - version and status
-            said = head.partition(b"\r")[0].decode(errors="replace")
-            raise ConnectionError(f"the proxy answered: {one_line(said)}")
+        parts = head.split(maxsplit=2)
+        if len(parts) < 2 or parts[1] != b"%d" % _OK:  # noqa: PLR2004 - version and status
+            status_line = head.partition(b"\r")[0].decode(errors="replace")
+            raise ConnectionError(f"the proxy answered: {one_line(status_line)}")
 
-    def _proxy_word(self) -> str:
-        """Return the proxy's Authorization, empty where its URL names no user."""
+    def _proxy_authorization(self) -> str:
+        """Return the Authorization header for the proxy; '' if its URL names no user."""
         if self._proxy is None or not self._proxy.user:
             return ""
         return (
@@ -411,9 +419,9 @@ class ConnectionPool:
 
 @asynccontextmanager
 async def open_pool(settings: LlmSettings, base_url: str) -> AsyncIterator[ConnectionPool]:
-    """Yield what calls the server at `base_url`: a key in the URL's user part (http://KEY@host/v1)
-    is sent as bearer token unless the settings hold one. Raises `ConfigurationError` for what is no
-    URL; calls nobody yet.
+    """Open a connection pool for the server at `base_url`. A key in the URL's user part
+    (http://KEY@host/v1) is sent as bearer token unless the settings contain a key. Raises
+    `ConfigurationError` for an invalid URL; sends no request yet.
     """
     try:
         url = URL(base_url.rstrip("/"))
@@ -432,14 +440,14 @@ async def open_pool(settings: LlmSettings, base_url: str) -> AsyncIterator[Conne
         pool.close()
 
 
-def _proxy_of(url: URL) -> URL | None:
-    named = getproxies().get(url.scheme)
-    if not named or proxy_bypass(url.host or ""):
+def _find_proxy(url: URL) -> URL | None:
+    proxy_url = getproxies().get(url.scheme)
+    if not proxy_url or proxy_bypass(url.host or ""):
         return None
-    proxy = URL(named)
+    proxy = URL(proxy_url)
     if proxy.scheme != "http" or not proxy.host:
         log.warning(
-            "only http proxies are supported, and the one in the environment is passed over",
+            "the proxy in the environment is ignored: only http proxies are supported",
             url=str(url),
         )
         return None
@@ -449,7 +457,7 @@ def _proxy_of(url: URL) -> URL | None:
 def _header(name: str, value: str) -> bytes:
     if any(char in value for char in "\r\n\0"):
         raise ConfigurationError(
-            f"the header {name} of a model call would hold a line break; look at the key and the "
+            f"the header {name} of a model call would contain a line break; check the key and the "
             "URL"
         )
     return f"{name}: {value}\r\n".encode()

@@ -1,4 +1,4 @@
-"""The body of a chat call, and the tokens that are counted of its answer."""
+"""The body of a chat request, and the usage of its reply."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from moothall.llm.server_errors import read_count
 JSON = {"Content-Type": "application/json"}
 STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 _EMPTY = "(nothing)"
-"""The content of an empty reply in later calls: some servers refuse messages without content."""
+"""Sent for an empty reply in later requests, since some servers refuse messages without content."""
 
 
-def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
+def chat_body(request: ChatRequest, model: str) -> dict[str, Any]:
     """Return the body of `/v1/chat/completions` as OpenAI documents it."""
     body: dict[str, Any] = {
         "model": model,
@@ -32,12 +32,12 @@ def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
     if request.stop:
         body["stop"] = list(request.stop)
     if request.schema:
-        wanted = {
+        json_schema = {
             "name": request.schema.name,
             "strict": True,
             "schema": dict(request.schema.schema),
         }
-        body["response_format"] = {"type": "json_schema", "json_schema": wanted}
+        body["response_format"] = {"type": "json_schema", "json_schema": json_schema}
     if request.tools:
         body["tools"] = [
             {
@@ -55,7 +55,7 @@ def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
 
 
 def render_message(message: Message) -> dict[str, Any]:
-    """Return a message as chat completions take it."""
+    """Return a message in the form of chat completions."""
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.role == "tool":
         rendered["tool_call_id"] = message.call_id
@@ -71,8 +71,8 @@ def render_message(message: Message) -> dict[str, Any]:
     if isinstance(thinking := reasoning.pop("thinking", None), str):
         parts = [{"type": "thinking", "thinking": [{"type": "text", "text": thinking}]}]
         rendered["content"] = [*parts, {"type": "text", "text": message.content}]
-    if isinstance(thought := reasoning.pop("think", None), str):
-        rendered["content"] = f"<think>{thought}</think>\n\n{message.content}"
+    if isinstance(tagged := reasoning.pop("think", None), str):
+        rendered["content"] = f"<think>{tagged}</think>\n\n{message.content}"
     return rendered | {name: value for name, value in reasoning.items() if name in REASONING_FIELDS}
 
 
@@ -80,7 +80,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "item
 
 
 def read_reasoning(text: str) -> dict[str, Any]:
-    """Return stored reasoning by its fields; an empty object where there is none."""
+    """Return the fields of stored reasoning; an empty object if there are none."""
     try:
         fields = json.loads(text) if text else {}
     except ValueError:
@@ -89,8 +89,8 @@ def read_reasoning(text: str) -> dict[str, Any]:
 
 
 def _render_call(call: FunctionCall, extras: object) -> dict[str, Any]:
-    """Return a call of an earlier reply. Arguments that are not a JSON object are left out: servers
-    parse them and fail.
+    """Return a call of an earlier reply. Arguments that are not a JSON object are replaced by an
+    empty one, because servers fail to parse them.
     """
     function = {
         "name": call.name,
@@ -114,28 +114,28 @@ def encode(body: dict[str, Any]) -> bytes:
     """Return the body's bytes."""
     try:
         return orjson.dumps(body)
-    except orjson.JSONEncodeError:  # half a surrogate pair, which a file may hold
+    except orjson.JSONEncodeError:  # a lone surrogate, which a file may contain
         return json.dumps(body, default=dict).encode()
 
 
-_CHARS_PER_TOKEN = 3  # low, so that an estimate is high and a budget still holds
+_CHARS_PER_TOKEN = 3  # low, so that estimates are high and stay within a budget
 
 
 def count_usage(
-    told: Mapping[str, Any], prompt_chars: int, reply_bytes: int, settings: LlmSettings
+    reported: Mapping[str, Any], prompt_chars: int, reply_bytes: int, settings: LlmSettings
 ) -> Usage:
-    """Return the server's count; an estimate on the high side where it gives none, or none that can
-    be right.
+    """Return the usage that the server reported; a high estimate if it reported none or an
+    impossible one.
     """
     prompt, completion = (
-        read_count(told.get("prompt_tokens")),
-        read_count(told.get("completion_tokens")),
+        read_count(reported.get("prompt_tokens")),
+        read_count(reported.get("completion_tokens")),
     )
-    cached = _detail(told, "prompt_tokens_details", "cached_tokens") or read_count(
-        told.get("prompt_cache_hit_tokens")
+    cached = _detail(reported, "prompt_tokens_details", "cached_tokens") or read_count(
+        reported.get("prompt_cache_hit_tokens")
     )
-    reasoning = _detail(told, "completion_tokens_details", "reasoning_tokens")
-    if completion and read_count(told.get("total_tokens")) == prompt + completion + reasoning:
+    reasoning = _detail(reported, "completion_tokens_details", "reasoning_tokens")
+    if completion and read_count(reported.get("total_tokens")) == prompt + completion + reasoning:
         completion += reasoning  # some servers count reasoning beside the completion
     prompt = prompt or prompt_chars // _CHARS_PER_TOKEN + 1
     completion = completion or reply_bytes // _CHARS_PER_TOKEN + 1
@@ -149,10 +149,10 @@ def count_usage(
     return Usage(prompt, cached, completion, 1, cost / 1_000_000, reasoning)
 
 
-def _detail(told: Mapping[str, Any], group: str, name: str) -> int:
-    details = told.get(group)
+def _detail(reported: Mapping[str, Any], group: str, name: str) -> int:
+    details = reported.get(group)
     return read_count(details.get(name)) if isinstance(details, dict) else 0
 
 
-def _price(own: float | None, other: float) -> float:
-    return other if own is None else own
+def _price(price: float | None, default: float) -> float:
+    return default if price is None else price

@@ -1,6 +1,4 @@
-"""How an attempt at a call may fail, and when it is repeated: the same call id always waits the
-same times.
-"""
+"""Errors of attempts and the delays before retries. The delays of a call id are always the same."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _SERVER_ERROR = 500
 
 
 def is_retried(status: int) -> bool:
-    """Tell whether an HTTP status may be temporary: 408, 425, 429 and every 5xx but 501 and 505."""
+    """Return whether an HTTP status may be temporary: 408, 425, 429 and 5xx except 501 and 505."""
     return status in _TEMPORARY_STATUSES or (
         status >= _SERVER_ERROR and status not in _PERMANENT_STATUSES
     )
@@ -29,9 +27,9 @@ def delay_before(
 ) -> float:
     """Return the seconds to wait before the `attempt`-th retry (from 1).
 
-    The delay doubles from `first` and is at most 30. A share of it between a half and the whole is
-    used, derived from the call id, so that calls that failed together are not repeated together. It
-    is never less than the server requested.
+    The delay starts at `first`, doubles with each attempt, and is at most 30 seconds. It is then
+    reduced by up to a half, depending on the call id, so that calls that failed together are not
+    repeated together. The result is never less than `retry_after`, the server's request.
     """
     delay: float = min(MAX_DELAY, first * 2.0 ** min(attempt - 1, 16))
     share = 0.5 + int(digest(call_id, str(attempt))[:8], 16) / 2**33
@@ -39,7 +37,7 @@ def delay_before(
 
 
 def read_retry_after(header: str | None, now: datetime) -> float | None:
-    """Return the seconds of a Retry-After header, given in seconds or as an HTTP date; None if it
+    """Return the delay in seconds from a Retry-After header (seconds or an HTTP date); None if it
     is missing or invalid.
     """
     if not header:
@@ -59,8 +57,8 @@ def read_retry_after(header: str | None, now: datetime) -> float | None:
 
 
 class Failed(Exception):
-    """An attempt failed for a reason that may be temporary. `at_once`: it may be repeated at once,
-    since only a kept connection had been closed meanwhile.
+    """An attempt failed for a reason that may be temporary. `at_once`: it can be repeated without
+    delay, since the server had only closed an idle connection.
     """
 
     def __init__(
@@ -73,9 +71,9 @@ class Failed(Exception):
 
 
 class Rejected(Exception):
-    """The server refused the request with an HTTP status that would be the same again. `message` is
-    one line for people, `text` is everything to search for what was refused; `param` and `code` are
-    those of the server, '' if it named none.
+    """The server refused the request, and would refuse it again. `message` is one line for people.
+    `text` is the complete error, for finding out which part was refused. `param` and `code` come
+    from the server, '' if it named none.
     """
 
     def __init__(
@@ -93,17 +91,19 @@ def translate_refusal(
     error: Rejected, url: str, model: str
 ) -> ConfigurationError | ModelReplyInvalid:
     """Return the error for the operator or the caller that corresponds to a refusal."""
-    answer = f"{url} answered HTTP {error.status}" + (f": {error.message}" if error.message else "")
+    refusal = f"{url} answered HTTP {error.status}"
+    if error.message:
+        refusal += f": {error.message}"
     match error.status:
         case 401 | 403:
             return ConfigurationError(
-                f"{answer}; set the key with MOOTHALL_LLM__API_KEY or MOOTHALL_LLM__API_KEY_FILE"
+                f"{refusal}; set the key with MOOTHALL_LLM__API_KEY or MOOTHALL_LLM__API_KEY_FILE"
             )
         case 404:
             return ConfigurationError(
-                f"{answer}; asked for model {model!r}; MOOTHALL_LLM__BASE_URL names an "
-                "OpenAI-compatible root and usually ends with /v1"
+                f"{refusal}; requested model {model!r}; set MOOTHALL_LLM__BASE_URL to the root of "
+                "an OpenAI-compatible API, which usually ends with /v1"
             )
         case status if status < 400:  # noqa: PLR2004 - redirects
-            return ConfigurationError(f"{answer}; give the final address as MOOTHALL_LLM__BASE_URL")
-    return ModelReplyInvalid(answer)
+            return ConfigurationError(f"{refusal}; set MOOTHALL_LLM__BASE_URL to the final address")
+    return ModelReplyInvalid(refusal)

@@ -1,7 +1,7 @@
-"""Our schemas in the subset that strict servers take, and replies in it back in ours.
+"""Translate schemas to the subset that strict servers accept, and replies back.
 
-The subset: an object at the root without `anyOf`, every property required (one that may be missing
-may be null instead), no other properties, and none of the keywords that bound sizes.
+In the subset, the root is an object without `anyOf`, every property is required (optional ones may
+be null), additional properties are forbidden, and keywords that limit sizes are not allowed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-_UNKNOWN = frozenset(
+_UNSUPPORTED_KEYWORDS = frozenset(
     {
         "minLength",
         "maxLength",
@@ -27,29 +27,32 @@ _UNKNOWN = frozenset(
 
 
 def strict_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema in the strict subset. Alternatives at the root become one object in which the
-    parts of the others are null.
+    """Return a schema in the strict subset. Alternatives at the root are merged into one object in
+    which the properties of the other alternatives are null.
     """
-    ways = schema.get("anyOf")
-    if not isinstance(ways, list) or not all(
-        isinstance(way, Mapping) and "properties" in way for way in ways
+    alternatives = schema.get("anyOf")
+    if not isinstance(alternatives, list) or not all(
+        isinstance(alternative, Mapping) and "properties" in alternative
+        for alternative in alternatives
     ):
         return _strict(schema)
     properties: dict[str, list[Any]] = {}
-    for way in ways:
-        for name, value in way["properties"].items():
+    for alternative in alternatives:
+        for name, value in alternative["properties"].items():
             if value not in properties.setdefault(name, []):
                 properties[name].append(value)
-    everywhere = set.intersection(*(set(way.get("required", ())) for way in ways))
-    one = {
+    required = set.intersection(
+        *(set(alternative.get("required", ())) for alternative in alternatives)
+    )
+    merged = {
         "type": "object",
         "properties": {
             name: values[0] if len(values) == 1 else {"anyOf": values}
             for name, values in properties.items()
         },
-        "required": [name for name in properties if name in everywhere],
+        "required": [name for name in properties if name in required],
     }
-    return _strict(one)
+    return _strict(merged)
 
 
 def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,23 +65,23 @@ def _translate(value: Any) -> Any:
         return [_translate(item) for item in value]
     if not isinstance(value, Mapping):
         return value
-    kept = {name: item for name, item in value.items() if name not in _UNKNOWN}
-    if not isinstance(kept.get("properties"), Mapping):
-        made = {
+    supported = {name: item for name, item in value.items() if name not in _UNSUPPORTED_KEYWORDS}
+    if not isinstance(supported.get("properties"), Mapping):
+        translated = {
             name: item if name in {"enum", "const"} else _translate(item)
-            for name, item in kept.items()
+            for name, item in supported.items()
         }
-        if made.get("type") == "object":
-            made |= {"properties": {}, "required": [], "additionalProperties": False}
-        return made
-    required = set(kept.get("required", ()))
+        if translated.get("type") == "object":
+            translated |= {"properties": {}, "required": [], "additionalProperties": False}
+        return translated
+    required = set(supported.get("required", ()))
     properties = {
-        name: _translate(item) if name in required else _or_null(_translate(item))
+        name: _translate(item) if name in required else _make_nullable(_translate(item))
         for name, item in value["properties"].items()
     }
     rest = {
         name: _translate(item)
-        for name, item in kept.items()
+        for name, item in supported.items()
         if name not in {"properties", "required", "additionalProperties"}
     }
     return rest | {
@@ -88,7 +91,7 @@ def _translate(value: Any) -> Any:
     }
 
 
-def _or_null(schema: Any) -> dict[str, Any]:
+def _make_nullable(schema: Any) -> dict[str, Any]:
     return (
         {"anyOf": [*schema["anyOf"], {"type": "null"}]}
         if set(schema) == {"anyOf"}
@@ -97,21 +100,21 @@ def _or_null(schema: Any) -> dict[str, Any]:
 
 
 def without_nulls(text: str) -> str:
-    """Return a JSON reply without the fields that are null because the strict subset has no
-    optional ones.
+    """Return a JSON reply without its null fields. In the strict subset, null stands for a missing
+    optional field.
     """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
     return (
-        json.dumps(_dropped(value), ensure_ascii=False).encode("utf-8", "replace").decode()
+        json.dumps(_drop_nulls(value), ensure_ascii=False).encode("utf-8", "replace").decode()
         if isinstance(value, dict)
         else text
     )
 
 
-def _dropped(value: Any) -> Any:
+def _drop_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _dropped(item) for name, item in value.items() if item is not None}
-    return [_dropped(item) for item in value] if isinstance(value, list) else value
+        return {name: _drop_nulls(item) for name, item in value.items() if item is not None}
+    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value

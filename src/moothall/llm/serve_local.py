@@ -1,13 +1,12 @@
 """The child process of the small local model: `python -m moothall.llm.serve_local`.
 
-Reads one JSON line from stdin (the fields of `Serve`), loads the model, writes one JSON line
-`{"port": PORT}` to stdout and serves the OpenAI-compatible protocol on the loopback until stdin
-closes,
-which happens when the parent ends, however it ends. All other output goes to stderr.
+Reads one JSON line from stdin (the fields of `ServerParameters`), loads the model, writes one JSON
+line `{"port": PORT}` to stdout, and serves the OpenAI-compatible protocol on the loopback until
+stdin closes, which happens however the parent ends. All other output goes to stderr.
 
-A proxy on the loopback adds what the engine lacks. It checks the key and the model's name (the
-engine ignores a wrong one), chooses the slot of each call and streams the answer. The call in the
-engine ends if the caller disconnects.
+A proxy on the loopback adds the features that the engine lacks. It checks the key and the model's
+name (the engine ignores a wrong name), chooses the slot of each call and streams the response. If
+the caller disconnects, the call in the engine is cancelled.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from aiohttp.typedefs import Handler
 
 from moothall.llm.kv_cache_slots import KvCacheSlots, LocalEngine
 
-_MAX_BODY = 16_000_000
+_MAX_BODY_BYTES = 16_000_000
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_WARNINGS = 2  # of the server's log levels
+_WARNINGS = 2  # a log level of the engine
 
 
 @dataclass(slots=True)
 class LocalProxy:
-    """The routes."""
+    """The proxy before the engine."""
 
     session: aiohttp.ClientSession
     states: KvCacheSlots
@@ -48,7 +47,7 @@ class LocalProxy:
 
     def application(self) -> web.Application:
         """Return the server's routes."""
-        app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._authorise])
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._authorize])
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/tokenize", self._tokenize)
@@ -69,57 +68,57 @@ class LocalProxy:
             return _error(400, "the body is not JSON")
         if not isinstance(body, dict) or not _are_messages(body.get("messages")):
             return _error(
-                400, "`messages` is a list of objects with `role` and `content`, both texts"
+                400, "`messages` must be a list of objects with the strings `role` and `content`"
             )
         if body.get("model") not in {self.name, None}:
             return _error(
-                404, f"The model `{body['model']}` does not exist; there is `{self.name}`."
+                404, f"the model `{body['model']}` does not exist; this server has `{self.name}`"
             )
         if body.get("n", 1) != 1:
-            return _error(400, "`n` is 1 here: ask again for another answer")
+            return _error(400, "`n` must be 1; repeat the request for another reply")
         async with self.states.slot_for(body["messages"]) as slot:
-            return await self._pass_on(
+            return await self._forward(
                 request, {**body, "id_slot": slot.number, "cache_prompt": True}
             )
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
-        """As vLLM and llama.cpp name it; how many there are is all that is said."""
+        """Return the number of tokens, for the request format of vLLM and of llama.cpp."""
         try:
             body = await request.json()
         except ValueError:
             return _error(400, "the body is not JSON")
         text = body.get("prompt", body.get("content")) if isinstance(body, dict) else None
         if not isinstance(text, str):
-            return _error(400, "`prompt` is a text")
+            return _error(400, "`prompt` must be a string")
         try:
-            async with self.session.post("/tokenize", json={"content": text}) as answer:
-                found = (await answer.json())["tokens"]
+            async with self.session.post("/tokenize", json={"content": text}) as reply:
+                tokens = (await reply.json())["tokens"]
         except (aiohttp.ClientError, ValueError, KeyError) as error:
             return _error(503, f"the engine did not answer: {error}")
-        return web.json_response({"count": len(found)})
+        return web.json_response({"count": len(tokens)})
 
-    async def _pass_on(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    async def _forward(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response: web.StreamResponse | None = None
         try:
-            async with self.session.post("/v1/chat/completions", json=body) as answer:
+            async with self.session.post("/v1/chat/completions", json=body) as reply:
                 response = web.StreamResponse(
-                    status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]}
+                    status=reply.status, headers={"Content-Type": reply.headers["Content-Type"]}
                 )
                 await response.prepare(request)
-                async for piece in answer.content.iter_any():
+                async for piece in reply.content.iter_any():
                     await response.write(piece)
                 await response.write_eof()
         except aiohttp.ClientError as error:
             if response is None:
                 return _error(503, f"the engine did not answer: {error}")
-            if request.transport is not None:  # an answer that was cut must look cut
+            if request.transport is not None:  # the caller must see that the response is incomplete
                 request.transport.abort()
         return response
 
     @web.middleware
-    async def _authorise(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.api_key}".encode()):
+    async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        authorization = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {self.api_key}".encode()):
             return _error(401, "wrong or missing API key")
         return await handler(request)
 
@@ -129,10 +128,10 @@ def _are_messages(messages: object) -> bool:
         isinstance(messages, list)
         and bool(messages)
         and all(
-            isinstance(one, dict)
-            and isinstance(one.get("role"), str)
-            and isinstance(one.get("content"), str)
-            for one in messages
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+            for message in messages
         )
     )
 
@@ -142,7 +141,7 @@ def _error(status: int, message: str) -> web.Response:
 
 
 @asynccontextmanager
-async def serve_front(
+async def serve_proxy(
     engine: str,
     engine_key: str,
     *,
@@ -153,18 +152,20 @@ async def serve_front(
     salt: str,
     port: int = 0,
 ) -> AsyncIterator[int]:
-    """Serve before the engine at the URL `engine`, on `port` or a free one; yield the port."""
+    """Serve a proxy for the engine at the URL `engine` on `port`, 0 for a free one; yield the
+    port.
+    """
     async with aiohttp.ClientSession(
         engine,
         headers={"Authorization": f"Bearer {engine_key}"},
-        # The engine closes connections whenever it likes; a new one costs nothing on the loopback.
+        # The engine may close connections at any time; a new one costs nothing on the loopback.
         connector=aiohttp.TCPConnector(force_close=True),
         timeout=aiohttp.ClientTimeout(total=None),
     ) as session:
-        shared = KvCacheSlots(LocalEngine(session, name), states, slots, salt)
-        front = LocalProxy(session, shared, name, api_key)
+        cache_slots = KvCacheSlots(LocalEngine(session, name), states, slots, salt)
+        proxy = LocalProxy(session, cache_slots, name, api_key)
         runner = web.AppRunner(
-            front.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.5
+            proxy.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.5
         )
         await runner.setup()
         try:
@@ -172,14 +173,13 @@ async def serve_front(
             yield int(runner.addresses[0][1])
         finally:
             await runner.cleanup()
-            shared.close()
+            cache_slots.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Serve:
-    """What the child is told. `slots` calls are worked on side by side, each with `context_tokens`
-    of window;
-    `states` is the folder for saved prompt states; `port` is 0 for a free one.
+class ServerParameters:
+    """The parameters of the child process. It works on `slots` calls at a time, each with a window
+    of `context_tokens`. `states` is the folder for saved prompt states; `port` is 0 for a free one.
     """
 
     model: str
@@ -193,74 +193,73 @@ class Serve:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to end this process with its parent, also while the model is loading."""
+    """Ask the kernel to kill this process when its parent ends, even while the model is loading."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _start_engine(serve: Serve, key: str) -> Any:
-    # Threads that spin while they wait take the core from those that they wait for, on a busy
-    # machine.
+def _start_engine(parameters: ServerParameters, key: str) -> Any:
+    # On a busy machine, threads that spin take CPU time from the threads that they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    import xllamacpp  # an extra: the parent has looked whether it is there
+    import xllamacpp  # an extra; the parent has checked that it is installed
 
-    params = xllamacpp.CommonParams()
-    params.model.path = serve.model
-    params.model_alias = {serve.name}
-    params.hostnames = ["127.0.0.1"]
-    params.port = 0
-    params.api_keys = [key]
-    params.ui = False
-    params.verbosity = _WARNINGS
-    params.fit_params = False
-    params.n_parallel = serve.slots
-    params.n_ctx = serve.context_tokens * serve.slots
-    params.cpuparams.n_threads = serve.threads
-    params.cpuparams_batch.n_threads = serve.threads
-    # The front keeps prompts' states itself, so that slots can share them.
-    params.cache_ram_mib = 0
-    params.endpoint_slots = True
-    params.slot_save_path = f"{serve.states}/"
+    engine_params = xllamacpp.CommonParams()
+    engine_params.model.path = parameters.model
+    engine_params.model_alias = {parameters.name}
+    engine_params.hostnames = ["127.0.0.1"]
+    engine_params.port = 0
+    engine_params.api_keys = [key]
+    engine_params.ui = False
+    engine_params.verbosity = _WARNINGS
+    engine_params.fit_params = False
+    engine_params.n_parallel = parameters.slots
+    engine_params.n_ctx = parameters.context_tokens * parameters.slots
+    engine_params.cpuparams.n_threads = parameters.threads
+    engine_params.cpuparams_batch.n_threads = parameters.threads
+    # The proxy stores prompt states itself, so that slots can share them.
+    engine_params.cache_ram_mib = 0
+    engine_params.endpoint_slots = True
+    engine_params.slot_save_path = f"{parameters.states}/"
     try:
-        return xllamacpp.Server(params)
+        return xllamacpp.Server(engine_params)
     except RuntimeError as error:
-        sys.exit(f"the engine cannot load {serve.model}: {error}")
+        sys.exit(f"the engine cannot load {parameters.model}: {error}")
 
 
-async def _until_parent_ends() -> None:
+async def _wait_for_parent_end() -> None:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(0, lambda: ended.set() if not os.read(0, 4096) else None)
     await ended.wait()
 
 
-async def _serve(serve: Serve, answer: Any) -> None:
+async def _serve(parameters: ServerParameters, output: Any) -> None:
     key = secrets.token_hex(16)
-    engine = _start_engine(serve, key)
-    async with serve_front(
+    engine = _start_engine(parameters, key)
+    async with serve_proxy(
         engine.listening_address,
         key,
-        name=serve.name,
-        api_key=serve.api_key,
-        slots=serve.slots,
-        states=Path(serve.states),
-        salt=f"{serve.model} {serve.context_tokens}",
-        port=serve.port,
+        name=parameters.name,
+        api_key=parameters.api_key,
+        slots=parameters.slots,
+        states=Path(parameters.states),
+        salt=f"{parameters.model} {parameters.context_tokens}",
+        port=parameters.port,
     ) as port:
-        answer.write(json.dumps({"port": port}) + "\n")
-        answer.flush()
-        await _until_parent_ends()
+        output.write(json.dumps({"port": port}) + "\n")
+        output.flush()
+        await _wait_for_parent_end()
 
 
 def main() -> None:
     """Serve until stdin closes."""
     _die_with_parent()
-    answer = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     line = b""
-    while not line.endswith(b"\n"):  # unbuffered: what follows the line is the parent's end
+    while not line.endswith(b"\n"):  # unbuffered, since the next read must see the closed pipe
         line += os.read(0, 1) or b"\n"
-    asyncio.run(_serve(Serve(**json.loads(line)), answer))
-    # The engine's threads may be in the middle of a call that nobody waits for any more.
+    asyncio.run(_serve(ServerParameters(**json.loads(line)), output))
+    # The engine's threads may still be processing a call that no caller waits for.
     os._exit(0)
 
 

@@ -1,6 +1,4 @@
-"""What a server says about itself and its errors, made fit for logs, terminals and error messages.
-No I/O.
-"""
+"""Read a server's errors and its list of models, sanitized for logs and terminals. No I/O."""
 
 from __future__ import annotations
 
@@ -12,15 +10,15 @@ from typing import Any
 
 from moothall.domain.text import one_line
 
-_NAME = 200
-_TEXT_CHARS = 4000
-_KEYS = ("error", "message", "detail")
+_MAX_NAME_CHARS = 200
+_MAX_TEXT_CHARS = 4000
+_MESSAGE_KEYS = ("error", "message", "detail")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerError:
-    """An error of a server: a printable line, the text behind it, the parameter and the code that
-    it names, and the status that its code means, 0 for none.
+    """A server's error: a printable line, the complete text, the parameter and the code that it
+    names, and the HTTP status that the code corresponds to, 0 if unknown.
     """
 
     message: str
@@ -32,49 +30,49 @@ class ServerError:
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model of `/v1/models`: its owner and its window, 0 if it is not told."""
+    """A model of `/v1/models`: its owner and its window, 0 if unknown."""
 
     owner: str = ""
     window: int = 0
 
 
 def error_message(raw: bytes) -> str:
-    """Return what an error answer says, as one short line."""
+    """Return the message of an error response as one short line."""
     return read_error(raw).message
 
 
 def read_error(raw: bytes) -> ServerError:
-    """Read an error answer of any shape."""
+    """Read an error response of any shape."""
     text = raw.decode(errors="replace")
     try:
         return describe_error(json.loads(text))
     except (ValueError, RecursionError):
-        return ServerError(one_line(text), text[:_TEXT_CHARS])
+        return ServerError(one_line(text), text[:_MAX_TEXT_CHARS])
 
 
 def describe_error(value: Any) -> ServerError:
     """Return the error that a JSON value describes."""
-    whole = one_line(json.dumps(value, ensure_ascii=False), _TEXT_CHARS)
+    text = one_line(json.dumps(value, ensure_ascii=False), _MAX_TEXT_CHARS)
     if isinstance(value, list) and value:  # Google
         value = value[0]
-    about = value
-    for key in _KEYS:
+    parent = value
+    for key in _MESSAGE_KEYS:
         if isinstance(value, dict) and key in value:
-            about = value if isinstance(value[key], str) else about
+            parent = value if isinstance(value[key], str) else parent
             value = value[key]
-    named = (
-        about.get("error")
-        if isinstance(about, dict) and isinstance(about.get("error"), dict)
-        else about
+    error = (
+        parent.get("error")
+        if isinstance(parent, dict) and isinstance(parent.get("error"), dict)
+        else parent
     )
-    named = named if isinstance(named, dict) else {}
-    param, code, kind = (
-        one_line(str(named.get(key) or ""), _NAME) for key in ("param", "code", "type")
+    error = error if isinstance(error, dict) else {}
+    param, code, error_type = (
+        one_line(str(error.get(key) or ""), _MAX_NAME_CHARS) for key in ("param", "code", "type")
     )
-    return ServerError(one_line(str(value)), whole, param, code, _status(code, kind))
+    return ServerError(one_line(str(value)), text, param, code, _http_status(code, error_type))
 
 
-_TRANSIENT = re.compile(
+_TEMPORARY = re.compile(
     r"rate|overload|unavailable|timeout|timed_out|server_error|internal|busy|capacity",
     re.IGNORECASE,
 )
@@ -82,21 +80,21 @@ _PERMANENT = re.compile(
     r"invalid|badrequest|bad_request|context_length|exceed_context|unsupported|not_?found|content_filter|unprocessable",
     re.IGNORECASE,
 )
-_REFUSED = re.compile(r"auth|permission|forbidden|quota|billing|credit|payment", re.IGNORECASE)
+_FORBIDDEN = re.compile(r"auth|permission|forbidden|quota|billing|credit|payment", re.IGNORECASE)
 
 
-def _status(code: str, kind: str) -> int:
-    """Return the HTTP status that the code or the type of an error means; 0 if they say nothing."""
+def _http_status(code: str, error_type: str) -> int:
+    """Return the HTTP status that corresponds to the code or type of an error; 0 if unknown."""
     if code.isdecimal() and len(code) == len("400"):
         return int(code)
-    for text in (code, kind):
-        for status, pattern in ((403, _REFUSED), (400, _PERMANENT), (503, _TRANSIENT)):
+    for text in (code, error_type):
+        for status, pattern in ((403, _FORBIDDEN), (400, _PERMANENT), (503, _TEMPORARY)):
             if pattern.search(text):
                 return status
     return 0
 
 
-_WINDOWS = (
+_WINDOW_FIELDS = (
     "loaded_context_length",  # LM Studio
     "max_model_len",  # vLLM, SGLang
     "context_window",  # Groq
@@ -106,41 +104,39 @@ _WINDOWS = (
     "inputTokenLimit",  # Google
     "n_ctx",  # llama.cpp
 )
-"""How servers name the window of a listed model."""
+"""The fields in which servers list a model's window."""
 
 
 def read_models(raw: bytes) -> dict[str, ListedModel]:
-    """Return the models of a `/v1/models` answer. Raises `ValueError` for what is no such list."""
+    """Return the models of a `/v1/models` response. Raises `ValueError` for any other content."""
     try:
         return {
-            one_line(model["id"], _NAME): ListedModel(
-                one_line(str(model.get("owned_by") or ""), _NAME), window_of(model)
+            one_line(model["id"], _MAX_NAME_CHARS): ListedModel(
+                one_line(str(model.get("owned_by") or ""), _MAX_NAME_CHARS), window_of(model)
             )
             for model in json.loads(raw)["data"]
         }
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError("this is no list of models") from error
+        raise ValueError("the response is not a list of models") from error
 
 
 def window_of(model: Mapping[str, Any]) -> int:
-    """Return the window that a description of a model tells, 0 if it tells none."""
+    """Return the window in a model's description, 0 if there is none."""
     meta = model.get("meta")
-    for place in (model, meta if isinstance(meta, dict) else {}):
-        for name in _WINDOWS:
-            if window := read_count(place.get(name)):
+    for fields in (model, meta if isinstance(meta, dict) else {}):
+        for name in _WINDOW_FIELDS:
+            if window := read_count(fields.get(name)):
                 return window
     return 0
 
 
-_MOST = 1_000_000_000  # more tokens than anything has; what is above is no count
+_MAX_COUNT = 1_000_000_000  # larger numbers cannot be token counts
 
 
 def read_count(value: object) -> int:
-    """Return a count of tokens; 0 for what is none, such as true, NaN, -5 or a number of a thousand
-    digits.
+    """Return a count of tokens; 0 for invalid values, such as true, NaN, -5 or a number with a
+    thousand digits.
     """
-    return (
-        value
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST
-        else 0
-    )
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0
+    return value if 0 < value <= _MAX_COUNT else 0

@@ -1,6 +1,4 @@
-"""Whether the model servers can be used, found out before anything is built on them: one question
-each, and a word that mends.
-"""
+"""Check at startup that the model servers can be used: one request each. Errors name the fix."""
 
 from __future__ import annotations
 
@@ -23,124 +21,128 @@ from moothall.llm.retry import Failed, Rejected, translate_refusal
 from moothall.llm.server_errors import error_message, read_models
 
 _SETTING = "MOOTHALL_LLM__BASE_URL"
-_BYTES = 4_000_000
+_LIST_BYTES = 4_000_000
 _LIST_SECONDS = 60.0
-_AGAIN_SECONDS = 0.5
-_NO_LIST = frozenset({400, 404, 405, 501})
+_RETRY_SECONDS = 0.5
+_NO_LIST_STATUSES = frozenset({400, 404, 405, 501})
 _NAMES_SHOWN = 500
-_GOOD, _TOO_MANY = 200, 429
+_OK, _TOO_MANY_REQUESTS = 200, 429
 
 
 async def reach(
     settings: LlmSettings, base_url: str, report_progress: Callable[[str], None]
 ) -> None:
-    """Return once a server answers; one that does not yet is waited for `llm.wait_seconds`, which
-    `report_progress` hears.
+    """Return once one of a model's servers answers. Wait up to `llm.wait_seconds` for it, which is
+    reported with `report_progress`.
 
-    Raises `ConfigurationError` for what no waiting mends (a wrong name, path, key or model at any
-    server) and `ModelUnavailable` where none answers.
+    Raises `ConfigurationError` for errors that waiting cannot fix (a wrong name, path, key or model
+    at any server), and `ModelUnavailable` if no server answers.
     """
     urls = tuple(dict.fromkeys((base_url, *settings.replicas)))
     until = time.monotonic() + settings.wait_seconds
-    told = False
+    reported = False
     while True:
-        found = await asyncio.gather(*(_ask(settings, url) for url in urls), return_exceptions=True)
-        wrong = [error for error in found if isinstance(error, BaseException)]
-        for error in wrong:
+        results = await asyncio.gather(
+            *(_check_server(settings, url) for url in urls), return_exceptions=True
+        )
+        errors = [result for result in results if isinstance(result, BaseException)]
+        for error in errors:
             if not isinstance(error, ModelUnavailable):
                 raise error
-        if len(wrong) < len(urls):
-            for error in wrong:
-                report_progress(f"another model server stands in: {error}")
+        if len(errors) < len(urls):
+            for error in errors:
+                report_progress(f"using another model server: {error}")
             return
         if time.monotonic() >= until:
-            raise wrong[0]
-        if not told:
+            raise errors[0]
+        if not reported:
             report_progress(
-                f"waiting up to {settings.wait_seconds:g} s for the model server: {wrong[0]}"
+                f"waiting up to {settings.wait_seconds:g} s for the model server: {errors[0]}"
             )
-            told = True
-        await asyncio.sleep(_AGAIN_SECONDS)
+            reported = True
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
 async def reach_all(models: Models, report_progress: Callable[[str], None]) -> None:
-    """Return once the default model or one that stands in for it answers, of those that have
-    servers of their own; which others are away is told.
+    """Return once the default model or one of its fallbacks answers. Check all models that have a
+    URL of their own, and report the unavailable ones.
 
-    Raises as `reach` does.
+    Raises the errors of `reach`.
     """
-    servers = {name: one for name, one in models.items() if one.base_url}
-    away: dict[str, ModelUnavailable] = {}
+    settings_by_name = {name: settings for name, settings in models.items() if settings.base_url}
+    unavailable: dict[str, ModelUnavailable] = {}
 
-    async def ask(name: str, settings: LlmSettings) -> None:
+    async def check(name: str, settings: LlmSettings) -> None:
         try:
             await reach(settings, settings.base_url or "", report_progress)
         except ModelUnavailable as error:
-            away[name] = error
+            unavailable[name] = error
 
-    found = await asyncio.gather(
-        *(ask(name, one) for name, one in servers.items()), return_exceptions=True
+    results = await asyncio.gather(
+        *(check(name, settings) for name, settings in settings_by_name.items()),
+        return_exceptions=True,
     )
-    if wrong := [error for error in found if error is not None]:
-        raise wrong[0]
-    if DEFAULT in away and away.keys() >= set(models.chain("")):
-        raise away[DEFAULT]
-    for name, error in away.items():
-        report_progress(f"the model {name} is away: {error}")
+    if errors := [error for error in results if error is not None]:
+        raise errors[0]
+    if DEFAULT in unavailable and unavailable.keys() >= set(models.chain("")):
+        raise unavailable[DEFAULT]
+    for name, error in unavailable.items():
+        report_progress(f"the model {name} is unavailable: {error}")
 
 
-async def _ask(settings: LlmSettings, base_url: str) -> None:
+async def _check_server(settings: LlmSettings, base_url: str) -> None:
     async with open_pool(settings, base_url) as pool:
         url = pool.url
         try:
             async with asyncio.timeout(min(settings.idle_seconds, _LIST_SECONDS)):
-                status, body, kind, moved = await _get(pool, url, settings)
-                if status in _NO_LIST or (status == _GOOD and not _is_list(body)):
-                    await _look_below(pool, settings)
+                response = await _get_models(pool, url, settings)
+                has_list = response.status == _OK and _is_list(response.body)
+                if not has_list and response.status in {_OK, *_NO_LIST_STATUSES}:
+                    await _check_v1(pool, settings)
         except TimeoutError as error:
             raise ModelUnavailable(
-                f"{url} does not answer in time; is {_SETTING} right, and does the server run?"
+                f"{url} does not answer in time; check {_SETTING} and that the server is running"
             ) from error
         except Failed as failure:
             raise _explain(url, failure) from failure
         except ModelReplyInvalid as error:
             raise ConfigurationError(error.message) from error
-    if status == _GOOD:
-        _check_names(settings, url, body, kind)
-    elif status == _TOO_MANY or (status in _NO_LIST and settings.model):
-        # it is there, and takes or refuses the first call; a server that keeps no list is one too
+    status = response.status
+    if status == _OK:
+        _check_names(settings, url, response)
+    elif status == _TOO_MANY_REQUESTS or (status in _NO_LIST_STATUSES and settings.model):
+        # The server runs, possibly without a list of models. The first call shows if it works.
         return
     elif retry.is_retried(status):
         raise ModelUnavailable(
-            f"{url} answers HTTP {status} {error_message(body)}".rstrip()
-            + "; where it still starts, MOOTHALL_LLM__WAIT_SECONDS says how long to wait for it"
+            f"{url} answers HTTP {status} {error_message(response.body)}".rstrip()
+            + "; if it is still starting, set MOOTHALL_LLM__WAIT_SECONDS to wait for it"
         )
     else:
-        said = f"redirects to {one_line(moved)}" if moved else error_message(body)
-        raise translate_refusal(Rejected(status, said), str(url), settings.model)
+        location = response.header(b"location")
+        message = f"redirects to {one_line(location)}" if location else error_message(response.body)
+        raise translate_refusal(Rejected(status, message), str(url), settings.model)
 
 
-async def _get(
-    pool: ConnectionPool, url: URL, settings: LlmSettings
-) -> tuple[int, bytes, str, str]:
-    """Return status, body, content type and location of its list of models."""
-    taken = WholeResponseReader(str(pool.url), _BYTES)
-    await pool.ask(
+async def _get_models(pool: ConnectionPool, url: URL, settings: LlmSettings) -> WholeResponseReader:
+    """Return the response to a request for the list of models."""
+    reader = WholeResponseReader(str(pool.url), _LIST_BYTES)
+    await pool.request(
         "GET",
         url / "models",
-        taken,
+        reader,
         until=asyncio.get_running_loop().time() + min(settings.idle_seconds, _LIST_SECONDS),
     )
-    return taken.status, taken.body, taken.kind, taken.header(b"location")
+    return reader
 
 
-async def _look_below(pool: ConnectionPool, settings: LlmSettings) -> None:
-    """Raise `ConfigurationError` where the list lies under /v1, which is forgotten often."""
+async def _check_v1(pool: ConnectionPool, settings: LlmSettings) -> None:
+    """Raise `ConfigurationError` if the list is under /v1, which is often forgotten."""
     url = pool.url
     if url.name == "v1":
         return
-    status, body, _, _ = await _get(pool, url / "v1", settings)
-    if status == _GOOD and _is_list(body):
+    response = await _get_models(pool, url / "v1", settings)
+    if response.status == _OK and _is_list(response.body):
         raise ConfigurationError(
             f"{url} has no list of models, but {url / 'v1'} has: set {_SETTING}={url / 'v1'}"
         )
@@ -154,13 +156,13 @@ def _is_list(body: bytes) -> bool:
     return True
 
 
-def _check_names(settings: LlmSettings, url: URL, body: bytes, kind: str) -> None:
+def _check_names(settings: LlmSettings, url: URL, response: WholeResponseReader) -> None:
     try:
-        listed = read_models(body)
+        listed = read_models(response.body)
     except ValueError as error:
         raise ConfigurationError(
-            f"{url}/models answered with {one_line(kind)}, not with a list of models; {_SETTING} "
-            "names an OpenAI-compatible root and usually ends with /v1"
+            f"{url}/models returned {one_line(response.content_type)}, not a list of models; set "
+            f"{_SETTING} to the root of an OpenAI-compatible API, which usually ends with /v1"
         ) from error
     if settings.model and settings.model not in listed:
         raise ConfigurationError(
@@ -172,25 +174,25 @@ def _check_names(settings: LlmSettings, url: URL, body: bytes, kind: str) -> Non
 
 
 def _explain(url: URL, failure: Failed) -> ConfigurationError | ModelUnavailable:
-    """Return in words why there is no connection, or no answer on it."""
-    place, why = f"{url.host}:{url.port}", one_line(failure.reason)
+    """Return an error that explains why the server cannot be reached or does not answer."""
+    address, reason = f"{url.host}:{url.port}", one_line(failure.reason)
     match failure.__cause__:
         case ssl.SSLCertVerificationError():
             return ConfigurationError(
-                f"{url}: the certificate of {place} is not trusted ({why}); check {_SETTING} or "
-                "SSL_CERT_FILE"
+                f"{url}: the certificate of {address} is not trusted ({reason}); check {_SETTING} "
+                "or SSL_CERT_FILE"
             )
         case ssl.SSLError():
             return ConfigurationError(
-                f"{url}: {place} does not speak TLS ({why}); say http:// in {_SETTING} where it "
-                "needs none"
+                f"{url}: {address} does not speak TLS ({reason}); use http:// in {_SETTING} if the "
+                "server has no TLS"
             )
         case socket.gaierror():
-            said = f"the name {url.host} cannot be resolved"
+            explanation = f"the name {url.host} cannot be resolved"
         case ConnectionRefusedError():
-            said = f"nobody listens at {place} (connection refused); start the model server"
+            explanation = f"connection refused at {address}; start the model server"
         case OSError():
-            said = f"{place} cannot be reached ({why})"
+            explanation = f"{address} cannot be reached ({reason})"
         case _:
-            said = f"{place} does not answer as HTTP ({why})"
-    return ModelUnavailable(f"{url}: {said}; check {_SETTING}")
+            explanation = f"{address} does not answer with HTTP ({reason})"
+    return ModelUnavailable(f"{url}: {explanation}; check {_SETTING}")

@@ -1,4 +1,4 @@
-"""Splits a reply into reasoning and answer if the server leaves the reasoning in it. No I/O."""
+"""Split a reply into reasoning and answer if the server left the reasoning in the text. No I/O."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _FENCE = "```"
 
 def split_thinking(text: str) -> tuple[str, str]:
     """Return reasoning and answer. The reasoning is between tags at the beginning, or everything
-    before a lone closing tag, since some chat templates put the opening one into the prompt. A
+    before a lone closing tag, because some chat templates put the opening tag into the prompt. A
     closing tag in a string of a JSON reply or in a code block belongs to the answer.
     """
-    if found := _FINAL_CHANNEL.search(text):
-        return text[: found.start()], text[found.end() :].partition("<|")[0]
-    if opened := _OPENING_TAG.match(text):
-        close = f"</{opened[1]}>" if opened[1] else f"[/{opened[2]}]"
-        thought, closed, answer = text[opened.end() :].partition(close)
-        return thought, answer.lstrip("\n") if closed else ""
+    if final := _FINAL_CHANNEL.search(text):
+        return text[: final.start()], text[final.end() :].partition("<|")[0]
+    if opening := _OPENING_TAG.match(text):
+        closing = f"</{opening[1]}>" if opening[1] else f"[/{opening[2]}]"
+        reasoning, closed, answer = text[opening.end() :].partition(closing)
+        return reasoning, answer.lstrip("\n") if closed else ""
     closed_tag = _CLOSING_TAG.search(text)
     if closed_tag is None or _is_answer(text[: closed_tag.start()]):
         return "", text

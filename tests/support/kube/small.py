@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from moothall.llm.serve_local import Serve
+from moothall.llm.serve_local import ServerParameters
 from support.kube.deployment import CLASS, SPACE
 
 KEY, NAME, TOKENS = "key-of-the-small-model", "small", 4096
@@ -48,7 +48,7 @@ def objects(weights: Path) -> str:
     """Return the pod, its Service and the volume that holds its weights, for `kubectl apply` in the
     house's namespace.
     """
-    serve = Serve(
+    parameters = ServerParameters(
         model=f"/models/{weights.name}",
         name=NAME,
         threads=2,
@@ -74,7 +74,7 @@ def objects(weights: Path) -> str:
         "image": "registry.local/moothall:dev",
         "command": ["python", "-c", _FRONT],
         "env": [
-            {"name": "SERVE", "value": json.dumps(asdict(serve))},
+            {"name": "SERVE", "value": json.dumps(asdict(parameters))},
             {"name": "HOME", "value": "/tmp"},
         ],
         "ports": [{"containerPort": 8000}],

@@ -435,7 +435,7 @@ class Telling:
         request: ChatRequest,
         on_text: Callable[[str], None] | None = None,
         *,
-        ours: Callable[[], bool] | None = None,
+        owns_work: Callable[[], bool] | None = None,
     ) -> ChatReply:
         """Tell it."""
         self.asked.append(request)

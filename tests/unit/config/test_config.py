@@ -27,7 +27,7 @@ def test_environment_over_file_over_default(
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "message"),
     [
         ("[llm]\nretrys = 1\n", "llm.retrys"),
         ("[llm]\nretries = -1\n", "llm.retries"),
@@ -36,14 +36,14 @@ def test_environment_over_file_over_default(
         ("[nothing]\n", "nothing"),
     ],
 )
-def test_a_wrong_setting_is_named(tmp_path: Path, text: str, wanted: str) -> None:
+def test_a_wrong_setting_is_named(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "m.toml"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigurationError, match=wanted):
+    with pytest.raises(ConfigurationError, match=message):
         load_settings(file)
 
 
-def test_hosts_run_here_or_on_a_ray_elsewhere_not_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mode_process_excludes_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOOTHALL_RAY__ADDRESS", "10.0.0.1:6379")
     assert load_settings().ray.mode == "auto"
     monkeypatch.setenv("MOOTHALL_RAY__MODE", "process")
@@ -51,7 +51,7 @@ def test_hosts_run_here_or_on_a_ray_elsewhere_not_both(monkeypatch: pytest.Monke
         load_settings()
 
 
-def test_the_line_of_a_wrong_setting_is_named_and_what_it_may_have_meant(
+def test_the_line_of_a_wrong_setting_and_a_similar_setting_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "m.toml"
@@ -62,10 +62,10 @@ def test_the_line_of_a_wrong_setting_is_named_and_what_it_may_have_meant(
     monkeypatch.setenv("MOOTHALL_LIMITS__AGENTS", "0")
     with pytest.raises(ConfigurationError) as raised:
         load_settings(file)
-    said = raised.value.message
-    assert f"{file}, line 6: llm.bsae_url is no setting; did you mean base_url?" in said
-    assert f"{file}, line 7: llm.retries: " in said
-    assert "; limits.agents: " in said, "it came of the environment: no line is named"
+    error = raised.value.message
+    assert f"{file}, line 6: llm.bsae_url is not a setting; did you mean base_url?" in error
+    assert f"{file}, line 7: llm.retries: " in error
+    assert "; limits.agents: " in error, "it came of the environment: no line is named"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_line_of_a_wrong_setting_is_named_and_what_it_may_have_meant(
         ("[other]\n", ["a"], 1),
     ],
 )
-def test_the_line_that_spells_a_setting(text: str, keys: list[str], line: int) -> None:
+def test_the_line_of_a_setting_is_found(text: str, keys: list[str], line: int) -> None:
     assert line_of(text, keys) == line
 
 
@@ -96,18 +96,18 @@ def test_a_secret_comes_from_a_file_and_is_not_shown(tmp_path: Path) -> None:
     assert "very-secret" not in settings.model_dump_json() + repr(settings)
 
 
-def test_settings_travel_to_hosts() -> None:
+def test_settings_can_be_pickled() -> None:
     settings = load_settings(seed=5)
     assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes
 
 
-def test_own_values_are_read_from_the_variables_that_are_named(
+def test_secret_values_are_read_from_variables(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MY_KEY", "value-of-mine")
     (tmp_path / "more").write_text("one-of-many\nanother-one\n", encoding="utf-8")
-    given = {"variables": ["MY_KEY", "NOT_SET"], "values_file": str(tmp_path / "more")}
-    settings = load_settings(data_dir=tmp_path, secrets=given)
+    secrets = {"variables": ["MY_KEY", "NOT_SET"], "values_file": str(tmp_path / "more")}
+    settings = load_settings(data_dir=tmp_path, secrets=secrets)
     assert {"value-of-mine", "one-of-many", "another-one"} <= set(secret_values(settings))
     assert "value-of-mine" not in settings.model_dump_json()
     with pytest.raises(ConfigurationError, match=r"secrets\.variables"):

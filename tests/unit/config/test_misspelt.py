@@ -12,7 +12,7 @@ from moothall.settings import AllSettings, load_settings
 
 
 @pytest.mark.parametrize(
-    ("variable", "wanted"),
+    ("variable", "message"),
     [
         ("MOOTHALL_LLM__BASEURL", "did you mean MOOTHALL_LLM__BASE_URL?"),
         ("MOOTHALL_LLMS__MODEL", "did you mean MOOTHALL_LLM__MODEL?"),
@@ -22,23 +22,23 @@ from moothall.settings import AllSettings, load_settings
     ],
 )
 def test_a_mistyped_variable_is_an_error_that_names_the_right_one(
-    variable: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "50055")
     with pytest.raises(ConfigurationError) as caught:
         load_settings()
-    assert f"{variable} is no setting" in str(caught.value)
-    assert wanted in str(caught.value)
+    assert f"{variable} is not a setting" in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_what_a_variable_holds_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_value_of_a_variable_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOOTHALL_LLM__APIKEY", "sk-very-secret")
     with pytest.raises(ConfigurationError) as caught:
         load_settings()
     assert "very-secret" not in str(caught.value)
 
 
-def test_what_kubernetes_puts_beside_a_service_of_our_name_is_no_mistake(
+def test_variables_of_kubernetes_are_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in {
@@ -55,7 +55,7 @@ def test_what_kubernetes_puts_beside_a_service_of_our_name_is_no_mistake(
     load_settings()
 
 
-def test_every_setting_has_a_variable_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = set(known_variables(AllSettings, "MOOTHALL_"))
     assert {"MOOTHALL_SEED", "MOOTHALL_LLM__MODEL", "MOOTHALL_LLM"} <= variables
     monkeypatch.setenv("moothall_llm__model", "lower")
@@ -65,13 +65,13 @@ def test_every_setting_has_a_variable_that_is_known(monkeypatch: pytest.MonkeyPa
 
 
 def secrets(model: type[BaseModel], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
+    paths: list[tuple[str, ...]] = []
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found += secrets(field.annotation, (*path, name))
+            paths += secrets(field.annotation, (*path, name))
         elif SecretStr in (field.annotation, *get_args(field.annotation)):
-            found.append((*path, name))
-    return found
+            paths.append((*path, name))
+    return paths
 
 
 SECRETS = secrets(AllSettings)

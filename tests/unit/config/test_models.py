@@ -1,4 +1,4 @@
-"""The models of the settings: what each says over `llm`, and what cannot be right."""
+"""The models of the settings: inheritance from `llm`, and inconsistent settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(folder: Path, text: str) -> object:
     return load_settings(file)
 
 
-def test_a_model_is_as_llm_but_for_what_it_says(tmp_path: Path) -> None:
+def test_a_model_inherits_unset_fields_from_llm(tmp_path: Path) -> None:
     file = tmp_path / "m.toml"
     file.write_text(
         f"{BASE}[models.warm]\ntemperature = 1.5\n[models.large]\nbase_url = "
@@ -61,10 +61,10 @@ def test_models_of_the_environment_and_their_keys_are_secrets(
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "message"),
     [
-        ("[models.Large]\n", "is no name for a model"),
-        ("[models.default]\n", "is no name for a model"),
+        ("[models.Large]\n", "is not a valid name"),
+        ("[models.default]\n", "is not a valid name"),
         ('[models.a]\nfallback = ["b"]\n', r"models\.a\.fallback names 'b'; there are default"),
         ('[models.a]\nfallback = ["a"]\n', r"models\.a\.fallback names 'a'"),
         (
@@ -74,18 +74,18 @@ def test_models_of_the_environment_and_their_keys_are_secrets(
             ),
             "b has a smaller window",
         ),
-        ('[models.a]\nroles = ["qa"]\n[models.b]\nroles = ["qa"]\n', "qa is a's already"),
+        ('[models.a]\nroles = ["qa"]\n[models.b]\nroles = ["qa"]\n', "qa already belongs to a"),
         ('[models.a]\nroles = ["chef"]\n', r"models\.a\.roles"),
         (
             "[models.a]\ntemprature = 1\n",
-            r"line 7: models\.a\.temprature is no setting; did you mean temperature\?",
+            r"line 7: models\.a\.temprature is not a setting; did you mean temperature\?",
         ),
     ],
 )
-def test_what_cannot_be_right_is_named(tmp_path: Path, text: str, wanted: str) -> None:
-    with pytest.raises(ConfigurationError, match=wanted):
+def test_inconsistent_models_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         load(tmp_path, text)
 
 
-def test_the_roles_of_the_settings_are_those_of_the_house() -> None:
+def test_the_roles_of_the_settings_are_those_of_the_domain() -> None:
     assert get_args(Role) == ROLES

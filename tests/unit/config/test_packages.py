@@ -14,18 +14,20 @@ from moothall.errors import ConfigurationError
 SECRET = "secret-of-the-operator"
 
 
-def shown(found: Indexes) -> str:
-    return repr((found.variables, found.files, found.urls, found.paths, found.certificates))
+def visible_data(indexes: Indexes) -> str:
+    return repr(
+        (indexes.variables, indexes.files, indexes.urls, indexes.paths, indexes.certificates)
+    )
 
 
-def test_pips_environment_stands_over_its_files_and_passwords_stay_behind(tmp_path: Path) -> None:
+def test_pips_environment_overrides_its_files_and_passwords_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".config/pip").mkdir(parents=True)
     (tmp_path / ".config/pip/pip.conf").write_text(
         f"[global]\nindex-url = https://me:{SECRET}%40x@a.example/simple\nextra-index-url =\n    "
         "http://b.example:81/s\n    https://c.example/s\n"
         f"proxy = http://me:{SECRET}@proxy.example\n[install]\nno-binary = :none:\n"
     )
-    found = read_indexes(
+    indexes = read_indexes(
         {
             "PIP_EXTRA_INDEX_URL": "https://d.example/s",
             "PIP_PROXY": SECRET,
@@ -34,17 +36,17 @@ def test_pips_environment_stands_over_its_files_and_passwords_stay_behind(tmp_pa
         tmp_path,
         tmp_path,
     )
-    assert found.variables == {
+    assert indexes.variables == {
         "PIP_INDEX_URL": "https://a.example/simple",
         "PIP_EXTRA_INDEX_URL": "https://d.example/s",
         "PIP_NO_BINARY": ":none:",
     }
-    assert found.urls == ["https://d.example/s", "https://a.example/simple"]
-    assert found.credentials == [("https://a.example/", basic("me", f"{SECRET}@x"))]
-    assert SECRET not in shown(found)
+    assert indexes.urls == ["https://d.example/s", "https://a.example/simple"]
+    assert indexes.credentials == [("https://a.example/", basic("me", f"{SECRET}@x"))]
+    assert SECRET not in visible_data(indexes)
 
 
-def test_uv_names_indexes_and_their_passwords_beside_them(tmp_path: Path) -> None:
+def test_uv_credentials_belong_to_named_indexes(tmp_path: Path) -> None:
     (tmp_path / "uv.toml").write_text(
         'cache-dir = "/x"\n[[index]]\nname = "my-team"\nurl = "https://u.example/simple"\n'
         '[[index]]\nurl = "https://all.example/simple"\ndefault = true\n'
@@ -55,16 +57,16 @@ def test_uv_names_indexes_and_their_passwords_beside_them(tmp_path: Path) -> Non
         "UV_INDEX_MY_TEAM_PASSWORD": SECRET,
         "UV_PUBLISH_TOKEN": SECRET,
     }
-    found = read_indexes(environ, tmp_path, tmp_path)
-    assert found.variables == {
+    indexes = read_indexes(environ, tmp_path, tmp_path)
+    assert indexes.variables == {
         "UV_INDEX": "my-team=https://u.example/simple",
         "UV_DEFAULT_INDEX": "https://all.example/simple",
     }
-    assert found.credentials == [("https://u.example/", basic("me", SECRET))]
-    assert SECRET not in shown(found)
+    assert indexes.credentials == [("https://u.example/", basic("me", SECRET))]
+    assert SECRET not in visible_data(indexes)
 
 
-def test_npms_tokens_hold_below_their_path(tmp_path: Path) -> None:
+def test_npm_tokens_apply_below_their_path(tmp_path: Path) -> None:
     (tmp_path / ".npmrc").write_text(
         "; a comment\nregistry=https://r.example/npm/\n@acme:registry = "
         "https://acme.example/npm/\n//r.example/npm/:_authToken=${TOKEN}\n"
@@ -72,19 +74,19 @@ def test_npms_tokens_hold_below_their_path(tmp_path: Path) -> None:
         f"//acme.example/npm/:_password={base64.b64encode(SECRET.encode()).decode()}\n"
         f"//else.example/:_auth={SECRET}\n//r.example/npm/:always-auth=true\n_authToken={SECRET}\n"
     )
-    found = read_indexes({"TOKEN": SECRET}, tmp_path, tmp_path)
-    assert found.files == {
+    indexes = read_indexes({"TOKEN": SECRET}, tmp_path, tmp_path)
+    assert indexes.files == {
         "NPM_CONFIG_USERCONFIG": (
             "registry=https://r.example/npm/\n@acme:registry=https://acme.example/npm/\n"
         ),
     }
-    assert sorted(found.credentials) == [
+    assert sorted(indexes.credentials) == [
         ("https://acme.example/npm/", basic("me", SECRET)),
         ("https://else.example/", f"Basic {SECRET}"),
         ("https://r.example/npm/", f"Bearer {SECRET}"),
         ("https://r.example/npm/", f"Bearer {SECRET}"),
     ]
-    assert SECRET not in shown(found)
+    assert SECRET not in visible_data(indexes)
 
 
 def test_go_cargo_and_netrc(tmp_path: Path) -> None:
@@ -100,17 +102,17 @@ def test_go_cargo_and_netrc(tmp_path: Path) -> None:
         f"machine go.example login me password {SECRET}\nmachine unknown.example login a password "
         "b\n"
     )
-    found = read_indexes({}, tmp_path, tmp_path)
-    assert found.variables == {
+    indexes = read_indexes({}, tmp_path, tmp_path)
+    assert indexes.variables == {
         "GOPROXY": "https://go.example,https://other.example/p|direct",
         "CARGO_REGISTRIES_MY_TEAM_INDEX": "sparse+https://crates.example/index/",
     }
-    assert found.urls == [
+    assert indexes.urls == [
         "https://go.example",
         "https://other.example/p",
         "https://crates.example/index/",
     ]
-    assert dict(found.credentials) == {
+    assert dict(indexes.credentials) == {
         "https://other.example/": basic("me", SECRET),
         "https://go.example/": basic("me", SECRET),
     }
@@ -120,13 +122,13 @@ def test_local_wheels_and_certificates_are_shown(tmp_path: Path) -> None:
     wheels, authority = tmp_path / "wheels", tmp_path / "ca.pem"
     wheels.mkdir()
     authority.write_text("x")
-    found = read_indexes(
+    indexes = read_indexes(
         {"PIP_FIND_LINKS": f"file://{wheels} /no/such", "PIP_CERT": str(authority)},
         tmp_path,
         tmp_path,
     )
-    assert (found.paths, found.certificates) == ([wheels], [authority])
-    assert "PIP_CERT" not in found.variables
+    assert (indexes.paths, indexes.certificates) == ([wheels], [authority])
+    assert "PIP_CERT" not in indexes.variables
 
 
 @pytest.mark.parametrize(("name", "text"), [("pip.conf", "index-url = x"), ("pip.conf", b"\xff")])
@@ -147,10 +149,10 @@ def test_a_file_that_cannot_be_read_is_named(name: str, text: str | bytes, tmp_p
 )
 def test_no_password_of_a_url_is_ever_shown(password: str) -> None:
     url = f"https://me:{password}@host.example/simple"
-    found = read_indexes(
+    indexes = read_indexes(
         {"PIP_INDEX_URL": url, "UV_INDEX": f"a={url} {url}", "GOPROXY": f"{url},direct"},
         Path("/nonexistent"),
         Path("/nonexistent"),
     )
-    assert f"me:{password}" not in shown(found)
-    assert set(found.credentials) == {("https://host.example/", basic("me", password))}
+    assert f"me:{password}" not in visible_data(indexes)
+    assert set(indexes.credentials) == {("https://host.example/", basic("me", password))}

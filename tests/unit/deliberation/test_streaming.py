@@ -101,9 +101,9 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
             return ModelDescription()
 
         async def chat(
-            self, request: ChatRequest, on_text: Any = None, *, ours: Any = None
+            self, request: ChatRequest, on_text: Any = None, *, owns_work: Any = None
         ) -> ChatReply:
-            del request, ours
+            del request, owns_work
             on_text("one two")
             await heard.came.wait()
             return ChatReply("one two three", "stop", Usage())
@@ -139,9 +139,9 @@ async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_
             return ModelDescription()
 
         async def chat(
-            self, request: ChatRequest, on_text: Any = None, *, ours: Any = None
+            self, request: ChatRequest, on_text: Any = None, *, owns_work: Any = None
         ) -> ChatReply:
-            del on_text, ours
+            del on_text, owns_work
             calls.append(request.call_id)
             await asyncio.sleep(0)
             return ChatReply(f"answer {len(calls)}", "stop", Usage(prompt_tokens=7))

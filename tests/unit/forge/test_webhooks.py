@@ -66,9 +66,9 @@ async def test_a_taken_port_is_said() -> None:
     ("given", "wanted"),
     [
         ({"webhook_port": 8081}, "webhook_secret is missing"),
-        ({"repositories": ("acme",)}, "'acme' is no owner/name"),
-        ({"repositories": ("acme/..",)}, "is no owner/name"),
-        ({"repositories": ("acme/app/../../x",)}, "is no owner/name"),
+        ({"repositories": ("acme",)}, "'acme' must have the form owner/name"),
+        ({"repositories": ("acme/..",)}, "must have the form owner/name"),
+        ({"repositories": ("acme/app/../../x",)}, "must have the form owner/name"),
         ({"url": "https://user:secret@forge.example"}, "url"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What every store must do, run on the embedded one and on a real Neo4j alike."""
+"""The conformance suite of stores, for the embedded store and a real Neo4j."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def lines(graph: CypherGraph) -> Lines:
     return sorted([line async for line in graph.dump()])
 
 
-async def test_a_chronicle_makes_every_label_and_every_relation(graph: CypherGraph) -> None:
+async def test_a_chronicle_creates_every_label_and_relation(graph: CypherGraph) -> None:
     await graph.project(recorded(Chronicle().whole().events))
     counts = await graph.counts()
     assert {name for name in LABELS if not counts[name]} == set()
@@ -48,18 +48,18 @@ async def test_the_position_is_the_last_seq_and_never_goes_back(graph: CypherGra
 async def test_neither_batches_nor_repeats_nor_order_change_the_graph(graph: CypherGraph) -> None:
     records = recorded(Chronicle().whole().events)
     await graph.project(records)
-    once = await lines(graph)
+    first_dump = await lines(graph)
     await graph.project(records)
-    assert await lines(graph) == once
+    assert await lines(graph) == first_dump
     await graph.clear()
     shuffled = records * 2
     random.Random(7).shuffle(shuffled)  # noqa: S311 - an order, no secret
     for start in range(0, len(shuffled), 5):
         await graph.project(shuffled[start : start + 5])
-    assert await lines(graph) == once
+    assert await lines(graph) == first_dump
 
 
-async def test_clear_leaves_nothing_and_everything_can_be_written_again(graph: CypherGraph) -> None:
+async def test_a_cleared_graph_is_empty_and_can_be_written_again(graph: CypherGraph) -> None:
     records = recorded(Chronicle().whole().events)
     await graph.project(records)
     before = await lines(graph)
@@ -77,14 +77,14 @@ async def test_a_uid_is_unique(store: Store) -> None:
         await store.write([make])
 
 
-async def test_a_transaction_is_written_whole_or_not_at_all(store: Store) -> None:
-    good: Statement = ("CREATE (n:Story {uid: 'Story/local/two'})", {})
+async def test_transactions_are_atomic(store: Store) -> None:
+    statement: Statement = ("CREATE (n:Story {uid: 'Story/local/two'})", {})
     with pytest.raises(GraphUnavailable):
-        await store.write([good, ("THIS IS NO CYPHER", {})])
+        await store.write([statement, ("THIS IS NO CYPHER", {})])
     assert await store.read("MATCH (n:Story) RETURN count(n) AS number", {}) == [{"number": 0}]
 
 
-async def test_provenance_leads_from_a_commit_to_everything_behind_it(graph: CypherGraph) -> None:
+async def test_provenance_contains_everything_behind_a_commit(graph: CypherGraph) -> None:
     await graph.project(recorded(Chronicle().whole().events))
     (row,) = await graph.ask("provenance", tenant="local", commit_sha=delivered(), path=PATH)
     assert row["commit"] == delivered()
@@ -131,7 +131,7 @@ async def test_provenance_without_an_answer_is_empty(graph: CypherGraph) -> None
     )
 
 
-async def test_a_deliberation_is_told_whole(graph: CypherGraph) -> None:
+async def test_the_answer_contains_the_complete_deliberation(graph: CypherGraph) -> None:
     await graph.project(recorded(Chronicle().whole().events))
     (row,) = await graph.ask("deliberation", tenant="local", task_id="task-a")
     assert row["deliberation"]["final_state"] == "committed"
@@ -146,14 +146,14 @@ async def test_a_deliberation_is_told_whole(graph: CypherGraph) -> None:
     assert await graph.ask("deliberation", tenant="local", task_id="nothing") == []
 
 
-async def test_a_deliberation_that_has_only_begun_is_told_too(graph: CypherGraph) -> None:
+async def test_a_started_deliberation_is_in_the_answer(graph: CypherGraph) -> None:
     await graph.project(recorded(Chronicle().deliberated().events[:1]))
     (row,) = await graph.ask("deliberation", tenant="local", task_id="task-a")
     assert row["deliberation"]["description"] == "add it"
     assert row["proposals"] == row["model_calls"] == row["tool_calls"] == row["decisions"] == []
 
 
-async def test_the_context_of_a_task_is_what_happened_before_in_its_repository(
+async def test_task_context_contains_earlier_deliberations_in_the_repository(
     graph: CypherGraph,
 ) -> None:
     await graph.project(recorded(Chronicle("task-a").whole().events))
@@ -194,7 +194,7 @@ async def test_a_timeline_is_in_order_and_ends_with_the_latest(graph: CypherGrap
     assert [row["kind"] for row in of_task] == ["seat.reviewed", "deliberation.decided"]
 
 
-async def test_a_story_is_told_with_its_tasks(graph: CypherGraph) -> None:
+async def test_a_story_contains_its_tasks(graph: CypherGraph) -> None:
     await graph.project(recorded(Chronicle().whole().events))
     (row,) = await graph.ask("story", tenant="local", story_id="story-1")
     assert (row["story"]["headline"], row["story"]["brief"], row["story"]["state"]) == (
@@ -209,10 +209,10 @@ async def test_a_story_is_told_with_its_tasks(graph: CypherGraph) -> None:
     assert [decision["approver"] for decision in row["decisions"]] == ["ann"]
 
 
-async def test_neighbours_go_as_far_as_asked_and_no_further(graph: CypherGraph) -> None:
+async def test_neighbours_are_limited_by_depth(graph: CypherGraph) -> None:
     await graph.project(recorded(Chronicle().whole().events))
-    (near,) = await graph.ask("neighbours", tenant="local", label="Task", id="task-a")
-    assert {(node["label"], node["id"]) for node in near["neighbours"]} == {
+    (neighbours_row,) = await graph.ask("neighbours", tenant="local", label="Task", id="task-a")
+    assert {(node["label"], node["id"]) for node in neighbours_row["neighbours"]} == {
         ("Story", "story-1"),
         ("Plan", "plan-story-1"),
         ("Task", "task-a-check"),
@@ -222,11 +222,13 @@ async def test_neighbours_go_as_far_as_asked_and_no_further(graph: CypherGraph) 
         "type": "DELIBERATED_IN",
         "from": {"label": "Task", "id": "task-a"},
         "to": {"label": "Deliberation", "id": "task-a"},
-    } in (near["relationships"])
-    assert near["node"]["properties"]["description"] == "add it"
-    assert "title" not in near["node"]["properties"]
-    (far,) = await graph.ask("neighbours", tenant="local", label="Task", id="task-a", depth=2)
-    assert len(far["neighbours"]) > len(near["neighbours"])
+    } in (neighbours_row["relationships"])
+    assert neighbours_row["node"]["properties"]["description"] == "add it"
+    assert "title" not in neighbours_row["node"]["properties"]
+    (distant_row,) = await graph.ask(
+        "neighbours", tenant="local", label="Task", id="task-a", depth=2
+    )
+    assert len(distant_row["neighbours"]) > len(neighbours_row["neighbours"])
     (few,) = await graph.ask("neighbours", tenant="local", label="Task", id="task-a", limit=2)
     assert len(few["neighbours"]) == 2
     assert await graph.ask("neighbours", tenant="local", label="Task", id="nothing") == []
@@ -265,21 +267,21 @@ async def test_tenants_see_nothing_of_each_other(graph: CypherGraph) -> None:
     ],
     ids=["unicode", "nul", "surrogate", "injection", "braces", "huge", "empty"],
 )
-async def test_any_text_is_kept_up_to_its_bound(graph: CypherGraph, text: str) -> None:
+async def test_any_text_is_stored_up_to_its_limit(graph: CypherGraph, text: str) -> None:
     chronicle = Chronicle().told()
     chronicle.of_story(EventType.STORY_COMMENTED, comment=text, actor=text)
     chronicle.of_story(EventType.STORY_CHANGED, title=text, ac=[text] * 3)
     await graph.project(recorded(chronicle.events))
     (row,) = await graph.ask("story", tenant="local", story_id="story-1")
     assert len(row["comments"]) == 2
-    kept = row["comments"][-1]["comment"]
-    assert len(kept) == min(len(text), 2000)
-    assert row["story"]["headline"] == (kept or "Greeting")  # an empty field says nothing
-    assert row["story"]["criteria"] == ([kept] * 3 if kept else ["greets the world"])
-    assert kept[:1] == text[:1] or text[:1] == "\ud800"
+    stored = row["comments"][-1]["comment"]
+    assert len(stored) == min(len(text), 2000)
+    assert row["story"]["headline"] == (stored or "Greeting")  # an empty field says nothing
+    assert row["story"]["criteria"] == ([stored] * 3 if stored else ["greets the world"])
+    assert stored[:1] == text[:1] or text[:1] == "\ud800"
 
 
-async def test_hostile_ids_find_their_node_again(graph: CypherGraph) -> None:
+async def test_hostile_ids_identify_their_node(graph: CypherGraph) -> None:
     story_id = "x'\"\\/%\N{SNOWMAN}" * 100
     chronicle = Chronicle(story_id=story_id).told()
     await graph.project(recorded(chronicle.events))
@@ -287,27 +289,27 @@ async def test_hostile_ids_find_their_node_again(graph: CypherGraph) -> None:
     assert row["story"]["headline"] == "Greeting"
 
 
-async def test_wrong_questions_say_what_would_be_right(graph: CypherGraph) -> None:
-    wrong: list[tuple[str, dict[str, Any], str]] = [
+async def test_errors_about_questions_name_the_valid_values(graph: CypherGraph) -> None:
+    questions: list[tuple[str, dict[str, Any], str]] = [
         ("provenence", {}, "did you mean provenance"),
         ("provenance", {}, "needs commit_sha"),
         ("provenance", {"commit_sha": "abc"}, "40 hexadecimal"),
-        ("deliberation", {"task_id": "t", "cypher": "MATCH (n)"}, "knows no cypher"),
-        ("deliberation", {"task_id": 7}, "is a text, not int"),
-        ("task_context", {"limit": "many"}, "not a whole number"),
+        ("deliberation", {"task_id": "t", "cypher": "MATCH (n)"}, "has no parameter cypher"),
+        ("deliberation", {"task_id": 7}, "must be a string, not int"),
+        ("task_context", {"limit": "many"}, "not an integer"),
         ("task_context", {"limit": 0}, "allowed are 1 to 1000"),
-        ("timeline", {}, "task_id or story_id"),
+        ("timeline", {}, "task_id and story_id are missing"),
         ("neighbours", {"label": "Nothing", "id": "x"}, "the labels are Story"),
         ("neighbours", {"label": "Story", "id": "x", "depth": 9}, "allowed are 1 to 3"),
     ]
-    for question, parameters, said in wrong:
-        with pytest.raises(InvalidRequest, match=said):
+    for question, parameters, message in questions:
+        with pytest.raises(InvalidRequest, match=message):
             await graph.ask(question, tenant="local", **parameters)
     with pytest.raises(InvalidRequest, match="needs tenant"):
         await graph.ask("deliberation", task_id="task-a")
 
 
-async def test_a_pack_holds_a_story_with_what_came_of_it(graph: CypherGraph) -> None:
+async def test_a_context_contains_the_story_and_its_results(graph: CypherGraph) -> None:
     await graph.project(recorded(Chronicle("task-a").whole().events))
     await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
     (row,) = await graph.ask("context", tenant="local", story_id="story-2", role="dev")
@@ -351,21 +353,23 @@ async def test_a_pack_holds_a_story_with_what_came_of_it(graph: CypherGraph) -> 
     ]
     (of_task,) = await graph.ask("context", tenant="local", task_id="task-b", role="dev")
     assert of_task["story"] == row["story"]
-    assert (of_task["summaries"], of_task["about"]) == ([], "add it"), "itself is left out"
+    assert (of_task["summaries"], of_task["about"]) == ([], "add it"), (
+        "the deliberation itself is excluded"
+    )
     (unknown,) = await graph.ask("context", tenant="local", story_id="nothing")
     assert not any(value for value in unknown.values())
 
 
-async def test_a_pack_holds_a_story_that_was_planned_outside(graph: CypherGraph) -> None:
+async def test_a_context_contains_an_externally_planned_story(graph: CypherGraph) -> None:
     moved = {"from_state": "draft", "to_state": "planning", "event": "plan", "actor": "po"}
-    told = {
+    fields = {
         "title": "Greeting",
         "brief": "Greet everybody.",
         "ac": ["greets the world", " "],
         "repository": "sample",
     }
     chronicle = Chronicle(story_id="story-9")
-    chronicle.of_story(EventType.STORY_TRANSITIONED, **moved, **told)
+    chronicle.of_story(EventType.STORY_TRANSITIONED, **moved, **fields)
     chronicle.of_story(EventType.STORY_CHANGED, brief="Greet everybody, politely.")
     chronicle.of_story(
         EventType.STORY_TRANSITIONED,
@@ -403,8 +407,8 @@ async def test_a_task_without_a_story_has_its_repository(graph: CypherGraph) -> 
 _ABOUT = {"about", "repository", "of_story"}
 
 
-async def test_a_pack_never_holds_what_is_outside_its_scopes(graph: CypherGraph) -> None:
-    """The query itself leaves it out: by the table, whatever the caller wants."""
+async def test_a_context_contains_only_its_scopes(graph: CypherGraph) -> None:
+    """The query itself reads only the allowed scopes, whatever the caller requests."""
     await graph.project(recorded(Chronicle("task-a").whole().events))
     await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
     for phase in scopes().phases:
@@ -440,7 +444,7 @@ async def test_a_pack_never_holds_what_is_outside_its_scopes(graph: CypherGraph)
     assert {name for name, value in few.items() if value} - _ABOUT == {"plan", "tasks"}
 
 
-async def test_a_pack_never_holds_what_is_another_tenants(graph: CypherGraph) -> None:
+async def test_a_context_contains_no_data_of_other_tenants(graph: CypherGraph) -> None:
     """The same story, tasks and repository in two tenants."""
     await graph.project(recorded(Chronicle("task-a", tenant="one").whole().events))
     await graph.project(
@@ -449,12 +453,12 @@ async def test_a_pack_never_holds_what_is_another_tenants(graph: CypherGraph) ->
     await graph.project(recorded(Chronicle("task-a", tenant="two", days=2).told().events, 200))
     (one,) = await graph.ask("context", tenant="one", story_id="story-1", role="dev")
     assert [item["task_id"] for item in one["summaries"]] == ["task-a"]
-    for given in (
+    for parameters in (
         {"story_id": "story-1"},
         {"story_id": "story-1", "repository": "sample"},
         {"story_id": "story-1", "task_id": "task-b"},
     ):
-        (two,) = await graph.ask("context", tenant="two", role="dev", **given)
+        (two,) = await graph.ask("context", tenant="two", role="dev", **parameters)
         assert (two["story"] or {}).get("headline") == "Greeting"
         assert (two["summaries"], two["decisions"]) == ([], [])
         assert [item["ends"] for item in two["tasks"]] == [[], []]

@@ -1,6 +1,4 @@
-"""What holds whatever the log says: order, repeats and malformed events change nothing that they
-shouldn't.
-"""
+"""Properties of the projection for any log: order, repeats and malformed events do no harm."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from moothall.domain.event import Event, EventType
 from moothall.domain.proposal import Proposal
-from moothall.graph.projection import READERS, write
+from moothall.graph.projection import PROJECTIONS, write
 from moothall.graph.schema import LABELS
 from moothall.graph.upserts import Writes, bound_name, clean, group_of, uid
 from support.chronicle import SEATS, Chronicle, proposal_of
@@ -37,23 +35,23 @@ def written(events: list[Event]) -> Writes:
 
 
 def merged(batches: list[list[Event]]) -> Writes:
-    """As a store merges batches: what the statements say."""
+    """Merge batches like the statements of a store."""
     total = Writes()
     for batch in batches:
         part = written(batch)
         total.nodes |= part.nodes
         total.relations |= part.relations
-        for (node, name), (by, told) in part.groups.items():
-            known = total.groups.get((node, name))
+        for (node, name), (by, properties) in part.groups.items():
+            current = total.groups.get((node, name))
             latest = group_of(node.label, name).latest
-            if known is None or (known[0] < by if latest else known[0] > by):
-                total.groups[node, name] = (by, told)
+            if current is None or (current[0] < by if latest else current[0] > by):
+                total.groups[node, name] = (by, properties)
     return total
 
 
 @settings(max_examples=25)
 @given(st.data())
-def test_any_order_any_repeats_and_any_batches_write_the_same(data: st.DataObject) -> None:
+def test_order_repeats_and_batches_do_not_change_the_result(data: st.DataObject) -> None:
     events = [*WHOLE, *SECOND]
     repeated = data.draw(
         st.permutations([*events, *data.draw(st.lists(st.sampled_from(events), max_size=10))])
@@ -67,21 +65,23 @@ def test_any_order_any_repeats_and_any_batches_write_the_same(data: st.DataObjec
 
 @settings(max_examples=60)
 @given(
-    st.sampled_from(sorted(READERS)),
+    st.sampled_from(sorted(PROJECTIONS)),
     st.dictionaries(st.sampled_from(NAMES), values),
     st.text(max_size=40),
 )
-def test_malformed_events_are_no_reason_to_stop(
-    kind: EventType, data: dict[str, Any], time: str
-) -> None:
-    """And whatever they bring has the type that the shape says."""
+def test_malformed_events_raise_no_error(kind: EventType, data: dict[str, Any], time: str) -> None:
+    """All written values have the types of the schema."""
     writes = written([Event("id", kind, "x", data, time=time)])
-    for (node, name), (_, told) in writes.groups.items():
+    for (node, name), (_, properties) in writes.groups.items():
         for key, kind_of in group_of(node.label, name).properties.items():
-            expected = {"text": str, "whole": int, "number": float, "flag": bool, "texts": list}[
-                kind_of
-            ]
-            assert type(told[key]) is expected
+            expected = {
+                "text": str,
+                "integer": int,
+                "float": float,
+                "boolean": bool,
+                "texts": list,
+            }[kind_of]
+            assert type(properties[key]) is expected
     for node in writes.nodes:
         node.uid.encode()
 
@@ -99,7 +99,7 @@ def test_names_are_bounded_and_storable(text: str) -> None:
     assert "\0" not in clean(text)
 
 
-def test_every_event_type_is_projected_or_named_as_left_out() -> None:
+def test_every_event_type_is_projected_or_listed_as_omitted() -> None:
     left_out = {
         EventType.SEAT_TURN,
         EventType.AGENT_PROGRESS,
@@ -121,7 +121,7 @@ def test_every_event_type_is_projected_or_named_as_left_out() -> None:
         EventType.DELIBERATION_RESUMED,
         EventType.EVIDENCE_REPORTED,
     }
-    assert set(EventType) - READERS.keys() == left_out
+    assert set(EventType) - PROJECTIONS.keys() == left_out
 
 
 def test_a_fingerprint_is_the_proposals_own() -> None:
@@ -132,7 +132,7 @@ def test_a_fingerprint_is_the_proposals_own() -> None:
     assert len(keys) == len(SEATS), "what was found of a proposal belongs to it"
 
 
-def test_a_run_again_is_of_the_same_task() -> None:
+def test_a_repeated_run_belongs_to_the_same_task() -> None:
     writes = written([*WHOLE, *SECOND])
     assert {node.key for node in writes.nodes if node.label == "Task"} == {
         "task-a",
@@ -142,7 +142,7 @@ def test_a_run_again_is_of_the_same_task() -> None:
 
 
 def test_reserved_names_are_used_nowhere() -> None:
-    """The embedded store fills them in by itself."""
+    """The embedded store sets these properties itself."""
     for label in LABELS.values():
         assert not {"id", "title", "type", "name"} & set(label.properties)
         assert len(label.properties) == len(set(label.properties)), (

@@ -1,6 +1,4 @@
-"""From the log into the graph: from where it is, at its own pace, over failures of the graph, never
-losing anything.
-"""
+"""The projector continues from the graph's position, retries failures and loses nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ SETTINGS = Settings(batch=7, pace_seconds=0)
 
 
 class Flaky(CypherGraph):
-    """A graph that is away for the first calls."""
+    """A graph that is unavailable for the first calls."""
 
     def __init__(self, inner: CypherGraph, failures: int) -> None:
         super().__init__(inner._store)
@@ -71,7 +69,9 @@ async def dumped(graph: CypherGraph) -> list[tuple[str, ...]]:
     return sorted([line async for line in graph.dump()])
 
 
-async def test_it_follows_the_log_and_goes_on_where_the_graph_is(graph: CypherGraph) -> None:
+async def test_the_projector_follows_the_log_from_the_position_of_the_graph(
+    graph: CypherGraph,
+) -> None:
     bus = MemoryBus()
     projector = Projector(bus, graph, SETTINGS)
     async with asyncio.timeout(60), running(projector, 0):
@@ -80,10 +80,10 @@ async def test_it_follows_the_log_and_goes_on_where_the_graph_is(graph: CypherGr
     assert position == projector.written > 20
     last = await published(bus, Chronicle("task-b", "story-2", days=1).whole())
     flaky = Flaky(graph, 0)
-    again = Projector(bus, flaky, SETTINGS)
-    async with asyncio.timeout(60), running(again, last):
-        await again.wait_written(last)
-    assert sum(flaky.batches) == last - position, "what was written is not read again"
+    second_projector = Projector(bus, flaky, SETTINGS)
+    async with asyncio.timeout(60), running(second_projector, last):
+        await second_projector.wait_written(last)
+    assert sum(flaky.batches) == last - position, "written events are not read again"
     assert max(flaky.batches) <= SETTINGS.batch
     one_by_one = await dumped(graph)
     await graph.clear()
@@ -91,7 +91,7 @@ async def test_it_follows_the_log_and_goes_on_where_the_graph_is(graph: CypherGr
     assert await dumped(graph) == one_by_one
 
 
-async def test_a_graph_that_is_away_is_late_and_loses_nothing(graph: CypherGraph) -> None:
+async def test_an_unavailable_graph_falls_behind_and_loses_nothing(graph: CypherGraph) -> None:
     bus = MemoryBus()
     last = await published(bus, Chronicle().whole())
     flaky = Flaky(graph, 2)
@@ -103,7 +103,7 @@ async def test_a_graph_that_is_away_is_late_and_loses_nothing(graph: CypherGraph
     assert row["deliberation"]["final_state"] == "committed"
 
 
-async def test_a_graph_of_another_log_is_written_again(graph: CypherGraph) -> None:
+async def test_the_graph_of_another_log_is_projected_again(graph: CypherGraph) -> None:
     bus = MemoryBus()
     await graph.project([Recorded(1000, Chronicle("old").deliberated().events[0])])
     last = await published(bus, Chronicle().whole())
@@ -111,12 +111,12 @@ async def test_a_graph_of_another_log_is_written_again(graph: CypherGraph) -> No
     assert await graph.ask("deliberation", tenant="local", task_id="task-a")
 
 
-async def test_who_may_not_write_any_more_writes_nothing(graph: CypherGraph) -> None:
+async def test_a_process_without_the_lease_writes_nothing(graph: CypherGraph) -> None:
     bus, may = MemoryBus(), True
     last = await published(bus, Chronicle("task-a").whole())
-    projector = Projector(bus, graph, SETTINGS, may=lambda: may)
+    projector = Projector(bus, graph, SETTINGS, is_writer=lambda: may)
     may = False
-    with pytest.raises(GraphUnavailable, match="another process writes the graph"):
+    with pytest.raises(GraphUnavailable, match="another process writes the graph now"):
         await projector.catch_up(last)
     assert await graph.position() == 0
     may = True
@@ -125,7 +125,7 @@ async def test_who_may_not_write_any_more_writes_nothing(graph: CypherGraph) -> 
 
 
 class Small(Flaky):
-    """A graph that takes three events at a time."""
+    """A graph that accepts at most three events at a time."""
 
     async def project(self, records: Sequence[Recorded]) -> None:
         if len(records) > 3:
@@ -133,7 +133,7 @@ class Small(Flaky):
         await super().project(records)
 
 
-async def test_a_batch_that_is_too_much_for_one_transaction_is_written_in_parts(
+async def test_a_batch_that_is_too_large_is_written_in_parts(
     graph: CypherGraph,
 ) -> None:
     bus, small = MemoryBus(), Small(graph, 0)

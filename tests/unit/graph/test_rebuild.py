@@ -1,5 +1,5 @@
-"""The graph of a real log on a real bus: answered from without a server, rebuilt, and refused where
-that would lose something.
+"""The graph of a real log on a real bus: queried without a server, and rebuilt unless that would
+lose data.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     return settings
 
 
-async def test_a_rebuild_gives_the_same_graph_and_says_how_far_it_is(settings: Settings) -> None:
+async def test_a_rebuild_gives_the_same_graph_and_reports_progress(settings: Settings) -> None:
     async with open_answers(settings) as answers:
         (row,) = await answers.ask("provenance", tenant="local", commit_sha=delivered())
         assert row["decisions"]
         counts = await answers.counts()
-    heard: list[tuple[int, int]] = []
-    result = await rebuild(settings, lambda seq, last: heard.append((seq, last)))
+    progress: list[tuple[int, int]] = []
+    result = await rebuild(settings, lambda seq, last: progress.append((seq, last)))
     number = len(Chronicle().whole().events)
     assert result.events == number
     assert result.before == result.after
     assert len(result.after) == sum(counts.values())
     assert result.counts == counts
-    assert heard[-1] == (number, number)
-    assert len(heard) == -(-number // 7)
+    assert progress[-1] == (number, number)
+    assert len(progress) == -(-number // 7)
 
 
-async def test_a_rebuild_that_would_forget_is_refused(settings: Settings) -> None:
+async def test_a_lossy_rebuild_is_refused(settings: Settings) -> None:
     async with open_answers(settings) as answers:
         before = await answers.counts()
     async with open_log(settings, lambda _: None) as bus:
@@ -81,7 +81,7 @@ async def test_the_graph_reads_what_is_pruned_before_it_goes(settings: Settings)
         assert await answers.ask("provenance", tenant="local", commit_sha=delivered())
 
 
-async def test_a_rebuild_needs_the_house_to_itself(settings: Settings) -> None:
+async def test_a_rebuild_needs_exclusive_access(settings: Settings) -> None:
     with (
         data_dir_lock.hold(settings.data_dir),
         pytest.raises(ConfigurationError, match="another process writes the graph"),

@@ -1,6 +1,4 @@
-"""A graph that keeps so many deliberations: the oldest leave it with all that was theirs alone, on
-every store.
-"""
+"""The removal of the oldest deliberations with the nodes that only they use, on every store."""
 
 from __future__ import annotations
 
@@ -18,45 +16,45 @@ STORYS = (
     | {"DELIVERED_IN"}
     | {relation.type for relation in RELATIONS if {relation.start, relation.end} <= OF_STORIES}
 )
-"""Nodes and relations of stories, of which nothing is forgotten."""
+"""Nodes and relations of stories, which are never removed."""
 
 
-def whole(days: int) -> Chronicle:
+def chronicle_of(days: int) -> Chronicle:
     return Chronicle(f"task-{days}", f"story-{days}", days=days).whole()
 
 
-async def test_the_oldest_leave_with_what_was_theirs_alone(store: Store) -> None:
-    kept = CypherGraph(store, keep=2)
+async def test_the_oldest_are_removed_with_the_nodes_that_only_they_use(store: Store) -> None:
+    bounded = CypherGraph(store, keep=2)
     late = (
         Chronicle("task-late", "story-late", days=-1).told().deliberated()
     )  # older than all, and not decided
-    for chronicle in (late, *map(whole, (1, 2, 3, 4))):
-        await kept.project(recorded(chronicle.events))
-    there = sorted([line async for line in kept.dump()])
+    for chronicle in (late, *map(chronicle_of, (1, 2, 3, 4))):
+        await bounded.project(recorded(chronicle.events))
+    dump = sorted([line async for line in bounded.dump()])
     for days in (1, 2):
-        assert not await kept.ask("deliberation", tenant="local", task_id=f"task-{days}")
-        assert not await kept.ask(
+        assert not await bounded.ask("deliberation", tenant="local", task_id=f"task-{days}")
+        assert not await bounded.ask(
             "provenance", tenant="local", commit_sha=delivered(f"task-{days}")
         )
         assert [
             row["story"]["story_id"]
-            for row in await kept.ask("story", tenant="local", story_id=f"story-{days}")
+            for row in await bounded.ask("story", tenant="local", story_id=f"story-{days}")
         ]
-        assert not [line for line in there if line[0] not in STORYS and f"/task-{days}" in line[1]]
-    await kept.clear()
-    for chronicle in (late, *map(whole, (3, 4))):
-        await kept.project(recorded(chronicle.events))
-    alone = sorted([line async for line in kept.dump()])
-    assert [line for line in there if line[0] not in STORYS] == [
+        assert not [line for line in dump if line[0] not in STORYS and f"/task-{days}" in line[1]]
+    await bounded.clear()
+    for chronicle in (late, *map(chronicle_of, (3, 4))):
+        await bounded.project(recorded(chronicle.events))
+    alone = sorted([line async for line in bounded.dump()])
+    assert [line for line in dump if line[0] not in STORYS] == [
         line for line in alone if line[0] not in STORYS
     ]
-    assert len(await kept.ask("provenance", tenant="local", commit_sha=delivered("task-4"))) > 0
+    assert len(await bounded.ask("provenance", tenant="local", commit_sha=delivered("task-4"))) > 0
 
 
-async def test_without_a_bound_all_stay(store: Store) -> None:
+async def test_without_a_limit_nothing_is_removed(store: Store) -> None:
     graph = CypherGraph(store)
     for days in (1, 2, 3):
-        await graph.project(recorded(whole(days).events))
+        await graph.project(recorded(chronicle_of(days).events))
     assert (await graph.counts())["Deliberation"] == 3
 
 
@@ -64,10 +62,10 @@ async def test_without_a_bound_all_stay(store: Store) -> None:
 def test_ids_are_parameters_and_never_part_of_a_statement(uids: list[str]) -> None:
     texts = [cypher for cypher, _ in statements.removal([])]
     assert [cypher for cypher, _ in statements.removal(uids)] == texts
-    assert all(given.get("uids", uids) == uids for _, given in statements.removal(uids))
+    assert all(parameters.get("uids", uids) == uids for _, parameters in statements.removal(uids))
 
 
-def test_every_kind_of_node_that_a_deliberation_alone_has_goes_with_it() -> None:
+def test_all_labels_owned_by_a_deliberation_are_removed_with_it() -> None:
     gone = "".join(cypher for cypher, _ in statements.removal([]))
     theirs = {r.end for r in RELATIONS if r.start in {"Seat", "Proposal"}} | {"Seat", "ModelCall"}
     for label in theirs - {"Agent"}:

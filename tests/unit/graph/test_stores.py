@@ -1,4 +1,4 @@
-"""What only one of the stores does."""
+"""Behaviour of one store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moothall.domain.event import EventType
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
-from moothall.graph.remote import SocketGraphClient, answering
+from moothall.graph.remote import SocketGraphClient, serve_socket
 from moothall.graph.statements import schema
 from moothall.graph.store import CypherGraph
 from support.chronicle import Chronicle, recorded
@@ -72,7 +72,7 @@ async def test_kill_9_in_the_middle_of_writes_loses_nothing_that_was_written(
         assert sorted([line async for line in graph.dump()]) == caught_up
 
 
-async def test_the_embedded_file_is_one_process_at_a_time_and_survives_it(tmp_path: Path) -> None:
+async def test_only_one_process_opens_the_embedded_file(tmp_path: Path) -> None:
     path = tmp_path / "graph" / "context.kgl"
     async with embedded_store(path, query_seconds=30) as store:
         await CypherGraph(store).project(WHOLE)
@@ -92,8 +92,8 @@ async def test_writers_of_one_process_wait_for_each_other(tmp_path: Path) -> Non
         assert await graph.position() == len(WHOLE)
 
 
-async def test_a_graph_is_asked_through_its_socket(tmp_path: Path) -> None:
-    """Also where the data directory lies deeper than a socket's name may be long."""
+async def test_a_graph_answers_on_its_socket(tmp_path: Path) -> None:
+    """Even if the path of the data directory is too long for a socket."""
     deep = tmp_path / ("deep" * 30)
     deep.mkdir()
     async with embedded_store(deep / "context.kgl", query_seconds=30) as store:
@@ -103,40 +103,41 @@ async def test_a_graph_is_asked_through_its_socket(tmp_path: Path) -> None:
         for _ in range(100):
             chronicle.of_story(EventType.STORY_COMMENTED, comment="y" * 2000)
         await graph.project(recorded(chronicle.events))
-        async with answering(graph, deep / "graph.sock"):
-            there = SocketGraphClient(deep / "graph.sock")
-            assert await there.ask("story", tenant="local", story_id="story-1") == await graph.ask(
+        async with serve_socket(graph, deep / "graph.sock"):
+            client = SocketGraphClient(deep / "graph.sock")
+            assert await client.ask("story", tenant="local", story_id="story-1") == await graph.ask(
                 "story", tenant="local", story_id="story-1"
             )
-            assert await there.counts() == await graph.counts()
+            assert await client.counts() == await graph.counts()
             with pytest.raises(InvalidRequest, match="did you mean story"):
-                await there.ask("storey", tenant="local")
-            with pytest.raises(InvalidRequest, match="at most 65536 bytes"):
-                await there.ask("story", tenant="local", story_id="x" * 70_000)
+                await client.ask("storey", tenant="local")
+            with pytest.raises(InvalidRequest, match="the limit is 65536"):
+                await client.ask("story", tenant="local", story_id="x" * 70_000)
         assert not (deep / "graph.sock").exists()
 
 
-async def test_where_nobody_answers_the_socket_says_so(tmp_path: Path) -> None:
+async def test_an_unanswered_socket_is_reported(tmp_path: Path) -> None:
     with pytest.raises(GraphUnavailable, match="does not answer"):
-        await SocketGraphClient(tmp_path / "graph.sock", patience=0.2).counts()
+        await SocketGraphClient(tmp_path / "graph.sock", connect_seconds=0.2).counts()
 
 
-async def test_a_server_that_is_not_there_is_unavailable() -> None:
+async def test_an_unreachable_server_is_unavailable() -> None:
     with pytest.raises(GraphUnavailable, match="did not answer"):
         async with neo4j_store(GraphSettings(url="bolt://127.0.0.1:9", connect_seconds=1)):
             pass
 
 
-async def test_a_server_that_is_not_there_yet_is_no_error_for_who_can_wait() -> None:
+async def test_an_unreachable_server_is_accepted_if_it_need_not_answer() -> None:
     async with neo4j_store(
-        GraphSettings(url="bolt://127.0.0.1:9", connect_seconds=1, retry_seconds=0.1), at_once=False
+        GraphSettings(url="bolt://127.0.0.1:9", connect_seconds=1, retry_seconds=0.1),
+        must_answer=False,
     ) as store:
         with pytest.raises(GraphUnavailable, match="did not answer"):
             await store.read("RETURN 1", {})
 
 
 @pytest.mark.e2e
-async def test_a_server_that_comes_later_has_its_constraints_before_anything_is_written(
+async def test_a_late_server_gets_its_constraints_before_the_first_write(
     neo4j: Address,
 ) -> None:
     def settings(url: str) -> GraphSettings:
@@ -150,28 +151,28 @@ async def test_a_server_that_comes_later_has_its_constraints_before_anything_is_
 
     port, at = free_port(), urlsplit(neo4j.url)
     async with (
-        neo4j_store(settings(neo4j.url)) as there,
-        neo4j_store(settings(f"bolt://127.0.0.1:{port}"), at_once=False) as later,
+        neo4j_store(settings(neo4j.url)) as client,
+        neo4j_store(settings(f"bolt://127.0.0.1:{port}"), must_answer=False) as later,
         relayed((at.hostname or "", at.port or 0), port=port),
     ):
         for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
-            for row in await there.read(
+            for row in await client.read(
                 f"SHOW {kinds} YIELD name WHERE name STARTS WITH 'moothall_'", {}
             ):
-                await there.write([(f"DROP {kind} {row['name']} IF EXISTS", {})])
+                await client.write([(f"DROP {kind} {row['name']} IF EXISTS", {})])
         await later.write([])
-        found = await later.read("SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {})
-        assert len(found) == len(schema())
+        rows = await later.read("SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {})
+        assert len(rows) == len(schema())
 
 
-async def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="is not right"):
+async def test_an_invalid_address_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="is invalid"):
         async with neo4j_store(GraphSettings(url="http://127.0.0.1:9")):
             pass
 
 
 @pytest.mark.e2e
-async def test_many_processes_find_an_empty_server_at_once(neo4j: Address) -> None:
+async def test_concurrent_processes_prepare_an_empty_server(neo4j: Address) -> None:
     settings = GraphSettings(
         url=neo4j.url,
         user=neo4j.user,
@@ -188,14 +189,14 @@ async def test_many_processes_find_an_empty_server_at_once(neo4j: Address) -> No
         stores = await asyncio.gather(
             *(stack.enter_async_context(neo4j_store(settings)) for _ in range(5))
         )
-        found = await stores[-1].read(
+        rows = await stores[-1].read(
             "SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {}
         )
-        assert len(found) == len(schema())
+        assert len(rows) == len(schema())
 
 
 @pytest.mark.e2e
-async def test_a_server_that_turns_us_away_names_the_settings(neo4j: Address) -> None:
+async def test_rejected_credentials_name_the_settings(neo4j: Address) -> None:
     with pytest.raises(ConfigurationError, match=r"set graph\.user and graph\.password"):
         async with neo4j_store(
             GraphSettings(url=neo4j.url, user=neo4j.user, password=SecretStr("wrong"))
@@ -204,7 +205,7 @@ async def test_a_server_that_turns_us_away_names_the_settings(neo4j: Address) ->
 
 
 @pytest.mark.e2e
-async def test_a_database_that_is_not_there_is_named(neo4j: Address) -> None:
+async def test_a_missing_database_is_named(neo4j: Address) -> None:
     settings = GraphSettings(
         url=neo4j.url,
         user=neo4j.user,
@@ -217,11 +218,11 @@ async def test_a_database_that_is_not_there_is_named(neo4j: Address) -> None:
             pass
 
 
-async def test_what_is_forgotten_does_not_stand_in_the_way_after_the_file_is_opened_anew(
+async def test_deleted_nodes_cause_no_conflict_after_reopening(
     tmp_path: Path,
 ) -> None:
-    """The store numbers nodes by their count where they bring no id of their own, and then gives a
-    number twice.
+    """Without an explicit id, the store uses the number of nodes as the next id, so that ids can
+    occur twice.
     """
     path = tmp_path / "context.kgl"
     for start in (0, 4, 8):
@@ -235,7 +236,7 @@ async def test_what_is_forgotten_does_not_stand_in_the_way_after_the_file_is_ope
     assert (counts["Deliberation"], counts["Story"]) == (2, 12)
 
 
-async def test_a_store_that_is_opened_anew_while_it_is_written_has_the_same(tmp_path: Path) -> None:
+async def test_a_store_that_reopens_while_writing_has_the_same_content(tmp_path: Path) -> None:
     dumps = []
     for name, rows in (("once", 200_000), ("often", 1)):
         async with embedded_store(

@@ -1,4 +1,4 @@
-"""What refusals teach, in the words in which servers refuse."""
+"""Capabilities learned from refusals, with the messages of real servers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ BODY: dict[str, Any] = {
 
 
 def refuse(*messages: str, status: int = 400, **named: str) -> Capabilities:
-    known = Capabilities()
+    capabilities = Capabilities()
     for message in messages:
-        known.learn(Rejected(status, message, **named), known.adapt(BODY))
-    return known
+        capabilities.learn_from_refusal(
+            Rejected(status, message, **named), capabilities.adapt(BODY)
+        )
+    return capabilities
 
 
 @pytest.mark.parametrize(
@@ -50,13 +52,13 @@ def refuse(*messages: str, status: int = 400, **named: str) -> Capabilities:
         ("the prompt names no seedling", set()),
     ],
 )
-def test_what_is_named_is_left_out(message: str, gone: set[str]) -> None:
+def test_named_parameters_are_omitted(message: str, gone: set[str]) -> None:
     assert BODY.keys() - refuse(message).adapt(BODY).keys() == gone
 
 
-def test_a_parameter_that_the_server_names_is_the_one() -> None:
-    known = refuse("temperature and seed cannot be used together", param="seed")
-    assert BODY.keys() - known.adapt(BODY).keys() == {"seed"}
+def test_the_parameter_field_of_an_error_takes_precedence() -> None:
+    capabilities = refuse("temperature and seed cannot be used together", param="seed")
+    assert BODY.keys() - capabilities.adapt(BODY).keys() == {"seed"}
 
 
 @pytest.mark.parametrize(
@@ -142,18 +144,16 @@ def test_the_limit_of_a_reply_is_translated(messages: list[str], name: str, valu
         ("the request exceeds the available context size, try increasing it", 0),
     ],
 )
-def test_a_conversation_that_is_too_long_teaches_nothing_about_parameters(
-    message: str, window: int
-) -> None:
-    known = refuse(message)
+def test_an_overflow_changes_no_parameters(message: str, window: int) -> None:
+    capabilities = refuse(message)
     assert is_overflow(Rejected(400, message))
     assert read_window(message) == window
-    assert known.window == window
-    assert known.adapt(BODY) == Capabilities().adapt(BODY)
+    assert capabilities.window == window
+    assert capabilities.adapt(BODY) == Capabilities().adapt(BODY)
 
 
-def test_the_room_that_is_left_is_used_and_a_lower_bound_is_not_trusted() -> None:
-    known = Capabilities()
+def test_the_remaining_tokens_are_used_but_a_lower_bound_is_not_trusted() -> None:
+    capabilities = Capabilities()
     exact = (
         "This model's maximum context length is 16384 tokens. However, you requested 20000 tokens "
         "(12000 in the messages, 8000 in the completion)."
@@ -162,10 +162,13 @@ def test_the_room_that_is_left_is_used_and_a_lower_bound_is_not_trusted() -> Non
         "maximum context length is 16384 tokens. However, you requested 8000 output tokens and "
         "your prompt contains at least 8385 input tokens"
     )
-    assert known.room(Rejected(400, exact), BODY) == 4384
-    assert known.room(Rejected(400, bound), BODY) == 2000
+    assert capabilities.available_reply_tokens(Rejected(400, exact), BODY) == 4384
+    assert capabilities.available_reply_tokens(Rejected(400, bound), BODY) == 2000
     assert (
-        known.room(Rejected(400, "prompt is too long: 210000 tokens > 200000 maximum"), BODY) == 0
+        capabilities.available_reply_tokens(
+            Rejected(400, "prompt is too long: 210000 tokens > 200000 maximum"), BODY
+        )
+        == 0
     )
 
 
@@ -181,8 +184,8 @@ def test_a_system_message_that_is_refused_joins_the_first_one(message: str) -> N
     assert refuse(message).adapt(BODY)["messages"] == [{"role": "user", "content": "s\n\nu"}]
 
 
-def test_a_schema_is_made_strict_and_then_left_out() -> None:
-    ways = [
+def test_a_schema_is_made_strict_and_then_omitted() -> None:
+    alternatives = [
         {
             "type": "object",
             "properties": {name: {"type": "string", "maxLength": 9}},
@@ -194,15 +197,15 @@ def test_a_schema_is_made_strict_and_then_left_out() -> None:
         **BODY,
         "response_format": {
             "type": "json_schema",
-            "json_schema": {"name": "turn", "strict": True, "schema": {"anyOf": ways}},
+            "json_schema": {"name": "turn", "strict": True, "schema": {"anyOf": alternatives}},
         },
     }
-    known, refusal = (
+    capabilities, refusal = (
         Capabilities(),
         Rejected(400, "Invalid schema for response_format 'turn': anyOf at the root"),
     )
-    known.learn(refusal, known.adapt(body))
-    strict = known.adapt(body)["response_format"]["json_schema"]["schema"]
+    capabilities.learn_from_refusal(refusal, capabilities.adapt(body))
+    strict = capabilities.adapt(body)["response_format"]["json_schema"]["schema"]
     either = {"anyOf": [{"type": "string"}, {"type": "null"}]}
     assert strict == {
         "type": "object",
@@ -210,11 +213,11 @@ def test_a_schema_is_made_strict_and_then_left_out() -> None:
         "required": ["a", "b"],
         "additionalProperties": False,
     }
-    known.learn(refusal, known.adapt(body))
-    assert "response_format" not in known.adapt(body)
+    capabilities.learn_from_refusal(refusal, capabilities.adapt(body))
+    assert "response_format" not in capabilities.adapt(body)
 
 
-def test_ids_of_other_servers_are_shortened_where_that_is_wanted() -> None:
+def test_long_call_ids_are_shortened_after_a_refusal() -> None:
     calls = [
         {"id": "call_0fypS1hVX", "type": "function", "function": {"name": "x", "arguments": "{}"}}
     ]
@@ -222,16 +225,18 @@ def test_ids_of_other_servers_are_shortened_where_that_is_wanted() -> None:
         {"role": "assistant", "content": None, "tool_calls": calls},
         {"role": "tool", "content": "", "tool_call_id": "call_0fypS1hVX"},
     ]
-    known = refuse("Tool call id was call_0fypS1hVX but must be a-z, A-Z, 0-9, with a length of 9.")
-    first, second = known.adapt({**BODY, "messages": messages})["messages"]
+    capabilities = refuse(
+        "Tool call id was call_0fypS1hVX but must be a-z, A-Z, 0-9, with a length of 9."
+    )
+    first, second = capabilities.adapt({**BODY, "messages": messages})["messages"]
     assert first["tool_calls"][0]["id"] == second["tool_call_id"]
     assert len(second["tool_call_id"]) == 9
 
 
-def test_reasoning_that_is_refused_is_not_sent_back() -> None:
-    known = refuse("messages.1.reasoning_content: Extra inputs are not permitted")
+def test_refused_reasoning_is_not_sent_back() -> None:
+    capabilities = refuse("messages.1.reasoning_content: Extra inputs are not permitted")
     body = {**BODY, "messages": [{"role": "assistant", "content": "x", "reasoning_content": "why"}]}
-    assert known.adapt(body)["messages"] == [{"role": "assistant", "content": "x"}]
+    assert capabilities.adapt(body)["messages"] == [{"role": "assistant", "content": "x"}]
     assert refuse("Missing `reasoning_content` in the assistant message").sends_reasoning
 
 
@@ -245,8 +250,8 @@ def test_reasoning_that_is_refused_is_not_sent_back() -> None:
         "This model is only supported in v1/responses and not in v1/chat/completions.",
     ],
 )
-def test_a_model_that_is_served_by_the_responses_api_alone_is_called_there(message: str) -> None:
+def test_a_model_that_needs_the_responses_api_is_called_there(message: str) -> None:
     assert refuse(message, status=404).api == "responses"
     fixed = Capabilities(api_fixed=True)
-    fixed.learn(Rejected(400, message), BODY)
+    fixed.learn_from_refusal(Rejected(400, message), BODY)
     assert fixed.api == "chat"

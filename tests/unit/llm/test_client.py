@@ -1,4 +1,4 @@
-"""The client against a real HTTP server: what is sent, what is read."""
+"""The client with a real HTTP server: the sent requests and the replies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def hello(_body: Any, _headers: Any) -> str:
     return "hello"
 
 
-async def test_a_call_carries_everything_that_was_asked_for() -> None:
+async def test_a_request_contains_all_options() -> None:
     async with talking(hello) as (model, server):
         await model.chat(ask(schema=FINISH, temperature=0.7, seed=42, stop=("###",)))
     call = server.requests[0]
@@ -46,13 +46,13 @@ async def test_a_call_carries_everything_that_was_asked_for() -> None:
     }
 
 
-async def test_what_was_not_asked_for_is_not_sent() -> None:
+async def test_unset_options_are_not_sent() -> None:
     async with talking(hello) as (model, server):
         await model.chat(ask())
     assert not {"stop", "response_format"} & server.requests[0].body.keys()
 
 
-async def test_an_answer_comes_whole_with_its_usage_and_cost() -> None:
+async def test_a_reply_is_complete_with_usage_and_cost() -> None:
     text = "A longer answer, in Unicode: größer ⚙ " * 20
     pieces: list[str] = []
     async with talking(lambda _b, _h: text, price_in=1.0, price_out=10.0) as (model, _):
@@ -66,23 +66,26 @@ async def test_an_answer_comes_whole_with_its_usage_and_cost() -> None:
 
 
 def test_cached_and_reasoning_tokens_have_their_own_prices() -> None:
-    told = {
+    reported = {
         "prompt_tokens": 1000,
         "completion_tokens": 100,
         "prompt_tokens_details": {"cached_tokens": 400},
         "completion_tokens_details": {"reasoning_tokens": 60},
     }
     prices = LlmSettings(price_in=10.0, price_out=100.0, price_cached=1.0, price_reasoning=50.0)
-    usage = count_usage(told, 0, 0, prices)
+    usage = count_usage(reported, 0, 0, prices)
     assert usage == Usage(
         1000, 400, 100, 1, (600 * 10 + 400 * 1 + 40 * 100 + 60 * 50) / 1_000_000, 60
     )
     assert (
-        count_usage(told, 0, 0, LlmSettings(price_in=10.0, price_out=100.0)).cost_usd
+        count_usage(reported, 0, 0, LlmSettings(price_in=10.0, price_out=100.0)).cost_usd
         == (1000 * 10 + 100 * 100) / 1_000_000
     )
-    beside = count_usage(told | {"total_tokens": 1160}, 0, 0, prices)
-    assert (beside.completion_tokens, beside.reasoning_tokens) == (160, 60)
+    with_separate_reasoning = count_usage(reported | {"total_tokens": 1160}, 0, 0, prices)
+    assert (
+        with_separate_reasoning.completion_tokens,
+        with_separate_reasoning.reasoning_tokens,
+    ) == (160, 60)
 
 
 async def test_cached_tokens_are_reported() -> None:
@@ -93,7 +96,7 @@ async def test_cached_tokens_are_reported() -> None:
     assert 0 < second.usage.cached_tokens <= second.usage.prompt_tokens
 
 
-async def test_a_server_that_counts_nothing_is_counted_for() -> None:
+async def test_missing_usage_is_estimated() -> None:
     async with talking(lambda _b, _h: Fault("length", text="x" * 300)) as (model, server):
         server.counts = False
         usage = (await model.chat(ask())).usage
@@ -101,7 +104,7 @@ async def test_a_server_that_counts_nothing_is_counted_for() -> None:
     assert usage.prompt_tokens >= 5
 
 
-async def test_the_token_limit_is_told() -> None:
+async def test_the_token_limit_is_reported() -> None:
     async with talking(lambda _b, _h: Fault("length", text="half an ans")) as (model, _):
         assert (await model.chat(ask())).finish_reason == "length"
 
@@ -137,7 +140,7 @@ async def test_no_more_calls_are_in_flight_than_allowed() -> None:
     assert server.peak == 2
 
 
-async def test_connections_are_used_again() -> None:
+async def test_connections_are_reused() -> None:
     async with talking(hello) as (model, server):
         for n in range(5):
             await model.chat(ask(f"t/-/plan/0.{n}"))
@@ -154,7 +157,7 @@ async def test_the_key_is_sent_from_the_settings_or_from_the_url() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://x/v1", "nonsense", "", "http://", "http://[::1/v1"])
-async def test_what_is_no_url_is_refused_at_once(url: str) -> None:
+async def test_an_invalid_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(ConfigurationError, match="BASE_URL"):
         async with open_model(LlmSettings(), url):
             pass
@@ -180,7 +183,7 @@ async def test_a_cancelled_call_ends_at_the_server_too() -> None:
 
 
 @pytest.mark.parametrize(("schemas", "mode"), [(True, "json"), (False, "blocks")])
-async def test_the_reply_mode_is_found_out_once(schemas: bool, mode: str) -> None:  # noqa: FBT001
+async def test_the_reply_mode_is_probed_once(schemas: bool, mode: str) -> None:  # noqa: FBT001
     async with talking(hello, {"schemas": schemas}) as (model, server):
         assert await asyncio.gather(*(model.reply_mode() for _ in range(4))) == [mode] * 4
     assert len(server.probes) == 1
@@ -193,13 +196,13 @@ async def test_a_server_that_ignores_the_schema_gets_blocks() -> None:
         assert await model.reply_mode() == "blocks"
 
 
-async def test_the_operator_has_the_last_word_on_the_reply_mode() -> None:
+async def test_a_configured_reply_mode_takes_precedence() -> None:
     async with talking(hello, reply="blocks") as (model, server):
         assert await model.reply_mode() == "blocks"
     assert not server.probes
 
 
-def test_a_script_can_tell_calls_apart() -> None:
+def test_a_script_can_distinguish_calls() -> None:
     headers: Mapping[str, str] = {"X-Request-Id": "task-9/agent-qa-002/critique/1.2.3"}
     assert (call_id_of(headers), seat_of(headers), phase_of(headers), step_of(headers)) == (
         "task-9/agent-qa-002/critique/1.2.3",

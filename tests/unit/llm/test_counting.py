@@ -1,4 +1,4 @@
-"""How many tokens a text has, as servers of both kinds say it."""
+"""Counting tokens with both kinds of servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _llama(body: Mapping[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("tokenize", [_vllm, _llama])
-async def test_a_server_that_knows_is_asked_once_a_text(tokenize: Any) -> None:
+async def test_counts_of_the_server_are_cached(tokenize: Any) -> None:
     async with scripted_model(lambda _b, _h: "", api_key="key") as server:
         server.tokenize = tokenize
         async with counting(
@@ -47,7 +47,7 @@ async def test_a_server_that_knows_is_asked_once_a_text(tokenize: Any) -> None:
         lambda _: {"tokens": "x"},
     ],
 )
-async def test_where_it_does_not_know_tokens_are_estimated_and_it_is_left_alone(
+async def test_without_counts_tokens_are_estimated_and_the_server_is_paused(
     tokenize: Any,
 ) -> None:
     async with scripted_model(lambda _b, _h: "") as server:
@@ -60,6 +60,6 @@ async def test_where_it_does_not_know_tokens_are_estimated_and_it_is_left_alone(
     assert server.tokenized == 1
 
 
-async def test_nobody_who_does_not_answer_is_waited_for() -> None:
+async def test_a_silent_server_is_not_waited_for() -> None:
     async with counting(LlmSettings(), "http://127.0.0.1:9/v1") as count:
         assert await count(TEXT) == most_tokens(TEXT)

@@ -1,6 +1,4 @@
-"""What vLLM is sent beyond the common protocol, and how a server that takes less is got along
-with.
-"""
+"""The extra fields for vLLM, and servers that refuse them."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ def hello(_body: Any, _headers: Any) -> str:
     return "hello"
 
 
-async def test_a_vllm_is_sent_its_additions() -> None:
+async def test_vllm_gets_its_extra_fields() -> None:
     async with talking(hello, {"owner": "vllm"}) as (model, server):
         for tenant in ("red", "red", "blue"):
             await model.chat(ask("t/agent-dev-001/critique/1.1", tenant=tenant))
@@ -32,9 +30,7 @@ async def test_a_vllm_is_sent_its_additions() -> None:
     assert "red" not in first["cache_salt"]
 
 
-async def test_how_likely_other_scores_were_is_asked_of_a_review_alone_until_it_is_refused() -> (
-    None
-):
+async def test_logprobs_are_requested_only_for_reviews_until_refused() -> None:
     def answer(body: dict[str, Any], _headers: Any) -> str | Fault:
         if body.get("logprobs") and refuses:
             return Fault(
@@ -55,20 +51,20 @@ async def test_how_likely_other_scores_were_is_asked_of_a_review_alone_until_it_
 
 
 @pytest.mark.parametrize("wish", ["auto", "off"])
-async def test_any_other_server_is_sent_what_is_common(wish: str) -> None:
+async def test_other_servers_get_only_common_fields(wish: str) -> None:
     owner = "openai" if wish == "auto" else "vllm"
     async with talking(hello, {"owner": owner}, cache_salt=wish, priority=wish) as (model, server):
         await model.chat(ask())
     assert not ADDITIONS & server.requests[0].body.keys()
 
 
-async def test_the_operator_may_insist() -> None:
+async def test_settings_force_extra_fields() -> None:
     async with talking(hello, cache_salt="on", priority="on") as (model, server):
         await model.chat(ask())
     assert server.requests[0].body.keys() >= ADDITIONS
 
 
-async def test_what_a_server_refuses_is_not_sent_again(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_refused_fields_are_not_sent_again(capsys: pytest.CaptureFixture[str]) -> None:
     def answer(body: dict[str, Any], _headers: Any) -> str | Fault:
         if body.get("priority"):
             return Fault(
@@ -86,7 +82,7 @@ async def test_what_a_server_refuses_is_not_sent_again(capsys: pytest.CaptureFix
     assert capsys.readouterr().err.count("--scheduling-policy priority") == 1
 
 
-async def test_a_refusal_for_another_reason_stays_one() -> None:
+async def test_a_refusal_for_another_reason_is_raised() -> None:
     async with talking(
         lambda _b, _h: Fault("status", status=400, message="the prompt is too long"),
         {"owner": "vllm"},
@@ -99,7 +95,7 @@ async def test_a_refusal_for_another_reason_stays_one() -> None:
     assert len(server.requests) == 1
 
 
-async def test_a_vllm_without_cached_tokens_is_told_of_once(
+async def test_missing_cached_tokens_are_reported_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with talking(hello, {"owner": "vllm"}) as (model, server):
@@ -109,7 +105,7 @@ async def test_a_vllm_without_cached_tokens_is_told_of_once(
     assert capsys.readouterr().err.count("--enable-prompt-tokens-details") == 1
 
 
-async def test_a_reply_of_blanks_names_the_option_that_helps(
+async def test_a_reply_of_white_space_names_the_option_that_helps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with talking(
@@ -119,14 +115,14 @@ async def test_a_reply_of_blanks_names_the_option_that_helps(
     assert "disable_any_whitespace" in capsys.readouterr().err
 
 
-def test_what_is_nearly_done_goes_first() -> None:
+def test_nearly_finished_work_has_the_highest_priority() -> None:
     phases = ("coach", "verify", "critique", "revise", "propose", "plan")
     places = [priority_of(f"t/-/{phase}/0.1") for phase in phases]
     assert places == sorted(set(places))
     assert priority_of("t/-/derive/0.1") == priority_of("nonsense") == max(places)
 
 
-def test_additions_are_the_same_each_time() -> None:
+def test_extra_fields_are_deterministic() -> None:
     one, two = (
         Dialect(LlmSettings(api_key="k"), ["vllm"]).additions(ask(tenant="red")) for _ in range(2)
     )

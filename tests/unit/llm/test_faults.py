@@ -1,5 +1,5 @@
-"""A model server that is down, slow, refuses, breaks off or talks nonsense: a clear error, never an
-invented answer.
+"""Faults of a model server cause a clear error, never an invented reply: it is down or slow,
+refuses, interrupts the response or sends invalid data.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from moothall.testing.model import Fault, scripted_model
 
 
 def in_turn(*answers: str | Fault) -> Callable[[Any, Any], str | Fault]:
-    """Give each answer once, the last one for ever."""
-    left = list(answers)
-    return lambda _body, _headers: left.pop(0) if len(left) > 1 else left[0]
+    """Return each answer once, and the last one repeatedly."""
+    remaining = list(answers)
+    return lambda _body, _headers: remaining.pop(0) if len(remaining) > 1 else remaining[0]
 
 
 PASSING = [
@@ -48,14 +48,14 @@ PASSING = [
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.kind}-{fault.status}")
-async def test_a_passing_fault_is_tried_again(fault: Fault) -> None:
+async def test_a_temporary_fault_is_retried(fault: Fault) -> None:
     async with talking(in_turn(fault, fault, "hello"), idle_seconds=0.05) as (model, server):
         assert (await model.chat(ask())).text == "hello"
     assert [call.call_id for call in server.requests] == ["task-1/agent-dev-001/propose/0.1"] * 3
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.kind}-{fault.status}")
-async def test_a_lasting_fault_ends_as_unavailable(fault: Fault) -> None:
+async def test_a_lasting_fault_raises_model_unavailable(fault: Fault) -> None:
     async with talking(in_turn(fault), idle_seconds=0.05) as (model, server):
         with pytest.raises(ModelUnavailable, match=f"{server.base_url} failed 3 times"):
             await model.chat(ask())
@@ -63,15 +63,15 @@ async def test_a_lasting_fault_ends_as_unavailable(fault: Fault) -> None:
 
 
 async def test_a_server_that_is_down() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{reserved.getsockname()[1]}/v1"
         async with open_model(LlmSettings(retries=1, retry_seconds=0.001), url) as model:
             with pytest.raises(ModelUnavailable, match=f"{url} failed 2 times.*onnect"):
                 await model.chat(ask())
 
 
-async def test_a_server_that_comes_back_is_used() -> None:
+async def test_a_restarted_server_is_used() -> None:
     async with scripted_model(lambda _b, _h: "back") as first:
         port = int(first.base_url.split(":")[2].split("/")[0])
     # whether the deadline comes between two attempts or in one
@@ -83,7 +83,7 @@ async def test_a_server_that_comes_back_is_used() -> None:
             assert (await model.chat(ask())).text == "back"
 
 
-async def test_the_last_reason_is_told_with_what_the_server_said() -> None:
+async def test_the_error_contains_the_last_message_of_the_server() -> None:
     async with talking(in_turn(Fault("status", status=503, message="engine is dead"))) as (
         model,
         _,
@@ -93,7 +93,7 @@ async def test_the_last_reason_is_told_with_what_the_server_said() -> None:
 
 
 @pytest.mark.parametrize("as_date", [False, True])
-async def test_the_server_is_not_asked_before_the_time_it_named(*, as_date: bool) -> None:
+async def test_retry_after_is_respected(*, as_date: bool) -> None:
     header = (
         format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True) if as_date else "60"
     )
@@ -106,7 +106,7 @@ async def test_the_server_is_not_asked_before_the_time_it_named(*, as_date: bool
     assert len(server.requests) == 1
 
 
-async def test_how_long_to_wait_is_passed_on() -> None:
+async def test_retry_after_is_passed_on() -> None:
     async with talking(in_turn(Fault("status", status=429, retry_after="7")), retries=0) as (
         model,
         _,
@@ -117,22 +117,22 @@ async def test_how_long_to_wait_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "said"),
+    ("status", "error", "message"),
     [
         (400, ModelReplyInvalid, "HTTP 400: prompt too long"),
         (422, ModelReplyInvalid, "HTTP 422: prompt too long"),
         (401, ConfigurationError, "MOOTHALL_LLM__API_KEY"),
         (403, ConfigurationError, "MOOTHALL_LLM__API_KEY"),
-        (404, ConfigurationError, "asked for model 'scripted'"),
+        (404, ConfigurationError, "requested model 'scripted'"),
         (301, ConfigurationError, "final address"),
     ],
 )
-async def test_a_refusal_is_told_once(status: int, error: type[Exception], said: str) -> None:
+async def test_a_refusal_is_not_retried(status: int, error: type[Exception], message: str) -> None:
     async with talking(in_turn(Fault("status", status=status, message="prompt too long"))) as (
         model,
         server,
     ):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             await model.chat(ask())
     assert len(server.requests) == 1
 
@@ -159,7 +159,7 @@ async def test_a_wrong_key() -> None:
     assert "wrong API key" in str(raised.value)
 
 
-async def test_an_url_without_its_path() -> None:
+async def test_a_url_without_its_path() -> None:
     async with (
         scripted_model(in_turn("x")) as server,
         open_model(LlmSettings(), server.base_url.removesuffix("/v1")) as model,
@@ -176,19 +176,19 @@ async def test_an_empty_reply_is_returned_and_counted(text: str) -> None:
     assert reply.usage.completion_tokens > 0
 
 
-async def test_an_endless_answer_is_ended() -> None:
+async def test_an_endless_response_is_cancelled() -> None:
     async with talking(in_turn(Fault("endless")), max_reply_bytes=20_000) as (model, _):
-        with pytest.raises(ModelReplyInvalid, match="past 20000 bytes"):
+        with pytest.raises(ModelReplyInvalid, match="more than 20000 bytes"):
             await model.chat(ask())
 
 
-async def test_a_web_page_is_no_answer() -> None:
+async def test_a_web_page_is_an_invalid_reply() -> None:
     async with talking(in_turn(Fault("content_type"))) as (model, _):
         with pytest.raises(ModelReplyInvalid, match="text/html"):
             await model.chat(ask())
 
 
-async def test_an_answer_that_takes_too_long() -> None:
+async def test_a_response_that_takes_too_long() -> None:
     async with talking(
         in_turn(Fault("status", status=200, text="late", delay=30.0)), call_seconds=0.05
     ) as (model, _):
@@ -206,37 +206,35 @@ async def test_the_deadline_of_the_request() -> None:
 
 
 @pytest.mark.parametrize("agreed", [0, 1], ids=["before it began", "while it was connecting"])
-async def test_what_is_not_ours_any_more_is_not_sent(agreed: int) -> None:
-    asked: list[bool] = []
+async def test_a_request_is_not_sent_after_the_work_was_lost(agreed: int) -> None:
+    answers: list[bool] = []
 
-    def ours() -> bool:
-        asked.append(len(asked) < agreed)
-        return asked[-1]
+    def owns_work() -> bool:
+        answers.append(len(answers) < agreed)
+        return answers[-1]
 
     async with talking(in_turn("hello")) as (model, server):
         with pytest.raises(asyncio.CancelledError):
-            await model.chat(ask(), ours=ours)
+            await model.chat(ask(), owns_work=owns_work)
         assert server.requests == []
-        assert (await model.chat(ask(), ours=lambda: True)).text == "hello"
+        assert (await model.chat(ask(), owns_work=lambda: True)).text == "hello"
 
 
-async def test_an_answer_that_was_cut_is_not_asked_for_again_by_whom_the_work_was_taken_from() -> (
-    None
-):
+async def test_an_interrupted_request_is_not_repeated_after_the_work_was_lost() -> None:
     async with talking(in_turn(Fault("cut", text="half an ans"), "hello")) as (model, server):
         with pytest.raises(asyncio.CancelledError):
-            await model.chat(ask(), ours=lambda: not server.requests)
+            await model.chat(ask(), owns_work=lambda: not server.requests)
     assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
     ("code", "kind"), [("insufficient_quota", Rejected), ("rate_limit_exceeded", Failed)]
 )
-def test_a_quota_that_is_used_up_is_not_waited_for(code: str, kind: type[Exception]) -> None:
-    taken = WholeResponseReader("http://m/v1", 1000)
-    taken.head(429, {})
-    taken.piece(
+def test_an_exhausted_quota_is_not_retried(code: str, kind: type[Exception]) -> None:
+    reader = WholeResponseReader("http://m/v1", 1000)
+    reader.start(429, {})
+    reader.feed(
         json.dumps({"error": {"message": "Too much.", "type": code, "code": code}}).encode()
     )
     with pytest.raises(kind, match="Too much"):
-        taken.raise_refusal()
+        reader.raise_refusal()

@@ -1,4 +1,4 @@
-"""Whether a model server answers, asked as the model's client asks it."""
+"""The health check of model servers, with the same requests as the client."""
 
 from moothall.config import LlmSettings, Models
 from moothall.llm.health import ServerCount, check_servers
@@ -24,24 +24,24 @@ async def test_a_configured_key_is_sent_and_wins_over_one_in_the_url() -> None:
         }
 
 
-async def test_a_wrong_key_is_said() -> None:
+async def test_a_wrong_key_is_reported() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key=KEY) as server:
-        seen = (await check_servers(Models(), server.base_url))["default"]
-    assert (seen.answering, seen.there) == (0, 1)
-    assert "status 401" in seen.wrong
+        counts = (await check_servers(Models(), server.base_url))["default"]
+    assert (counts.answering, counts.configured) == (0, 1)
+    assert "status 401" in counts.fault
 
 
-async def test_of_two_servers_the_one_that_does_not_answer_is_said() -> None:
+async def test_the_failed_server_of_two_is_reported() -> None:
     async with scripted_model(lambda _body, _headers: "") as server:
         settings = LlmSettings.model_validate({"replicas": ["http://127.0.0.1:9/v1"]})
 
-        seen = (await check_servers(Models(settings), server.base_url))["default"]
+        counts = (await check_servers(Models(settings), server.base_url))["default"]
 
-    assert (seen.answering, seen.there) == (1, 2)
-    assert "does not answer" in seen.wrong
+    assert (counts.answering, counts.configured) == (1, 2)
+    assert "does not answer" in counts.fault
 
 
-async def test_every_model_is_seen_by_its_name_and_counted() -> None:
+async def test_each_model_is_reported_by_name() -> None:
     async with scripted_model(lambda _body, _headers: "") as server:
         models = Models.of(
             LlmSettings(),
@@ -51,14 +51,14 @@ async def test_every_model_is_seen_by_its_name_and_counted() -> None:
             },
         )
 
-        seen = await check_servers(models, server.base_url)
+        counts = await check_servers(models, server.base_url)
 
-    assert {name: one.answering for name, one in seen.items()} == {
+    assert {name: count.answering for name, count in counts.items()} == {
         "default": 1,
         "large": 0,
         "warm": 1,
     }
-    assert {name: metrics.MODEL_UP.values[name,] for name in seen} == {
+    assert {name: metrics.MODEL_UP.values[name,] for name in counts} == {
         "default": 1,
         "large": 0,
         "warm": 1,

@@ -1,6 +1,4 @@
-"""A model server that means harm: every answer ends as a clear error or as bounded, printable
-data.
-"""
+"""A malicious model server: each response causes a clear error, or bounded and printable data."""
 
 from __future__ import annotations
 
@@ -40,14 +38,14 @@ def finished(text: str, **more: Any) -> bytes:
 
 
 @asynccontextmanager
-async def hostile(say: Say, **settings: Any) -> AsyncIterator[OpenAIModel]:
-    """A client of a server that lists a model as it should, and answers every call by `say`."""
+async def hostile(send: Say, **settings: Any) -> AsyncIterator[OpenAIModel]:
+    """A client of a server that lists a model correctly, and answers each call with `send`."""
 
     handlers: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if (own := asyncio.current_task()) is not None:
-            handlers.add(own)
+        if (task := asyncio.current_task()) is not None:
+            handlers.add(task)
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             if head.startswith(b"GET"):
@@ -55,7 +53,7 @@ async def hostile(say: Say, **settings: Any) -> AsyncIterator[OpenAIModel]:
                     OK + b"Connection: close\r\nContent-Type: application/json\r\n\r\n" + MODELS
                 )
             else:
-                await say(writer)
+                await send(writer)
             await writer.drain()
         writer.close()
         with suppress(ConnectionError):
@@ -79,26 +77,26 @@ async def hostile(say: Say, **settings: Any) -> AsyncIterator[OpenAIModel]:
     await asyncio.gather(*handlers)  # each ends when it notices that its caller is gone
 
 
-def once(raw: bytes) -> Say:
-    async def say(writer: asyncio.StreamWriter) -> None:
+def send_once(raw: bytes) -> Say:
+    async def send(writer: asyncio.StreamWriter) -> None:
         writer.write(raw)
 
-    return say
+    return send
 
 
 def forever(raw: bytes, piece: bytes, pause: float = 0.0) -> Say:
-    async def say(writer: asyncio.StreamWriter) -> None:
+    async def send(writer: asyncio.StreamWriter) -> None:
         writer.write(raw)
         while not writer.is_closing():
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(pause)
 
-    return say
+    return send
 
 
 @pytest.mark.parametrize("piece", [b"X-More: and more\r\n", b"x" * 1000], ids=["many", "long"])
-async def test_headers_without_end(piece: bytes) -> None:
+async def test_endless_headers_are_refused(piece: bytes) -> None:
     async with hostile(forever(OK + b"X: ", piece)) as model:
         with pytest.raises(ModelUnavailable, match="failed 2 times"):
             await model.chat(ask())
@@ -114,15 +112,15 @@ async def test_headers_without_end(piece: bytes) -> None:
     ],
     ids=["a line", "an event", "events", "json"],
 )
-async def test_bodies_without_end(kind: bytes, piece: bytes) -> None:
+async def test_endless_bodies_are_refused(kind: bytes, piece: bytes) -> None:
     async with hostile(forever(OK + b"Content-Type: " + kind + b"\r\n\r\n", piece)) as model:
-        with pytest.raises(ModelReplyInvalid, match="went on past 20000 bytes"):
+        with pytest.raises(ModelReplyInvalid, match="sent more than 20000 bytes"):
             await model.chat(ask())
 
 
-async def test_a_bomb_is_not_unpacked() -> None:
+async def test_a_compressed_response_is_not_unpacked() -> None:
     bomb = gzip.compress(b"\0" * 10_000_000)
-    async with hostile(once(STREAM + b"Content-Encoding: gzip\r\n\r\n" + bomb)) as model:
+    async with hostile(send_once(STREAM + b"Content-Encoding: gzip\r\n\r\n" + bomb)) as model:
         with pytest.raises(ModelReplyInvalid, match="content encoding 'gzip'"):
             await model.chat(ask())
 
@@ -130,17 +128,17 @@ async def test_a_bomb_is_not_unpacked() -> None:
 @pytest.mark.parametrize(
     "head", [b"HTTP/1.1 200 ", OK + b"X: ", STREAM + b"\r\n: "], ids=["status", "header", "comment"]
 )
-async def test_a_byte_now_and_then_does_not_hold_a_call_for_ever(head: bytes) -> None:
+async def test_a_slow_response_reaches_the_call_limit(head: bytes) -> None:
     async with hostile(forever(head, b"H", 0.02), call_seconds=0.4) as model:
         with pytest.raises(DeadlineExceeded, match=r"0\.4 s"):
             await model.chat(ask())
 
 
-async def test_it_follows_nobody_to_another_host() -> None:
+async def test_redirects_are_not_followed() -> None:
     async with (
         talking(lambda _b, _h: "stolen") as (_, other),
         hostile(
-            once(
+            send_once(
                 f"HTTP/1.1 307 Go\r\nLocation: {other.base_url}\r\nContent-Length: "
                 "0\r\n\r\n".encode()
             )
@@ -152,7 +150,7 @@ async def test_it_follows_nobody_to_another_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (STREAM + b"\r\ndata: \xff\xfe\n\n", "not UTF-8"),
         (STREAM + b"Content-Length: 500\r\n\r\n" + finished("hi")[:20], "Payload"),
@@ -161,15 +159,15 @@ async def test_it_follows_nobody_to_another_host() -> None:
         (STREAM + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "failed 2 times"),
     ],
 )
-async def test_what_is_no_answer_is_tried_again_and_told(raw: bytes, said: str) -> None:
-    async with hostile(once(raw)) as model:
-        with pytest.raises(ModelUnavailable, match=said):
+async def test_an_invalid_response_is_retried_and_reported(raw: bytes, message: str) -> None:
+    async with hostile(send_once(raw)) as model:
+        with pytest.raises(ModelUnavailable, match=message):
             await model.chat(ask())
 
 
-async def test_what_it_says_can_be_stored_and_printed() -> None:
+async def test_replies_can_be_stored_and_printed() -> None:
     raw = finished("half \ud800 a pair", model="m\x1b[2J" + "x" * 5000)
-    async with hostile(once(STREAM + b"\r\n" + raw)) as model:
+    async with hostile(send_once(STREAM + b"\r\n" + raw)) as model:
         pieces: list[str] = []
         reply = await model.chat(ask(), pieces.append)
     assert reply.text == "".join(pieces) == "half ? a pair"
@@ -177,7 +175,7 @@ async def test_what_it_says_can_be_stored_and_printed() -> None:
     assert len(reply.model) == 200
 
 
-async def test_an_error_paints_no_terminal() -> None:
+async def test_errors_contain_no_terminal_escapes() -> None:
     async with talking(
         lambda _b, _h: Fault("status", status=400, message="\x1b]0;owned\x07\x9b2J no\n\nway")
     ) as (model, _):
@@ -188,28 +186,28 @@ async def test_an_error_paints_no_terminal() -> None:
 
 
 @pytest.mark.parametrize("count", [float("nan"), -5, True, "7", 10**400, 10**12, None, [], 1.5])
-async def test_a_count_that_cannot_be_right_is_estimated(count: Any) -> None:
-    told = {
+async def test_an_impossible_count_is_replaced_by_an_estimate(count: Any) -> None:
+    reported = {
         "prompt_tokens": count,
         "completion_tokens": count,
         "prompt_tokens_details": {"cached_tokens": count},
     }
-    usage = count_usage(told, 30, 60, LlmSettings(price_in=1.0, price_out=1.0))
+    usage = count_usage(reported, 30, 60, LlmSettings(price_in=1.0, price_out=1.0))
     assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (11, 0, 21)
 
 
 @given(st.binary(max_size=300))
-def test_any_error_answer_is_one_printable_line(raw: bytes) -> None:
-    said = error_message(raw)
-    assert said.isprintable()
-    assert len(said) <= 300
+def test_any_error_response_is_one_printable_line(raw: bytes) -> None:
+    message = error_message(raw)
+    assert message.isprintable()
+    assert len(message) <= 300
 
 
 @pytest.mark.parametrize(
     "raw",
     [b"", b"[]", b"{}", b'{"data": 5}', b'{"data": [5]}', b'{"data": [{"id": 5}]}', b"[" * 100_000],
 )
-def test_what_is_no_list_of_models_is_said_to_be_none(raw: bytes) -> None:
+def test_an_invalid_list_of_models_is_reported(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"list of models|Expecting"):
         read_models(raw)
 

@@ -1,5 +1,5 @@
-"""Sharing what was computed: the engine here is a model of the real one that counts characters
-computed.
+"""Sharing of computed prompt states. The engine here simulates the real one and counts computed
+characters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def prompt(task: str, last: str, *more: Mapping[str, Any]) -> list[Mapping[str, 
 
 @dataclass
 class Engine:
-    """Slots that hold text; `computed` counts the characters that no slot had at hand."""
+    """Slots with text. `computed` counts the characters that no slot had."""
 
     folder: Path
     slots: dict[int, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Engine:
 
 
 async def call(states: KvCacheSlots, engine: Engine, messages: Messages) -> int:
-    """Answer a call as the front does; return the characters computed for it alone."""
+    """Answer a call like the proxy; return the number of characters computed only for it."""
     async with states.slot_for(messages) as slot:
         await asyncio.sleep(0.001)
         return engine.answer(slot.number, messages)
@@ -76,7 +76,7 @@ def opened(folder: Path, count: int = 3, **more: Any) -> tuple[KvCacheSlots, Eng
     return KvCacheSlots(cast("Any", engine), folder, count, **more), engine
 
 
-async def test_calls_that_come_together_compute_their_common_beginning_once(tmp_path: Path) -> None:
+async def test_concurrent_calls_compute_their_common_prefix_once(tmp_path: Path) -> None:
     states, engine = opened(tmp_path)
     prompts = [prompt("t", f"seat {n}") for n in range(3)]
     fresh = await asyncio.gather(*(call(states, engine, one) for one in prompts))
@@ -84,7 +84,7 @@ async def test_calls_that_come_together_compute_their_common_beginning_once(tmp_
     assert engine.computed < len(as_text(prompts[0])) + 100
 
 
-async def test_what_a_plan_computed_serves_every_seat(tmp_path: Path) -> None:
+async def test_the_state_of_a_plan_serves_every_seat(tmp_path: Path) -> None:
     states, engine = opened(tmp_path)
     await call(states, engine, prompt("t", "plan"))
     before = engine.computed
@@ -94,14 +94,14 @@ async def test_what_a_plan_computed_serves_every_seat(tmp_path: Path) -> None:
 
 async def test_the_next_turn_finds_its_history(tmp_path: Path) -> None:
     states, engine = opened(tmp_path)
-    said = {"role": "assistant", "content": "x" * 1000}
-    first = [prompt("t", f"seat {n}", said) for n in range(3)]
+    reply = {"role": "assistant", "content": "x" * 1000}
+    first = [prompt("t", f"seat {n}", reply) for n in range(3)]
     await asyncio.gather(*(call(states, engine, one) for one in first))
     await asyncio.gather(
         *(call(states, engine, prompt("another", f"review {n}")) for n in range(3))
     )
-    again = [[*one, {"role": "user", "content": "go on"}] for one in first]
-    fresh = await asyncio.gather(*(call(states, engine, one) for one in again))
+    continued = [[*one, {"role": "user", "content": "go on"}] for one in first]
+    fresh = await asyncio.gather(*(call(states, engine, one) for one in continued))
     assert max(fresh) < 50
 
 
@@ -116,7 +116,7 @@ async def test_the_system_message_is_kept_across_runs(tmp_path: Path) -> None:
     assert fresh == engine.computed < 3000
 
 
-async def test_a_kept_file_that_another_process_removed_is_not_missed(tmp_path: Path) -> None:
+async def test_a_removed_state_file_is_computed_again(tmp_path: Path) -> None:
     states, engine = opened(tmp_path)
     await call(states, engine, prompt("t", "x"))
     for file in tmp_path.glob("kept-*"):
@@ -125,7 +125,7 @@ async def test_a_kept_file_that_another_process_removed_is_not_missed(tmp_path: 
     assert set(engine.slots.values()) >= {as_text(prompt("u", f"{n}")) for n in range(3)}
 
 
-async def test_another_model_finds_nothing_of_this_one(tmp_path: Path) -> None:
+async def test_models_do_not_share_states(tmp_path: Path) -> None:
     states, engine = opened(tmp_path, salt="one")
     await call(states, engine, prompt("t", "x"))
     states, engine = opened(tmp_path, salt="two")
@@ -133,17 +133,17 @@ async def test_another_model_finds_nothing_of_this_one(tmp_path: Path) -> None:
     assert engine.restored == 0
 
 
-async def test_a_damaged_file_is_made_again(tmp_path: Path) -> None:
+async def test_a_damaged_file_is_replaced(tmp_path: Path) -> None:
     states, engine = opened(tmp_path)
     await call(states, engine, prompt("t", "x"))
-    (kept,) = tmp_path.glob("kept-*")
-    kept.write_text("rubbish")
+    (state_file,) = tmp_path.glob("kept-*")
+    state_file.write_text("rubbish")
     states, engine = opened(tmp_path)
     assert await call(states, engine, prompt("t", "x")) >= 0
-    assert kept.read_text() == as_text([SYSTEM])
+    assert state_file.read_text() == as_text([SYSTEM])
 
 
-async def test_an_engine_that_saves_nothing_still_answers(tmp_path: Path) -> None:
+async def test_an_engine_that_cannot_save_still_answers(tmp_path: Path) -> None:
     states, engine = opened(tmp_path)
     engine.broken = True
     await asyncio.gather(*(call(states, engine, prompt("t", f"seat {n}")) for n in range(6)))
@@ -167,13 +167,13 @@ async def test_the_disk_holds_a_bounded_number_of_states(tmp_path: Path) -> None
     assert not list(tmp_path.glob("run-*"))
 
 
-async def test_files_of_dead_runs_are_removed(tmp_path: Path) -> None:
+async def test_files_of_ended_runs_are_removed(tmp_path: Path) -> None:
     (tmp_path / "run-999999999-abc").write_text("left over")
     opened(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-async def test_a_cancelled_call_gives_its_slot_back(tmp_path: Path) -> None:
+async def test_a_cancelled_call_releases_its_slot(tmp_path: Path) -> None:
     states, engine = opened(tmp_path, count=1)
 
     async def hold() -> None:
@@ -181,10 +181,10 @@ async def test_a_cancelled_call_gives_its_slot_back(tmp_path: Path) -> None:
             await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as group:
-        held = group.create_task(hold())
+        holder = group.create_task(hold())
         waiting = group.create_task(hold())
         await asyncio.sleep(0.1)
-        held.cancel()
+        holder.cancel()
         waiting.cancel()
     assert await call(states, engine, prompt("t", "y")) >= 0
 
@@ -208,7 +208,7 @@ texts = st.text(st.sampled_from("ab"), max_size=12)
 
 
 @given(texts, texts)
-def test_common_is_the_longest_common_beginning(one: str, other: str) -> None:
+def test_the_common_prefix_is_the_longest_one(one: str, other: str) -> None:
     size = common_prefix_length(one, other)
     assert one[:size] == other[:size]
     assert size in {len(one), len(other)} or one[size] != other[size]
@@ -221,7 +221,7 @@ def test_common_is_the_longest_common_beginning(one: str, other: str) -> None:
     ),
     st.integers(0, 60),
 )
-def test_cut_messages_are_a_beginning(messages: list[dict[str, str]], length: int) -> None:
+def test_truncated_messages_are_a_prefix(messages: list[dict[str, str]], length: int) -> None:
     shorter = as_text(truncate(messages, length))
     assert as_text(messages).startswith(shorter)
     assert len(shorter) <= max(length, 0)

@@ -1,4 +1,4 @@
-"""Starting the local model when it cannot start."""
+"""Failed starts of the local model, and the progress of its download."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from moothall.llm.local import download_progress, local_model_server
 
 
 @pytest.mark.e2e  # a model server's process
-async def test_a_model_that_does_not_load_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
+async def test_a_model_that_does_not_load_is_reported_with_the_end_of_the_log(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("xllamacpp", reason="the extra `embedded` is not installed")
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + b"\0" * 1000)
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(
         ModelUnavailable,
         match=r"(?s)while it started; the end of its log .*local-model.log\):\n.*broken.gguf",
     ):
-        async with local_model_server(LlmSettings(model_path=broken), tmp_path, said.append):
+        async with local_model_server(LlmSettings(model_path=broken), tmp_path, messages.append):
             pass
-    assert said[0].startswith("loading broken")
+    assert messages[0].startswith("loading broken")
 
 
-def test_a_download_tells_each_tenth_once_and_never_goes_back() -> None:
-    said: list[str] = []
-    tell = download_progress(said.append)
+def test_download_progress_reports_each_tenth_once() -> None:
+    messages: list[str] = []
+    report = download_progress(messages.append)
     for done in (0, 3, 14, 15, 94, 53, 54, 0, 99, 100):
-        tell(done * 4_000_000, 400_000_000)
-    assert [line.split(": ")[1] for line in said] == [
+        report(done * 4_000_000, 400_000_000)
+    assert [line.split(": ")[1] for line in messages] == [
         f"{percent} % of 400 MB" for percent in (0, 10, 90, 100)
     ]

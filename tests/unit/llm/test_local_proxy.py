@@ -1,4 +1,4 @@
-"""The local model's door, before an engine that answers but saves no states."""
+"""The local model's proxy, with an engine that answers but saves no states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.llm.client import OpenAIModel, open_model
 from moothall.llm.counting import counting
-from moothall.llm.serve_local import serve_front
+from moothall.llm.serve_local import serve_proxy
 from moothall.testing.chat_contract import ask
 from moothall.testing.model import Answer, Fault, ScriptedModel, scripted_model
 
@@ -25,7 +25,7 @@ async def fronted(
 ) -> AsyncIterator[tuple[OpenAIModel, ScriptedModel, str]]:
     async with (
         scripted_model(answer, models=("small",), api_key="inner") as engine,
-        serve_front(
+        serve_proxy(
             engine.base_url.removesuffix("/v1"),
             "inner",
             name="small",
@@ -41,7 +41,7 @@ async def fronted(
         yield model, engine, f"http://127.0.0.1:{port}/v1"
 
 
-async def test_a_call_is_passed_through_with_its_slot(tmp_path: Path) -> None:
+async def test_a_call_is_forwarded_with_its_slot(tmp_path: Path) -> None:
     async with fronted(tmp_path, lambda _b, _h: "hello") as (model, engine, _):
         reply = await model.chat(ask(seed=9))
     assert (reply.text, reply.model) == ("hello", "small")
@@ -50,14 +50,14 @@ async def test_a_call_is_passed_through_with_its_slot(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cut", "drop"])
-async def test_an_engine_that_breaks_off_looks_broken(tmp_path: Path, kind: Any) -> None:
+async def test_an_interrupted_engine_response_is_an_error(tmp_path: Path, kind: Any) -> None:
     async with fronted(tmp_path, lambda _b, _h: Fault(kind, text="half")) as (model, _, _url):
         with pytest.raises(ModelUnavailable, match="failed 2 times"):
             await model.chat(ask())
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "message"),
     [
         (b"{", 400, "not JSON"),
         (b"[]", 400, "messages"),
@@ -66,13 +66,13 @@ async def test_an_engine_that_breaks_off_looks_broken(tmp_path: Path, kind: Any)
         (
             b'{"model": "gpt", "messages": [{"role": "user", "content": "x"}]}',
             404,
-            "there is `small`",
+            "this server has `small`",
         ),
-        (b'{"n": 2, "messages": [{"role": "user", "content": "x"}]}', 400, "`n` is 1"),
+        (b'{"n": 2, "messages": [{"role": "user", "content": "x"}]}', 400, "`n` must be 1"),
     ],
 )
-async def test_a_wrong_call_is_told_what_is_wrong(
-    tmp_path: Path, body: bytes, status: int, said: str
+async def test_an_invalid_request_is_refused(
+    tmp_path: Path, body: bytes, status: int, message: str
 ) -> None:
     async with (
         fronted(tmp_path, lambda _b, _h: "hello") as (_, engine, url),
@@ -80,11 +80,11 @@ async def test_a_wrong_call_is_told_what_is_wrong(
         session.post(f"{url}/chat/completions", data=body) as response,
     ):
         assert response.status == status
-        assert said in await response.text()
+        assert message in await response.text()
     assert not engine.requests
 
 
-async def test_nobody_enters_without_the_key(tmp_path: Path) -> None:
+async def test_the_key_is_required(tmp_path: Path) -> None:
     async with fronted(tmp_path, lambda _b, _h: "hello") as (_, engine, url):
         for key in ("", "inner", "wrong"):
             async with open_model(

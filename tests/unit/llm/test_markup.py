@@ -1,4 +1,4 @@
-"""Tool calls and reasoning that servers leave in the text."""
+"""Tool calls and reasoning in the text of replies."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ TOOLS = [
 def test_calls_in_the_text_are_read(
     text: str, calls: list[tuple[str, dict[str, object]]], rest: str
 ) -> None:
-    found, left = split_calls(text, TOOLS)
+    reasoning, remaining_text = split_calls(text, TOOLS)
     assert [
-        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in found
+        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in reasoning
     ] == calls
-    assert left == rest
+    assert remaining_text == rest
 
 
-async def test_they_count_where_tools_were_offered_alone() -> None:
+async def test_calls_in_the_text_need_offered_tools() -> None:
     text = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
     tool = FunctionTool(
         "bash", "", {"type": "object", "properties": {"command": {"type": "string"}}}
@@ -156,14 +156,14 @@ async def test_they_count_where_tools_were_offered_alone() -> None:
         ("Nothing of it.", "", "Nothing of it."),
     ],
 )
-def test_reasoning_in_the_text_is_split_off(text: str, thought: str, answer: str) -> None:
-    found, rest = split_thinking(text)
+def test_reasoning_in_the_text_is_separated(text: str, thought: str, answer: str) -> None:
+    reasoning, rest = split_thinking(text)
     assert rest == answer
-    assert bool(found) == bool(thought)
-    assert thought in {found, "…"}
+    assert bool(reasoning) == bool(thought)
+    assert thought in {reasoning, "…"}
 
 
 @given(st.text(st.sampled_from("<>/{}[]\"'=`\n thinktool_callfunctionparameter")))
-def test_any_text_is_taken(text: str) -> None:
+def test_any_text_is_accepted(text: str) -> None:
     split_calls(text, TOOLS)
     split_thinking(text)

@@ -1,4 +1,4 @@
-"""Native tool calls and reasoning: what is sent, and how the ways in which servers stream them are
+"""Native tool calls and reasoning: what is sent, and how the streams of different servers are
 read.
 """
 
@@ -32,7 +32,7 @@ BASH = FunctionTool(
 def read(deltas: Sequence[Any], *, key: str = "delta") -> PartialReply:
     reply = PartialReply()
     for delta in deltas:
-        reply.take(json.dumps({"choices": [{"index": 0, key: delta}]}))
+        reply.add_event(json.dumps({"choices": [{"index": 0, key: delta}]}))
     return reply
 
 
@@ -99,28 +99,28 @@ async def test_tools_and_earlier_calls_are_sent() -> None:
 
 @pytest.mark.parametrize("streams", [True, False])
 async def test_calls_text_and_reasoning_come_back(*, streams: bool) -> None:
-    reply = NativeReply(
+    native_reply = NativeReply(
         (("bash", {"command": "x" * 200}), ("bash", {"command": "ls"})),
         text="Let me look.",
         reasoning="why " * 40,
         ids=("a", "b"),
     )
-    async with talking(lambda _b, _h: reply, {"tools": True}) as (model, server):
+    async with talking(lambda _b, _h: native_reply, {"tools": True}) as (model, server):
         server.streams = streams
-        got = await model.chat(ask(tools=(BASH,)))
-        again = Message("assistant", got.text, got.calls, reasoning=got.reasoning)
+        reply = await model.chat(ask(tools=(BASH,)))
+        reply_message = Message("assistant", reply.text, reply.calls, reasoning=reply.reasoning)
         await model.chat(
             ask(
                 messages=(
                     Message("user", "Go"),
-                    again,
+                    reply_message,
                     Message("tool", "", call_id="a"),
                     Message("tool", "", call_id="b"),
                 )
             )
         )
-    assert (got.text, got.finish_reason) == ("Let me look.", "tool_calls")
-    assert [(call.call_id, json.loads(call.arguments)) for call in got.calls] == [
+    assert (reply.text, reply.finish_reason) == ("Let me look.", "tool_calls")
+    assert [(call.call_id, json.loads(call.arguments)) for call in reply.calls] == [
         ("a", {"command": "x" * 200}),
         ("b", {"command": "ls"}),
     ]
@@ -146,7 +146,7 @@ def test_a_name_and_an_id_in_each_fragment_are_one_call() -> None:
 
 
 @pytest.mark.parametrize("index", [{"index": 0}, {}])
-def test_whole_calls_with_objects_and_one_index_are_two(index: dict[str, int]) -> None:
+def test_complete_calls_with_the_same_index_are_separate(index: dict[str, int]) -> None:
     one, two = (
         {**index, "function": {"name": "bash", "arguments": {"command": name}}}
         for name in ("ls", "pwd")
@@ -156,7 +156,7 @@ def test_whole_calls_with_objects_and_one_index_are_two(index: dict[str, int]) -
     assert [json.loads(arguments)["command"] for _, _, arguments in apart] == ["ls", "pwd"]
 
 
-def test_missing_and_repeated_ids_are_made_up_the_same_each_time() -> None:
+def test_missing_and_repeated_ids_are_replaced_deterministically() -> None:
     fragments = [
         {"index": index, "id": call_id, "function": {"name": "bash", "arguments": "{}"}}
         for index, call_id in enumerate(["", "x", "x"])
@@ -167,7 +167,7 @@ def test_missing_and_repeated_ids_are_made_up_the_same_each_time() -> None:
     assert all(call_id.isalnum() for call_id, _, _ in first)
 
 
-def test_thought_signatures_go_back_with_their_call() -> None:
+def test_thought_signatures_are_sent_back_with_their_call() -> None:
     signature = {"google": {"thought_signature": "c2ln"}}
     reply = read(
         [
@@ -252,7 +252,7 @@ def test_content_in_parts_is_text_and_thinking() -> None:
         max_leaves=15,
     )
 )
-def test_whatever_a_delta_holds_is_taken(value: object) -> None:
+def test_any_delta_is_accepted(value: object) -> None:
     for key in ("delta", "message"):
         reply = read(
             [value, {"tool_calls": value}, {"tool_calls": [value]}, {"content": value}], key=key

@@ -1,5 +1,5 @@
-"""Connections to a model server: kept, tunnelled, encrypted, and never one call's answer in
-another's hands.
+"""Connections to a model server: reuse, tunnels, encryption, and separation of the responses of
+different calls.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def answer(text: str) -> bytes:
 async def good_server(
     head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Answers one request whose head has been read, as a model server does."""
+    """Answer a request, whose head has already been read, like a model server."""
     if b"content-length: " in head.lower():
         await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r")[0]))
     writer.write(whole(LISTED if head.startswith(b"GET") else answer("hello")))
@@ -60,13 +60,13 @@ async def good_server(
 
 @asynccontextmanager
 async def listening(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """A port whose connections are read head by head."""
+    """A server that calls a handler with the head of each request."""
 
     handlers: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if (own := asyncio.current_task()) is not None:
-            handlers.add(own)
+        if (task := asyncio.current_task()) is not None:
+            handlers.add(task)
         try:
             while True:
                 await serve(await reader.readuntil(b"\r\n\r\n"), reader, writer)
@@ -90,9 +90,9 @@ async def listening(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIte
 
 @pytest.fixture
 def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
-    """A certificate for localhost and model.test that the environment says to trust."""
+    """A certificate for localhost and model.test that the environment trusts."""
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = [
+    command = [
         "openssl",
         "req",
         "-x509",
@@ -105,7 +105,9 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
         "2",
     ]
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,DNS:model.test"]
-    subprocess.run([*made, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    subprocess.run(
+        [*command, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True
+    )
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
@@ -113,7 +115,7 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
 
 
 @needs_openssl
-async def test_it_speaks_tls_with_whom_it_trusts(
+async def test_tls_needs_a_trusted_certificate(
     trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with listening(good_server, trusted) as port:
@@ -132,7 +134,7 @@ async def test_it_speaks_tls_with_whom_it_trusts(
             await reach(LlmSettings(), f"https://localhost:{port}/v1", pytest.fail)
 
 
-async def test_a_proxy_is_asked_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     heads: list[bytes] = []
 
     async def proxy(
@@ -146,8 +148,8 @@ async def test_a_proxy_is_asked_as_the_environment_says(monkeypatch: pytest.Monk
         monkeypatch.setenv("no_proxy", "")
         async with open_model(LlmSettings(**QUICK), "http://model.test:8000/v1") as model:
             assert (await model.chat(ask())).text == "hello"
-        async with talking(lambda _b, _h: "mine") as (near, _):
-            assert (await near.chat(ask())).text == "mine"
+        async with talking(lambda _b, _h: "mine") as (client, _):
+            assert (await client.chat(ask())).text == "mine"
     assert [head.partition(b" HTTP/1.1\r\n")[0] for head in heads] == [
         b"GET http://model.test:8000/v1/models",
         b"POST http://model.test:8000/v1/chat/completions",
@@ -160,10 +162,10 @@ async def test_a_proxy_is_asked_as_the_environment_says(monkeypatch: pytest.Monk
 
 
 @needs_openssl
-async def test_a_proxy_does_not_see_what_is_encrypted(
+async def test_a_proxy_cannot_read_tls_traffic(
     trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[bytes] = []
+    requests: list[bytes] = []
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -177,8 +179,8 @@ async def test_a_proxy_does_not_see_what_is_encrypted(
         async def proxy(
             head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
-            asked.append(head)
-            if len(asked) > 1:
+            requests.append(head)
+            if len(requests) > 1:
                 writer.write(b"HTTP/1.1 407 \x1b[2JLog in\r\n\r\n")
                 return
             further, on = await asyncio.open_connection("127.0.0.1", server)
@@ -195,10 +197,10 @@ async def test_a_proxy_does_not_see_what_is_encrypted(
                     ModelUnavailable, match=r"the proxy answered: HTTP/1.1 407 \[2JLog in"
                 ):
                     await model.chat(ask())
-    assert asked[0].startswith(b"CONNECT model.test:443 HTTP/1.1\r\nHost: model.test:443\r\n")
+    assert requests[0].startswith(b"CONNECT model.test:443 HTTP/1.1\r\nHost: model.test:443\r\n")
 
 
-async def test_everyone_gets_the_answer_to_their_own_question() -> None:
+async def test_concurrent_calls_get_their_own_responses() -> None:
     async with talking(lambda _body, headers: str(headers["X-Request-Id"]), concurrency=3) as (
         model,
         server,
@@ -214,7 +216,7 @@ async def test_everyone_gets_the_answer_to_their_own_question() -> None:
     [answer("stolen")[:30], whole(answer("stolen")), b"H"],
     ids=["no head", "an answer", "a letter"],
 )
-async def test_what_nobody_asked_for_is_no_answer_to_the_next(more: bytes) -> None:
+async def test_an_unrequested_response_is_not_used_for_the_next_call(more: bytes) -> None:
     connections: set[asyncio.StreamWriter] = set()
 
     async def talkative(
@@ -233,7 +235,7 @@ async def test_what_nobody_asked_for_is_no_answer_to_the_next(more: bytes) -> No
     assert len(connections) == 4  # none is used again
 
 
-async def test_an_interim_answer_is_passed_over() -> None:
+async def test_an_informational_response_is_ignored() -> None:
     async def slow(head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 103 Early Hints\r\nContent-Encoding: gzip\r\n\r\n")
         await good_server(head, reader, writer)
@@ -245,18 +247,18 @@ async def test_an_interim_answer_is_passed_over() -> None:
         assert (await model.chat(ask())).text == "hello"
 
 
-async def test_a_stream_that_said_done_and_stays_open_is_an_answer() -> None:
+async def test_a_finished_stream_that_stays_open_is_complete() -> None:
     async def open_end(
         head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         if head.startswith(b"GET"):
             await good_server(head, reader, writer)
             return
-        said = (
+        events = (
             b'data: {"choices": [{"delta": {"content": "hi"}, "finish_reason": "stop"}]}\n\ndata: '
             b"[DO"
         )
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + said)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + events)
         await writer.drain()
         await asyncio.sleep(0)
         writer.write(b"NE]\n\n")
@@ -269,7 +271,7 @@ async def test_a_stream_that_said_done_and_stays_open_is_an_answer() -> None:
         assert (await model.chat(ask())).text == "hi"
 
 
-async def test_a_trailer_without_end_is_ended() -> None:
+async def test_an_endless_trailer_closes_the_connection() -> None:
     async def trailing(
         head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -295,7 +297,7 @@ async def test_a_trailer_without_end_is_ended() -> None:
 async def test_a_key_with_a_line_break_sends_nothing() -> None:
     async with talking(lambda _b, _h: "x", api_key="one\r\nX-Other: two") as (model, server):
         with pytest.raises(
-            ConfigurationError, match="Authorization of a model call would hold a line break"
+            ConfigurationError, match="Authorization of a model call would contain a line break"
         ):
             await model.chat(ask())
     assert server.model_lists == 0
@@ -306,7 +308,7 @@ async def test_a_key_with_a_line_break_sends_nothing() -> None:
     cuts=st.lists(st.integers(1, 40), max_size=60),
     followed=st.booleans(),
 )
-def test_however_an_answer_is_cut_it_is_the_same(
+def test_the_reply_does_not_depend_on_the_pieces_of_the_response(
     texts: list[str], cuts: list[int], *, followed: bool
 ) -> None:
     chunks = [{"choices": [{"delta": {"content": text}, "finish_reason": None}]} for text in texts]
@@ -318,15 +320,15 @@ def test_however_an_answer_is_cut_it_is_the_same(
         b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in [*chunks, last])
         + b"data: [DONE]\n\n"
     )
-    heard: list[str] = []
-    taker = ChatResponseReader("http://x/v1", 100_000, heard.append if followed else None)
-    taker.head(200, {b"content-type": b"text/event-stream; charset=utf-8"})
+    pieces_of_text: list[str] = []
+    reader = ChatResponseReader("http://x/v1", 100_000, pieces_of_text.append if followed else None)
+    reader.start(200, {b"content-type": b"text/event-stream; charset=utf-8"})
     for size in [*cuts, len(raw)]:
         piece, raw = raw[:size], raw[size:]
-        if piece and taker.piece(piece):
+        if piece and reader.feed(piece):
             break
     else:
-        taker.end()
+        reader.finish()
     whole_text = "".join(texts).encode(errors="replace").decode()
-    assert ("".join(taker.assembly.text), taker.assembly.finish_reason) == (whole_text, "stop")
-    assert "".join(heard) == (whole_text if followed else "")
+    assert ("".join(reader.reply.text), reader.reply.finish_reason) == (whole_text, "stop")
+    assert "".join(pieces_of_text) == (whole_text if followed else "")

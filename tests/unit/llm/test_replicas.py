@@ -1,4 +1,4 @@
-"""Several servers as one: a deliberation stays where its prompts are cached."""
+"""Replicas: a deliberation stays with the server that caches its prompts."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def named(name: str) -> Answer:
 async def test_a_deliberation_stays_with_one_server_and_many_use_all() -> None:
     async with replicas(named("a"), named("b"), named("c")) as (model, servers, _):
         for task in range(12):
-            said = {
+            answers = {
                 (await model.chat(ask(f"task-{task}/agent-dev-00{seat}/propose/0.1"))).text
                 for seat in range(3)
             }
-            assert len(said) == 1
+            assert len(answers) == 1
         used = {
             model.order(f"task-{task}/x")[0].url for task in range(200)
         }  # ports are drawn: twelve may leave one out
     assert used == {server.base_url for server in servers}
 
 
-async def test_a_server_less_moves_its_own_deliberations_only() -> None:
+async def test_removing_a_server_moves_only_its_deliberations() -> None:
     async with replicas(named("a"), named("b"), named("c")) as (model, _, _now):
         before = {task: model.order(f"task-{task}/x")[0] for task in range(50)}
         gone = model._servers[0]
@@ -68,7 +68,7 @@ async def test_a_server_less_moves_its_own_deliberations_only() -> None:
     assert Counter(before.values())[gone] > 0
 
 
-async def test_where_one_is_down_the_next_stands_in_for_a_while() -> None:
+async def test_a_failed_server_is_replaced_for_a_while() -> None:
     down = Fault("status", status=503)
     async with replicas(lambda _b, _h: down, named("b")) as (model, (first, second), now):
         task = next(
@@ -82,7 +82,7 @@ async def test_where_one_is_down_the_next_stands_in_for_a_while() -> None:
         assert len(first.requests) == 2
 
 
-async def test_where_all_are_down_it_is_told() -> None:
+async def test_an_error_is_raised_if_all_servers_are_down() -> None:
     down = Fault("status", status=503)
     async with replicas(lambda _b, _h: down, lambda _b, _h: down) as (model, _, _now):
         with pytest.raises(ModelUnavailable, match="503"):
@@ -101,15 +101,15 @@ async def test_settings_name_the_replicas() -> None:
             assert len(model._servers) == 2
 
 
-async def test_another_model_stands_in_for_one_that_is_down_and_all_know_that_it_is() -> None:
+async def test_a_fallback_model_is_used_and_failures_are_shared() -> None:
     down = Fault("status", status=503)
     async with scripted_model(lambda _b, _h: down) as a, scripted_model(named("b")) as b:
-        said = {
+        named_models = {
             "warm": LlmSettings(temperature=1, fallback=("other",)),
             "other": LlmSettings(base_url=b.base_url, model="scripted"),
         }
         models = Models.of(
-            QUICK.model_copy(update={"fallback": ("other",), "base_url": a.base_url}), said
+            QUICK.model_copy(update={"fallback": ("other",), "base_url": a.base_url}), named_models
         )
         async with open_models(models, a.base_url) as opened:
             assert (await opened["default"].chat(ask())).text == "b"
@@ -119,7 +119,7 @@ async def test_another_model_stands_in_for_one_that_is_down_and_all_know_that_it
             assert (await opened["warm"].chat(ask())).text == "b"
 
 
-async def test_after_its_rest_one_call_tries_a_server_and_the_others_go_on_without_it() -> None:
+async def test_after_the_pause_only_one_call_tries_the_failed_server() -> None:
     begun, go = asyncio.Event(), asyncio.Event()
     answers: list[Any] = [Fault("status", status=503)]
 
@@ -143,10 +143,10 @@ async def test_after_its_rest_one_call_tries_a_server_and_the_others_go_on_witho
         assert (await model.chat(ask(f"{task}/-/plan/0.3"))).text == "b"
         go.set()
         assert (await trying).text == "a"
-        assert (await model.chat(ask(f"{task}/-/plan/0.4"))).text == "a", "it is well again"
+        assert (await model.chat(ask(f"{task}/-/plan/0.4"))).text == "a", "it is available again"
 
 
-async def test_one_that_stands_in_and_knows_no_schemas_is_sent_none() -> None:
+async def test_a_fallback_without_schemas_gets_none() -> None:
     down = Fault("status", status=503)
     async with (
         scripted_model(lambda _b, _h: down) as a,
@@ -162,15 +162,15 @@ async def test_one_that_stands_in_and_knows_no_schemas_is_sent_none() -> None:
     assert "response_format" not in b.requests[-1].body
 
 
-async def test_a_server_whose_model_calls_no_tools_stands_in_for_no_native_call() -> None:
+async def test_a_fallback_without_tools_gets_no_native_tool_calls() -> None:
     tool = FunctionTool("bash", "", {"type": "object", "properties": {}})
     async with (
-        scripted_model(lambda _b, _h: Fault("status", status=503), tools=True) as own,
+        scripted_model(lambda _b, _h: Fault("status", status=503), tools=True) as replica_server,
         scripted_model(named("b")) as other,
-        open_model(QUICK, own.base_url) as first,
+        open_model(QUICK, replica_server.base_url) as first,
         open_model(QUICK, other.base_url) as second,
     ):
-        model = ReplicatedModel([first], others=[[second]])
+        model = ReplicatedModel([first], fallbacks=[[second]])
         assert (await model.chat(ask())).text == "b"
         with pytest.raises(ModelUnavailable):
             await model.chat(ask(tools=(tool,)))

@@ -26,11 +26,11 @@ def test_delays_grow(call_id: str, attempt: int) -> None:
     assert delay_before(attempt + 2, call_id, 0.5) > delay_before(attempt, call_id, 0.5)
 
 
-def test_calls_that_fail_together_do_not_return_together() -> None:
+def test_calls_that_fail_together_are_not_repeated_together() -> None:
     assert len({delay_before(1, f"t/agent-dev-{n:03d}/propose/0.1", 0.5) for n in range(50)}) == 50
 
 
-def test_the_server_is_not_asked_earlier_than_it_said() -> None:
+def test_the_delay_is_at_least_retry_after() -> None:
     assert delay_before(1, "x", 0.5, retry_after=40.0) == 40.0
     assert delay_before(1, "x", 0.5, retry_after=0.0) >= 0.25
 
@@ -56,10 +56,10 @@ def test_retry_after_is_read(header: str | None, seconds: float | None) -> None:
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 529])
-def test_passing_troubles_are_retried(status: int) -> None:
+def test_temporary_statuses_are_retried(status: int) -> None:
     assert is_retried(status)
 
 
 @pytest.mark.parametrize("status", [200, 301, 400, 401, 403, 404, 422, 501, 505])
-def test_lasting_refusals_are_not(status: int) -> None:
+def test_permanent_statuses_are_not_retried(status: int) -> None:
     assert not is_retried(status)

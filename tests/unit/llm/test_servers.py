@@ -1,4 +1,4 @@
-"""One contract over all kinds of model servers: each as its maker documents it."""
+"""One contract for all kinds of model servers, each simulated according to its documentation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CALLERS = [pytest.param(kind, id=name) for name, kind in SERVERS.items() if kind
 
 
 def answer(body: Mapping[str, Any], _headers: Any) -> NativeReply | str:
-    """Call a tool twice, then end; JSON where a schema asks for it."""
+    """Call a tool twice, then finish; reply with JSON if there is a schema."""
     if any(message["role"] == "tool" for message in body["messages"]):
         return "It is done."
     if body.get("tools"):
@@ -71,7 +71,7 @@ def answer(body: Mapping[str, Any], _headers: Any) -> NativeReply | str:
 
 
 @asynccontextmanager
-async def asked(
+async def model_of(
     kind: ServerKind, **settings: Any
 ) -> AsyncIterator[tuple[OpenAIModel, ScriptedServer]]:
     async with (
@@ -85,7 +85,7 @@ async def asked(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_reply_mode_and_the_window_are_found(kind: ServerKind) -> None:
-    async with asked(kind) as (model, server):
+    async with model_of(kind) as (model, server):
         about = await model.describe()
         assert (about.reply, about.window, about.model) == (kind.expect, kind.window, kind.model)
         assert (await model.describe()) == about
@@ -93,8 +93,8 @@ async def test_the_reply_mode_and_the_window_are_found(kind: ServerKind) -> None
 
 
 @pytest.mark.parametrize("kind", CALLERS)
-async def test_tools_are_called_and_answered_and_reasoning_goes_back(kind: ServerKind) -> None:
-    async with asked(kind) as (model, server):
+async def test_tools_are_called_and_reasoning_is_sent_back(kind: ServerKind) -> None:
+    async with model_of(kind) as (model, server):
         assert await model.reply_mode() == "tools"
         head = (Message("system", "You help."), Message("user", "Look round."))
         first = await model.chat(
@@ -106,17 +106,17 @@ async def test_tools_are_called_and_answered_and_reasoning_goes_back(kind: Serve
         ]
         assert len({call.call_id for call in first.calls}) == 2
         answers = tuple(Message("tool", "here", call_id=call.call_id) for call in first.calls)
-        again = (
+        follow_up = (
             *head,
             Message("assistant", first.text, first.calls, reasoning=first.reasoning),
             *answers,
         )
-        second = await model.chat(ask(messages=again, tools=(BASH,), max_tokens=2000))
-        more = (*again, Message("user", "Go on."))
-        await model.chat(ask(messages=more, tools=(BASH,), max_tokens=2000))
+        second = await model.chat(ask(messages=follow_up, tools=(BASH,), max_tokens=2000))
+        longer = (*follow_up, Message("user", "Go on."))
+        await model.chat(ask(messages=longer, tools=(BASH,), max_tokens=2000))
         refusals = len(server.refused)
         third = await model.chat(
-            ask(messages=more, tools=(BASH,), max_tokens=2000, temperature=0.9)
+            ask(messages=longer, tools=(BASH,), max_tokens=2000, temperature=0.9)
         )
     assert (first.text, second.text, third.text) == ("Let me look.", "It is done.", "It is done.")
     assert len(server.refused) == refusals, "what was refused once is not sent again"
@@ -141,13 +141,13 @@ def _has_reasoning(kind: ServerKind, sent: Mapping[str, Any]) -> bool:
 
 def _parameters(sent: Mapping[str, Any]) -> Mapping[str, Any]:
     tool = sent["tools"][0]
-    found: Mapping[str, Any] = tool.get("function", tool)["parameters"]
-    return found
+    parameters: Mapping[str, Any] = tool.get("function", tool)["parameters"]
+    return parameters
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_schema_is_sent_as_far_as_it_is_taken(kind: ServerKind) -> None:
-    async with asked(kind) as (model, server):
+async def test_a_schema_is_sent_in_the_form_that_the_server_accepts(kind: ServerKind) -> None:
+    async with model_of(kind) as (model, server):
         for _ in range(2):
             reply = await model.chat(ask(schema=TURN, max_tokens=1500))
         assert len(server.refused) <= 6
@@ -161,7 +161,7 @@ async def test_a_schema_is_sent_as_far_as_it_is_taken(kind: ServerKind) -> None:
 
 
 _FIELDS = {"details": "reasoning_details", "signature": "", "items": ""}
-"""Reasoning that comes under another name, or with tool calls alone."""
+"""Reasoning fields with another name, or only with tool calls."""
 _REFUSE_LONG = {
     "vllm",
     "vllm without a tool parser",
@@ -175,7 +175,7 @@ _REFUSE_LONG = {
 
 
 class TestStubs(ServerContract):
-    """On each stub."""
+    """The contract on each stub."""
 
     @pytest.fixture(params=KINDS)
     def kind(self, request: pytest.FixtureRequest) -> ServerKind:
@@ -199,9 +199,9 @@ class TestStubs(ServerContract):
         )
 
 
-async def test_a_reply_is_shortened_to_the_room_that_vllm_names() -> None:
+async def test_a_reply_is_limited_to_the_tokens_that_vllm_has_left() -> None:
     kind = SERVERS["older vllm"]
-    async with asked(kind) as (model, server):
+    async with model_of(kind) as (model, server):
         nearly = (Message("user", "x" * 4 * (kind.window - 4000)),)
         assert (await model.chat(ask(messages=nearly, max_tokens=8000))).text == "Hello."
         await model.chat(ask(max_tokens=8000))
@@ -209,11 +209,11 @@ async def test_a_reply_is_shortened_to_the_room_that_vllm_names() -> None:
     assert [body["max_tokens"] < 8000 for _, body in server.requests] == [True, False]
 
 
-async def test_parsers_that_do_not_fit_the_model_are_told() -> None:
-    async with asked(UNFITTING) as (model, _):
+async def test_parsers_that_do_not_fit_the_model_are_reported() -> None:
+    async with model_of(UNFITTING) as (model, _):
         lines = await model.examine()
     assert (
-        "reasoning: in reasoning, which held a whole reply: the server's parser for reasoning does "
+        "reasoning: in reasoning, which held a complete reply: the server's reasoning parser does "
         "not fit the model" in lines
     )
 
@@ -226,7 +226,7 @@ async def test_parsers_that_do_not_fit_the_model_are_told() -> None:
     ):
         before = await model.examine()
         reply = await model.chat(ask(tools=(BASH,), max_tokens=2000))
-        lines = model.capabilities.lines()
+        lines = model.capabilities.describe()
     assert "native tool calls: yes" in before
     assert [call.name for call in reply.calls] == ["bash"]
     assert (
@@ -237,29 +237,29 @@ async def test_parsers_that_do_not_fit_the_model_are_told() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_cached_tokens_are_counted(kind: ServerKind) -> None:
-    async with asked(kind) as (model, _):
+    async with model_of(kind) as (model, _):
         usage = (await model.chat(ask(max_tokens=1500))).usage
     assert 0 < usage.cached_tokens <= usage.prompt_tokens
 
 
-@pytest.mark.parametrize(("name", "most"), [("anthropic", 64_000), ("vllm", 32_768)])
-async def test_a_limit_that_is_too_high_is_learnt(name: str, most: int) -> None:
-    async with asked(SERVERS[name]) as (model, server):
+@pytest.mark.parametrize(("name", "maximum"), [("anthropic", 64_000), ("vllm", 32_768)])
+async def test_the_maximum_reply_limit_is_learned(name: str, maximum: int) -> None:
+    async with model_of(SERVERS[name]) as (model, server):
         await model.chat(ask(max_tokens=100_000))
         await model.chat(ask(max_tokens=100_000))
-        assert (await model.describe()).most_tokens == most
-    assert [body["max_tokens"] for _, body in server.requests] == [most, most]
+        assert (await model.describe()).most_tokens == maximum
+    assert [body["max_tokens"] for _, body in server.requests] == [maximum, maximum]
 
 
-async def test_reasoning_that_fills_a_reply_gets_more_room_from_then_on() -> None:
-    async with asked(SERVERS["vllm"]) as (model, server):
+async def test_reasoning_that_fills_a_reply_raises_the_limit() -> None:
+    async with model_of(SERVERS["vllm"]) as (model, server):
         first, second = await model.chat(ask(max_tokens=100)), await model.chat(ask(max_tokens=100))
     assert (first.text, second.text) == ("Hello.", "Hello.")
     assert (first.usage.calls, second.usage.calls) == (2, 1)
     assert [body["max_tokens"] for _, body in server.requests] == [100, 8292, 8292]
 
 
-async def test_reasoning_that_fills_even_that_is_an_empty_reply_that_was_cut() -> None:
+async def test_reasoning_that_fills_the_raised_limit_leaves_an_empty_reply() -> None:
     def think(_body: Any, _headers: Any) -> NativeReply:
         return NativeReply(text="Hello.", reasoning="hm " * 20_000)
 
@@ -272,8 +272,8 @@ async def test_reasoning_that_fills_even_that_is_an_empty_reply_that_was_cut() -
     assert json.loads(reply.reasoning)["reasoning"]
 
 
-async def test_room_for_reasoning_is_added_to_every_reply() -> None:
-    async with asked(SERVERS["vllm"], reasoning_tokens=4000, reasoning_effort="low") as (
+async def test_reasoning_tokens_are_added_to_every_limit() -> None:
+    async with model_of(SERVERS["vllm"], reasoning_tokens=4000, reasoning_effort="low") as (
         model,
         server,
     ):
@@ -283,7 +283,7 @@ async def test_room_for_reasoning_is_added_to_every_reply() -> None:
 
 
 async def test_the_operator_may_choose_the_api() -> None:
-    async with asked(SERVERS["openai"], api="responses", reasoning_effort="high") as (
+    async with model_of(SERVERS["openai"], api="responses", reasoning_effort="high") as (
         model,
         server,
     ):

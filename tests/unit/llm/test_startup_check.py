@@ -20,23 +20,23 @@ def silent(_body: dict[str, Any], _headers: Mapping[str, str]) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        return int(reserved.getsockname()[1])
 
 
 @asynccontextmanager
 async def answering(
     *statuses: int, headers: Mapping[str, str] | None = None, text: str = "no"
 ) -> AsyncIterator[str]:
-    """A server that answers anything with these statuses in turn, and the last one again and
-    again.
-    """
-    left = list(statuses)
+    """A server that answers each request with the next status, and repeats the last one."""
+    remaining = list(statuses)
 
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(
-            status=left.pop(0) if len(left) > 1 else left[0], headers=headers, text=text
+            status=remaining.pop(0) if len(remaining) > 1 else remaining[0],
+            headers=headers,
+            text=text,
         )
 
     application = web.Application()
@@ -50,21 +50,21 @@ async def answering(
         await runner.cleanup()
 
 
-async def test_a_server_that_answers_is_enough_said() -> None:
-    told: list[str] = []
+async def test_a_server_that_answers_causes_no_message() -> None:
+    messages: list[str] = []
     async with scripted_model(silent, api_key="secret-key") as server:
         await reach(
             LlmSettings.model_validate({"api_key": "secret-key", "model": "scripted"}),
             server.base_url,
-            told.append,
+            messages.append,
         )
-        await reach(LlmSettings(), server.base_url.replace("//", "//secret-key@"), told.append)
+        await reach(LlmSettings(), server.base_url.replace("//", "//secret-key@"), messages.append)
         assert server.model_lists == 2
         assert server.requests == []
-    assert told == []
+    assert messages == []
 
 
-async def test_each_mistake_of_the_operator_is_told_from_the_others() -> None:
+async def test_each_configuration_mistake_has_its_own_message() -> None:
     async with (
         scripted_model(silent, api_key="right") as server,
         answering(404) as nothing,
@@ -72,7 +72,7 @@ async def test_each_mistake_of_the_operator_is_told_from_the_others() -> None:
     ):
         root = server.base_url.removesuffix("/v1")
         key = {"api_key": "right"}
-        for settings, url, said in (
+        for settings, url, message in (
             ({}, server.base_url, "401.*MOOTHALL_LLM__API_KEY"),
             (key, root, f"set MOOTHALL_LLM__BASE_URL={root}/v1"),
             (
@@ -82,48 +82,48 @@ async def test_each_mistake_of_the_operator_is_told_from_the_others() -> None:
             ),
             (key, server.base_url.replace("http:", "https:"), "does not speak TLS .*http://"),
             ({}, nothing, "404.*usually ends with /v1"),
-            ({}, page, "text/plain, not with a list of models"),
+            ({}, page, "text/plain, not a list of models"),
             ({}, "localhost:8000", "not an http or https URL"),
         ):
-            with pytest.raises(ConfigurationError, match=said):
+            with pytest.raises(ConfigurationError, match=message):
                 await reach(LlmSettings.model_validate(settings), url, pytest.fail)
 
 
-async def test_a_redirection_is_not_followed_and_said() -> None:
+async def test_a_redirect_is_reported_and_not_followed() -> None:
     async with answering(307, headers={"Location": "http://elsewhere/v1/models"}) as url:
         with pytest.raises(
             ConfigurationError,
-            match="redirects to http://elsewhere/v1/models; give the final address",
+            match="redirects to http://elsewhere/v1/models; set MOOTHALL_LLM__BASE_URL to the",
         ):
             await reach(LlmSettings(), url, pytest.fail)
 
 
-async def test_a_server_that_keeps_no_list_is_taken_at_the_name_that_was_given() -> None:
+async def test_a_configured_model_needs_no_list_of_models() -> None:
     async with answering(404) as url:
         await reach(LlmSettings(model="mine"), url, pytest.fail)
 
 
-async def test_one_that_counts_calls_is_there() -> None:
+async def test_a_rate_limited_server_counts_as_available() -> None:
     async with answering(429) as url:
         await reach(LlmSettings(), url, pytest.fail)
 
 
-async def test_what_is_not_there_names_the_setting() -> None:
-    for url, said in (
+async def test_an_unreachable_server_names_the_setting() -> None:
+    for url, message in (
         (
             f"http://127.0.0.1:{free_port()}/v1",
-            "nobody listens at 127.0.0.1.*MOOTHALL_LLM__BASE_URL",
+            "connection refused at 127.0.0.1.*MOOTHALL_LLM__BASE_URL",
         ),
         (
             "http://no.such.name.invalid/v1",
             "no.such.name.invalid cannot be resolved.*MOOTHALL_LLM__BASE_URL",
         ),
     ):
-        with pytest.raises(ModelUnavailable, match=said):
+        with pytest.raises(ModelUnavailable, match=message):
             await reach(LlmSettings(), url, pytest.fail)
 
 
-async def test_one_that_speaks_something_else_is_said() -> None:
+async def test_a_server_without_http_is_reported() -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH\r\n")
         await reader.read(1)
@@ -131,7 +131,7 @@ async def test_one_that_speaks_something_else_is_said() -> None:
 
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     async with server:
-        with pytest.raises(ModelUnavailable, match="does not answer as HTTP"):
+        with pytest.raises(ModelUnavailable, match="does not answer with HTTP"):
             await reach(
                 LlmSettings(),
                 f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1",
@@ -139,7 +139,7 @@ async def test_one_that_speaks_something_else_is_said() -> None:
             )
 
 
-async def test_silence_ends() -> None:
+async def test_a_silent_server_times_out() -> None:
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -154,30 +154,30 @@ async def test_silence_ends() -> None:
             )
 
 
-async def test_one_that_still_starts_is_waited_for_only_where_that_is_wished() -> None:
-    told: list[str] = []
+async def test_a_starting_server_is_awaited_only_with_wait_seconds() -> None:
+    messages: list[str] = []
     listed = '{"data": [{"id": "m"}]}'
     async with answering(503, text=listed) as url:
         with pytest.raises(ModelUnavailable, match=r"503.*MOOTHALL_LLM__WAIT_SECONDS"):
             await reach(LlmSettings(), url, pytest.fail)
     async with answering(503, 200, text=listed) as url:
-        await reach(LlmSettings(wait_seconds=60), url, told.append)
-    assert len(told) == 1
-    assert told[0].startswith("waiting up to 60 s for the model server: ")
+        await reach(LlmSettings(wait_seconds=60), url, messages.append)
+    assert len(messages) == 1
+    assert messages[0].startswith("waiting up to 60 s for the model server: ")
 
 
-async def test_no_wait_mends_a_wrong_key() -> None:
+async def test_a_wrong_key_is_not_waited_for() -> None:
     async with scripted_model(silent, api_key="right") as server:
         with pytest.raises(ConfigurationError, match="401"):
             await reach(LlmSettings(wait_seconds=600), server.base_url, pytest.fail)
 
 
-async def test_a_replica_stands_in_but_none_may_be_wrong() -> None:
-    told: list[str] = []
+async def test_one_replica_is_enough_but_none_may_be_misconfigured() -> None:
+    messages: list[str] = []
     gone = f"http://127.0.0.1:{free_port()}/v1"
     async with scripted_model(silent) as server, scripted_model(silent, api_key="other") as locked:
-        await reach(LlmSettings(replicas=(server.base_url,)), gone, told.append)
-        assert len(told) == 1
-        assert "nobody listens" in told[0]
+        await reach(LlmSettings(replicas=(server.base_url,)), gone, messages.append)
+        assert len(messages) == 1
+        assert "connection refused" in messages[0]
         with pytest.raises(ConfigurationError, match="401"):
             await reach(LlmSettings(replicas=(locked.base_url,)), server.base_url, pytest.fail)

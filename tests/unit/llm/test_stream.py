@@ -1,4 +1,4 @@
-"""Reading a stream: however it is cut into pieces, the same events come out."""
+"""Reading a stream: the events do not depend on the pieces of the stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moothall.llm.stream import BrokenStream, EventReader, PartialReply
 
 def read(pieces: list[bytes]) -> list[str]:
     reader = EventReader()
-    return [data for piece in pieces for data in reader.feed(piece)] + list(reader.end())
+    return [data for piece in pieces for data in reader.feed(piece)] + list(reader.finish())
 
 
 @given(
@@ -24,7 +24,7 @@ def read(pieces: list[bytes]) -> list[str]:
     st.sampled_from(["\n", "\r\n", "\r"]),
     st.lists(st.integers(0, 400), max_size=8),
 )
-def test_events_do_not_depend_on_how_the_stream_is_cut(
+def test_events_do_not_depend_on_the_pieces_of_the_stream(
     said: list[str], newline: str, cuts: list[int]
 ) -> None:
     raw = "".join(
@@ -39,16 +39,16 @@ def test_data_of_several_lines_is_one_event() -> None:
     assert read([b"data: a\ndata:b\n\n"]) == ["a\nb"]
 
 
-def test_last_event_needs_no_blank_line() -> None:
+def test_the_last_event_needs_no_blank_line() -> None:
     assert read([b"data: [DONE]"]) == ["[DONE]"]
 
 
-def test_a_character_may_be_cut_in_two() -> None:
+def test_a_character_may_be_split() -> None:
     raw = 'data: {"x": "é"}\n\n'.encode()
     assert read([raw[:13], raw[13:]]) == ['{"x": "é"}']
 
 
-def test_what_is_not_utf8_is_a_broken_stream() -> None:
+def test_invalid_utf8_is_a_broken_stream() -> None:
     with pytest.raises(BrokenStream, match="UTF-8"):
         read([b"data: \xff\xfe\n\n"])
 
@@ -72,7 +72,7 @@ def test_chunks_become_a_reply() -> None:
         '{"choices": [], "usage": {"prompt_tokens": 7}}',
         "[DONE]",
     ):
-        reply.take(data)
+        reply.add_event(data)
     assert ("".join(reply.text), reply.finish_reason, reply.model, reply.usage, reply.done) == (
         "hello",
         "stop",
@@ -90,11 +90,11 @@ def test_chunks_become_a_reply() -> None:
         (None, False),
     ],
 )
-def test_a_choice_that_ends_in_an_error_is_one(error: object, permanent: bool) -> None:  # noqa: FBT001
+def test_a_choice_that_ends_in_an_error_raises(error: object, permanent: bool) -> None:  # noqa: FBT001
     reply = PartialReply()
-    reply.take(chunk("half an ans"))
+    reply.add_event(chunk("half an ans"))
     with pytest.raises(BrokenStream, match="the server reported") as raised:
-        reply.take(
+        reply.add_event(
             json.dumps(
                 {"choices": [{"delta": {"content": ""}, "finish_reason": "error", "error": error}]}
             )
@@ -102,16 +102,16 @@ def test_a_choice_that_ends_in_an_error_is_one(error: object, permanent: bool) -
     assert raised.value.permanent is permanent
 
 
-def test_null_and_blank_events_are_passed_over() -> None:
+def test_null_and_blank_events_are_ignored() -> None:
     reply = PartialReply()
     for data in ("null", chunk("he"), " ", "null", chunk("llo", "stop"), "[DONE]"):
-        reply.take(data)
+        reply.add_event(data)
     assert ("".join(reply.text), reply.finish_reason, reply.done) == ("hello", "stop", True)
 
 
 def test_only_the_first_choice_counts() -> None:
     reply = PartialReply()
-    reply.take(
+    reply.add_event(
         json.dumps(
             {
                 "choices": [
@@ -125,9 +125,9 @@ def test_only_the_first_choice_counts() -> None:
 
 
 @pytest.mark.parametrize("data", ["{", "[]", '{"choices": 5}', '{"choices": [5]}', "[" * 100_000])
-def test_what_is_no_chunk_is_a_broken_stream(data: str) -> None:
+def test_an_invalid_chunk_is_a_broken_stream(data: str) -> None:
     with pytest.raises(BrokenStream):
-        PartialReply().take(data)
+        PartialReply().add_event(data)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_what_is_no_chunk_is_a_broken_stream(data: str) -> None:
         ("x", False),
     ],
 )
-def test_an_error_inside_the_stream_is_told_apart(code: object, permanent: bool) -> None:  # noqa: FBT001
+def test_errors_in_the_stream_are_temporary_or_permanent(code: object, permanent: bool) -> None:  # noqa: FBT001
     with pytest.raises(BrokenStream, match="out of blocks") as raised:
-        PartialReply().take(json.dumps({"error": {"message": "out of blocks", "code": code}}))
+        PartialReply().add_event(json.dumps({"error": {"message": "out of blocks", "code": code}}))
     assert raised.value.permanent is permanent
 
 
@@ -173,13 +173,13 @@ def test_an_error_inside_the_stream_is_told_apart(code: object, permanent: bool)
         ),
     )
 )
-def test_any_json_is_taken_or_refused(value: object) -> None:
+def test_any_json_is_accepted_or_refused(value: object) -> None:
     with contextlib.suppress(BrokenStream):
-        PartialReply().take(json.dumps(value))
+        PartialReply().add_event(json.dumps(value))
 
 
 def token(text: str, chance: float, **others: float) -> dict[str, object]:
-    """A token as vLLM tells it; numbers among the others are spelt with a leading `n`."""
+    """A token in vLLM's format. Numbers among the alternatives begin with `n`."""
     top = [
         {"token": name.removeprefix("n"), "logprob": math.log(value)}
         for name, value in others.items()
@@ -192,7 +192,7 @@ def token(text: str, chance: float, **others: float) -> dict[str, object]:
     }
 
 
-def test_of_the_last_number_it_is_kept_how_likely_others_were() -> None:
+def test_probabilities_of_the_last_number_are_recorded() -> None:
     assembly = PartialReply()
     for text, told in (
         ('{"met": [', [token("{", 1.0)]),
@@ -200,7 +200,7 @@ def test_of_the_last_number_it_is_kept_how_likely_others_were() -> None:
         ('], "score": 1', [token(" ", 1.0), token("1", 0.5, n7=0.25, x=0.25)]),
         ("0}", [token("0", 0.75), token("}", 1.0)]),
     ):
-        assembly.take(
+        assembly.add_event(
             json.dumps({"choices": [{"delta": {"content": text}, "logprobs": {"content": told}}]})
         )
     assert assembly.digits == [(("1", 0.5), ("7", 0.25)), (("0", 0.75),)]
@@ -219,8 +219,8 @@ def test_of_the_last_number_it_is_kept_how_likely_others_were() -> None:
         max_leaves=12,
     )
 )
-def test_whatever_is_told_of_tokens_the_text_stays(told: object) -> None:
+def test_malformed_logprobs_do_not_change_the_text(told: object) -> None:
     assembly = PartialReply()
-    assembly.take(json.dumps({"choices": [{"delta": {"content": "a"}, "logprobs": told}]}))
+    assembly.add_event(json.dumps({"choices": [{"delta": {"content": "a"}, "logprobs": told}]}))
     assert assembly.text == ["a"]
     assert all(0 <= chance <= 1 for found in assembly.digits for _, chance in found)

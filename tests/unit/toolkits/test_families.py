@@ -25,7 +25,7 @@ async def test_a_family_is_added_by_a_folder_and_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOOTHALL_CLOCK__TIME", "noon")
-    with pytest.raises(ConfigurationError, match="MOOTHALL_CLOCK__TIME is no setting"):
+    with pytest.raises(ConfigurationError, match="MOOTHALL_CLOCK__TIME is not a setting"):
         load_settings()
     settings = read_settings(settings_with(WITH_CLOCK), data_dir=tmp_path / "data")
     async with (

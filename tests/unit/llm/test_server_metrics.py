@@ -1,4 +1,4 @@
-"""vLLM's figures: read where they are, missed aloud where they are not."""
+"""vLLM's metrics are read; missing ones are reported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import ConfigurationError, ModelReplyInvalid
-from moothall.llm.dialect import read_figures
+from moothall.llm.dialect import read_metrics
 from moothall.testing.chat_contract import talking
 
 TOLD = """# HELP vllm:num_requests_running Number of requests
@@ -22,55 +22,55 @@ vllm:prompt_tokens_cached_total{engine="0"} 800.0
 """
 
 
-def test_engines_are_added_up() -> None:
-    figures = read_figures(TOLD)
-    assert (figures.running, figures.waiting, figures.cache_used) == (4.0, 0.0, 0.5)
-    assert (figures.prompt_tokens, figures.cached_tokens) == (1200.0, 800.0)
-    assert figures.missing == ()
+def test_metrics_of_engines_are_added() -> None:
+    metrics = read_metrics(TOLD)
+    assert (metrics.running, metrics.waiting, metrics.cache_used) == (4.0, 0.0, 0.5)
+    assert (metrics.prompt_tokens, metrics.cached_tokens) == (1200.0, 800.0)
+    assert metrics.missing == ()
 
 
-def test_what_is_not_told_is_missing_and_not_zero() -> None:
-    figures = read_figures(TOLD.replace("vllm:prompt_tokens_cached_total", "vllm:renamed"))
-    assert figures.cached_tokens is None
-    assert figures.missing == ("vllm:prompt_tokens_cached_total",)
+def test_unreported_metrics_are_missing_and_not_zero() -> None:
+    metrics = read_metrics(TOLD.replace("vllm:prompt_tokens_cached_total", "vllm:renamed"))
+    assert metrics.cached_tokens is None
+    assert metrics.missing == ("vllm:prompt_tokens_cached_total",)
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "many", "", "0x10"])
-def test_what_is_no_figure_is_missing(value: str) -> None:
-    assert "vllm:num_requests_running" in read_figures(f"vllm:num_requests_running {value}").missing
+def test_invalid_values_are_missing(value: str) -> None:
+    assert "vllm:num_requests_running" in read_metrics(f"vllm:num_requests_running {value}").missing
 
 
 @given(st.text())
 def test_any_text_can_be_read(text: str) -> None:
-    assert len(read_figures(f"vllm:num_requests_running{text}").missing) >= 4
+    assert len(read_metrics(f"vllm:num_requests_running{text}").missing) >= 4
 
 
-async def test_the_client_asks_a_vllm_only() -> None:
+async def test_only_vllm_has_metrics() -> None:
     async with talking(lambda _b, _h: "x") as (model, _):
-        assert await model.figures() is None
+        assert await model.server_metrics() is None
     async with talking(lambda _b, _h: "x", {"owner": "vllm", "metrics": TOLD}) as (model, _):
-        figures = await model.figures()
-    assert figures is not None
-    assert figures.running == 4
+        metrics = await model.server_metrics()
+    assert metrics is not None
+    assert metrics.running == 4
 
 
-async def test_a_figure_that_is_missing_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_missing_metric_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     renamed = TOLD.replace("vllm:prompt_tokens_cached_total", "vllm:renamed")
     async with talking(lambda _b, _h: "x", {"owner": "vllm", "metrics": renamed}) as (model, _):
         for _ in range(2):
-            await model.figures()
-    assert capsys.readouterr().err.count("does not tell vllm:prompt_tokens_cached_total") == 1
+            await model.server_metrics()
+    assert capsys.readouterr().err.count("does not report vllm:prompt_tokens_cached_total") == 1
 
 
 async def test_a_server_without_metrics_is_an_error() -> None:
     async with talking(lambda _b, _h: "x", {"owner": "vllm"}) as (model, _):
         with pytest.raises(ConfigurationError, match="404"):
-            await model.figures()
+            await model.server_metrics()
 
 
-async def test_metrics_without_end_are_not_read_to_it() -> None:
+async def test_endless_metrics_are_refused() -> None:
     async with talking(
         lambda _b, _h: "x", {"owner": "vllm", "metrics": "# nothing\n" * 500_000}
     ) as (model, _):
-        with pytest.raises(ModelReplyInvalid, match="went on past"):
-            await model.figures()
+        with pytest.raises(ModelReplyInvalid, match="sent more than"):
+            await model.server_metrics()
