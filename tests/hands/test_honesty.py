@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
-from moothall.config.agents import Wall
+from moothall.config.workspace import Wall
 from moothall.errors import ConfigurationError
 from moothall.sandbox.probe import LAYERS
 from moothall.settings import load_settings

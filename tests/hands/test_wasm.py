@@ -16,7 +16,7 @@ import wasmtime
 
 from moothall.app.repositories import open_workspace_services
 from moothall.app.repository import register
-from moothall.config.agents import WasmSettings
+from moothall.config.workspace import WasmSettings
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.sandbox_runtime.wasm import Run, compile_module

@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from moothall.config.parts import Role
+from moothall.config.llm import Role
 from moothall.domain.ids import ID_PATTERN
 from moothall.domain.protocol import ProtocolName
 from moothall.domain.task import argv_of

@@ -26,7 +26,7 @@ from typing import get_args
 from moothall import telemetry
 from moothall.app import data_dir_lock
 from moothall.config import BusSettings, Settings
-from moothall.config.parts import Duty, ServeSettings
+from moothall.config.services import Duty, ServeSettings
 from moothall.domain.causation import request_event_id
 from moothall.domain.codec import load
 from moothall.domain.event import EventType

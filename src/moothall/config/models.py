@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from moothall.config.parts import LlmSettings
+from moothall.config.llm import LlmSettings
 from moothall.errors import InvalidRequest
 
 DEFAULT = "default"

@@ -19,33 +19,23 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from moothall.config.agents import (
+from moothall.config.agents import AgentSettings
+from moothall.config.file import describe_unknown_key, location_of, read_toml
+from moothall.config.integrations import ForgeSettings, WebhookSettings
+from moothall.config.limits import (
     REMOVED_LIMITS,
-    AgentSettings,
     EvidenceSettings,
     GuardSettings,
     LimitSettings,
     ToolSettings,
-    WorkspaceSections,
 )
-from moothall.config.file import describe_unknown_key, location_of, read_toml
+from moothall.config.llm import LlmSettings
 from moothall.config.models import Models
-from moothall.config.parts import (
-    BusSettings,
-    ForgeSettings,
-    GraphSettings,
-    GrpcSettings,
-    LlmSettings,
-    LogSettings,
-    MetricsSettings,
-    OidcSettings,
-    RaySettings,
-    ServeSettings,
-    TraceSettings,
-    WebhookSettings,
-    WebSettings,
-)
 from moothall.config.section import Section
+from moothall.config.servers import GrpcSettings, OidcSettings, WebSettings
+from moothall.config.services import BusSettings, GraphSettings, RaySettings, ServeSettings
+from moothall.config.telemetry import LogSettings, MetricsSettings, TraceSettings
+from moothall.config.workspace import WorkspaceSections
 from moothall.errors import ConfigurationError, wrong_fields
 
 _PREFIX = "MOOTHALL_"

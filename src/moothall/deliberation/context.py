@@ -12,8 +12,8 @@ from moothall.authorization.call_context import CallContext
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.story_budgets import BudgetReservation
 from moothall.config import EvidenceSettings, LimitSettings, LlmSettings, RunnerSettings
+from moothall.config.llm import NATIVE_WINDOW
 from moothall.config.models import DEFAULT
-from moothall.config.parts import NATIVE_WINDOW
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import Draft
 from moothall.deliberation.event_writer import EventWriter

@@ -8,7 +8,7 @@ import pytest
 from moothall.app import data_dir_lock
 from moothall.app.bus import ALL, embedded_parts, instance, parse_roles, roles_of
 from moothall.config import BusSettings, GraphSettings, LlmSettings, Settings
-from moothall.config.parts import ServeSettings
+from moothall.config.services import ServeSettings
 from moothall.errors import ConfigurationError
 
 FAR = BusSettings(url="nats://127.0.0.1:4222")

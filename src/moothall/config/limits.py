@@ -1,0 +1,244 @@
+"""Limits of deliberations, their evidence, and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, model_validator
+
+from moothall.config.section import Section
+
+REMOVED_LIMITS = frozenset(
+    {
+        "counter_proofs",
+        "counter_cases",
+        "apart_seconds",
+        "inputs",
+        "inputs_seconds",
+        "inputs_tokens",
+    }
+)
+"""Limits of earlier versions. They are ignored if files and environments still contain them."""
+
+
+class LimitSettings(Section):
+    """Limits of requests, deliberations and seats."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_removed(cls, data: Any) -> Any:
+        return (
+            {key: value for key, value in data.items() if key not in REMOVED_LIMITS}
+            if isinstance(data, Mapping)
+            else data
+        )
+
+    agents: int = Field(16, ge=1)
+    rounds: int = Field(8, ge=0)
+    turns: int = Field(
+        100, ge=1, description="turns of a seat; max_iterations of a request lowers it"
+    )
+    task_chars: int = Field(20_000, ge=100)
+    deliberation_seconds: float = Field(1800.0, gt=0)
+    tokens: int = Field(5_000_000, ge=0, description="tokens of a deliberation; 0: no limit")
+    calls: int = Field(1_000, ge=0)
+    cost_usd: float = Field(0.0, ge=0)
+    story_tokens: int = Field(
+        20_000_000,
+        ge=0,
+        description="tokens of all deliberations of a story without a budget of its own; 0: no "
+        "limit",
+    )
+    story_calls: int = Field(10_000, ge=0)
+    story_cost_usd: float = Field(0.0, ge=0)
+    malformed_replies: int = Field(3, ge=0, description="corrective messages before a seat fails")
+    attempts: int = Field(
+        3,
+        ge=1,
+        description="attempts of a seat that makes no progress, including the first",
+    )
+    stuck_turns: int = Field(
+        3,
+        ge=2,
+        description="changes with the same failed tests after which a seat starts a new attempt",
+    )
+    own_check_seconds: float = Field(
+        10.0,
+        ge=0,
+        description="after each change, a seat runs the whole suite if it took no longer than "
+        "this on the base; otherwise only related tests",
+    )
+    patience: float = Field(
+        1.0,
+        ge=0,
+        description="after a proven answer, the other seats get its duration times this; 0: no "
+        "limit",
+    )
+    patience_seconds: float = Field(10.0, ge=0, description="minimum time that they get")
+    second_wave: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="if no proposal is reproduced or proven, seats propose once more, based on "
+        "notes about the first proposals; auto: with the protocol tournament",
+    )
+    quorum: float = Field(
+        0.5, gt=0, le=1, description="share of seats that is enough to decide at the deadline"
+    )
+    grace_seconds: float = Field(
+        10.0,
+        ge=0,
+        description="after this time beyond its deadline, a deliberation is decided with the "
+        "available answers",
+    )
+    message_bytes: int = Field(4_000_000, ge=10_000, description="maximum size of a gRPC message")
+    agent_chars: int = Field(
+        4000, ge=100, description="total length of capabilities and metadata of a registered agent"
+    )
+    context_tokens: int = Field(
+        2000, ge=100, description="size of the context from the graph for a seat or a caller"
+    )
+    plan_tasks: int = Field(64, ge=1, description="tasks of one plan")
+    architects: int = Field(
+        default=3,
+        ge=0,
+        le=100,
+        description="seats that divide a story into tasks if `llm.base_url` is set; 0, or "
+        "without it: by the roles of its rigor level",
+    )
+    plans: int = Field(
+        32, ge=1, description="plans whose tasks run concurrently; further ones wait"
+    )
+
+
+class EvidenceSettings(Section):
+    """Evidence in addition to the tests of the repository.
+
+    The agents need a model with native tool calls and a window of at least 16,000 tokens.
+    """
+
+    test_writer: bool = Field(
+        default=True,
+        description="if no answer is proven, an agent that sees no answer writes tests from the "
+        "task; they run on all answers",
+    )
+    tie_breaker: bool = Field(
+        default=True,
+        description="if tests rank different answers equally, an agent compares them and writes "
+        "a test that distinguishes them",
+    )
+    review_tools: bool = Field(
+        default=True,
+        description="reviewers get a workspace with the answer and a shell; off: they see only "
+        "its diff",
+    )
+    held_out: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the cases that fail on the base, if there are at least four, that "
+        "is hidden from seats and runs on every answer; in whole test files",
+    )
+
+
+class ToolSettings(Section):
+    """Sequences of tool calls."""
+
+    parallelism: int = Field(1, ge=1, le=32, description="concurrent calls of one sequence")
+
+
+class GuardSettings(Section):
+    """Limits, policy and audit of the tool gateway, and tool sessions of external callers."""
+
+    calls_in_flight: int = Field(
+        32, ge=1, description="concurrent tool calls of one gateway; further ones wait"
+    )
+    seat_in_flight: int = Field(
+        4, ge=1, description="concurrent tool calls of one seat; further ones are refused"
+    )
+    seat_calls: int = Field(400, ge=1, description="tool calls of one seat")
+    seat_seconds: float = Field(1200.0, gt=0, description="total running time of one seat's tools")
+    call_seconds: float = Field(
+        600.0,
+        gt=0,
+        description="maximum duration of one tool call; a tool's own limit may be lower",
+    )
+    grace_seconds: float = Field(
+        8.0,
+        ge=0,
+        description="how long a workspace may take to end a call itself after its deadline",
+    )
+    argument_bytes: int = Field(
+        1_000_000, ge=1000, description="size of the arguments of one call, as JSON"
+    )
+    result_bytes: int = Field(
+        60_000, ge=1000, description="output of a call that the seat gets; more is truncated"
+    )
+    event_bytes: int = Field(
+        16_000, ge=1000, description="output of a call in its event; more is truncated"
+    )
+    key: SecretStr | None = Field(
+        None,
+        description="signs capability tokens; the same on every machine; empty: a key in the "
+        "data directory is created",
+    )
+    key_file: Path | None = None
+    token_seconds: float = Field(
+        3600.0, ge=10, description="maximum lifetime of a capability token"
+    )
+    policies: Path | None = Field(
+        None,
+        description="a folder with roles.yaml and *.rego that replaces the policies included in "
+        "Moothall; see docs/tools.md",
+    )
+    policy: Literal["off", "dry-run", "enforce"] = Field(
+        "enforce",
+        description="effect of the policy's decisions; dry-run: they are only logged and counted",
+    )
+    policy_url: str | None = Field(
+        None,
+        pattern="^https?://",
+        description="root of an OPA server that replaces the *.rego of guard.policies",
+    )
+    policy_token: SecretStr | None = Field(None, description="bearer token for the OPA server")
+    policy_token_file: Path | None = None
+    policy_seconds: float = Field(
+        1.0,
+        gt=0,
+        description="how long the OPA server may take for one decision; a timeout is a deny",
+    )
+    policy_cache_seconds: float = Field(
+        60.0, ge=0, description="how long a policy decision is cached"
+    )
+    visits: int = Field(
+        32, ge=1, description="workspaces that external callers may have open at a time"
+    )
+    tenant_visits: int | None = Field(
+        None,
+        ge=1,
+        description="how many of guard.visits one tenant may have open; default: three quarters",
+    )
+    approval_seconds: float = Field(
+        900.0, ge=1, description="how long an operator's approval of a parked request is valid"
+    )
+    breaker_failures: int = Field(
+        5, ge=1, description="consecutive failures of a tool that open its circuit breaker"
+    )
+    breaker_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="how long the circuit breaker stays open; doubles while the tool keeps failing",
+    )
+    alert_denials: int = Field(
+        20,
+        ge=1,
+        description="denied calls of one principal or task within alert_seconds that raise an "
+        "alert",
+    )
+    alert_escapes: int = Field(
+        3,
+        ge=1,
+        description="attempts of one principal or task to escape a sandbox within alert_seconds "
+        "that raise an alert",
+    )
+    alert_seconds: float = Field(60.0, gt=0)

@@ -1,0 +1,160 @@
+"""The servers for callers: gRPC and HTTP, and the sign-in of users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from moothall.config.section import Section
+
+
+class GrpcSettings(Section):
+    """The gRPC server."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(50055, ge=0, le=65535)
+    token: SecretStr | None = None
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = Field(
+        None, description="PEM; if set, clients need a certificate that it signed"
+    )
+    tokens_file: Path | None = Field(
+        None,
+        description="TOML: [[principals]] with token, name, tenant, operator (false) and roles "
+        "(of po, qa, architect) each; only its owner may read it, or also the group if root owns "
+        "it (such as a Secret with defaultMode 0440)",
+    )
+    calls: int = Field(
+        1000, ge=1, description="concurrent calls, including streams; further calls are refused"
+    )
+    grace_seconds: float = Field(
+        5.0, ge=0, description="how long running calls may take to finish when the server stops"
+    )
+    more_ports: tuple[int, ...] = Field(
+        (),
+        description="further ports, such as 50052 for the story coach, 50056 for the agent "
+        "service, 50057 for the kernel, 50058 for the runner and 50059 for tools",
+    )
+
+
+class WebSettings(Section):
+    """The HTTP server of `moothall serve`. It accepts the tokens of `grpc`."""
+
+    enabled: bool = True
+    host: str = Field(
+        "127.0.0.1",
+        description="non-loopback addresses require TLS, and grpc.token or grpc.tokens_file",
+    )
+    port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="empty: 8080, or none if it is in use; a port that is set must be free; 0: "
+        "any free port",
+    )
+    hosts: tuple[str, ...] = Field(
+        (), description="further host names of this server that are accepted in the Host header"
+    )
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    body_bytes: int = Field(4_000_000, ge=1000, description="maximum size of a request body")
+    body_seconds: float = Field(30.0, gt=0, description="maximum time to receive a request body")
+    calls: int = Field(
+        256,
+        ge=1,
+        description="concurrent requests, without event streams; further requests are refused",
+    )
+    readers: int = Field(
+        2000, ge=1, description="concurrent streams of server-sent events; further ones are refused"
+    )
+    connections: int = Field(4096, ge=1, description="open connections; further ones are closed")
+    head_seconds: float = Field(
+        20.0,
+        gt=0,
+        description="maximum time from a new connection to its first request; then it is closed",
+    )
+    keep_seconds: float = Field(75.0, gt=0, description="how long an idle connection stays open")
+    stall_seconds: float = Field(
+        60.0, gt=0, description="how long a client may stop reading its response"
+    )
+    grace_seconds: float = Field(
+        5.0, ge=0, description="how long running requests may take to finish when the server stops"
+    )
+    session_seconds: float = Field(43_200.0, gt=0, description="duration of a browser's sign-in")
+
+
+class OidcSettings(Section):
+    """Sign-in to the page with an OpenID provider: docs/doors.md. Without an issuer, users sign in
+    by link, token or account.
+    """
+
+    issuer: str | None = Field(
+        None,
+        pattern="^https?://",
+        description="the issuer in its tokens, e.g. https://id.example.org/realms/main; http:// "
+        "only on loopback",
+    )
+    client_id: str = ""
+    client_secret: SecretStr | None = Field(
+        None, description="empty for a public client; PKCE is used in both cases"
+    )
+    client_secret_file: Path | None = None
+    url: str = Field(
+        "",
+        pattern="^(https?://[^/?#]+)?$",
+        description="public URL of the page, e.g. https://moothall.example.org; empty: as "
+        "browsers request it, on loopback. The provider must allow this URL with "
+        "/sign-in/oidc/done",
+    )
+    scopes: tuple[str, ...] = Field(
+        ("profile",),
+        description="scopes to request in addition to openid, so that the ID token has the "
+        "claims below",
+    )
+    name_claim: str = Field(
+        "sub",
+        min_length=1,
+        description="claim with the user's name in the log and on the page; use one that users "
+        "cannot choose",
+    )
+    tenant_claim: str = Field(
+        "", description="claim with the user's tenant, an id; empty: the tenant below"
+    )
+    tenant: str = "local"
+    roles_claim: str = Field(
+        "groups",
+        min_length=1,
+        description="claim with the user's groups; a dot separates levels, such as "
+        "realm_access.roles",
+    )
+    roles: Mapping[str, tuple[Literal["po", "qa", "architect", "operator", "reader"], ...]] = Field(
+        {},
+        description="roles of each group; reader: read, write stories and comment. Users without "
+        "a role cannot sign in",
+    )
+    seconds: float = Field(
+        10.0, gt=0, description="maximum duration of one request to the provider"
+    )
+    sign_in_seconds: float = Field(
+        600.0, gt=0, description="maximum time that a user may spend at the provider to sign in"
+    )
+
+    @model_validator(mode="after")
+    def _check_issuer(self) -> Self:
+        if self.issuer is None and (self.client_id or self.roles):
+            raise ValueError("oidc.issuer is missing; set it to the URL of the provider")
+        if self.issuer is not None and not self.client_id:
+            raise ValueError(
+                "oidc.client_id is missing; set it to the id of this server at the provider"
+            )
+        if self.issuer is not None and not any(self.roles.values()):
+            raise ValueError(
+                "oidc.roles is empty, so nobody could sign in; set the roles of a group, such as "
+                '{"product": ["po"]}'
+            )
+        return self

@@ -1,0 +1,167 @@
+"""The services that processes share: the bus, Ray, the graph, and the roles of processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from moothall.config.section import Section
+
+Duty = Literal["api", "page", "collector", "planning", "graph", "tools", "hosts"]
+"""A role of a serving process, for `serve.only`."""
+
+
+class BusSettings(Section):
+    """NATS JetStream. Without a URL, an embedded server stores its files in the data directory."""
+
+    url: str | None = None
+    token: SecretStr | None = None
+    token_file: Path | None = None
+    wait_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="how long the start waits for a bus that is unavailable or has no leader",
+    )
+    credentials: SecretStr | None = Field(
+        None, description="token and seed of a NATS user: the text of a .creds file"
+    )
+    credentials_file: Path | None = None
+    replicas: int = Field(1, ge=1, le=5)
+    sync_interval: str = Field(
+        "2m",
+        description="how often the embedded server syncs to disk; a power failure can lose what "
+        "was acked since then. 'always': before each ack",
+    )
+    blob_bytes: int = Field(
+        256_000, ge=1024, description="larger payload fields are stored in the object store"
+    )
+    max_deliver: int = Field(5, ge=1)
+    ack_wait_seconds: float = Field(10.0, gt=0)
+    max_store_bytes: int = Field(8_000_000_000, ge=10_000_000)
+    retry_seconds: float = Field(
+        0.5, gt=0, description="first delay of a redelivery; doubles, at most 60"
+    )
+    in_flight: int = Field(1024, ge=1, description="concurrent publishes; further ones wait")
+    batch_seconds: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="events of a deliberation within this time form one message, a JSON batch of "
+        "CloudEvents; 0: one message per event, for consumers that cannot read batches",
+    )
+    check_seconds: float = Field(
+        3600.0,
+        gt=0,
+        description="how often `serve` reads the whole log to detect lost messages; also at the "
+        "start",
+    )
+    publish_seconds: float = Field(
+        30.0, gt=0, description="how long a publish is retried while the bus is unavailable"
+    )
+
+
+class RaySettings(Section):
+    """The hosts. Without an address, Ray runs on this machine as long as the process."""
+
+    mode: Literal["auto", "process", "ray"] = Field(
+        "auto",
+        description="where hosts run; process: in the started process; ray: on Ray; auto: on Ray "
+        "for serve and demo, or if address is set",
+    )
+    address: str | None = None
+    hosts: int = Field(
+        1,
+        ge=0,
+        description="host actors; 0: one on each Ray node that offers a CPU, including nodes "
+        "that join later",
+    )
+    wait_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="how long the start waits until Ray has as many nodes as hosts (0: one "
+        "node); the hosts are spread over the available nodes",
+    )
+    seats_per_host: int = Field(
+        64,
+        ge=1,
+        description="concurrent deliberations of one host, for all roles together",
+    )
+    dashboard: bool = False
+    credentials: SecretStr | None = Field(
+        None,
+        description="bus credentials of hosts on the Ray cluster at address, such as hosts.creds "
+        "of `moothall bus keys`; empty: bus.credentials",
+    )
+    credentials_file: Path | None = None
+    allow_no_token: bool = Field(
+        default=False,
+        description="accept a Ray cluster at address without a token: anyone who can reach its "
+        "ports can read Moothall's credentials",
+    )
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
+        if self.mode == "process" and self.address is not None:
+            raise ValueError(
+                "mode 'process' runs no hosts on the Ray cluster at address: leave one of them out"
+            )
+        return self
+
+
+class ServeSettings(Section):
+    """The roles of a process of `moothall serve`, and its cooperation with others on the bus."""
+
+    only: tuple[Duty, ...] = Field(
+        (), description="roles of this process; empty: all roles. A selection needs bus.url"
+    )
+    lease_seconds: float = Field(
+        6.0,
+        ge=1,
+        description="how long the process that decides, plans or writes the graph may be silent "
+        "until another one replaces it; with bus.url",
+    )
+    leave_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="how long a stopping server still accepts calls, while its health is already "
+        "NOT_SERVING",
+    )
+
+
+class GraphSettings(Section):
+    """The context graph. Without a URL, it is embedded and stored in the data directory."""
+
+    url: str | None = Field(
+        None,
+        description="URL of a Neo4j 5 server, e.g. neo4j://127.0.0.1:7687; give it a database of "
+        "its own",
+    )
+    user: str = "neo4j"
+    password: SecretStr | None = None
+    password_file: Path | None = None
+    database: str = "neo4j"
+    batch: int = Field(2000, ge=1, le=10_000, description="events written in one transaction")
+    pace_seconds: float = Field(
+        0.5, ge=0, description="pause between two batches, which leaves the CPU to the councils"
+    )
+    text_chars: int = Field(
+        2000,
+        ge=100,
+        le=100_000,
+        description="maximum length of a text in the graph; the log has the complete text",
+    )
+    keep: int = Field(
+        2000,
+        ge=0,
+        description="decided deliberations in the embedded graph; the oldest are removed. 0: no "
+        "limit",
+    )
+    query_seconds: float = Field(
+        30.0, gt=0, description="maximum duration of one question or one batch"
+    )
+    connect_seconds: float = Field(5.0, gt=0)
+    retry_seconds: float = Field(
+        15.0, gt=0, description="how long the driver retries after temporary errors"
+    )

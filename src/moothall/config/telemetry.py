@@ -1,0 +1,75 @@
+"""Logs, traces and metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from moothall.config.section import Section
+
+
+class LogSettings(Section):
+    """The log on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class TraceSettings(Section):
+    """The export of OpenTelemetry spans. See docs/telemetry.md."""
+
+    exporter: Literal["off", "otlp", "console"] = Field(
+        "off", description="otlp: gRPC to endpoint; console: JSON lines on stderr"
+    )
+    endpoint: str = Field(
+        "http://127.0.0.1:4317",
+        pattern="^https?://",
+        description="OTLP over gRPC; https:// for a collector elsewhere",
+    )
+    headers: SecretStr | None = Field(
+        None, description="sent with every export: name=value,name=value"
+    )
+    headers_file: Path | None = None
+    service: str = Field("moothall", description="service.name of the spans")
+    sample_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of the traces started here that is recorded; for other traces, the "
+        "caller's flag decides",
+    )
+    content: bool = Field(False, description="record prompts and answers too, without secrets")
+    attribute_chars: int = Field(
+        2000, ge=100, description="maximum length of an attribute; longer ones are truncated"
+    )
+    queue_spans: int = Field(
+        8192, ge=1, description="spans waiting to be sent; further ones are dropped"
+    )
+    delay_seconds: float = Field(2.0, gt=0, description="interval between exports")
+    timeout_seconds: float = Field(
+        3.0,
+        gt=0,
+        le=8,
+        description="maximum duration of one export, and of the last one at the end of a process",
+    )
+
+
+class MetricsSettings(Section):
+    """Metrics for Prometheus, at http://host:port/metrics of `moothall serve`."""
+
+    enabled: bool = True
+    host: str = Field("127.0.0.1", description="non-loopback addresses require metrics.token")
+    port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="empty: 9464, or none if it is in use; a port that is set must be free; 0: "
+        "any free port",
+    )
+    token: SecretStr | None = Field(None, description="bearer token that scrapers must send")
+    token_file: Path | None = None
+    report_seconds: float = Field(
+        5.0, gt=0, description="how often hosts report their metrics to the serving process"
+    )

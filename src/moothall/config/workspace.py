@@ -1,0 +1,266 @@
+"""Workspaces and sandboxes: where tools and code that a model wrote run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+from pydantic import BaseModel, Field
+
+from moothall.config.jobs import JobSettings
+from moothall.config.section import Section
+
+
+class WorkspaceSettings(Section):
+    """Workspaces of tools, and the set-up and checks of repositories."""
+
+    kind: Literal["local", "kubernetes"] = Field(
+        "local", description="kubernetes: each workspace is a Job with the settings of `jobs`"
+    )
+    setup_network: Literal["on", "allowlist", "off"] = Field(
+        "allowlist",
+        description="network access of a set-up, always through Moothall's proxy; allowlist: "
+        "package indexes (the usual ones, and those in the operator's configuration of pip, uv, "
+        "npm, Go and Cargo) and setup_hosts; on: also every public address; off: none",
+    )
+    setup_hosts: tuple[str, ...] = Field(
+        (),
+        description="hosts (name or name:port) and networks that set-ups may reach in addition "
+        "to package indexes, such as github.com",
+    )
+    setup_seconds: float = Field(600.0, gt=0)
+    check_seconds: float = Field(
+        600.0,
+        gt=0,
+        description="maximum duration of one run of a check, also on the untouched base",
+    )
+    base_seconds: float = Field(
+        240.0,
+        gt=0,
+        description="the same on the untouched base for a command that reports no test cases, "
+        "such as make, because a hanging case cannot be identified",
+    )
+    stopped_seconds: float = Field(
+        3600.0,
+        ge=0,
+        description="how long a timeout of a check on the untouched base is remembered; 0: the "
+        "check is always repeated",
+    )
+    check_factor: float = Field(
+        5.0,
+        ge=1,
+        description="maximum duration of a check or of one case, as a multiple of its duration "
+        "on the untouched base",
+    )
+    check_floor_seconds: float = Field(
+        60.0, gt=0, description="minimum time limit of a check, however fast it was on the base"
+    )
+    case_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="minimum time limit of a test case; three times as much on the base. For a "
+        "Go package: six times as much",
+    )
+    flaky_seconds: float = Field(
+        60.0,
+        ge=0,
+        description="faster checks run twice on the base; cases with different results are flaky",
+    )
+    max_projects: int = Field(
+        20,
+        ge=0,
+        description="projects in folders of one repository that get a check of their own; 0: "
+        "only the root",
+    )
+    warm: int = Field(
+        1, ge=0, description="executors that are kept ready for each prepared repository"
+    )
+    allowed_schemes: tuple[str, ...] = ("https", "ssh", "file")
+    allowed_roots: tuple[Path, ...] = Field(
+        (), description="local repositories that the API may use; the CLI adds its own argument"
+    )
+    keep_days: float = Field(
+        14.0,
+        ge=1,
+        description="`moothall log prune` removes checkouts and environments that were not used "
+        "for this long",
+    )
+    environments: Path | None = Field(
+        None,
+        description="a folder with file locks that only hosts mount: hosts without a common disk "
+        "share there the environments that were set up for the same lock file; those unused for "
+        "keep_days are removed; empty: each host sets up its own",
+    )
+    environments_bytes: int = Field(
+        50_000_000_000,
+        ge=1_000_000,
+        description="maximum size of `environments`; the least recently used ones are removed "
+        "first",
+    )
+    max_submodules: int = Field(
+        20, ge=0, description="maximum number of submodules of one repository to fetch; 0: none"
+    )
+    max_file_bytes: int = Field(
+        5_000_000,
+        ge=1024,
+        description="maximum size of one file in a patch, or of a file that a tool reads",
+    )
+    max_patch_bytes: int = Field(2_000_000, ge=1024)
+    max_repository_bytes: int = Field(4_000_000_000, ge=1_000_000)
+    max_patch_files: int = Field(1000, ge=1)
+    history_commits: int = Field(
+        10_000,
+        ge=0,
+        description="newest commits that git shows in the shell of a workspace (log, blame, "
+        "diff); 0: there is no git",
+    )
+    git_seconds: float = Field(
+        120.0,
+        gt=0,
+        description="maximum duration of one git command; a fetch or checkout has setup_seconds",
+    )
+
+
+Wall = Literal[
+    "processes-hidden",
+    "identity",
+    "files",
+    "network",
+    "seccomp",
+    "landlock",
+    "executor",
+    "memory",
+    "processes",
+    "disk",
+]
+"""A layer of the sandbox that may be missing. Bubblewrap and overlays are always required."""
+
+
+class SandboxSettings(Section):
+    """Layers and limits for code that a model wrote. A missing layer prevents the start unless
+    `allow_degraded` names it.
+    """
+
+    allow_degraded: tuple[Wall, ...] = Field(
+        (), description="layers that may be missing, named one by one"
+    )
+    cores: int = Field(
+        0,
+        ge=0,
+        description="concurrent commands on this machine; further ones wait. 0: the cores of its "
+        "cgroup plus one",
+    )
+    cpu_seconds: float = Field(
+        120.0, gt=0, description="CPU time of one command; for code.shell: per core"
+    )
+    wall_seconds: float = Field(
+        120.0, gt=0, description="duration of one command; for code.shell: see code.shell_seconds"
+    )
+    memory_bytes: int = Field(2_000_000_000, ge=64_000_000)
+    processes: int = Field(256, ge=8)
+    open_files: int = Field(1024, ge=64)
+    output_bytes: int = Field(
+        200_000, ge=1000, description="output of one command; more is truncated and counted"
+    )
+    disk_bytes: int = Field(1_000_000_000, ge=1_000_000)
+    uid: int = Field(
+        64_817, ge=1, description="user id of sandboxes if Moothall itself runs as root"
+    )
+    toolchains: tuple[Path, ...] = Field(
+        (),
+        description="folders outside /usr that are visible read-only; their bin folder is added "
+        "to PATH",
+    )
+
+
+class CodeSettings(Section):
+    """Code and commands that a model wrote, run by `code.shell`. See docs/tools.md."""
+
+    shell_seconds: float = Field(
+        600.0,
+        gt=0,
+        description="maximum timeout_seconds of a command of code.shell; the default is 120",
+    )
+
+
+class RunnerSettings(Section):
+    """Blocks of Python that a model wrote, with tools as functions. See docs/tools.md."""
+
+    enabled: bool = Field(
+        default=True, description="off: models are told that Python is not available"
+    )
+    offer_from_tokens: int = Field(
+        16_000,
+        ge=0,
+        description="minimum window (llm.context_tokens) for which prompts offer Python; small "
+        "models need short prompts",
+    )
+    workers: int = Field(
+        2, ge=1, le=64, description="concurrent blocks of one process; further ones wait"
+    )
+    seconds: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        description="computing time of a block itself; its tools have limits of their own",
+    )
+    memory_bytes: int = Field(
+        128_000_000,
+        ge=16_000_000,
+        description="memory of a block; in CPython, sandbox.memory_bytes applies",
+    )
+    output_bytes: int = Field(
+        50_000, ge=1000, description="maximum size of a block's output, and of its value"
+    )
+    tool_calls: int = Field(
+        100, ge=1, description="tool calls of one block, including those of its sub-agents"
+    )
+    full: bool = Field(
+        default=True,
+        description="run blocks that the first tier does not support in CPython, in a sandbox of "
+        "the workspace's kind",
+    )
+    full_workers: int = Field(
+        4,
+        ge=1,
+        le=64,
+        description="concurrent blocks in CPython, for each depth of agents; further ones wait",
+    )
+    agents_depth: int = Field(
+        1, ge=0, le=4, description="maximum nesting of agents.run; 0: no sub-agents"
+    )
+    agents_fan_out: int = Field(6, ge=1, le=64, description="sub-agents of one block")
+    agents_turns: int = Field(6, ge=1, le=50, description="turns of a sub-agent")
+
+
+class WasmSettings(Section):
+    """The operator's tools as WebAssembly modules; see docs/tools.md. The file of a tool may lower
+    its time limit, but not raise any limit.
+    """
+
+    folder: Path | None = Field(
+        None, description="contains name.wasm and name.yaml of each tool; empty: there are none"
+    )
+    fuel: int = Field(
+        10_000_000_000, ge=1000, description="approximate number of instructions of one run"
+    )
+    memory_bytes: int = Field(256_000_000, ge=65_536, description="linear memory of one run")
+    instances: int = Field(
+        4, ge=1, description="maximum number of instances, of tables and of memories of one run"
+    )
+    module_bytes: int = Field(
+        20_000_000, ge=8, description="size of a module's file; a larger one prevents the start"
+    )
+
+
+class WorkspaceSections(BaseModel):
+    """The settings that the package `workspace` gets."""
+
+    data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("moothall")))
+    workspace: WorkspaceSettings = WorkspaceSettings()
+    jobs: JobSettings = JobSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    code: CodeSettings = CodeSettings()
+    runner: RunnerSettings = RunnerSettings()
+    wasm: WasmSettings = WasmSettings()
