@@ -53,8 +53,8 @@ def missing() -> str:
 async def run(*command: str) -> None:
     """Run a command that must succeed."""
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    _, said = await process.communicate()
-    assert process.returncode == 0, f"{' '.join(command)}: {said.decode()}"
+    _, stderr = await process.communicate()
+    assert process.returncode == 0, f"{' '.join(command)}: {stderr.decode()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +176,13 @@ async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> Asyn
         stderr=asyncio.subprocess.STDOUT,
     )
     assert process.stdout is not None
-    said = b""
+    output = b""
     try:
         async with asyncio.timeout(180):
-            while b"Ray runtime started" not in said:
+            while b"Ray runtime started" not in output:
                 line = await process.stdout.readline()
-                assert line, f"the node did not start: {said.decode()}"
-                said += line
+                assert line, f"the node did not start: {output.decode()}"
+                output += line
         drain = asyncio.ensure_future(process.stdout.read())
         yield Node(process)
     finally:

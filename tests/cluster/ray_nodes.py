@@ -53,13 +53,13 @@ async def growing_nodes(
         async with asyncio.timeout(240):
             while not (line := await process.stdout.readline()).startswith(b"{"):
                 assert line, "the cluster did not start"
-        told = json.loads(line)
+        node = json.loads(line)
         # Beside its sessions Ray writes where it is; a machine that never ran it has no /tmp/ray
         # for that.
         assert (folder / "ray" / "ray_current_cluster").is_file()
         yield (
-            told["address"],
-            psutil.Process(told["raylet"]),
+            node["address"],
+            psutil.Process(node["raylet"]),
             functools.partial(process.stdin.write, b"add\n"),
         )
     finally:

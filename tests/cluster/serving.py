@@ -15,16 +15,16 @@ from moothall.testing.model import ScriptedModel
 async def until_serving(server: asyncio.subprocess.Process) -> int:
     """Wait until it serves, and return the port of gRPC."""
     assert server.stderr is not None
-    said = b""
+    output = b""
     try:
         async with asyncio.timeout(240):
-            while (found := re.search(rb"serving gRPC on \S+:(\d+)", said)) is None:
+            while (found := re.search(rb"serving gRPC on \S+:(\d+)", output)) is None:
                 line = await server.stderr.readline()
-                assert line, said.decode()
-                said += line
+                assert line, output.decode()
+                output += line
     except TimeoutError:
         server.terminate()
-        raise AssertionError(f"it did not serve within four minutes: {said.decode()}") from None
+        raise AssertionError(f"it did not serve within four minutes: {output.decode()}") from None
     return int(found[1])
 
 
@@ -63,5 +63,7 @@ async def until_begun(model: ScriptedModel, count: int, *data_dirs: Path) -> Non
                 await asyncio.sleep(0.05)
     except TimeoutError:
         logs = [path for folder in data_dirs for path in sorted(folder.glob("logs/*.log"))]
-        said = "\n".join(f"{path}:\n{path.read_text(errors='replace')[-4000:]}" for path in logs)
-        raise AssertionError(f"{count} deliberations did not begin\n{said}") from None
+        log_text = "\n".join(
+            f"{path}:\n{path.read_text(errors='replace')[-4000:]}" for path in logs
+        )
+        raise AssertionError(f"{count} deliberations did not begin\n{log_text}") from None

@@ -58,9 +58,9 @@ def one_machine(folder: Path, model: ScriptedModel) -> Command:
 @pytest_asyncio.fixture(loop_scope="session")
 async def folder() -> AsyncIterator[Path]:
     """A folder with a short name, for Ray's sockets."""
-    made = Path(tempfile.mkdtemp(prefix="mh-", dir="/tmp"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
+    path = Path(tempfile.mkdtemp(prefix="mh-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
@@ -104,7 +104,7 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
                     [await one.reaches(host, port) for host in ("127.0.0.1", apart.HOUSE)]
                 )
             ask = ("deliberate", "--repo", str(repo.path), "--json", "--task-id")
-            asked = [
+            deliberations = [
                 group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")
             ]
             await until_begun(model, 2, data, *(one.sees(data) for one in machines))
@@ -117,7 +117,7 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
                 "two",
             ]
             nodes[1].kill()
-        for done in (task.result() for task in asked):
+        for done in (task.result() for task in deliberations):
             assert done.code == 0, done.err
             assert done.document["proven"] is True
         verified = await command("audit", "verify")

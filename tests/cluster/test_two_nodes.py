@@ -59,14 +59,14 @@ async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path:
         async with serving(command), asyncio.TaskGroup() as group:
             assert len(hosts_below(second)) == 1  # they are spread
             ask = ("deliberate", "--repo", str(repo), "--json", "--task-id")
-            asked = [
+            deliberations = [
                 group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")
             ]
             await until_begun(model, 2, tmp_path / "data")
             for child in (second, *descendants(second.pid)):
                 with suppress(psutil.NoSuchProcess):
                     child.send_signal(signal.SIGKILL)
-        for done in (task.result() for task in asked):
+        for done in (task.result() for task in deliberations):
             assert done.code == 0, done.err
             assert done.document["proven"] is True
             assert git(repo, "branch", "--list", done.document["branch"])
@@ -165,8 +165,8 @@ async def end(process: asyncio.subprocess.Process) -> None:
 
 def answers(port: int) -> bool:
     """Whether somebody listens on loopback."""
-    with socket.socket() as asked:
-        return asked.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_a_head_that_is_replaced_by_another_ends_serving_with_a_word(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_a_head_that_is_replaced_by_another_ends_serving_with_a_word(tmp_p
             await until_serving(server)
         assert server.stderr is not None
         async with a_head(folder, port), asyncio.timeout(240):
-            said = await server.stderr.read()
+            stderr = await server.stderr.read()
             assert await server.wait() == 2
-    assert b"another head answers at its address" in said, said.decode()
+    assert b"another head answers at its address" in stderr, stderr.decode()
     shutil.rmtree(folder, ignore_errors=True)

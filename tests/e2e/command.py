@@ -44,9 +44,9 @@ def task_of(body: dict[str, Any]) -> str:
     """Return the task in a prompt, or all of it where there is none. What is known of its story
     tells of other tasks too.
     """
-    said = "\n".join(str(message["content"]) for message in body["messages"])
-    found = re.search(r"(?s)--- the task \[(\w+)\] ---\n(.*?)\n--- end \[\1\] ---", said)
-    return found[2] if found else said
+    prompt = "\n".join(str(message["content"]) for message in body["messages"])
+    found = re.search(r"(?s)--- the task \[(\w+)\] ---\n(.*?)\n--- end \[\1\] ---", prompt)
+    return found[2] if found else prompt
 
 
 def scripted(propose: Answer) -> Answer:
@@ -60,8 +60,8 @@ def scripted(propose: Answer) -> Answer:
             )
         if phase in {"critique", "verify"}:
             return json.dumps({"score": 7, "met": [], "unmet": [], "comment": "reads well"})
-        said = propose(body, headers)
-        return said if isinstance(said, Reply) else await said
+        reply = propose(body, headers)
+        return reply if isinstance(reply, Reply) else await reply
 
     return answer
 

@@ -28,14 +28,14 @@ async def command(
     command = Command(tmp_path_factory.mktemp("house"), model.base_url)
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
-    said: list[str] = []
+    lines: list[str] = []
     async with asyncio.timeout(120):
         while line := (await server.stderr.readline()).decode():
-            said.append(line)
+            lines.append(line)
             if line.startswith("serving gRPC on"):
                 break
         else:
-            pytest.fail("serve ended: " + "".join(said))
+            pytest.fail("serve ended: " + "".join(lines))
     drain = asyncio.ensure_future(server.stderr.read())
     command.served_at = line.split()[3].rstrip(";")
     command.server_pid = server.pid

@@ -81,14 +81,14 @@ async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> Asyn
     """Serve until the context ends; then the signal `end` ends it."""
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
-    said: list[str] = []
+    lines: list[str] = []
     async with asyncio.timeout(180):
         while line := (await server.stderr.readline()).decode():
-            said.append(line)
+            lines.append(line)
             if line.startswith("serving gRPC on"):
                 break
         else:
-            raise AssertionError("serve ended: " + "".join(said))
+            raise AssertionError("serve ended: " + "".join(lines))
     drain = asyncio.ensure_future(server.stderr.read())
     command.served_at = line.split()[3].rstrip(";")
     try:
@@ -96,12 +96,12 @@ async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> Asyn
             web = next(
                 (
                     line.split()[3].rstrip(":")
-                    for line in said
+                    for line in lines
                     if line.startswith("serving HTTP on")
                 ),
                 "",
             )
-            link = next((line.split()[-1] for line in said if "/sign-in?link=" in line), "")
+            link = next((line.split()[-1] for line in lines if "/sign-in?link=" in line), "")
             yield Served(command, server.pid, channel, web, link)
     finally:
         ended = server.returncode

@@ -54,12 +54,12 @@ async def test_what_a_session_knows_outlives_a_house_that_is_killed(tmp_path: Pa
         async with served(command) as app:
             assert (await ask(app, "And doubled?")).result == "Eight."
             read = await ask(app, "", READ)
-    told = model.requests[0].prompt
+    prompt = model.requests[0].prompt
     assert (
-        told.index("- What is 2 + 2?")
-        < told.index("- Four.")
-        < told.index('"customer": "Ada"')
-        < told.index("And doubled?")
+        prompt.index("- What is 2 + 2?")
+        < prompt.index("- Four.")
+        < prompt.index('"customer": "Ada"')
+        < prompt.index("And doubled?")
     )
     assert read.status == common.STATUS_CODE_ERROR, (
         "its workspace went with the server, and begins anew"

@@ -98,7 +98,7 @@ WORK = {
 def work(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
     """What each agent's seats do: each writes what its objective says."""
     prompt = "\n".join(str(message["content"]) for message in body["messages"])
-    return next(said for words, said in WORK.items() if words in prompt)
+    return next(reply for words, reply in WORK.items() if words in prompt)
 
 
 async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_than_four_at_once(
@@ -109,12 +109,14 @@ async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_t
     specs = load([EXAMPLES]).specs.values()
     assert {spec.name for spec in specs} == NAMES
     for spec in specs:
-        for said in spec.validations:
-            argv = [sys.executable if word == "python" else word for word in shlex.split(said)]
+        for validation in spec.validations:
+            argv = [
+                sys.executable if word == "python" else word for word in shlex.split(validation)
+            ]
             red = await asyncio.to_thread(
                 subprocess.run, argv, cwd=repo, capture_output=True, check=False
             )
-            assert red.returncode, f"{spec.name} is green before anybody has worked: {said}"
+            assert red.returncode, f"{spec.name} is green before anybody has worked: {validation}"
     async with scripted_model(scripted(work)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         done = await command(
@@ -205,14 +207,14 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
     for name, text in (("late", LATE), ("nosy", NOSY)):
         (files / f"{name}.yaml").write_text(text, encoding="utf-8")
 
-    async def said(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
+    async def answer_slowly(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
         if "Take your time" in str(body["messages"]):
             await asyncio.Event().wait()
         if "not granted" in str(body["messages"]):
             return '{"thought": "", "finish": "I may not."}'
         return write(done_txt="x\n")
 
-    async with scripted_model(scripted(said)) as model:
+    async with scripted_model(scripted(answer_slowly)) as model:
         command = Command(
             tmp_path / "data", model.base_url, QUICK | {"MOOTHALL_LIMITS__GRACE_SECONDS": "1"}
         )
@@ -242,13 +244,13 @@ async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goe
 ) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
-    asked = asyncio.Event()
+    called = asyncio.Event()
     let = asyncio.Event()
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         """A first turn that changes nothing and waits to be let; then the work."""
-        if not asked.is_set():
-            asked.set()
+        if not called.is_set():
+            called.set()
             await let.wait()
             return turn("files.list")
         return work(body, headers)
@@ -267,7 +269,7 @@ async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goe
         )
         first = await command.start(*run)
         async with asyncio.timeout(120):
-            await asked.wait()
+            await called.wait()
         paused = await command("agents", "pause", "build")
         assert (paused.code, paused.out.split(": ")[1]) == (0, "paused\n"), paused.err
         assert "was paused already" in (await command("agents", "pause", "build")).out
@@ -295,10 +297,10 @@ async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goe
 async def test_stopped_from_another_shell_it_ends_and_is_not_made_again(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
-    asked = asyncio.Event()
+    called = asyncio.Event()
 
     async def never(*_: Any) -> str:
-        asked.set()
+        called.set()
         await asyncio.Event().wait()
         return ""
 
@@ -308,7 +310,7 @@ async def test_stopped_from_another_shell_it_ends_and_is_not_made_again(tmp_path
             "agents", "run", str(EXAMPLES / "refactoring.yaml"), "--repo", str(repo), "--json"
         )
         async with asyncio.timeout(120):
-            await asked.wait()
+            await called.wait()
         stopped = await command("agents", "stop", "refactoring")
         assert (stopped.code, "cancelled" in stopped.out) == (0, True), stopped.err
         async with asyncio.timeout(120):

@@ -61,23 +61,25 @@ async def test_thirty_agents_are_never_more_than_four_at_once(tmp_path: Path) ->
         done = await command(*run, seconds=1800)
         assert done.code == 0, done.out + done.err
         listed = await command("list", "--json", "--limit", "100")
-        told = await command("log", "tail", "--json")
+        tail = await command("log", "tail", "--json")
     assert {end["state"] for end in done.document["agents"]} == {"completed"}
     tasks = listed.document["tasks"]
     assert (len(tasks), most_at_once(tasks)) == (COUNT, AT_ONCE)
     assert ready == {task["task_id"] for task in tasks}
-    events = [json.loads(line) for line in told.out.splitlines()]
+    events = [json.loads(line) for line in tail.out.splitlines()]
     steps = [
         event["data"]
         for event in events
         if event["type"] == "moothall.agent.progress" and _agent(event["data"])
     ]
-    by_agent = {agent: [*said] for agent, said in groupby(sorted(steps, key=_agent), _agent)}
+    by_agent = {
+        agent: [*agent_steps] for agent, agent_steps in groupby(sorted(steps, key=_agent), _agent)
+    }
     assert len(by_agent) == COUNT
-    for said in by_agent.values():
-        progress = [one["progress"] for one in said]
+    for agent_steps in by_agent.values():
+        progress = [one["progress"] for one in agent_steps]
         assert progress == sorted(progress)
-        assert (progress[-1], said[-1]["metrics"]["turns"] >= 1) == (1.0, True)
+        assert (progress[-1], agent_steps[-1]["metrics"]["turns"] >= 1) == (1.0, True)
 
 
 def _agent(data: Mapping[str, Any]) -> str:

@@ -30,8 +30,8 @@ async def test_what_is_brought_back_is_what_was_kept(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     before = Command(tmp_path / "before", command.model_url)
-    asked = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
-    task = (await before(*asked, "Add hello_world()")).document["task_id"]
+    arguments = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
+    task = (await before(*arguments, "Add hello_world()")).document["task_id"]
     run("czf", before.data_dir, tmp_path)
 
     after = Command(tmp_path / "after", command.model_url)
@@ -48,6 +48,6 @@ async def test_what_is_brought_back_is_what_was_kept(
         assert now.out == was.out, words
     audit = await after("audit", "verify")
     assert audit.out.strip().endswith("whole"), audit.out
-    again = await after(*asked, "Add hello_world() once more")
+    again = await after(*arguments, "Add hello_world() once more")
     assert again.code == 0, again.err
     assert again.document["task_id"] != task

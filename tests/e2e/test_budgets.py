@@ -28,9 +28,9 @@ async def _process(url: str, number: int) -> dict[str, int]:
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(TESTS)}
     )
-    said, _ = await process.communicate()
+    stdout, _ = await process.communicate()
     assert process.returncode == 0
-    found: dict[str, int] = json.loads(said)
+    found: dict[str, int] = json.loads(stdout)
     return found
 
 

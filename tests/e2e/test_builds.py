@@ -108,13 +108,13 @@ async def test_what_a_build_installs_is_on_the_path_and_no_runner_uses_what_test
         "path": ("/env/bin/python", "-c", "import installed; print(installed.x)"),
     }
     async with local(tmp_path, {"test_a.py": PLANTS}) as app:
-        made = await app.preparer.prepare(
+        prepared = await app.preparer.prepare(
             app.base(setup=(("true",),), checks=checks, builds=(BuildStep(build),))
         )
-    assert made.runs["path"].output == "1\n"
-    assert made.runs["tests"].cases["test_a.py::test_a"] == "failed"
-    assert made.runs["tests"].cases["/tmp/moothall-site/pytest.py"] == "errored"
-    assert "test_a.py::test_b" not in made.runs["tests"].cases
+    assert prepared.runs["path"].output == "1\n"
+    assert prepared.runs["tests"].cases["test_a.py::test_a"] == "failed"
+    assert prepared.runs["tests"].cases["/tmp/moothall-site/pytest.py"] == "errored"
+    assert "test_a.py::test_b" not in prepared.runs["tests"].cases
 
 
 async def test_an_honest_patch_to_compiled_code_is_proven_and_one_that_does_not_build_is_refused(

@@ -28,8 +28,8 @@ from support.accounts import App, refused, served
 pytestmark = pytest.mark.e2e
 
 
-def make_keys(*said: str) -> None:
-    done = CliRunner().invoke(main, ["bus", "keys", *said])
+def make_keys(*arguments: str) -> None:
+    done = CliRunner().invoke(main, ["bus", "keys", *arguments])
     assert done.exit_code == 0, done.output
     assert "accounts.conf" in done.output
 
@@ -104,18 +104,18 @@ async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("text", "why"),
     [
         (None, "No such file or directory; name the accounts.conf"),
         ("port: 4222\n", "is not the accounts.conf that"),
     ],
 )
 def test_what_is_renewed_must_be_an_accounts_conf_of_ours(
-    tmp_path: Path, said: str | None, why: str
+    tmp_path: Path, text: str | None, why: str
 ) -> None:
     conf = tmp_path / "accounts.conf"
-    if said is not None:
-        conf.write_text(said, encoding="utf-8")
+    if text is not None:
+        conf.write_text(text, encoding="utf-8")
     done = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "new"), "--renew", str(conf)])
     assert done.exit_code == 2
     assert why in done.output
@@ -133,8 +133,11 @@ async def test_a_link_hears_and_answers_its_own_host(app: App) -> None:
         open_core_messages(app.services, app.url) as host,
         open_core_messages(app.link("job-1"), app.url) as link,
     ):
-        asked, answered = link.hear("job-1-in"), host.hear("job-1-out")
-        first, second = asyncio.ensure_future(anext(asked)), asyncio.ensure_future(anext(answered))
+        requests, answered = link.hear("job-1-in"), host.hear("job-1-out")
+        first, second = (
+            asyncio.ensure_future(anext(requests)),
+            asyncio.ensure_future(anext(answered)),
+        )
         await asyncio.sleep(0.2)  # until both are heard
         await host.send("job-1-in", b"ask")
         assert await first == b"ask"

@@ -41,15 +41,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 MB."""
     place = tmp_path / "disk"
     place.mkdir()
-    made = subprocess.run(
+    completed = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)],
         capture_output=True,
         check=False,
     )
-    if made.returncode:
+    if completed.returncode:
         pytest.skip(
             "a disk that can be filled needs the right to mount a tmpfs; run as root: "
-            f"{made.stderr.decode().strip()}"
+            f"{completed.stderr.decode().strip()}"
         )
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)

@@ -356,8 +356,8 @@ async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(
             group = await stack.enter_async_context(asyncio.TaskGroup())
             holding = group.create_task(bus.consume("host-dev", hold))
             stack.callback(holding.cancel)
-            asked = new_event(EventType.DELIBERATION_REQUESTED, "task-1", {"task_id": "task-1"})
-            await bus.enqueue(Channel.WORK.of("dev"), asked, fresh=True)
+            request = new_event(EventType.DELIBERATION_REQUESTED, "task-1", {"task_id": "task-1"})
+            await bus.enqueue(Channel.WORK.of("dev"), request, fresh=True)
             await held.get()
         # The next listens elsewhere: whoever holds the work hears nothing of it.
         url = await stack.enter_async_context(embedded_server(settings, tmp_path))

@@ -40,7 +40,7 @@ class Three:
         """Start one with keys, on what it stored before."""
         others = ", ".join(f"nats://127.0.0.1:{port}" for port in self.routes)
         store = json.dumps(str(self.folder / f"js-{number}"))
-        said = (
+        config = (
             f"listen: 127.0.0.1:{self.ports[number]}\nserver_name: nats-{number}\njetstream {{ "
             f"store_dir: {store} }}\n"
             f"cluster {{ name: moothall, listen: 127.0.0.1:{self.routes[number]}, routes: "
@@ -48,7 +48,7 @@ class Three:
         )
         conf = self.folder / f"{number}.conf"
         conf.write_text(
-            said + (keys / "accounts.conf").read_text(encoding="utf-8"), encoding="utf-8"
+            config + (keys / "accounts.conf").read_text(encoding="utf-8"), encoding="utf-8"
         )
         log = str(self.folder / f"{number}.log")
         self.running[number] = await asyncio.create_subprocess_exec(
@@ -86,18 +86,18 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
     turn = new_event(EventType.SEAT_TURN, "t", {"task_id": "t", "turn": 1}, ordinal=1)
     async with AsyncExitStack() as stack:
         # Who decides is first: it makes the streams, for which the others would wait.
-        decides, door, host = [
+        decides, api, host = [
             await stack.enter_async_context(open_bus(settings, str(settings.url)))
             for settings in (
                 three.of(old, name, number)
                 for number, name in enumerate(("collector", "api", "hosts"))
             )
         ]
-        asked = new_event(
+        request = new_event(
             EventType.DELIBERATION_REQUESTED, "t", {"task_id": "t", "description": "x" * 300_000}
         )
-        await door.create(asked)
-        await door.enqueue(Channel.WORK.of("dev"), asked)
+        await api.create(request)
+        await api.enqueue(Channel.WORK.of("dev"), request)
         done = asyncio.Event()
 
         async def handle(_: object) -> None:
@@ -114,12 +114,13 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
             ]
             await done.wait()
             assert [
-                said async for said in door.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 2)
+                host_state
+                async for host_state in api.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 2)
             ] == [{"host": "one"}]
             for task in working:
                 task.cancel()
         assert [one.event.id async for one in decides.replay([Channel.RESULTS.of("t")])] == [
-            asked.id,
+            request.id,
             turn.id,
         ]
     accounts.make(new, old / "accounts.conf")
@@ -132,7 +133,7 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
     services = three.of(new, "services")
     async with open_bus(services, str(services.url)) as bus:
         assert [one.event.id async for one in bus.replay([Channel.RESULTS.of("t")])] == [
-            asked.id,
+            request.id,
             turn.id,
         ]
         await bus.publish(

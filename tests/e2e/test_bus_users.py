@@ -36,7 +36,7 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
 
 
 @pytest.fixture
-async def made(app: App) -> AsyncIterator[JetStreamBus]:
+async def decider(app: App) -> AsyncIterator[JetStreamBus]:
     """The bus of who decides, who has made the streams."""
     async with open_bus(app.of("collector"), app.url) as bus:
         yield bus
@@ -51,16 +51,16 @@ async def test_who_decides_makes_the_streams_and_the_others_find_them(app: App) 
             await stack.enter_async_context(open_bus(app.of(name), app.url))
 
 
-async def test_an_event_goes_from_role_to_role(app: App, made: JetStreamBus) -> None:
+async def test_an_event_goes_from_role_to_role(app: App, decider: JetStreamBus) -> None:
     async with (
-        open_bus(app.of("api"), app.url) as door,
+        open_bus(app.of("api"), app.url) as api,
         open_bus(app.of("hosts"), app.url) as host,
     ):
-        asked = new_event(
+        request = new_event(
             EventType.DELIBERATION_REQUESTED, "t", {"task_id": "t", "description": "x" * 300_000}
         )  # as a blob
-        await door.create(asked)
-        await door.enqueue(Channel.WORK.of("dev"), asked)
+        await api.create(request)
+        await api.enqueue(Channel.WORK.of("dev"), request)
         taken: asyncio.Queue[str] = asyncio.Queue()
 
         async def handle(recorded: object) -> None:
@@ -76,19 +76,19 @@ async def test_an_event_goes_from_role_to_role(app: App, made: JetStreamBus) -> 
             working = group.create_task(host.consume("host-dev", handle))
             answering = group.create_task(host.answer(Channel.HOSTS.of("fleet"), state))
             assert "xxx" in await taken.get()
-            said = [
-                one async for one in door.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 1)
+            states = [
+                one async for one in api.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 1)
             ]
             working.cancel()
             answering.cancel()
-        assert said == [{"host": "one"}]
-        kinds = [one.event.type async for one in made.replay([Channel.RESULTS.of("t")])]
+        assert states == [{"host": "one"}]
+        kinds = [one.event.type async for one in decider.replay([Channel.RESULTS.of("t")])]
         assert kinds == [EventType.DELIBERATION_REQUESTED, EventType.SEAT_TURN]
-        assert (await made.state("WORK")).messages == 0
+        assert (await decider.state("WORK")).messages == 0
 
 
 async def test_a_caller_works_in_a_workspace_of_who_has_the_tools(
-    app: App, made: JetStreamBus, tmp_path: Path
+    app: App, decider: JetStreamBus, tmp_path: Path
 ) -> None:
     async with tool_house(
         tmp_path, {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}, at=app.of("tools")
@@ -97,9 +97,9 @@ async def test_a_caller_works_in_a_workspace_of_who_has_the_tools(
         written = await tools.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
         tests = await tools.call(opened, "tests.make", "r-2")
         assert (written.status, tests.status) == ("success", "success")
-        kinds = [one.event.type async for one in made.replay([Channel.TOOLS.all])]
+        kinds = [one.event.type async for one in decider.replay([Channel.TOOLS.all])]
         assert kinds == [EventType.TOOL_FINISHED] * 2
-    audit = [one.event.type async for one in made.replay([Channel.AUDIT.all])]
+    audit = [one.event.type async for one in decider.replay([Channel.AUDIT.all])]
     assert EventType.AUDIT_RECORDED in audit
 
 
@@ -183,7 +183,7 @@ async def test_nobody_hears_what_another_is_told_or_asked(app: App, who: str, su
 
 
 async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_the_house_is_asked(
-    app: App, made: JetStreamBus
+    app: App, decider: JetStreamBus
 ) -> None:
     heard: list[str] = []
 
@@ -192,42 +192,42 @@ async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_
 
     async with (
         connection(app.of("hosts"), app.url, on_lost=lambda: None) as host,
-        connection(app.of("api"), app.url, on_lost=lambda: None) as door,
+        connection(app.of("api"), app.url, on_lost=lambda: None) as api,
     ):
         await host.subscribe("repository.requests.*", cb=note)
         await host.flush()
         for who in ("house", "another"):
-            await door.publish(f"repository.requests.{who}", b"{}")
-        await door.flush()
+            await api.publish(f"repository.requests.{who}", b"{}")
+        await api.flush()
         async with asyncio.timeout(10):
             while not heard:
                 await asyncio.sleep(0.05)
     assert heard == ["repository.requests.another"]
 
 
-async def test_a_decision_among_what_seats_say_is_none(app: App, made: JetStreamBus) -> None:
+async def test_a_decision_among_what_seats_say_is_none(app: App, decider: JetStreamBus) -> None:
     decided = new_event(
         EventType.DELIBERATION_DECIDED, "t", {"task_id": "t", "status": "COMPLETED"}
     )
     async with open_bus(app.of("hosts"), app.url) as host:
         await host.put_raw("agent.results.t", encode(decided), message_id="forged")
-    assert (await made.state("EVENTS")).messages == 1
-    assert [one async for one in made.replay()] == []
+    assert (await decider.state("EVENTS")).messages == 1
+    assert [one async for one in decider.replay()] == []
     heard: list[str] = []
 
     async def handle(recorded: object) -> None:
         heard.append(str(recorded))
 
     async with asyncio.TaskGroup() as group:
-        working = group.create_task(made.consume("collector", handle))
+        working = group.create_task(decider.consume("collector", handle))
         async with asyncio.timeout(20):
-            while (await made.state("DEAD")).messages < 1:
+            while (await decider.state("DEAD")).messages < 1:
                 await asyncio.sleep(0.05)
         working.cancel()
     assert heard == []
 
 
-async def test_a_consumer_carries_nothing_into_the_log(app: App, made: JetStreamBus) -> None:
+async def test_a_consumer_carries_nothing_into_the_log(app: App, decider: JetStreamBus) -> None:
     """The server delivers for a consumer only where somebody hears; no role may hear a subject that
     is stored, see above.
     """
@@ -240,13 +240,13 @@ async def test_a_consumer_carries_nothing_into_the_log(app: App, made: JetStream
             ("agent.responses.t", "agent.requests.dev", "$KV.deliberations.t")
         ):
             config = {"name": f"c{number}", "deliver_subject": deliver, "ack_policy": "none"}
-            asked = json.dumps({"stream_name": "KV_budgets", "config": config}).encode()
-            answer = await client.request(f"$JS.API.CONSUMER.CREATE.KV_budgets.c{number}", asked)
+            payload = json.dumps({"stream_name": "KV_budgets", "config": config}).encode()
+            answer = await client.request(f"$JS.API.CONSUMER.CREATE.KV_budgets.c{number}", payload)
             assert json.loads(answer.data)["config"]["deliver_subject"] == deliver
         await asyncio.sleep(1)
-    assert (await made.state("KV_budgets")).messages == 1
+    assert (await decider.state("KV_budgets")).messages == 1
     for stream in ("EVENTS", "WORK", "KV_deliberations"):
-        assert (await made.state(stream)).messages == 0
+        assert (await decider.state(stream)).messages == 0
 
 
 def test_every_stored_subject_is_somebodys_to_send() -> None:

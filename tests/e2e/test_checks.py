@@ -114,7 +114,7 @@ async def test_make_is_one_case_and_junit_files_tell_more(tmp_path: Path) -> Non
         async with app.workspaces.open(prepared, "a") as workspace:
             red = await workspace.check("tests")
         async with app.workspaces.open(writes, "b") as workspace:
-            told = await workspace.check("tests")
+            run = await workspace.check("tests")
     assert (red.verdict, red.cases) == (Verdict.FAILED, {})
-    assert told.cases == {"a.B::x": "passed", "a.B::y": "failed"}
-    assert told.details == {"a.B::y": "no"}
+    assert run.cases == {"a.B::x": "passed", "a.B::y": "failed"}
+    assert run.details == {"a.B::y": "no"}

@@ -98,8 +98,8 @@ async def test_doctor_says_what_would_mend_it(tmp_path: Path) -> None:
 
 
 async def test_the_log_and_the_audit_tell_what_happened(command: Command) -> None:
-    asked = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
-    task_id = asked.document["task_id"]
+    deliberated = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
+    task_id = deliberated.document["task_id"]
     done = await command("log", "tail", "--task", task_id, "--json")
     events = [json.loads(line) for line in done.out.splitlines()]
     assert [event["type"] for event in events][:2] == [
@@ -138,11 +138,11 @@ async def test_an_older_genuine_audit_that_is_put_back_is_found(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     alone = Command(tmp_path / "data", command.model_url)
-    asked = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
-    assert (await alone(*asked, "Add hello_world()")).code == 0
+    arguments = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
+    assert (await alone(*arguments, "Add hello_world()")).code == 0
     audit, older = alone.data_dir / "audit", tmp_path / "older"
     shutil.copytree(audit, older)
-    assert (await alone(*asked, "Add hello_world(), again")).code == 0
+    assert (await alone(*arguments, "Add hello_world(), again")).code == 0
     whole = await alone("audit", "verify")
     assert whole.code == 0, whole.out
     shutil.rmtree(audit)
@@ -199,17 +199,19 @@ async def test_a_disabled_tool_is_off_until_it_is_enabled(command: Command) -> N
 
 
 async def test_a_task_is_listed_shown_applied_and_removed(command: Command, repo: Path) -> None:
-    asked = await command("deliberate", "--agents", "1", "--json", "Add hello_world()", cwd=repo)
-    assert asked.code == 0, asked.err
-    task_id = asked.document["task_id"]
+    deliberated = await command(
+        "deliberate", "--agents", "1", "--json", "Add hello_world()", cwd=repo
+    )
+    assert deliberated.code == 0, deliberated.err
+    task_id = deliberated.document["task_id"]
     listed = (await command("list", "--json")).document
     assert listed["tasks"][0]["task_id"] == task_id
     assert (listed["version"], listed["served"]) == (1, True)
     shown = await command("show", task_id)
     assert "Winner: agent-dev-001" in shown.out, shown.err
-    assert (await command("show", task_id, "--json")).document == asked.document
+    assert (await command("show", task_id, "--json")).document == deliberated.document
     diff = await command("diff", task_id, "1")
-    assert diff.out == asked.document["results"][0]["diff"]
+    assert diff.out == deliberated.document["results"][0]["diff"]
     applied = await command("apply", task_id, cwd=repo)
     assert applied.code == 0, applied.err
     assert "hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")
@@ -283,8 +285,8 @@ async def test_a_repository_that_cannot_have_a_file_of_ours_is_set_up_as_the_com
     tmp_path: Path, repo: Path
 ) -> None:
     alone = Command(tmp_path / "data")
-    said = ("--setup", "pip install pytest", "--check", "units=python -m pytest -q tests")
-    added = await alone("repo", "add", str(repo), "--id", "app", *said)
+    options = ("--setup", "pip install pytest", "--check", "units=python -m pytest -q tests")
+    added = await alone("repo", "add", str(repo), "--id", "app", *options)
     assert added.code == 0, added.err
     done = await alone("check", "app", "--json")
     assert done.code == 0, done.err

@@ -166,7 +166,7 @@ async def test_the_other_protocols(command: Command, repo: Path, protocol: str) 
 
 
 @pytest.mark.parametrize(
-    ("args", "wanted"),
+    ("args", "message"),
     [
         (("--role", "wizard", TASK), "unknown role 'wizard'; the roles are dev, qa"),
         (("--agents", "10000", TASK), "'--agents': 10000 is not in the range 1 to 16"),
@@ -178,11 +178,11 @@ async def test_the_other_protocols(command: Command, repo: Path, protocol: str) 
     ],
 )
 async def test_a_wrong_request_is_named(
-    command: Command, args: tuple[str, ...], wanted: str
+    command: Command, args: tuple[str, ...], message: str
 ) -> None:
     done = await command("deliberate", *args)
     assert done.code == 2
-    assert wanted in done.err
+    assert message in done.err
     assert "Traceback" not in done.err
 
 
@@ -193,7 +193,7 @@ async def test_a_repository_that_cannot_be_used_is_named(
     empty.mkdir()
     unborn = tmp_path / "unborn"
     git(tmp_path, "init", "-q", str(unborn))
-    for where, ref, wanted in (
+    for where, ref, message in (
         (str(tmp_path / "nowhere"), "", "nowhere"),
         (str(empty), "", "not a git repository"),
         (str(unborn), "", "no commits"),
@@ -202,7 +202,7 @@ async def test_a_repository_that_cannot_be_used_is_named(
     ):
         done = await command("deliberate", "--repo", where, "--ref", ref, TASK)
         assert done.code == 2, (where, done.err)
-        assert wanted in done.err
+        assert message in done.err
         assert "Traceback" not in done.err
 
 

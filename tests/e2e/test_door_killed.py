@@ -79,13 +79,15 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def watch(app: Served, told: list[pb.DeliberationUpdate]) -> None:
+async def watch(app: Served, updates: list[pb.DeliberationUpdate]) -> None:
     """Take what is told of the task after what was told before."""
-    asked = pb.WatchDeliberationRequest(task_id=TASK.task_id, after_seq=told[-1].seq if told else 0)
-    known = {update.event.id for update in told}
-    async for update in app.stub().WatchDeliberation(asked):
+    request = pb.WatchDeliberationRequest(
+        task_id=TASK.task_id, after_seq=updates[-1].seq if updates else 0
+    )
+    known = {update.event.id for update in updates}
+    async for update in app.stub().WatchDeliberation(request):
         if update.event.id not in known:
-            told.append(update)  # noqa: PERF401 - each as it comes
+            updates.append(update)  # noqa: PERF401 - each as it comes
 
 
 async def poll(app: Served, statuses: list[int]) -> None:
@@ -130,7 +132,7 @@ async def create(app: Served, title: str) -> str:
 async def test_callers_of_a_door_that_is_killed_go_on_at_another(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
-    told: list[pb.DeliberationUpdate] = []
+    updates: list[pb.DeliberationUpdate] = []
     statuses: list[int] = []
     heard: list[tuple[str, str]] = []
     async with dependencies(tmp_path, model) as (bus, ends, (killed, other)):
@@ -141,9 +143,9 @@ async def test_callers_of_a_door_that_is_killed_go_on_at_another(
         first = await create(killed, "Export as CSV")
         left = [
             asyncio.create_task(one)
-            for one in (watch(killed, told), poll(killed, statuses), listen(killed, heard, 9))
+            for one in (watch(killed, updates), poll(killed, statuses), listen(killed, heard, 9))
         ]
-        await until(lambda: bool(told and statuses and heard))
+        await until(lambda: bool(updates and statuses and heard))
         await ends[0].aclose()  # with -9
         for broken in (calling, *left[:2]):
             with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -154,14 +156,14 @@ async def test_callers_of_a_door_that_is_killed_go_on_at_another(
         second = await create(other, "Export as ODS")
         async with asyncio.timeout(120), hosting(other), asyncio.TaskGroup() as group:
             again = group.create_task(_of(other.stub().Deliberate(TASK)))
-            for going_on in (watch(other, told), poll(other, statuses), listen(other, heard, 2)):
+            for going_on in (watch(other, updates), poll(other, statuses), listen(other, heard, 2)):
                 group.create_task(going_on)
         assert again.result().status == statuses[-1] == pb.DELIBERATION_STATUS_COMPLETED
         topics = [channel.of("team-a_waits") for channel in (Channel.RESULTS, Channel.RESPONSES)]
         async with aclosing(bus.replay(topics)) as records:
             recorded = [one.event async for one in records]
-        assert {event.id for event in recorded} <= {update.event.id for update in told}
-        assert len({update.event.id for update in told}) == len(told)
+        assert {event.id for event in recorded} <= {update.event.id for update in updates}
+        assert len({update.event.id for update in updates}) == len(updates)
         assert [event.type for event in recorded].count(EventType.DELIBERATION_DECIDED) == 1
         assert [event.type for event in recorded].count(EventType.DELIBERATION_REQUESTED) == 1
         assert [story for _, story in heard] == [first, second]

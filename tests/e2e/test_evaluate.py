@@ -178,13 +178,13 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
         assert process.returncode is None, (await process.communicate())[1].decode()
         process.kill()
         await process.communicate()
-        asked = len(right.requests)
+        calls = len(right.requests)
         first = results.read_text(encoding="utf-8")
         with results.open("a", encoding="utf-8") as file:
             file.write('{"task": "torn')  # a write that the kill cut off
         done = await command(*args, seconds=900)
         assert done.code == 0, done.err
-        assert len(right.requests) == asked
+        assert len(right.requests) == calls
         assert results.read_text(encoding="utf-8").startswith(first)
         again = await command(*args, "--report")
         harbor = tmp_path / "harbor"

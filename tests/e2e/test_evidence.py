@@ -374,10 +374,10 @@ async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
         tests, right = place.evaluator().author_tests, place.proposal(pool.right)
         wrong = [place.proposal(files, number) for number, files in enumerate(pool.wrong, 2)]
-        made = place.proposal(
+        proposal = place.proposal(
             {**pool.right, **written, "go.work": "go 1.19\n", "README.md": "new\n"}, 9
         )
-        patch = Patch("", "", made.diff, changed_files(made.diff), made.own_tests)
+        patch = Patch("", "", proposal.diff, changed_files(proposal.diff), proposal.own_tests)
         author = await trial.extract_tests(tests.runner, patch, "test-writer", "dev")
         verdicts = await trial.Trial(
             tests, author, [item.diff for item in (right, *wrong)]

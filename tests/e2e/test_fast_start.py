@@ -70,8 +70,8 @@ async def test_another_command_works_in_the_house_of_the_first(
         True
     ) == 1
     first.terminate()
-    _, said = await asyncio.wait_for(first.communicate(), 60)
-    assert first.returncode == 130, said.decode()
+    _, stderr = await asyncio.wait_for(first.communicate(), 60)
+    assert first.returncode == 130, stderr.decode()
 
 
 async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_end(
@@ -86,23 +86,25 @@ async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_e
         await (first_waits if "SECOND" in prompt else second_asked).wait()
         return by_task(body, headers)
 
-    asked = ("deliberate", "--text", "--agents", "1")
+    arguments = ("deliberate", "--text", "--agents", "1")
     async with scripted_model(answer) as model:
         command = Command(tmp_path / "data", model.base_url)
         reader, writer = os.pipe()
-        first = await command.start(*asked, "-v", "Write a HAIKU, the FIRST", stdout=writer)
+        first = await command.start(*arguments, "-v", "Write a HAIKU, the FIRST", stdout=writer)
         os.close(writer)
         os.close(reader)
         assert first.stderr is not None
-        said: list[str] = []
+        lines: list[str] = []
         try:
             async with asyncio.timeout(120):
                 while "takes its seat" not in (line := (await first.stderr.readline()).decode()):
-                    assert line, said
-                    said.append(line)
-                second = asyncio.create_task(command(*asked, "--json", "Write a HAIKU, the SECOND"))
+                    assert line, lines
+                    lines.append(line)
+                second = asyncio.create_task(
+                    command(*arguments, "--json", "Write a HAIKU, the SECOND")
+                )
                 while line := (await first.stderr.readline()).decode():
-                    said.append(line)
+                    lines.append(line)
                     if "other deliberation(s) are under way here" in line:
                         break
                 first_waits.set()
@@ -113,7 +115,7 @@ async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_e
             first_waits.set()
             if first.returncode is None:
                 first.kill()
-    assert done.code == 3, (done.err, said, rest)
+    assert done.code == 3, (done.err, lines, rest)
     assert first.returncode not in {0, None}
 
 
@@ -130,7 +132,7 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
             ("http://127.0.0.1:9/v1", {}, "nobody listens at 127.0.0.1:9"),
             ("http://no.such.name.invalid/v1", {}, "cannot be resolved"),
         )
-        for url, extra, said in (
+        for url, extra, message in (
             *(
                 away if args[0] != "serve" else ()
             ),  # which goes on, and says so: tests/hands/test_doors.py
@@ -144,7 +146,7 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
         ):
             done = await Command(tmp_path / "data", url, extra)(*args)
             assert done.code == 2, (url, done.err)
-            assert said in done.err
+            assert message in done.err
             assert "Traceback" not in done.err
             assert len(done.err.strip().splitlines()) == 1, done.err
     assert not (tmp_path / "data" / "bus").exists()  # nothing was started for it
@@ -167,8 +169,8 @@ async def test_a_model_server_that_still_starts_is_waited_for_where_that_is_wish
         ):
             assert line, "it ended"
     async with scripted_model(scripted(by_task), port=port):
-        _, said = await asyncio.wait_for(process.communicate(), 100)
-    assert process.returncode == 3, said.decode()
+        _, stderr = await asyncio.wait_for(process.communicate(), 100)
+    assert process.returncode == 3, stderr.decode()
 
 
 async def test_a_port_that_is_taken_ends_serve_before_anything_is_started(

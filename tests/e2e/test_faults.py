@@ -25,13 +25,13 @@ TASK = "Add hello_world() function to src/utils.py"
 
 async def until_said(stream: asyncio.StreamReader, word: str, seconds: float = 120) -> str:
     """Read lines until one has the word."""
-    said = ""
+    output = ""
     async with asyncio.timeout(seconds):
-        while word not in said:
+        while word not in output:
             line = (await stream.readline()).decode()
-            assert line, f"ended without {word!r}: {said}"
-            said += line
-    return said
+            assert line, f"ended without {word!r}: {output}"
+            output += line
+    return output
 
 
 @pytest.fixture(params=["process", "ray"])
@@ -112,9 +112,9 @@ async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
     await until_said(server.stderr, "serving gRPC on")
-    asked = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
-    assert asked.stderr is not None
-    await until_said(asked.stderr, "agent-dev-003")
+    client = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
+    assert client.stderr is not None
+    await until_said(client.stderr, "agent-dev-003")
     below = descendants(server.pid)
     hosts = [process for process in below if "ray::Host" in command_line(process)]
     assert hosts
@@ -127,7 +127,7 @@ async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
         }:  # else a host's child that is about to be another program
             process.suspend()
     server.kill()
-    await asyncio.gather(server.wait(), asked.communicate())
+    await asyncio.gather(server.wait(), client.communicate())
     async with served(command):
         ours = [
             process

@@ -29,11 +29,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-o", "loop", str(image), str(place)],
     )
     for command in commands:
-        made = subprocess.run(command, capture_output=True, check=False)
-        if made.returncode:
+        completed = subprocess.run(command, capture_output=True, check=False)
+        if completed.returncode:
             pytest.skip(
                 "a disk that can be filled needs the right to mount one; run as root: "
-                f"{made.stderr.decode().strip()}"
+                f"{completed.stderr.decode().strip()}"
             )
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
@@ -63,10 +63,10 @@ async def test_a_deliberation_asked_for_while_the_disk_is_full_ends_as_ever_when
     small_disk: Path,
 ) -> None:
     async with lane(small_disk / "lane") as here:
-        wanted = await here.run(Plan())
+        reference = await here.run(Plan())
         late = await full_meanwhile(here, small_disk)
         after = await here.run(Plan())
-    assert wanted.end is not None
-    assert wanted.trouble == []
+    assert reference.end is not None
+    assert reference.trouble == []
     for seen in (late, after):
-        assert (seen.end, seen.trouble, seen.repeated) == (wanted.end, [], [])
+        assert (seen.end, seen.trouble, seen.repeated) == (reference.end, [], [])

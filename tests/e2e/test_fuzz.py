@@ -123,10 +123,10 @@ def _processes(pid: int) -> set[int]:
 async def _fuzz_grpc(app: Served) -> Counter[grpc.StatusCode]:
     dice = random.Random(SEED)  # noqa: S311 - repeatable
     seen: Counter[grpc.StatusCode] = Counter()
-    room = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(method: Any, name: str, data: bytes) -> None:
-        async with room:
+        async with slots:
             seen[await _status(app, method, name, data)] += 1
 
     methods = list(SERVICE.methods)
@@ -246,7 +246,7 @@ def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
     something else.
     """
     honest = [(event.type, dict(event.data)) for event in full().events]
-    asked = dump(deliberation("task-fuzz", text=True, seats=("agent-dev-001",))) | {
+    request = dump(deliberation("task-fuzz", text=True, seats=("agent-dev-001",))) | {
         "request_digest": "x"
     }
     others: dict[EventType, dict[str, Any]] = {
@@ -288,7 +288,7 @@ def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
             case _:
                 kind, data = dice.choice(honest)
                 if subject.startswith("agent.requests"):
-                    kind, data = EventType.DELIBERATION_REQUESTED, asked
+                    kind, data = EventType.DELIBERATION_REQUESTED, request
                 data = _damaged(dice, {**data, "task_id": task})
                 event = new_event(
                     kind,

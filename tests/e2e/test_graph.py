@@ -80,12 +80,12 @@ async def test_what_came_before_is_the_context_of_the_next_task(
     )
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
     async with grpc.aio.insecure_channel(command.served_at) as channel:
-        told = await OrchestratorServiceStub(channel).GetTaskContext(
+        response = await OrchestratorServiceStub(channel).GetTaskContext(
             pb.GetTaskContextRequest(task_id=again.document["task_id"], role="DEV"),
             metadata=(("authorization", f"Bearer {token}"),),
         )
-    assert str(outcome["task_id"]) in told.context_text
-    assert "src/utils.py" in told.blocks.context
+    assert str(outcome["task_id"]) in response.context_text
+    assert "src/utils.py" in response.blocks.context
 
 
 async def test_what_a_caller_notes_is_told_and_kept(command: Command) -> None:
@@ -94,7 +94,7 @@ async def test_what_a_caller_notes_is_told_and_kept(command: Command) -> None:
     bearer = (("authorization", f"Bearer {token}"),)
     async with grpc.aio.insecure_channel(command.served_at) as channel:
         board, known = PlanningServiceStub(channel), ContextServiceStub(channel)
-        made = await board.CreateStory(
+        created = await board.CreateStory(
             planning.CreateStoryRequest(title="Note it", brief="b"), metadata=bearer
         )
         change = context.ContextChange(
@@ -103,22 +103,22 @@ async def test_what_a_caller_notes_is_told_and_kept(command: Command) -> None:
             entity_id="d-1",
             payload='{"text": "old format"}',
         )
-        asked = context.UpdateContextRequest(
-            story_id=made.story_id, role="dev", changes=[change], expected_version=0
+        request = context.UpdateContextRequest(
+            story_id=created.story_id, role="dev", changes=[change], expected_version=0
         )
-        assert (await known.UpdateContext(asked, metadata=bearer)).version == 1
+        assert (await known.UpdateContext(request, metadata=bearer)).version == 1
         with pytest.raises(grpc.aio.AioRpcError) as late:
-            await known.UpdateContext(asked, metadata=bearer)
+            await known.UpdateContext(request, metadata=bearer)
         assert late.value.code() is grpc.StatusCode.ABORTED
         assert await _eventually(
-            command, "neighbours", "label=Note", f"id={made.story_id}/decision/d-1"
+            command, "neighbours", "label=Note", f"id={created.story_id}/decision/d-1"
         )
         pack = await known.GetContext(
-            context.GetContextRequest(story_id=made.story_id, role="dev"), metadata=bearer
+            context.GetContextRequest(story_id=created.story_id, role="dev"), metadata=bearer
         )
         assert 'noted by local for dev: decision d-1: {"text": "old format"}' in pack.context
         bundle = context.RehydrateSessionRequest(
-            case_id=made.story_id, roles=["dev"], persist_bundle=True
+            case_id=created.story_id, roles=["dev"], persist_bundle=True
         )
         kept = await known.RehydrateSession(bundle, metadata=bearer)
         bundle.persist_bundle = False
@@ -170,8 +170,8 @@ async def test_without_a_server_the_command_answers_by_itself_and_a_rebuild_give
     assert rebuilt.document["same"] is True
     assert rebuilt.document["counts"] == before
     assert rebuilt.document["events"] > 20
-    said = await alone("graph", "rebuild")
-    assert "the graph is the same as before" in said.out
+    rebuild = await alone("graph", "rebuild")
+    assert "the graph is the same as before" in rebuild.out
     (alone.data_dir / "graph" / "context.kgl").write_bytes(digest("broken").encode())
     broken = await alone("graph", "show")
     assert broken.code == 2

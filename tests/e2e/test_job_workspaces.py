@@ -207,12 +207,12 @@ async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it
             with telemetry.bound(task_id="t1", tenant="team", seat=seat):
                 async with app.workspaces.open(prepared, seat):
                     await asyncio.sleep(0.1)
-        said = [
+        annotations = [
             [one.get(f"moothall/{what}") for what in ("task", "tenant", "seat")]
             for one in app.pods.labelled.values()
         ]
-    assert said[:2] == [["t1", "team", "first"], ["t1", "team", "second"]]
-    assert all(one == [None, None, None] for one in said[2:]), (
+    assert annotations[:2] == [["t1", "team", "first"], ["t1", "team", "second"]]
+    assert all(one == [None, None, None] for one in annotations[2:]), (
         "what is kept ready belongs to nobody"
     )
 
@@ -341,7 +341,7 @@ async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_chan
         "-c",
         "cat /env/made node_modules/x; echo spoilt > /env/made; echo spoilt > node_modules/x; true",
     )
-    said: list[list[str]] = [[], [], []]
+    messages: list[list[str]] = [[], [], []]
     async with AsyncExitStack() as stack:
         hosts = [
             await stack.enter_async_context(
@@ -353,7 +353,7 @@ async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_chan
         async def use(number: int) -> None:
             host = hosts[number]
             prepared = await host.preparer.prepare(
-                host.base(setup=setup, checks={"see": spoil}), said[number].append
+                host.base(setup=setup, checks={"see": spoil}), messages[number].append
             )
             assert prepared.runs["see"].output.startswith("made\nx\n")
             async with host.workspaces.open(prepared, "seat") as workspace:
@@ -367,9 +367,9 @@ async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_chan
             setup=(("sh", "-c", "echo other > /env/made"),), checks={"see": ("cat", "/env/made")}
         )
         assert (await hosts[2].preparer.prepare(other)).runs["see"].output == "other\n"
-    set_up = [sum(line.startswith("setting up") for line in heard) for heard in said]
+    set_up = [sum(line.startswith("setting up") for line in heard) for heard in messages]
     assert sorted(set_up) == [0, 0, 1]
-    assert ["another host has set it up" in heard for heard in said] == [
+    assert ["another host has set it up" in heard for heard in messages] == [
         not times for times in set_up
     ]
     assert set_up[2] == 0

@@ -212,8 +212,8 @@ async def test_checks_at_once_of_three_processes_all_pass_as_those_of_three_host
         )
         for number in range(3)
     ]
-    said = [(await process.communicate())[0].decode().split() for process in processes]
-    assert said == [["passed"] * 8] * 3
+    verdicts = [(await process.communicate())[0].decode().split() for process in processes]
+    assert verdicts == [["passed"] * 8] * 3
 
 
 async def test_the_seconds_of_a_check_begin_when_it_has_a_slot(tmp_path: Path) -> None:

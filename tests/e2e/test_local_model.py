@@ -41,15 +41,15 @@ WINDOW = 4096
 
 
 @pytest.fixture(scope="module")
-def said() -> list[str]:
+def progress() -> list[str]:
     return []
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url(said: list[str]) -> AsyncIterator[str]:
+async def url(progress: list[str]) -> AsyncIterator[str]:
     settings = load_settings()
     llm = settings.llm.model_copy(update={"context_tokens": WINDOW, "local_slots": 3})
-    async with local_model_server(llm, settings.data_dir, said.append) as url:
+    async with local_model_server(llm, settings.data_dir, progress.append) as url:
         yield url
 
 
@@ -95,14 +95,16 @@ async def test_packs_are_counted_as_the_model_counts(url: str, model: OpenAIMode
     graph = MemoryGraph()
     lines = [{"actor": "ann", "comment": text[:120]} for text in DENSE for _ in range(3)]
     graph.tell("context", {"story": {"headline": "Exports", "state": "build"}, "comments": lines})
-    asked = BriefingRequest(story_id="story-1", role="dev", phase="build", budget=300)
+    request = BriefingRequest(story_id="story-1", role="dev", phase="build", budget=300)
     async with counting(LlmSettings(), url) as count:
-        made = await Briefings(graph.ask, LimitSettings(), count=count).brief(asked, LOCAL)
-        longer = await prompt_tokens(f"{made.text}\n{made.text}") - await prompt_tokens(made.text)
-        assert longer == await count(f"{made.text}\n{made.text}") - made.tokens
-        assert 0.5 * asked.budget < made.tokens <= asked.budget
-        blind = await Briefings(graph.ask, LimitSettings()).brief(asked, LOCAL)
-        assert await count(blind.text) <= blind.tokens <= asked.budget
+        briefing = await Briefings(graph.ask, LimitSettings(), count=count).brief(request, LOCAL)
+        longer = await prompt_tokens(f"{briefing.text}\n{briefing.text}") - await prompt_tokens(
+            briefing.text
+        )
+        assert longer == await count(f"{briefing.text}\n{briefing.text}") - briefing.tokens
+        assert 0.5 * request.budget < briefing.tokens <= request.budget
+        blind = await Briefings(graph.ask, LimitSettings()).brief(request, LOCAL)
+        assert await count(blind.text) <= blind.tokens <= request.budget
         for text in DENSE:
             assert await count(text) <= most_tokens(text)
 
@@ -221,7 +223,7 @@ async def test_killed_under_a_call_it_is_started_again_and_the_call_is_answered_
     request = ask(
         messages=(Message("user", "Count from one to forty."),), max_tokens=60, seconds=240
     )
-    wanted = (await model.chat(request)).text
+    expected = (await model.chat(request)).text
     (server,) = [
         child
         for child in psutil.Process().children()
@@ -232,7 +234,7 @@ async def test_killed_under_a_call_it_is_started_again_and_the_call_is_answered_
         answering = group.create_task(model.chat(request, lambda _: begun.set()))
         await begun.wait()
         server.kill()
-    assert answering.result().text == wanted
+    assert answering.result().text == expected
     (again,) = [
         child
         for child in psutil.Process().children()

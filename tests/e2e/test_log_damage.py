@@ -38,16 +38,16 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
     block.write_bytes(stored)
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
-    said = ""
+    output = ""
     async with asyncio.timeout(120):
-        while "the log is NOT whole" not in said:
+        while "the log is NOT whole" not in output:
             line = (await server.stderr.readline()).decode()
-            assert line, f"serve ended: {said}"
-            said += line
-    assert "1 deliberations may lack something" in said
+            assert line, f"serve ended: {output}"
+            output += line
+    assert "1 deliberations may lack something" in output
     server.terminate()
     await server.communicate()
     checked = await command("log", "check")
     assert (checked.code, "hurt may lack" in checked.out) == (1, True), checked.out
-    told = await command("log", "tail", "--task", "hurt")
-    assert told.out.count("deliberation.damaged") == 1, "marked once, however often it is looked at"
+    tail = await command("log", "tail", "--task", "hurt")
+    assert tail.out.count("deliberation.damaged") == 1, "marked once, however often it is looked at"

@@ -42,7 +42,7 @@ async def assistant(data_dir: Path) -> AsyncIterator[Client]:
             yield client
 
 
-def told(found: Any) -> Any:
+def structured(found: Any) -> Any:
     assert not found.is_error, found.content
     return (
         found.structured_content
@@ -64,7 +64,7 @@ async def test_an_assistant_lets_a_council_work_and_asks_why(tmp_path: Path) -> 
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == {"deliberate", "ask", "result", "why", "context"}
         assert "call" not in tools["deliberate"].input_schema["properties"]
-        outcome = told(
+        outcome = structured(
             await client.call_tool(
                 "deliberate",
                 {"task": TASK, "repository": str(repo), "task_id": "from-mcp"},
@@ -75,10 +75,10 @@ async def test_an_assistant_lets_a_council_work_and_asks_why(tmp_path: Path) -> 
         assert "hello_world" in git(repo, "show", outcome["branch"] + ":src/utils.py")
         assert steps == sorted(steps)
         assert steps[-1] == 100
-        again = told(await client.call_tool("result", {"task_id": "from-mcp"}))
+        again = structured(await client.call_tool("result", {"task_id": "from-mcp"}))
         assert (again["winner_id"], again["branch"]) == (outcome["winner_id"], outcome["branch"])
         text = git(repo, "show", outcome["branch"] + ":src/utils.py").splitlines()
-        line = next(number for number, said in enumerate(text, 1) if "hello_world" in said)
+        line = next(number for number, row in enumerate(text, 1) if "hello_world" in row)
         place = {
             "file": "src/utils.py",
             "line": line,
@@ -86,12 +86,12 @@ async def test_an_assistant_lets_a_council_work_and_asks_why(tmp_path: Path) -> 
             "ref": outcome["branch"],
         }
         async with asyncio.timeout(60):  # the graph comes behind the answers
-            while not (reasons := told(await client.call_tool("why", place)))["proposals"]:
+            while not (reasons := structured(await client.call_tool("why", place)))["proposals"]:
                 await asyncio.sleep(0.5)
         assert reasons["line"]["commit"] == outcome["commit_sha"]
         assert reasons["proposals"][0]["task"]["task_id"] == "from-mcp"
-        said = told(await client.call_tool("ask", {"prompt": "What is 2 + 2?"}))
-        assert said["results"][0]["content"] == "Four."
+        response = structured(await client.call_tool("ask", {"prompt": "What is 2 + 2?"}))
+        assert response["results"][0]["content"] == "Four."
         missing = await client.call_tool("result", {"task_id": "nobodys"})
         assert (missing.is_error, "nobodys" in str(missing.content)) == (True, True)
         known = await client.call_tool("context", {"task_id": "from-mcp"})
@@ -112,12 +112,12 @@ async def test_a_client_that_goes_cancels_what_it_began(tmp_path: Path) -> None:
             command=sys.executable, args=["-m", "moothall", "mcp"], env=command.environment()
         )
         async with Client(server, read_timeout_seconds=240) as client:
-            asked = asyncio.ensure_future(
+            pending = asyncio.ensure_future(
                 client.call_tool("deliberate", {"task": "Think of a name", "task_id": "left-alone"})
             )
             async with asyncio.timeout(60):
                 await came.wait()
-        asked.cancel()
+        pending.cancel()
         shown = await command("list", "--json")
         (task,) = json.loads(shown.out)["tasks"]
         assert (task["task_id"], task["status"]) == ("left-alone", "CANCELLED")

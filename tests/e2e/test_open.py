@@ -24,11 +24,11 @@ async def _opened(command: Command, opened: Path, *args: str) -> AsyncIterator[s
     """Run a command that serves until the context ends; yields what its browser was given."""
     server = await command.start(*args, stdout=asyncio.subprocess.DEVNULL)
     assert server.stderr is not None
-    said = asyncio.ensure_future(server.stderr.read())
+    stderr = asyncio.ensure_future(server.stderr.read())
     try:
         async with asyncio.timeout(240):
             while not opened.exists() or not opened.read_text().endswith("\n"):
-                assert server.returncode is None, (await said).decode()
+                assert server.returncode is None, (await stderr).decode()
                 await asyncio.sleep(0.1)
         yield opened.read_text().split()[-1]
     finally:
@@ -36,7 +36,7 @@ async def _opened(command: Command, opened: Path, *args: str) -> AsyncIterator[s
             server.send_signal(signal.SIGTERM)
         async with asyncio.timeout(90):
             await server.wait()
-            await said
+            await stderr
 
 
 async def _follow(link: str) -> tuple[str, str]:

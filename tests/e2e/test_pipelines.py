@@ -98,19 +98,19 @@ async def run(script: str, folder: Path, variables: Mapping[str, str]) -> tuple[
         stderr=asyncio.subprocess.STDOUT,
     )
     async with asyncio.timeout(300):
-        said, _ = await process.communicate()
+        output, _ = await process.communicate()
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
 def check(folder: Path, summary: Path, ended: tuple[int, str], task: str) -> None:
     """The exit code and the ranking are those of a task that is proven, or not."""
-    code, said = ended
-    assert code == (0 if task == PROVEN else 3), said
-    told = summary.read_text(encoding="utf-8")
-    assert "| 1 | " in told
-    assert re.search(r"branch `moothall/[\w-]+`", told)
-    assert ("unproven" in told.lower()) == (task == UNPROVEN), told
+    code, output = ended
+    assert code == (0 if task == PROVEN else 3), output
+    summary_text = summary.read_text(encoding="utf-8")
+    assert "| 1 | " in summary_text
+    assert re.search(r"branch `moothall/[\w-]+`", summary_text)
+    assert ("unproven" in summary_text.lower()) == (task == UNPROVEN), summary_text
     assert not (folder / "MISUSED").exists()
 
 

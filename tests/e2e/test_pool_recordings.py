@@ -73,10 +73,10 @@ async def test_the_right_candidate_wins_with_independent_evidence(
             pool.task,
             seconds=600,
         )
-    asked = {call.call_id.partition("/")[2] for call in model.requests}
+    called = {call.call_id.partition("/")[2] for call in model.requests}
     assert done.document["winner_id"] == seats[1], done.document["results"]
     assert done.document["evidence_level"] == EvidenceLevel.REPRODUCED
-    assert asked >= replies.keys(), "a recorded judge was not asked"
+    assert called >= replies.keys(), "a recorded judge was not asked"
 
 
 def _diffs(pool: Pool, repository: Path) -> list[str]:

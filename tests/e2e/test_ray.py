@@ -73,13 +73,13 @@ async def test_a_ray_of_our_own_tells_nothing_without_its_token(tmp_path: Path) 
             processes = [one for one in descendants(server.pid) if "nats" not in one.name()]
             ports = {port: one.name() for one in processes for port in listening(one)}
             assert {"gcs_server", "raylet"} <= set(ports.values())
-            told = [
+            leaks = [
                 (name, path)
                 for port, name in ports.items()
                 for path in ("/metrics", "/api/version")
                 if reads(port, path)
             ]
-            assert told == []
+            assert leaks == []
             drivers = [
                 name
                 for port, name in ports.items()

@@ -25,14 +25,14 @@ ENDPOINT = "grpc://coders.example:50051"
 
 async def deliberate(app: Served, repo: Path, task: str) -> pb.DeliberateResponse:
     """Let the council of two, one of them elsewhere, add the function."""
-    asked = pb.DeliberateRequest(
+    request = pb.DeliberateRequest(
         task_description="Add hello_world() function to src/utils.py",
         role="dev",
         num_agents=2,
         task_id=task,
         repository=common_pb2.Repository(url=str(repo), ref="main"),
     )
-    answer: pb.DeliberateResponse = await app.stub().Deliberate(asked, timeout=240)
+    answer: pb.DeliberateResponse = await app.stub().Deliberate(request, timeout=240)
     return answer
 
 

@@ -53,7 +53,7 @@ class Part:
     roles: str
     process: asyncio.subprocess.Process | None = None
     target: str = ""
-    said: list[str] = field(default_factory=list)
+    stderr_lines: list[str] = field(default_factory=list)
     _reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -63,11 +63,11 @@ class Part:
         assert err is not None
         async with asyncio.timeout(400):
             while line := (await err.readline()).decode():
-                self.said.append(line)
+                self.stderr_lines.append(line)
                 if line.startswith("serving gRPC on"):
                     break
             else:
-                raise AssertionError(f"{self.roles} ended: " + "".join(self.said))
+                raise AssertionError(f"{self.roles} ended: " + "".join(self.stderr_lines))
         self.target = line.split()[3].rstrip(";")
         self._reading = asyncio.create_task(self._read(err))
 
@@ -76,13 +76,13 @@ class Part:
         """Where it tells its figures, since its last start."""
         return next(
             line.split()[-1]
-            for line in reversed(self.said)
+            for line in reversed(self.stderr_lines)
             if line.startswith("figures for Prometheus:")
         )
 
     async def _read(self, err: asyncio.StreamReader) -> None:
         while line := await err.readline():
-            self.said.append(line.decode())
+            self.stderr_lines.append(line.decode())
 
     async def end(self, how: signal.Signals = signal.SIGTERM) -> None:
         if self.process is None:
@@ -92,7 +92,7 @@ class Part:
         async with asyncio.timeout(120):
             code = await self.process.wait()
         assert code == (130 if how is signal.SIGTERM else -how), f"{self.roles}: {code} " + "".join(
-            self.said
+            self.stderr_lines
         )
 
 
@@ -103,7 +103,7 @@ class Cluster:
     bus: JetStreamBus
     parts: Mapping[str, Sequence[Part]]
 
-    def door(self, number: int) -> str:
+    def api_address(self, number: int) -> str:
         return self.parts["api,page"][number].target
 
 
@@ -148,10 +148,10 @@ async def cluster(
 
 def refused(parts: Mapping[str, Sequence[Part]], folder: Path) -> Counter[str]:
     """Count what the bus has refused to each part, by subject."""
-    said = "".join(line for two in parts.values() for part in two for line in part.said)
+    logs = "".join(line for two in parts.values() for part in two for line in part.stderr_lines)
     for path in folder.rglob("logs/*.log"):
-        said += path.read_text(errors="replace")
-    return Counter(re.findall(r"permissions violation for ([^\n]*)", said, re.IGNORECASE))
+        logs += path.read_text(errors="replace")
+    return Counter(re.findall(r"permissions violation for ([^\n]*)", logs, re.IGNORECASE))
 
 
 async def deliberate(
@@ -187,9 +187,9 @@ async def decided(bus: JetStreamBus, task_id: str) -> list[Any]:
 
 
 async def test_what_one_door_was_asked_the_other_answers(cluster: Cluster) -> None:
-    answer = await deliberate(cluster.door(0), "one-1")
+    answer = await deliberate(cluster.api_address(0), "one-1")
     assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
-    async with grpc.aio.insecure_channel(cluster.door(1)) as channel:
+    async with grpc.aio.insecure_channel(cluster.api_address(1)) as channel:
         stub: Any = OrchestratorServiceStub(channel)
         there = await stub.GetDeliberationResult(
             pb.GetDeliberationResultRequest(task_id="one-1"), metadata=WHO, timeout=60
@@ -204,17 +204,17 @@ async def test_what_one_door_was_asked_the_other_answers(cluster: Cluster) -> No
 async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(
     cluster: Cluster,
 ) -> None:
-    await deliberate(cluster.door(0), "graph-1")
-    asked = BusGraphClient(cluster.bus, 30)
-    await written(cluster, asked)
+    await deliberate(cluster.api_address(0), "graph-1")
+    graph = BusGraphClient(cluster.bus, 30)
+    await written(cluster, graph)
     writer = await holder(cluster, "graph")
     await writer.end(signal.SIGKILL)
     try:
-        await deliberate(cluster.door(1), "graph-2")
-        await written(cluster, asked)
+        await deliberate(cluster.api_address(1), "graph-2")
+        await written(cluster, graph)
         assert await holder(cluster, "graph") is not writer
         for task_id in ("graph-1", "graph-2"):
-            (row,) = await asked.ask("deliberation", tenant="team-a", task_id=task_id)
+            (row,) = await graph.ask("deliberation", tenant="team-a", task_id=task_id)
             assert row["deliberation"]["status"] == "COMPLETED"
     finally:
         await writer.start()
@@ -225,13 +225,16 @@ async def test_both_collectors_and_both_planners_do_their_part(cluster: Cluster)
         await figure(part, "moothall_deliberations_decided_total")
         for part in cluster.parts[WORKERS]
     ]
-    asked = 0
+    submitted = 0
     async with asyncio.timeout(300):
         while not all(await shares(cluster, "moothall_deliberations_decided_total", before)):
             await asyncio.gather(
-                *(deliberate(cluster.door(n % 2), f"share-{asked}-{n}") for n in range(4))
+                *(
+                    deliberate(cluster.api_address(n % 2), f"share-{submitted}-{n}")
+                    for n in range(4)
+                )
             )
-            asked += 4
+            submitted += 4
         story = 0
         while not all(await shares(cluster, "moothall_story_steps_total", [0, 0])):
             tasks = await asyncio.gather(
@@ -239,7 +242,7 @@ async def test_both_collectors_and_both_planners_do_their_part(cluster: Cluster)
             )
             await are_decided(cluster, [task for of in tasks for task in of])
             story += 4
-    for task in (f"share-{round_}-{n}" for round_ in range(0, asked, 4) for n in range(4)):
+    for task in (f"share-{round_}-{n}" for round_ in range(0, submitted, 4) for n in range(4)):
         assert len(await decided(cluster.bus, task)) == 1
 
 
@@ -251,7 +254,8 @@ async def test_one_that_decides_and_plans_is_killed_in_the_middle_and_nothing_is
     names = [f"kill-{killed}-{n}" for n in range(8)]
     async with asyncio.TaskGroup() as group:
         answers = [
-            group.create_task(deliberate(cluster.door(n % 2), name)) for n, name in enumerate(names)
+            group.create_task(deliberate(cluster.api_address(n % 2), name))
+            for n, name in enumerate(names)
         ]
         tasks = [task for n in range(4) for task in await tell_story(cluster, f"kill-{killed}-{n}")]
         await part.end(signal.SIGKILL)
@@ -273,11 +277,11 @@ async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_n
     cluster: Cluster,
 ) -> None:
     dependencies = "ipv4:" + ",".join(part.target for part in cluster.parts["api,page"])
-    going, asked = True, list[str]()
+    going, task_ids = True, list[str]()
 
     async def caller(name: str) -> None:
         while going:
-            asked.append(task_id := f"roll-{name}-{len(asked)}")
+            task_ids.append(task_id := f"roll-{name}-{len(task_ids)}")
             answer = await deliberate(dependencies, task_id)
             assert answer.task_id == task_id
             assert answer.status == pb.DELIBERATION_STATUS_COMPLETED, answer
@@ -290,14 +294,14 @@ async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_n
                 await part.start()
         going = False
         await asyncio.gather(*callers)
-    assert len(asked) > 2
-    for task_id in asked:
+    assert len(task_ids) > 2
+    for task_id in task_ids:
         assert len(await decided(cluster.bus, task_id)) == 1
 
 
 async def tell_story(cluster: Cluster, name: str) -> list[str]:
     """Have the tasks of a story derived, which are then handed out; return their ids."""
-    told = pb.ProcessPlanningEventRequest(
+    request = pb.ProcessPlanningEventRequest(
         event_type="story.transitioned",
         case_id=name,
         to_state="PLANNING",
@@ -308,9 +312,9 @@ async def tell_story(cluster: Cluster, name: str) -> list[str]:
             "roles": "dev,qa",
         },
     )
-    async with grpc.aio.insecure_channel(cluster.door(0)) as channel:
+    async with grpc.aio.insecure_channel(cluster.api_address(0)) as channel:
         stub: Any = OrchestratorServiceStub(channel)
-        planned = await stub.ProcessPlanningEvent(told, metadata=WHO, timeout=60)
+        planned = await stub.ProcessPlanningEvent(request, metadata=WHO, timeout=60)
     assert len(planned.derived_task_ids) > 1
     return list(planned.derived_task_ids)
 
@@ -357,13 +361,13 @@ async def figure(part: Part, name: str) -> float:
     )
 
 
-async def written(cluster: Cluster, asked: BusGraphClient) -> None:
+async def written(cluster: Cluster, graph: BusGraphClient) -> None:
     """Wait until the graph has all that is recorded now, whoever writes it."""
     last = (await cluster.bus.state("EVENTS")).last_seq
     async with asyncio.timeout(120):
         while True:
             with suppress(GraphUnavailable):
-                if await asked.position() >= last:
+                if await graph.position() >= last:
                     return
             await asyncio.sleep(0.2)
 

@@ -77,5 +77,5 @@ async def test_kill_9_leaves_no_process_no_folder_and_no_cgroup(tmp_path: Path) 
     ],
 )
 def test_the_same_as_an_ordinary_user(suite: str) -> None:
-    code, said = run_as_ordinary_user(suite, ROOT)
-    assert code == 0, said
+    code, output = run_as_ordinary_user(suite, ROOT)
+    assert code == 0, output

@@ -202,7 +202,7 @@ async def test_a_pipeline_elsewhere_convenes_a_council_and_fails_by_its_exit_cod
     known = (await registered(command, repo)).id
     client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
     token = str(command.data_dir / "token")
-    asked = (
+    arguments = (
         "deliberate",
         "--server",
         command.served_at,
@@ -212,14 +212,14 @@ async def test_a_pipeline_elsewhere_convenes_a_council_and_fails_by_its_exit_cod
         known,
         "--json",
     )
-    done = await client(*asked, "--summary", str(tmp_path / "summary.md"), TASK)
+    done = await client(*arguments, "--summary", str(tmp_path / "summary.md"), TASK)
     assert (done.code, done.document["proven"]) == (0, True), done.err
     assert "hello_world" in git(repo, "show", done.document["branch"])
-    said = (tmp_path / "summary.md").read_text(encoding="utf-8")
-    assert f"branch `{done.document['branch']}`" in said
-    assert "| 1 | " in said
-    wrong = await client(*asked, "Add hello_world() function to src/utils.py WRONG")
+    summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert f"branch `{done.document['branch']}`" in summary
+    assert "| 1 | " in summary
+    wrong = await client(*arguments, "Add hello_world() function to src/utils.py WRONG")
     assert wrong.code in {1, 3}, wrong.err
-    refused = await client(*asked, "--seed", "1", TASK)
+    refused = await client(*arguments, "--seed", "1", TASK)
     assert (refused.code, "does not accept seed" in refused.err) == (2, True)
     assert not (tmp_path / "mine" / "lock").exists()  # no server was opened

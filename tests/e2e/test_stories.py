@@ -87,9 +87,9 @@ async def test_a_house_of_two_tenants(own: Command) -> None:
 
 async def _what_cannot_start_is_not_processed(app: Served) -> None:
     def moved(story: str, **metadata: str) -> pb.ProcessPlanningEventRequest:
-        told = {"title": "A text", "brief": "Write a HAIKU", "roles": "dev", **metadata}
+        fields = {"title": "A text", "brief": "Write a HAIKU", "roles": "dev", **metadata}
         return pb.ProcessPlanningEventRequest(
-            event_type="story.transitioned", case_id=story, to_state="PLANNING", metadata=told
+            event_type="story.transitioned", case_id=story, to_state="PLANNING", metadata=fields
         )
 
     outside = str(app.command.data_dir.parent)
@@ -152,13 +152,13 @@ async def _a_council_gives_its_seats(app: Served) -> None:
 
 
 async def _orchestrate(app: Served) -> None:
-    asked = pb.OrchestrateRequest(
+    request = pb.OrchestrateRequest(
         task_description="Write a HAIKU",
         role="dev",
         case_id="story-0",
         options=pb.OrchestratorOptions(enable_architect_selection=True),
     )
-    answer = await app.stub().Orchestrate(asked)
+    answer = await app.stub().Orchestrate(request)
     assert answer.winner.proposal.content == "An old silent pond"
     assert [item.rank for item in answer.candidates] == [1, 2]
     assert answer.candidates[0] == answer.winner

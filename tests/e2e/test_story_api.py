@@ -83,8 +83,8 @@ async def follow(
         assert response.content_type == "text/event-stream"
         async for line in response.content:
             if line.startswith(b"data: "):
-                told = json.loads(line[6:])
-                found.append((int(told["seq"]), told["story"]["state"]))
+                event = json.loads(line[6:])
+                found.append((int(event["seq"]), event["story"]["state"]))
                 if found[-1][1] == until:
                     break
     return found
@@ -110,9 +110,9 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: 
             {"title": STORY["title"], "description": STORY["brief"], "ac": STORY["ac"]},
         )
         assert score["total"] >= 75
-        made = await ask("POST", "stories", STORY, **{"Idempotency-Key": "once"})
-        assert (await ask("POST", "stories", STORY, **{"Idempotency-Key": "once"})) == made
-        story = f"stories/{made['story_id']}"
+        created = await ask("POST", "stories", STORY, **{"Idempotency-Key": "once"})
+        assert (await ask("POST", "stories", STORY, **{"Idempotency-Key": "once"})) == created
+        story = f"stories/{created['story_id']}"
         live = asyncio.create_task(follow(session, url, "done"))
 
         async def move(event: str) -> str:
@@ -127,12 +127,14 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: 
         assert [
             await move(event) for event in ("refine", "submit", "accept_design", "accept_test")
         ][-1] == "docs"
-        told = await ask("GET", story)
-        assert told["story"]["brief"] == STORY["brief"]
+        document = await ask("GET", story)
+        assert document["story"]["brief"] == STORY["brief"]
         checked = next(
-            event["data"] for event in told["history"] if event["type"] == "moothall.story.checked"
+            event["data"]
+            for event in document["history"]
+            if event["type"] == "moothall.story.checked"
         )
-        (task, *_) = json.loads(told["plan_json"])["tasks"]
+        (task, *_) = json.loads(document["plan_json"])["tasks"]
         found = await ask("GET", f"deliberations/{task['task_id']}")
         assert "onerror=alert(1)" in json.dumps(found["results"])  # as text of a JSON document
         assert await move("accept") == "done"

@@ -86,21 +86,21 @@ async def test_a_story_is_merged_into_a_branch_that_moved(own: Command, repo: Pa
         (repo / "new.txt").write_text("not known\n", encoding="utf-8")
         before = git(repo, "rev-parse", "HEAD")
         await person.move("accept")
-        told = await person.delivered()
-        assert (told["status"], told["branch"]) == ("merged", "main")
+        delivery = await person.delivered()
+        assert (delivery["status"], delivery["branch"]) == ("merged", "main")
         head = git(repo, "rev-parse", "HEAD")
-        assert (head, git(repo, "rev-parse", "HEAD^1")) == (told["commit_sha"], before)
+        assert (head, git(repo, "rev-parse", "HEAD^1")) == (delivery["commit_sha"], before)
         assert git(repo, "symbolic-ref", "HEAD") == "refs/heads/main"
-        said = git(repo, "log", "-1", "--format=%B")
-        assert said.startswith("Merge story: Texts in both cases")
-        assert f"Story: {person.story_id}\n" in said
-        assert f"Deliberation: {person.story_id}\n" in said
-        assert said.count("Deliberation: task-") == 3
-        assert said.endswith("Approved-by: pat")
+        message = git(repo, "log", "-1", "--format=%B")
+        assert message.startswith("Merge story: Texts in both cases")
+        assert f"Story: {person.story_id}\n" in message
+        assert f"Deliberation: {person.story_id}\n" in message
+        assert message.count("Deliberation: task-") == 3
+        assert message.endswith("Approved-by: pat")
         assert git(repo, "status", "--porcelain") == "M other.txt\n?? new.txt"  # git() strips
         for part in ("one", "two", "both"):
             assert (repo / f"tools/{part}.py").read_text(encoding="utf-8").startswith(f"def {part}")
-        asked = await own(
+        query = await own(
             "graph",
             "query",
             "provenance",
@@ -113,8 +113,8 @@ async def test_a_story_is_merged_into_a_branch_that_moved(own: Command, repo: Pa
             "--line",
             "1",
         )
-        assert asked.code == 0, asked.err
-        (row,) = asked.document["proposals"]
+        assert query.code == 0, query.err
+        (row,) = query.document["proposals"]
         assert row["story"]["story_id"] == person.story_id
         assert row["task"]["description"].startswith("the second")
         assert any(
@@ -142,19 +142,19 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
         place = ("--repo", str(repo), "--file", "tools/both.py", "--line", "1")
         async with asyncio.timeout(240):
             while True:  # the graph is behind the answer
-                asked = await own("graph", "query", "provenance", "tenant=team-p", "--json", *place)
-                if asked.code == 0 and len(asked.document["proposals"][0]["decisions"]) == 3:
+                query = await own("graph", "query", "provenance", "tenant=team-p", "--json", *place)
+                if query.code == 0 and len(query.document["proposals"][0]["decisions"]) == 3:
                     break
-                assert asked.code in {0, 1}, asked.err
-        (row,) = asked.document["proposals"]
+                assert query.code in {0, 1}, query.err
+        (row,) = query.document["proposals"]
         assert row["story"]["story_id"] == person.story_id
         assert {(each["approver"], each["decision"]) for each in row["decisions"]} == {
             ("pat", "approved")
         }
         pack = context.GetContextRequest(story_id=person.story_id, role="dev", phase="build")
-        told = await ContextServiceStub(app.channel).GetContext(pack, metadata=METADATA)
-        assert "Texts in both cases" in told.context
-        assert "It reads well." in told.context
+        response = await ContextServiceStub(app.channel).GetContext(pack, metadata=METADATA)
+        assert "Texts in both cases" in response.context
+        assert "It reads well." in response.context
         other = (("authorization", "Bearer a-token-of-somebody-elsewhere"),)
         nothing = await ContextServiceStub(app.channel).GetContext(pack, metadata=other)
         assert "Texts" not in nothing.context
@@ -171,9 +171,9 @@ async def test_a_conflict_with_the_branch_goes_back_to_the_council(
         commit(repo, "tools/texts.py", text.replace('"old"', '"moved"'))
         moved = git(repo, "rev-parse", "HEAD")
         await person.move("accept")
-        told = await person.delivered()
-        assert told["status"] == "failed"
-        assert "tools/texts.py" in told["why"]
+        delivery = await person.delivered()
+        assert delivery["status"] == "failed"
+        assert "tools/texts.py" in delivery["why"]
         assert git(repo, "rev-parse", "HEAD") == moved
         await person.stands("test")
         await person.move_once_allowed("accept_test")
@@ -191,9 +191,9 @@ async def test_what_its_owner_has_not_committed_stays(own: Command, repo: Path) 
         head = git(repo, "rev-parse", "HEAD")
         (repo / "tools/one.py").write_text("mine\n", encoding="utf-8")
         await person.move("accept")
-        told: dict[str, Any] = await person.delivered()
-        assert told["status"] == "left"
-        assert "changes of your own in tools/one.py" in told["why"]
+        delivery: dict[str, Any] = await person.delivered()
+        assert delivery["status"] == "left"
+        assert "changes of your own in tools/one.py" in delivery["why"]
         assert (repo / "tools/one.py").read_text(encoding="utf-8") == "mine\n"
         assert git(repo, "rev-parse", "HEAD") == head
-        assert git(repo, "rev-parse", told["branch"]) == told["commit_sha"]
+        assert git(repo, "rev-parse", delivery["branch"]) == delivery["commit_sha"]

@@ -121,18 +121,20 @@ async def test_the_same_by_the_command_line(own: Command, repo: Path, tmp_path: 
         "As a writer, I want texts in upper and lower case, so that I need not retype them.",
     )
     criteria = [word for criterion in AC for word in ("--ac", criterion)]
-    made = await own("story", "new", "Texts in both cases", *words, *criteria, "--repo", str(repo))
-    assert made.code == 0, made.err
-    story = made.out.strip()
+    created = await own(
+        "story", "new", "Texts in both cases", *words, *criteria, "--repo", str(repo)
+    )
+    assert created.code == 0, created.err
+    story = created.out.strip()
     assert (await own("story", "approve", story)).out == "draft\n"
     submitted = await own("story", "approve", story)
     assert submitted.out == "design\n"
     assert "nothing works on stories now" in submitted.err
     async with served(own):
         async with asyncio.timeout(90):
-            while (told := await own("story", "plan", story)).code:
+            while (planned := await own("story", "plan", story)).code:
                 await asyncio.sleep(0.2)
-        plan = json.loads(told.out)
+        plan = json.loads(planned.out)
         for task in plan["tasks"]:
             task["description"] += " Gladly."
         (tmp_path / "plan.json").write_text(json.dumps(plan), encoding="utf-8")

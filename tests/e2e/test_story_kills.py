@@ -42,7 +42,7 @@ class Model:
             await asyncio.Event().wait()
         return by_words(body, headers)
 
-    async def asked(self) -> None:
+    async def wait_for_call(self) -> None:
         async with asyncio.timeout(60):
             await self.came.wait()
         self.held = ""
@@ -102,20 +102,20 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
         story_id = person.story_id
         model.hold("Divide this story")
         await person.move("refine", "submit")
-        await model.asked()
+        await model.wait_for_call()
         seen = await person.board_now()
     async with served(own, signal.SIGKILL) as app:  # its tasks are built
         person = await stage(app)
         model.hold("the first")
         await person.move_once_allowed("accept_design")
-        await model.asked()
+        await model.wait_for_call()
         seen = await person.board_now()
     async with served(
         own, signal.SIGKILL
     ) as app:  # the last, whose base is two others' work, merged
         person = await stage(app)
         model.hold("the last")
-        await model.asked()
+        await model.wait_for_call()
         seen = await person.board_now()
     async with served(own, signal.SIGKILL) as app:  # the whole is checked
         person = await stage(app)

@@ -77,8 +77,8 @@ async def test_a_right_change_is_never_lost(place: Path, tmp_path: Path) -> None
         assert recording.get("level") in {None, done.document["evidence_level"]}, done.document[
             "results"
         ][0]["reasons"]
-        asked = [call for call in model.requests if "tools" in call.body]
-        assert len(asked) == sum(map(len, recording["seats"].values()))
+        calls = [call for call in model.requests if "tools" in call.body]
+        assert len(calls) == sum(map(len, recording["seats"].values()))
         first = model.requests[0]
         logged = await command("log", "tail", "--task", done.document["task_id"], "--json")
     assert len(first.prompt) < 9_000, "the first prompt stays short"

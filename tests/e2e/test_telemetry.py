@@ -110,17 +110,17 @@ async def served(command: Command) -> AsyncIterator[str]:
     """Run `serve`; yields where its figures are."""
     process = await command.start("serve", "--port", "0")
     assert process.stderr is not None
-    figures, said = "", []
+    figures, lines = "", []
     async with asyncio.timeout(180):
         while line := (await process.stderr.readline()).decode():
-            said.append(line)
+            lines.append(line)
             if line.startswith("figures for Prometheus: "):
                 figures = line.split()[-1]
             if line.startswith("serving gRPC on"):
                 command.served_at = line.split()[3].rstrip(";")
                 break
         else:
-            pytest.fail("serve ended: " + "".join(said))
+            pytest.fail("serve ended: " + "".join(lines))
     drain = asyncio.ensure_future(process.stderr.read())
     try:
         yield figures
@@ -156,9 +156,9 @@ async def deliberate(command: Command, **request: Any) -> pb.DeliberateResponse:
         ("traceparent", f"00-{TRACE}-{CALLER_SPAN}-01"),
     )
     async with grpc.aio.insecure_channel(command.served_at) as channel:
-        asked = pb.DeliberateRequest(role="DEV", num_agents=2, **request)
+        message = pb.DeliberateRequest(role="DEV", num_agents=2, **request)
         response: pb.DeliberateResponse = await OrchestratorServiceStub(channel).Deliberate(
-            asked, metadata=metadata, timeout=180
+            message, metadata=metadata, timeout=180
         )
     return response
 
@@ -194,7 +194,7 @@ async def test_one_trace_from_the_call_to_each_model_and_tool_call(tmp_path: Pat
                 repository=common_pb2.Repository(id=registered),
             )
             assert response.winner_id
-            assert {asked.body["temperature"] for asked in model.requests} == {0}, (
+            assert {call.body["temperature"] for call in model.requests} == {0}, (
                 "hosts know the model of a role"
             )
             await receiver.until(
@@ -224,7 +224,7 @@ def _assert_one_trace(receiver: Receiver, model: ScriptedModel) -> None:
     root = ["deliberation", "submit", call.name]
     chats = receiver.named("chat")
     assert {span.attributes["moothall.call_id"] for span in chats} == {
-        asked.call_id for asked in model.requests
+        model_call.call_id for model_call in model.requests
     }
     for span in chats:
         assert receiver.way_up(span) in (["chat", "turn", "seat", *root], ["chat", *root])
@@ -242,8 +242,10 @@ def _assert_one_trace(receiver: Receiver, model: ScriptedModel) -> None:
     ]
     assert {span.process.split("-")[0] for span in (call, *receiver.named("decide"))} == {"serve"}
     assert {span.process.split("-")[0] for span in (*chats, *tools)} == {"host"}
-    for asked in model.requests:  # and the model server's own spans join the call that they answer
-        assert asked.headers["traceparent"].split("-")[2] in {span.id for span in chats}
+    for (
+        model_call
+    ) in model.requests:  # and the model server's own spans join the call that they answer
+        assert model_call.headers["traceparent"].split("-")[2] in {span.id for span in chats}
     assert f"x-key={SECRET}" in receiver.headers
     assert SECRET.encode() not in receiver.raw
 

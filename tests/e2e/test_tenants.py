@@ -44,12 +44,12 @@ async def test_what_one_tenant_calls_a_task_is_no_business_of_another(
         await asyncio.gather(_alices(app), _eves(app, repo))
         await _workspaces_are_two(app, repo)
         await _stories_are_two(app)
-        told = {token: await _told(app, token) for token in TEAMS}
+        views = {token: await _told(app, token) for token in TEAMS}
     async with served(command) as again:
         for token, team in TEAMS.items():
-            assert await _told(again, token) == told[token]
+            assert await _told(again, token) == views[token]
             other = next(name for name in TEAMS.values() if name != team)
-            assert other not in json.dumps(told[token])
+            assert other not in json.dumps(views[token])
         assert (
             await again.stub(EVE).CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
         ).status
@@ -63,12 +63,12 @@ async def test_what_one_tenant_calls_a_task_is_no_business_of_another(
 
 
 def _asked(task_id: str, words: str, repo: Path | None = None) -> pb.DeliberateRequest:
-    asked = pb.DeliberateRequest(
+    request = pb.DeliberateRequest(
         task_description=words, role="dev", num_agents=1, task_id=task_id, protocol="single"
     )
     if repo is not None:
-        asked.repository.CopyFrom(common_pb2.Repository(url=str(repo)))
-    return asked
+        request.repository.CopyFrom(common_pb2.Repository(url=str(repo)))
+    return request
 
 
 async def _alices(app: Served) -> None:
@@ -93,10 +93,10 @@ async def _eves(app: Served, repo: Path) -> None:
         "task_id": LATER,
         "protocol": "single",
     }
-    status, said = await _http(
+    status, response = await _http(
         app, EVE, "/orchestrator.v1.OrchestratorService/SubmitDeliberation", body
     )
-    assert (status, said["task_id"]) == (200, LATER)
+    assert (status, response["task_id"]) == (200, LATER)
     answer = await eve.Deliberate(_asked(SAME, "Make hello_world", repo), timeout=240)
     assert (answer.task_id, answer.proven, answer.branch) == (SAME, True, f"moothall/team-e_{SAME}")
     assert "Hello, World!" in git(repo, "show", f"{answer.branch}:src/utils.py")
@@ -147,8 +147,8 @@ async def _workspaces_are_two(app: Served, repo: Path) -> None:
     def by(token: str) -> dict[str, Any]:
         return {"metadata": (("authorization", f"Bearer {token}"),), "timeout": 120}
 
-    asked = kernel_pb2.CreateTaskRequest(prompt="HANG", workspace=str(repo), task_id="hands")
-    tasks = {token: await kernel.CreateTask(asked, **by(token)) for token in TEAMS}
+    request = kernel_pb2.CreateTaskRequest(prompt="HANG", workspace=str(repo), task_id="hands")
+    tasks = {token: await kernel.CreateTask(request, **by(token)) for token in TEAMS}
     assert {task.task_id for task in tasks.values()} == {"hands"}
 
     async def write_and_read(token: str) -> str:
@@ -201,9 +201,9 @@ async def _told(app: Served, token: str) -> Any:
     found["ended"] = sorted(task["task_id"] for task in listed["tasks"])
     assert found["ended"] == ["hands", SAME]
     async with asyncio.timeout(30):  # the graph hears of it a moment later
-        while SAME not in (said := await stub.GetTaskContext(_context())).context_text:
+        while SAME not in (response := await stub.GetTaskContext(_context())).context_text:
             await asyncio.sleep(0.1)
-    found["context"] = said.context_text
+    found["context"] = response.context_text
     stats = (await stub.GetStatus(pb.GetStatusRequest(include_stats=True))).stats
     found["asked"] = stats.total_deliberations
     assert found["asked"] == 3

@@ -122,15 +122,15 @@ async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_ki
     assert sorted(result["request_id"] for result in results) == sorted(
         f"r-{number}" for number in range(100)
     )
-    said = Counter(result["status"] for result in results)
-    assert said["success"] >= 99, said
-    assert said["success"] + said["outcome_unknown"] == 100, said
+    counts = Counter(result["status"] for result in results)
+    assert counts["success"] >= 99, counts
+    assert counts["success"] + counts["outcome_unknown"] == 100, counts
     assert app.pid(opened.workspace_id) not in killed
     appended = sum(
         result["status"] == "success" and result["tool"] == "files.append" for result in results
     )
     read = await app.call(opened, "files.read", "last", path="log.txt")
-    assert appended <= read.output["total_lines"] <= appended + said["outcome_unknown"]
+    assert appended <= read.output["total_lines"] <= appended + counts["outcome_unknown"]
     # The same again, as a bus delivers it: nothing runs, and no second result is told.
     await app.send(opened.workspace_id, requests[0], ordinal="again")
     assert len(await app.results(opened.workspace_id, 101)) == 101  # with the one of `last`

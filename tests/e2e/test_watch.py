@@ -111,9 +111,9 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(
     second = pull["head"]["sha"]
     assert place.repo.git("log", "--format=%H", f"{second}", "-3").split()[1] == first
     assert "def goodbye" in place.repo.git("show", f"{branch}:src/utils.py")
-    (said,) = ada.comments(pull["number"])
-    assert said.startswith(f"Task `{branch.removeprefix('moothall/')}-r")
-    assert f"commit {second}" in said
+    (comment,) = ada.comments(pull["number"])
+    assert comment.startswith(f"Task `{branch.removeprefix('moothall/')}-r")
+    assert f"commit {second}" in comment
     assert place.repo.git("branch", "--list", "moothall/*") == branch
 
     last = await watch("watch", "--once")
@@ -132,8 +132,8 @@ async def test_no_answer_is_a_comment_and_a_mention_by_a_writer_another_try(
     ada("POST", f"/issues/{number}/labels", labels=[LABEL])
     done = await watch("watch", "--once")
     assert done.code == 0, done.err
-    (said,) = ada.comments(number)
-    assert "there is no answer" in said
+    (comment,) = ada.comments(number)
+    assert "there is no answer" in comment
     assert ada.pulls() == []
     ada("PATCH", f"/issues/{number}", title="hello_world()")
     eve("POST", f"/issues/{number}/comments", body="@moothall-bot try again")

@@ -40,8 +40,8 @@ assert getattr(texts, "mode", "old") in {"old", "one", "two", "both", "french", 
 
 def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
     """Each task does its own part, said by a word of its criteria."""
-    said = task_of(body)
-    if "Divide this story" in said:
+    prompt = task_of(body)
+    if "Divide this story" in prompt:
         one = {"id": "one", "role": "dev", "description": "the first", "criteria": [1]}
         two = {"id": "two", "role": "dev", "description": "the second", "criteria": [2]}
         last = {
@@ -52,23 +52,27 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
             "after": ["one", "two"],
         }
         alone = {"id": "alone", "role": "dev", "description": "all of it", "criteria": [1, 2]}
-        tasks = {"tasks": [alone] if "ALONE" in said else [last, one, two]}
+        tasks = {"tasks": [alone] if "ALONE" in prompt else [last, one, two]}
         return json.dumps({"thought": "", "finish": json.dumps(tasks)})
-    if "sent back: Say it in French" in said:
+    if "sent back: Say it in French" in prompt:
         return turn(
             "files.append",
             path="tools/texts.py",
             content='\n\ndef french():\n    return "premier"\n',
         )
-    if "does not go together" in said:
+    if "does not go together" in prompt:
         return turn("files.edit", path="tools/texts.py", old='mode = "moved"', new='mode = "both"')
-    if "they disagree" in said:
+    if "they disagree" in prompt:
         return turn("files.edit", path="tools/texts.py", old='mode = "one"', new='mode = "both"')
-    wanted = said.partition("It is done when:")[2]
+    criteria = prompt.partition("It is done when:")[2]
     part = (
-        "both" if "upper" in wanted and "lower" in wanted else "one" if "upper" in wanted else "two"
+        "both"
+        if "upper" in criteria and "lower" in criteria
+        else "one"
+        if "upper" in criteria
+        else "two"
     )
-    if "MODE" in said:
+    if "MODE" in prompt:
         return turn("files.edit", path="tools/texts.py", old='mode = "old"', new=f'mode = "{part}"')
     return turn(
         "files.write", path=f"tools/{part}.py", content=f"def {part}(text):\n    return text\n"
@@ -135,13 +139,13 @@ class Person:
                     for place, event in enumerate(history)
                     if event["data"].get("to_state") == "done"
                 )
-                told = [
+                deliveries = [
                     event["data"]
                     for event in history[done:]
                     if event["type"] == "moothall.story.delivered"
                 ]
-                if told:
-                    return dict(told[0])
+                if deliveries:
+                    return dict(deliveries[0])
                 await asyncio.sleep(0.1)
 
     async def board_now(self) -> Any:

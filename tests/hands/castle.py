@@ -215,10 +215,10 @@ class Castle:
             assert (done.status, done.output["exit_code"]) == (ToolStatus.SUCCESS, 0), done
         before, published = await self.inside(), len(self.facts.events)
         result = await self.call(attempt.tool, filled(attempt.arguments, words))
-        said = f"{json.dumps(dict(result.output), ensure_ascii=False, default=str)}\n{result.error}"
-        assert result.status in attempt.statuses, f"{result.status}: {said[:3000]}"
-        assert re.search(attempt.shows, said, re.DOTALL), said[:3000]
-        assert SECRET not in said
+        text = f"{json.dumps(dict(result.output), ensure_ascii=False, default=str)}\n{result.error}"
+        assert result.status in attempt.statuses, f"{result.status}: {text[:3000]}"
+        assert re.search(attempt.shows, text, re.DOTALL), text[:3000]
+        assert SECRET not in text
         assert SECRET not in json.dumps(
             [event.data for event in self.facts.events[published:]], default=str
         )

@@ -126,15 +126,15 @@ async def test_on_a_terminal_its_owner_is_asked(
     os.close(theirs)
     try:
         assert process.stderr is not None
-        said = b""
+        output = b""
         async with asyncio.timeout(180):
-            while b"Apply this to your files?" not in said:
-                said += await process.stderr.read(4096) or pytest.fail(said.decode())
+            while b"Apply this to your files?" not in output:
+                output += await process.stderr.read(4096) or pytest.fail(output.decode())
             os.write(ours, typed.encode())
             _, rest = await process.communicate()
     finally:
         os.close(ours)
-    assert process.returncode == 0, (said + rest).decode()
+    assert process.returncode == 0, (output + rest).decode()
     assert ("hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")) is applied
 
 
@@ -176,15 +176,15 @@ async def test_a_server_elsewhere_is_asked_by_its_kernel(
     """From a data directory of one's own, as on another machine: the token is all that one has."""
     (tmp_path / "token").write_text(ALICE, encoding="ascii")
     client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
-    asked = ("ask", "--server", command.served_at, "--token-file", str(tmp_path / "token"))
-    done = await client(*asked, "-v", "What does add do?", cwd=repo)
+    arguments = ("ask", "--server", command.served_at, "--token-file", str(tmp_path / "token"))
+    done = await client(*arguments, "-v", "What does add do?", cwd=repo)
     assert done.code == 0, done.err
     assert "add returns the sum of two numbers." in done.out
     assert "files.read success" in done.err
-    changed = await client(*asked, "--repo", str(repo), "--yes", "--json", TASK)
+    changed = await client(*arguments, "--repo", str(repo), "--yes", "--json", TASK)
     assert (changed.code, changed.document["applied"]) == (0, ["src/utils.py"]), changed.err
     assert "def hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")
     (tmp_path / "token").write_text("x" * 20, encoding="ascii")
-    refused = await client(*asked, "What does add do?", cwd=repo)
+    refused = await client(*arguments, "What does add do?", cwd=repo)
     assert (refused.code, "UNAUTHENTICATED" in refused.err) == (2, True)
     assert not (tmp_path / "mine" / "lock").exists()  # no server was opened

@@ -90,7 +90,7 @@ class Site:
 
     def __init__(self) -> None:
         self.port = 0
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
         self.page = ""
 
     @property
@@ -100,7 +100,7 @@ class Site:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:  # noqa: PLR0911 - a table of paths
         """Answer."""
-        self.asked.append(request.path)
+        self.requested_paths.append(request.path)
         if (
             page := PAGES.get(request.path) or (self.page if request.path == "/hostile" else "")
         ) != "":
@@ -207,8 +207,8 @@ async def test_open_click_type_wait_text_and_screenshot(site: Site, tmp_path: Pa
         where={"path": "shots/one.png"},
     )
     assert result.status is ToolStatus.SUCCESS, result.error
-    said = [done["text"] for done in result.output["results"] if done["do"] == "text"]
-    assert said == ["go", "Hello Ada", "Hello Bob"]
+    texts = [done["text"] for done in result.output["results"] if done["do"] == "text"]
+    assert texts == ["go", "Hello Ada", "Hello Bob"]
     assert (result.output["title"], result.output["url"]) == ("Hello", f"{site.url}/hello?name=Bob")
     picture = (tmp_path / "shots/one.png").read_bytes()
     assert (picture[:8], int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])) == (
@@ -247,9 +247,9 @@ async def test_a_hostile_page_reaches_nothing_that_no_tool_may_reach(site: Site)
                 {"do": "text", "selector": "#out"},
             )
             assert result.status is ToolStatus.SUCCESS, result.error
-            said = result.output["results"][1]["text"]
-            assert "GOT" not in said
-            assert said.count("nothing of") == 11
+            text = result.output["results"][1]["text"]
+            assert "GOT" not in text
+            assert text.count("nothing of") == 11
             assert any(line.startswith("127.0.0.1:") for line in result.output["refused"])
             with pytest.raises(BlockingIOError):
                 udp.recv(100)
@@ -260,7 +260,7 @@ async def test_a_hostile_page_reaches_nothing_that_no_tool_may_reach(site: Site)
             assert "root:" not in str(left)
         saved = await browse(site, "/hostile", {"do": "click", "selector": "#save"})
         assert saved.status is ToolStatus.SUCCESS
-        assert (other.asked, six.asked) == ([], [])
+        assert (other.requested_paths, six.requested_paths) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ async def test_what_is_not_opened(site: Site, url: str, status: ToolStatus) -> N
         where = url.format(other=other.port, site=site.url)
         result = await browse(site, "/form", {"do": "open", "url": where}, {"do": "text"})
         assert (result.status, "action 1 (open" in result.error) == (status, True), result
-        assert other.asked == []
+        assert other.requested_paths == []
 
 
 async def test_limits(site: Site, tmp_path: Path) -> None:

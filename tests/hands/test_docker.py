@@ -137,9 +137,9 @@ async def test_a_container_that_goes_on(deliberations: Desk) -> None:
     )
     assert (done.output["exit_code"], done.output["output"]) == (3, "hello\n"), done.error
     async with asyncio.timeout(30):
-        while not (said := await deliberations.ask("logs", container=container)).output["output"]:
+        while not (logs := await deliberations.ask("logs", container=container)).output["output"]:
             await asyncio.sleep(0.1)
-    assert said.output == {"output": "ready\n", "truncated": False}
+    assert logs.output == {"output": "ready\n", "truncated": False}
     assert (await deliberations.ask("stop", container=container)).status is ToolStatus.SUCCESS
     assert (await deliberations.ask("ps")).output["containers"][0]["state"] == "exited"
     assert (await deliberations.ask("rm", container=container)).status is ToolStatus.SUCCESS
@@ -152,25 +152,25 @@ mkdir /tmp/m; mount -t tmpfs none /tmp/m; cat /proc/net/route; ls /var/run /run 
 
 async def test_every_container_is_bounded(deliberations: Desk) -> None:
     result = await deliberations.run("/bin/busybox", "sh", "-c", LOOK.replace("\n", ";"))
-    said = result.output["output"]
+    output = result.output["output"]
     status = dict(
         line.split(":", 1)
-        for line in said.splitlines()
+        for line in output.splitlines()
         if line.split(":")[0] in {"CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp", "Uid"}
     )
     assert {int(status[name], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {0}
     assert status["NoNewPrivs"].strip() == "1"
     assert status["Uid"].split() == ["65534"] * 4
     for path in ("/x", "/bin/x"):
-        assert f"touch: {path}: Read-only file system" in said
-    assert "wrote" in said
-    assert "mount: permission denied" in said
-    assert "docker.sock" not in said
+        assert f"touch: {path}: Read-only file system" in output
+    assert "wrote" in output
+    assert "mount: permission denied" in output
+    assert "docker.sock" not in output
     async with engine_at(deliberations.settings.host or "") as session:
         started = await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)
-        told = await session.call("GET", f"/containers/{started.output['container']}/json")
-    host = told["HostConfig"]
-    wanted = {
+        inspected = await session.call("GET", f"/containers/{started.output['container']}/json")
+    host = inspected["HostConfig"]
+    expected = {
         "NetworkMode": "none",
         "Privileged": False,
         "ReadonlyRootfs": True,
@@ -186,9 +186,9 @@ async def test_every_container_is_bounded(deliberations: Desk) -> None:
         "IpcMode": "private",
     }
     assert {
-        name: host[name] or (None if name == "CapAdd" else host[name]) for name in wanted
-    } == wanted
-    assert not host["Binds"] and not host["Devices"] and not told["Mounts"]  # noqa: PT018 - three ways in
+        name: host[name] or (None if name == "CapAdd" else host[name]) for name in expected
+    } == expected
+    assert not host["Binds"] and not host["Devices"] and not inspected["Mounts"]  # noqa: PT018 - three ways in
 
 
 async def test_limits_hold_and_say_so(host: str, root: Path, deliberations: Desk) -> None:

@@ -101,13 +101,16 @@ async def test_open_call_close_and_a_parked_request_that_runs_once(app: Served, 
     where = {"repository": {"url": str(repo_of(app))}, "role": "DEV"}
     assert (await web("POST", "/v1/workspaces", where, token=""))[0] == 401
     assert (await web("POST", "/v1/workspaces", where, token="x" * 20))[0] == 401
-    status, room = await web("POST", "/v1/workspaces", where)
-    assert status == 201, room
+    status, workspace = await web("POST", "/v1/workspaces", where)
+    assert status == 201, workspace
 
     async def call(
         tool: str, request_id: str, token: str = ALICE, **arguments: Any
     ) -> tuple[int, Mapping[str, Any]]:
-        named = {"workspace_id": room["workspace_id"], "capability_token": room["capability_token"]}
+        named = {
+            "workspace_id": workspace["workspace_id"],
+            "capability_token": workspace["capability_token"],
+        }
         return await web(
             "POST",
             f"/v1/tools/{tool}",
@@ -133,7 +136,7 @@ async def test_open_call_close_and_a_parked_request_that_runs_once(app: Served, 
         "error",
         "parked",
     }  # spent
-    assert (await web("DELETE", f"/v1/workspaces/{room['workspace_id']}"))[0] == 204
+    assert (await web("DELETE", f"/v1/workspaces/{workspace['workspace_id']}"))[0] == 204
     assert (await call("files.read", "r-5", path="src/utils.py"))[0] == 404
     assert (repo_of(app) / "README.md").exists()
 
@@ -176,11 +179,11 @@ async def test_tasks_show_a_live_and_a_failed_one(app: Served, web: Web) -> None
 
 async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(app: Served) -> None:
     stub: Any = AgentKernelStub(app.channel)
-    asked = kernel.CreateTaskRequest(
+    create = kernel.CreateTaskRequest(
         prompt=TASK, workspace=str(repo_of(app)), agent="DEV", task_id="kernel-1"
     )
-    task = await stub.CreateTask(asked, **as_(ALICE))
-    assert (await stub.CreateTask(asked, **as_(ALICE))).task_id == task.task_id == "kernel-1"
+    task = await stub.CreateTask(create, **as_(ALICE))
+    assert (await stub.CreateTask(create, **as_(ALICE))).task_id == task.task_id == "kernel-1"
     first = stub.StreamTaskEvents(
         kernel.StreamTaskEventsRequest(task_id=task.task_id), **as_(ALICE)
     )
@@ -287,8 +290,8 @@ async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: P
         web = Web(session)
 
         async def health(token: str = ALICE) -> tuple[int, str, dict[str, Any]]:
-            status, told = await web("GET", "/health", token=token)
-            return status, told["status"], {part["name"]: part for part in told["parts"]}
+            status, document = await web("GET", "/health", token=token)
+            return status, document["status"], {part["name"]: part for part in document["parts"]}
 
         async with scripted_model(scripted(by_task), port=int(port)):
             status, word, parts = await health()

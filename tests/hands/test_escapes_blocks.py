@@ -47,14 +47,14 @@ async def test_it_is_contained(walled: Castle, runner: LocalRunner, attempt: Att
         )
         return ran.status, f"{ran.printed}\n{ran.value}\n{ran.error}", ran.tier
 
-    status, said, tier = await run(filled(attempt.arguments["code"], words))
+    status, output, tier = await run(filled(attempt.arguments["code"], words))
     TIERS[tier] += 1
     assert isinstance(status, ToolStatus)
-    assert status is not ToolStatus.OUTCOME_UNKNOWN, said
-    assert SECRET not in said
+    assert status is not ToolStatus.OUTCOME_UNKNOWN, output
+    assert SECRET not in output
     walled.unharmed(mark)
-    status, said, tier = await run("ws.read('README.md').count('Sample')")
-    assert (status, said.split("\n")[1], tier) == (ToolStatus.SUCCESS, "1", "monty"), said
+    status, output, tier = await run("ws.read('README.md').count('Sample')")
+    assert (status, output.split("\n")[1], tier) == (ToolStatus.SUCCESS, "1", "monty"), output
 
 
 async def test_both_tiers_were_tried() -> None:

@@ -57,17 +57,17 @@ async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool:
     outside.mkdir()
     (outside / "f").write_text(SECRET, encoding="utf-8")
     stop = threading.Event()
-    door = inside / "door"
+    folder = inside / "door"
 
     def flip() -> None:
         steps: tuple[Callable[[], object], ...] = (
-            door.mkdir,
-            lambda: (door / "f").write_text("mine", encoding="utf-8"),
-            lambda: door.rename(inside / "old"),
-            lambda: door.symlink_to(outside),
+            folder.mkdir,
+            lambda: (folder / "f").write_text("mine", encoding="utf-8"),
+            lambda: folder.rename(inside / "old"),
+            lambda: folder.symlink_to(outside),
             lambda: shutil.rmtree(inside / "old"),
-            door.unlink,  # the tool may have made a folder of this name meanwhile
-            lambda: shutil.rmtree(door),
+            folder.unlink,  # the tool may have made a folder of this name meanwhile
+            lambda: shutil.rmtree(folder),
         )
         while not stop.is_set():
             for step in steps:

@@ -51,9 +51,9 @@ class Scene:
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[tuple[GitServer, GitServer]]:
-    wanted = "Basic " + base64.b64encode(_TOKEN.encode()).decode()
+    authorization = "Basic " + base64.b64encode(_TOKEN.encode()).decode()
     with (
-        git_server(tmp_path / "served", wanted) as server,
+        git_server(tmp_path / "served", authorization) as server,
         git_server(tmp_path / "public") as public,
     ):
         yield server, public
@@ -90,7 +90,7 @@ async def test_a_branch_is_pushed_once_and_never_moved(scene: Scene) -> None:
         assert "no commit of its own" in (await call(workspace, "git.push", branch="work")).error
         assert "there is no branch" in (await call(workspace, "git.push", branch="elsewhere")).error
         await call(workspace, "files.write", path="b.txt", content="better\n")
-        made = await call(workspace, "git.commit", message="Better")
+        committed = await call(workspace, "git.commit", message="Better")
         await call(workspace, "git.branch", name="fix")
         pushed = await call(workspace, "git.push", branch="fix")
         assert pushed.status is ToolStatus.SUCCESS, pushed
@@ -98,7 +98,7 @@ async def test_a_branch_is_pushed_once_and_never_moved(scene: Scene) -> None:
             "moothall/fix",
             f"{scene.server.url}/app.git",
         )
-        assert scene.app.git("rev-parse", "moothall/fix") == made.output["commit"]
+        assert scene.app.git("rev-parse", "moothall/fix") == committed.output["commit"]
         assert (await call(workspace, "git.push", branch="fix")).status is ToolStatus.SUCCESS, (
             "again changes nothing"
         )
@@ -107,7 +107,7 @@ async def test_a_branch_is_pushed_once_and_never_moved(scene: Scene) -> None:
         await call(workspace, "git.commit", message="Best")
         again = await call(workspace, "git.push", branch="fix")
         assert (again.status, "already another commit" in again.error) == (ToolStatus.ERROR, True)
-        assert scene.app.git("rev-parse", "moothall/fix") == made.output["commit"]
+        assert scene.app.git("rev-parse", "moothall/fix") == committed.output["commit"]
         scene.hands.repositories.registry.add(
             scene.hands.repositories.registry.find("app").model_copy(update={"push": "none"})
         )

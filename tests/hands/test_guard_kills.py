@@ -67,8 +67,8 @@ async def open_on(stub: Any, metadata: Any, folder: Path) -> pb.OpenWorkspaceRes
 
 
 def bus_of(command: Command) -> Any:
-    told = json.loads((command.data_dir / "serving.json").read_text(encoding="utf-8"))
-    return open_bus(BusSettings(), told["bus_url"])
+    serving = json.loads((command.data_dir / "serving.json").read_text(encoding="utf-8"))
+    return open_bus(BusSettings(), serving["bus_url"])
 
 
 async def results(bus: JetStreamBus, workspace: str) -> list[Mapping[str, Any]]:

@@ -106,11 +106,11 @@ async def test_five_failures_open_the_circuit_and_one_success_closes_it(
     app: ToolHouse, site: Site
 ) -> None:
     opened = await app.open()
-    said: list[str] = []
+    statuses: list[str] = []
 
     async def get() -> str:
-        result = await app.call(opened, "http.get", f"g-{len(said)}", url=f"{site.url}/x")
-        said.append(result.status)
+        result = await app.call(opened, "http.get", f"g-{len(statuses)}", url=f"{site.url}/x")
+        statuses.append(result.status)
         return str(result.status)
 
     site.broken = True
@@ -119,7 +119,7 @@ async def test_five_failures_open_the_circuit_and_one_success_closes_it(
     site.pause = 30.0  # a timeout is a failure like any other
     for _ in range(3):
         await get()
-    assert said == ["error", "error", "timeout", "timeout", "timeout"]
+    assert statuses == ["error", "error", "timeout", "timeout", "timeout"]
     before = site.seen.total()
     assert (await get(), site.seen.total()) == ("circuit_open", before)
     site.pause, site.broken = 0.0, False

@@ -68,7 +68,7 @@ def without(what: tuple[str, ...], *program: str, **variables: str) -> tuple[int
 
 
 def doctor(what: tuple[str, ...], tmp_path: Path, **variables: str) -> dict[str, dict[str, Any]]:
-    code, said = without(
+    code, output = without(
         what,
         "-c",
         "from moothall.cli.doctor import _walls\nimport asyncio, json, sys\nfrom dataclasses "
@@ -79,18 +79,18 @@ def doctor(what: tuple[str, ...], tmp_path: Path, **variables: str) -> dict[str,
         str(tmp_path),
         **variables,
     )
-    assert code == 0, said
-    return {found["part"].removeprefix("sandbox "): found for found in json.loads(said)}
+    assert code == 0, output
+    return {found["part"].removeprefix("sandbox "): found for found in json.loads(output)}
 
 
 @pytest.mark.parametrize("wall", ["landlock", "seccomp"])
 def test_a_missing_wall_is_named_and_stops_the_start(tmp_path: Path, wall: str) -> None:
-    code, said = without((wall,), "-c", START, str(tmp_path))
-    assert (code, f"REFUSED SANDBOX_UNAVAILABLE sandbox layer '{wall}' is missing: " in said) == (
+    code, output = without((wall,), "-c", START, str(tmp_path))
+    assert (code, f"REFUSED SANDBOX_UNAVAILABLE sandbox layer '{wall}' is missing: " in output) == (
         1,
         True,
-    ), said
-    assert f"sandbox.allow_degraded = ['{wall}']" in said
+    ), output
+    assert f"sandbox.allow_degraded = ['{wall}']" in output
     found = doctor((wall,), tmp_path)
     assert (found[wall]["ok"], bool(found[wall]["mend"])) == (False, True)
     alike = (
@@ -106,39 +106,41 @@ def test_a_wall_that_was_accepted_is_shown_and_the_rest_works(
     tmp_path: Path, wall: str, named: tuple[str, ...]
 ) -> None:
     allowed = json.dumps(named)
-    code, said = without(
+    code, output = without(
         (wall,), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed
     )
-    assert code == 0, said
+    assert code == 0, output
     assert (
         f"{len(LAYERS) - len(named)} of {len(LAYERS)} layers hold; missing: {', '.join(named)}"
-        in said
+        in output
     )
-    assert "the sandbox is degraded, as allowed" in said
-    assert [line for line in said.splitlines() if line.endswith(" 0.0")] == [
+    assert "the sandbox is degraded, as allowed" in output
+    assert [line for line in output.splitlines() if line.endswith(" 0.0")] == [
         f"GAUGE {name} 0.0" for name in named
     ]
-    assert said.count(" 1.0\n") == len(LAYERS) - len(named)
+    assert output.count(" 1.0\n") == len(LAYERS) - len(named)
     found = doctor((wall,), tmp_path, MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed)
     assert "missing, accepted by sandbox.allow_degraded" in found[wall]["detail"]
-    code, said = without((wall,), "-c", WORK, str(tmp_path / "work"), *named)
-    assert (code, "success 42" in said) == (0, True), said
+    code, output = without((wall,), "-c", WORK, str(tmp_path / "work"), *named)
+    assert (code, "success 42" in output) == (0, True), output
 
 
 def test_a_wall_accepted_does_not_excuse_another(tmp_path: Path) -> None:
-    code, said = without(
+    code, output = without(
         ("landlock",),
         "-c",
         START,
         str(tmp_path),
         MOOTHALL_SANDBOX__ALLOW_DEGRADED='["seccomp", "network"]',
     )
-    assert (code, "REFUSED SANDBOX_UNAVAILABLE sandbox layer 'landlock'" in said) == (1, True), said
+    assert (code, "REFUSED SANDBOX_UNAVAILABLE sandbox layer 'landlock'" in output) == (1, True), (
+        output
+    )
 
 
 def test_without_user_namespaces_there_is_no_sandbox(tmp_path: Path) -> None:
     everything = json.dumps(get_args(Wall))
-    code, said = without(
+    code, output = without(
         ("user-namespaces",),
         "-c",
         START,
@@ -147,9 +149,9 @@ def test_without_user_namespaces_there_is_no_sandbox(tmp_path: Path) -> None:
     )
     assert (
         code,
-        "sandbox layer 'bubblewrap' is missing: " in said,
-        "user.max_user_namespaces" in said,
-    ) == (1, True, True), said
+        "sandbox layer 'bubblewrap' is missing: " in output,
+        "user.max_user_namespaces" in output,
+    ) == (1, True, True), output
 
 
 def test_without_bubblewrap_the_start_is_refused(tmp_path: Path) -> None:

@@ -42,10 +42,10 @@ class Bench:
     app: Local
     workspace: LocalWorkspace
     runner: LocalRunner
-    asked: list[tuple[str, Mapping[str, Any]]]
+    calls: list[tuple[str, Mapping[str, Any]]]
 
     async def ask(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        self.asked.append((name, arguments))
+        self.calls.append((name, arguments))
         return await self.app.call(self.workspace, name, **arguments)
 
     async def run(self, code: str, **more: Any) -> BlockRun:
@@ -127,10 +127,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_each_ends_with_its_status_and_the_next_works(evaluator: Bench, name: str) -> None:
-    code, statuses, told = HOSTILE[name]
+    code, statuses, message = HOSTILE[name]
     ran = await evaluator.run(code)
     assert str(ran.status) in statuses.split("|"), ran
-    assert told in ran.error
+    assert message in ran.error
     assert ran.tier == "monty"
     after = await evaluator.run("ws.read('src/utils.py').count('def greet')")
     assert (after.status, after.value) == (ToolStatus.SUCCESS, 1), after
@@ -162,12 +162,12 @@ async def test_cpython_is_held_by_the_kernel(evaluator: Bench, name: str) -> Non
 
 
 async def test_paths_that_lead_out_are_refused_symlinks_too(evaluator: Bench) -> None:
-    made = await evaluator.app.call(
+    created = await evaluator.app.call(
         evaluator.workspace,
         "code.shell",
         command="ln -s /etc evil; ln -s ../../../etc/passwd worse; ls",
     )
-    assert made.status is ToolStatus.SUCCESS, made
+    assert created.status is ToolStatus.SUCCESS, created
     code = """told = []
 for path in ('../../etc/passwd', '/etc/passwd', 'evil/passwd', 'worse', 'src/../../x', '.git/config'):
     try:
@@ -242,16 +242,16 @@ async def test_the_time_of_tools_is_not_the_blocks(evaluator: Bench, first: str)
 async def test_a_block_stops_with_its_caller_and_at_its_deadline(
     evaluator: Bench, first: str
 ) -> None:
-    asked = asyncio.Event()
+    called = asyncio.Event()
 
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
-        asked.set()
+        called.set()
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
     block = CodeBlock(f"{first}ws.read('a')", TOOLS, in_seconds(60), "local")
     running = asyncio.ensure_future(evaluator.runner.run(block, evaluator.workspace, ask))
-    await asked.wait()
+    await called.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -302,7 +302,7 @@ async def test_what_monty_cannot_is_found_before_anything_is_done(
     ran = await evaluator.run(f"ws.write('count.txt', 'x')\n{code}")
     assert ran.tier == "python"
     assert why in ran.why
-    assert [name for name, _ in evaluator.asked] in (["files.write"], [])
+    assert [name for name, _ in evaluator.calls] in (["files.write"], [])
 
 
 async def test_without_the_right_to_read_files_there_is_no_cpython(evaluator: Bench) -> None:

@@ -186,10 +186,10 @@ def _toolchains(program: str) -> tuple[Path, ...]:
     """Rust lies in its owner's home, where rustup put it: the sandbox is shown that folder."""
     if program != "rustc":
         return ()
-    asked = subprocess.run(
+    completed = subprocess.run(
         ["rustc", "--print", "sysroot"], capture_output=True, text=True, check=True
     )
-    root = Path(asked.stdout.strip())
+    root = Path(completed.stdout.strip())
     return () if root.is_relative_to("/usr") else (root,)
 
 
@@ -269,11 +269,11 @@ async def test_the_package_manager_that_a_project_names_sets_it_up(
         files[".yarnrc.yml"] = f"npmRegistryServer: {registry.stdout.strip().rstrip('/')}\n"
     repo = make_repo(tmp_path / "repo", files)
     settings = load_settings(data_dir=tmp_path / "data")
-    told: list[str] = []
+    messages: list[str] = []
     async with open_workspace_services(settings) as hands:
         base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
-        prepared = await hands.repositories.prepare(base, told.append)
-    assert not any("trying with less" in line for line in told), told
+        prepared = await hands.repositories.prepare(base, messages.append)
+    assert not any("trying with less" in line for line in messages), messages
     run = prepared.runs["tests"]
     assert {case: str(outcome) for case, outcome in run.cases.items()} == {
         "sum.test.js::sums": "failed"

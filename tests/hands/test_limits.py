@@ -135,10 +135,10 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(
     [log] = [
         path.read_text(encoding="utf-8") for path in log_folder(tmp_path / "data").glob("hog.*.log")
     ]
-    first, told, last, *_ = log.splitlines()
+    first, line, last, *_ = log.splitlines()
     assert first.endswith(f"memory and processes are held by {cgroups.describe()}")
-    assert f" status={status} " in told
-    assert f"max_rss_bytes={stopped.usage.max_rss_bytes}" in told
+    assert f" status={status} " in line
+    assert f"max_rss_bytes={stopped.usage.max_rss_bytes}" in line
     assert " status=success exit_code=0 " in last
 
 
@@ -204,5 +204,5 @@ async def test_every_result_is_measured(tmp_path: Path) -> None:
 )
 def test_without_cgroups_the_same_limits_hold() -> None:
     """An ordinary user may write no cgroup here: rlimits, and a process tree that is looked at."""
-    code, said = run_as_ordinary_user("tests/hands/test_limits.py", ROOT)
-    assert code == 0, said
+    code, output = run_as_ordinary_user("tests/hands/test_limits.py", ROOT)
+    assert code == 0, output

@@ -31,9 +31,9 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_files_that_a_tool_changes_are_in_the_patch_and_reading_changes_nothing(
     tmp_path: Path, tools: Path
 ) -> None:
-    said = {"get": {"danger": "read"}, "about": {"danger": "read"}}
+    read_tools = {"get": {"danger": "read"}, "about": {"danger": "read"}}
     servers = {
-        "notes": honest(tools, files="write", tools=said),
+        "notes": honest(tools, files="write", tools=read_tools),
         "looks": honest(tools, files="read"),
     }
     async with hall(settings_with(tmp_path, tools, servers), tmp_path) as there:

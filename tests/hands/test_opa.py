@@ -84,4 +84,4 @@ async def test_a_server_that_hangs_and_one_that_dies_block(tmp_path: Path) -> No
             dead = await app.gate.call(app.seat(), tool_call(path="a", number=5))
     assert (hung.status, dead.status) == (ToolStatus.BLOCKED, ToolStatus.BLOCKED)
     assert "within 2 seconds" in hung.error
-    assert len(app.room.calls) == 2
+    assert len(app.workspace.calls) == 2

@@ -203,18 +203,24 @@ async def test_postgres_refuses_roles_that_a_transaction_does_not_hold(
     with psycopg.connect(boss, autocommit=True) as connection:
         connection.execute("grant pg_read_server_files to reader")
         try:
-            told = await ask(
+            refused = await ask(
                 "db.postgres", postgres(reader), query="select pg_read_file('/etc/passwd')"
             )
-            assert (told.status, "pg_read_server_files" in told.error) == (ToolStatus.BLOCKED, True)
+            assert (refused.status, "pg_read_server_files" in refused.error) == (
+                ToolStatus.BLOCKED,
+                True,
+            )
         finally:
             connection.execute("revoke pg_read_server_files from reader")
         connection.execute(
             "create function dblink_exec(text) returns text language sql as 'select $1'"
         )
         try:
-            told = await ask("db.postgres", postgres(reader), query="select 1")
-            assert (told.status, "dblink_exec(text)" in told.error) == (ToolStatus.BLOCKED, True)
+            refused = await ask("db.postgres", postgres(reader), query="select 1")
+            assert (refused.status, "dblink_exec(text)" in refused.error) == (
+                ToolStatus.BLOCKED,
+                True,
+            )
         finally:
             connection.execute("drop function dblink_exec(text)")
 
@@ -304,8 +310,8 @@ async def test_postgres_that_does_not_answer_or_lets_nobody_in(reader: str) -> N
 
 async def test_postgres_by_its_socket(boss: str, reader: str) -> None:
     with psycopg.connect(boss) as connection:
-        told = connection.execute("show unix_socket_directories").fetchone()
-    url = f"postgresql://reader:{PASSWORD}@/postgres?host={told[0] if told else ''}&port={urlsplit(reader).port}"
+        row = connection.execute("show unix_socket_directories").fetchone()
+    url = f"postgresql://reader:{PASSWORD}@/postgres?host={row[0] if row else ''}&port={urlsplit(reader).port}"
     assert (await ask("db.postgres", postgres(url), query="select ok()")).output["rows"] == [[7]]
     several = await ask(
         "db.postgres",
@@ -331,7 +337,7 @@ async def test_a_tenant_reaches_its_own_servers_and_no_others(reader: str) -> No
 
 
 async def test_postgres_says_what_is_wrong_with_a_query(reader: str) -> None:
-    for query, params, said in (
+    for query, params, message in (
         ("select", ["\0"], "NUL"),
         ("select $1::int + $2::int", ["1"], "bind message supplies 1 parameters"),
         ("select nothing from items", [], 'column "nothing" does not exist'),
@@ -339,7 +345,10 @@ async def test_postgres_says_what_is_wrong_with_a_query(reader: str) -> None:
         ("--", [], "one SELECT, VALUES or WITH"),
     ):
         result = await ask("db.postgres", postgres(reader), query=query, params=params)
-        assert (result.status in {ToolStatus.INVALID, ToolStatus.ERROR}, said in result.error) == (
+        assert (
+            result.status in {ToolStatus.INVALID, ToolStatus.ERROR},
+            message in result.error,
+        ) == (
             True,
             True,
         ), result

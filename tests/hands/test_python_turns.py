@@ -68,8 +68,8 @@ async def test_a_block_changes_the_workspace_through_the_gate(council: Open) -> 
 
 
 async def test_the_same_in_blocks(council: Open) -> None:
-    said = f"append it\n<python>\n{APPEND}\n</python>"
-    async with council(script(said), schemas=False) as app:
+    reply = f"append it\n<python>\n{APPEND}\n</python>"
+    async with council(script(reply), schemas=False) as app:
         events = await app.run(app.deliberation("single", 1))
     assert outcomes(events) == {ONE: "proposed"}
 
@@ -93,7 +93,7 @@ async def test_one_tool_and_several_tools_are_plans(council: Open, schemas: bool
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("reply", "correction"),
     [
         ("I would look at the file first.", "it holds none of"),
         (
@@ -105,11 +105,11 @@ async def test_one_tool_and_several_tools_are_plans(council: Open, schemas: bool
     ],
 )
 async def test_neither_and_both_are_answered_with_what_is_right(
-    council: Open, said: str, told: str
+    council: Open, reply: str, correction: str
 ) -> None:
-    async with council(script(said, f"<python>{APPEND}</python>"), schemas=False) as app:
+    async with council(script(reply, f"<python>{APPEND}</python>"), schemas=False) as app:
         events = await app.run(app.deliberation("single", 1))
-    assert told in app.server.requests[1].prompt
+    assert correction in app.server.requests[1].prompt
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -200,8 +200,8 @@ async def test_what_the_gate_refuses_it_refuses_a_block_too(council: Open) -> No
     )
     async with council(script(code(trying), code(APPEND))) as app:
         events = await app.run(app.deliberation("single", 1))
-    told = app.server.requests[1].prompt
-    assert "root:" not in told
+    prompt = app.server.requests[1].prompt
+    assert "root:" not in prompt
     refused = [
         data["status"]
         for data in of(events, EventType.TOOL_FINISHED)

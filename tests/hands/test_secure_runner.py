@@ -145,7 +145,7 @@ async def test_limits_of_the_request_hold(app: ToolHouse) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"execution_id": ""}, "execution_id"),
         ({"code": "  "}, "code has"),
@@ -155,11 +155,13 @@ async def test_limits_of_the_request_hold(app: ToolHouse) -> None:
         ({"limits": pb.Limits(timeout_ms=-1)}, "limits.timeout_ms"),
     ],
 )
-async def test_what_is_wrong_is_named(app: ToolHouse, fields: dict[str, object], told: str) -> None:
+async def test_what_is_wrong_is_named(
+    app: ToolHouse, fields: dict[str, object], message: str
+) -> None:
     opened = await app.open()
-    wanted = {"execution_id": "e-1", "code": "1", **fields}
-    with pytest.raises(grpc.aio.AioRpcError, match=told) as refused:
-        await app.execute(opened, **wanted)  # type: ignore[arg-type]  # that is what is tested
+    arguments = {"execution_id": "e-1", "code": "1", **fields}
+    with pytest.raises(grpc.aio.AioRpcError, match=message) as refused:
+        await app.execute(opened, **arguments)  # type: ignore[arg-type]  # that is what is tested
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

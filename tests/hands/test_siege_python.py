@@ -43,11 +43,11 @@ class Den:
 
     runner: LocalRunner
     workspace: LocalWorkspace
-    asked: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
 
     async def ask(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Answer with a text; a path `slow` takes its time."""
-        self.asked.append((name, arguments))
+        self.calls.append((name, arguments))
         if arguments.get("path") == "slow":
             await asyncio.sleep(8)
         if name != "files.read":
@@ -109,7 +109,7 @@ async def test_one_that_asks_without_end_is_ended(tmp_path: Path) -> None:
             "while True:\n    say({'op': 'call', 'name': 'no.tool', 'args': {}}); os.read(fd, "
             "100000)"
         )
-        assert (ran.status, len(app.asked)) == (ToolStatus.BUDGET_EXCEEDED, 300), ran
+        assert (ran.status, len(app.calls)) == (ToolStatus.BUDGET_EXCEEDED, 300), ran
         assert (await app.run("1 + 1")).value == 2
 
 

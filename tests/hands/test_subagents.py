@@ -115,7 +115,7 @@ async def test_narrowed_agents_have_less(council: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "settings", "told"),
+    ("block", "settings", "message"),
     [
         (
             "agents.run(['a', 'b', 'c'])",
@@ -132,14 +132,14 @@ async def test_narrowed_agents_have_less(council: Open) -> None:
     ],
 )
 async def test_how_many_is_bounded(
-    council: Open, block: str, settings: dict[str, int], told: str
+    council: Open, block: str, settings: dict[str, int], message: str
 ) -> None:
     async with council(
         script(code(block), lambda _body, _number: finish("done")),
         python=RunnerSettings(**settings),
     ) as app:
         events = await app.run(app.deliberation("single", 1))
-    assert told in next(
+    assert message in next(
         call.prompt for call in app.server.requests if call.call_id.endswith("/0.2")
     )
     assert outcomes(events) == {ONE: "proposed"}
@@ -154,9 +154,9 @@ async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(
     )
 
     def agent(body: dict[str, Any], _number: int) -> str:
-        told = body["messages"][-1]["content"]
-        if "python: success" in told:
-            return finish("deepest" if "'agents' is not defined" in told else "middle")
+        content = body["messages"][-1]["content"]
+        if "python: success" in content:
+            return finish("deepest" if "'agents' is not defined" in content else "middle")
         return deeper
 
     async with council(
@@ -200,13 +200,13 @@ async def test_recorded_agents_are_not_asked_again(council: Open) -> None:
         script(code("print(agents.run(['a', 'b']))"), lambda _body, _number: finish("done"))
     ) as app:
         events = await app.run(app.deliberation("single", 1))
-        asked = len(app.server.requests)
+        calls = len(app.server.requests)
         await app.run(app.deliberation("single", 1), Recording.of(events))
-        assert len(app.server.requests) == asked
+        assert len(app.server.requests) == calls
 
 
 @pytest.mark.parametrize(
-    ("said", "why", "turns"),
+    ("reply", "why", "turns"),
     [
         (
             act(("files.read", {"path": "src/utils.py"})),
@@ -222,10 +222,10 @@ async def test_recorded_agents_are_not_asked_again(council: Open) -> None:
     ],
 )
 async def test_an_agent_that_goes_in_circles_ends_as_a_seat_does(
-    council: Open, said: str, why: str, turns: int
+    council: Open, reply: str, why: str, turns: int
 ) -> None:
     async with council(
-        script(code("print(agents.run('go on'))"), lambda _body, _number: said)
+        script(code("print(agents.run('go on'))"), lambda _body, _number: reply)
     ) as app:
         await app.run(app.deliberation("single", 1))
     assert len(calls_of(app)) == turns

@@ -58,9 +58,9 @@ def by_talk(body: dict[str, Any], _headers: Mapping[str, str]) -> str | Fault:
             finish("Written down.") if done else turn("files.write", path="NOTES.md", content=NOTES)
         )
     if "before" in task:
-        asked = re.findall(r"--- asked \[\w+\] ---\n(.*)\n", prompt)
+        questions = re.findall(r"--- asked \[\w+\] ---\n(.*)\n", prompt)
         return finish(
-            f"You asked: {'; '.join(asked)}. hello_world is "
+            f"You asked: {'; '.join(questions)}. hello_world is "
             f"{'' if 'def hello_world' in prompt else 'not '}there."
         )
     return turn("files.append", path="src/utils.py", content=SOLVED)
@@ -131,7 +131,7 @@ async def test_what_was_not_taken_over_comes_with_what_needs_it(
 async def test_nothing_that_could_go_on_is_said(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
-    for args, wanted in (
+    for args, message in (
         (("--continue", "What did I ask before?"), "nothing was asked about"),
         (("--continue", "task-nowhere", "What?"), "no task 'task-nowhere'"),
         (("--continue", "task-nowhere"), "nothing is asked"),
@@ -139,7 +139,7 @@ async def test_nothing_that_could_go_on_is_said(
         (("--server", "127.0.0.1:9", "--continue", "What did I ask?"), "name it, --continue TASK"),
     ):
         done = await command("ask", *args, cwd=repo)
-        assert (done.code, wanted in done.err) == (2, True), done.err
+        assert (done.code, message in done.err) == (2, True), done.err
     text = await command("ask", "--continue", "What did I ask before?", cwd=tmp_path)
     assert "nothing was asked about text yet" in text.err
 
@@ -189,7 +189,7 @@ class Terminal:
 
     ours: int
     process: asyncio.subprocess.Process
-    said: str = ""
+    output: str = ""
     _chunks: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
 
     def type(self, text: str) -> None:
@@ -198,12 +198,12 @@ class Terminal:
     async def until(self, words: str) -> str:
         """Return what was said up to these words, which come later than those waited for before."""
         async with asyncio.timeout(180):
-            while words not in self.said:
-                self.said += (
+            while words not in self.output:
+                self.output += (
                     (await self._chunks.get()).decode(errors="replace").replace("\r\n", "\n")
                 )
-        told, _, self.said = self.said.partition(words)
-        return told
+        before, _, self.output = self.output.partition(words)
+        return before
 
     def take(self) -> None:
         try:
@@ -268,8 +268,8 @@ async def test_on_a_terminal_one_question_comes_after_the_other(
         await person.until("applied to src/utils.py")
         assert "def hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")
         person.type("What did I ask\\\nbefore?\n")
-        told = " ".join((await person.until("is there.")).split())
-        assert f"You asked: {TASK}; HANG for ever. hello_world" in told
+        answer = " ".join((await person.until("is there.")).split())
+        assert f"You asked: {TASK}; HANG for ever. hello_world" in answer
         person.type("/new\nWhat did I ask before?\n")
         assert "You asked: ." in " ".join((await person.until("not there.")).split())
         person.type("\x04")
@@ -313,7 +313,7 @@ async def test_a_run_is_forked_without_a_call_of_what_it_takes_over(
         "long-1-f2",
         True,
     ), again.err
-    for args, wanted in (
+    for args, message in (
         (("--turn", "9", "long-1"), "has no turn 9 to fork from; its turns: 1 to 2"),
         (
             ("--turn", "1", "--seat", "7", "long-1"),
@@ -322,7 +322,7 @@ async def test_a_run_is_forked_without_a_call_of_what_it_takes_over(
         (("--turn", "1", "nowhere"), "no task 'nowhere'"),
     ):
         done = await command("fork", *args)
-        assert (done.code, wanted in done.err) == (2, True), done.err
+        assert (done.code, message in done.err) == (2, True), done.err
 
 
 async def killed_and_again(
@@ -359,8 +359,8 @@ async def test_a_house_that_is_killed_goes_on_with_the_question_and_with_the_for
     assert first.code == 0, first.err
     seat = "agent-dev-001/propose"
     ask = ("ask", "--json", "--task-id", "second", f"SLOWLY {TASK}", "--continue")
-    asked = await killed_and_again(command, model, "second", *ask, cwd=repo)
-    assert asked.count(f"second/{seat}/0.1") == 1
+    call_ids = await killed_and_again(command, model, "second", *ask, cwd=repo)
+    assert call_ids.count(f"second/{seat}/0.1") == 1
     shown = await command("show", "second")
     assert shown.out.startswith(f"after {first.document['task_id']}: ")
     fork = ("fork", "--json", "--task-id", "third", "--turn", "1", "second", "SAY otherwise")

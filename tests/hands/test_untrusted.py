@@ -119,7 +119,7 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
             "--json",
         )
         graph = await command("graph", "query", "provenance", *asking)
-        asked = [json.dumps(call.body) for call in model.requests]
+        bodies = [json.dumps(call.body) for call in model.requests]
     assert (graph.code, "agent-dev-001" in graph.out) == (0, True), graph.err
 
     # The one who did the task won, whatever reviews said, and its branch is what was run, the old
@@ -150,19 +150,19 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
 
     # Fenced wherever it was shown: an order never stands at the beginning of a message, nor outside
     # a fence.
-    showing = [body for body in asked if "IGNORE ALL PREVIOUS" in body]
+    showing = [body for body in bodies if "IGNORE ALL PREVIOUS" in body]
     assert showing
     for body in showing:
         for message in json.loads(body)["messages"]:
             assert outside_fences(message["content"]).count("IGNORE ALL PREVIOUS") == 0
 
     for secret in PLANTED:
-        assert [body for body in asked if secret in body] == [], f"{secret} reached the model"
+        assert [body for body in bodies if secret in body] == [], f"{secret} reached the model"
         assert places(tmp_path / "data", secret) == []
         assert [
             name
-            for name, said in (("deliberate", done), ("log", log), ("graph", graph))
-            if secret in said.out + said.err
+            for name, finished in (("deliberate", done), ("log", log), ("graph", graph))
+            if secret in finished.out + finished.err
         ] == []
     assert len(recorded(tmp_path / "data")) > 3
     assert "redacted" in events

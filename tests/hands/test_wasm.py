@@ -184,7 +184,7 @@ async def test_it_gets_its_arguments_and_what_it_names_and_nothing_else(tmp_path
 
 
 async def test_every_limit_ends_it_in_its_own_way_and_is_counted(tmp_path: Path) -> None:
-    wanted = {
+    expected = {
         "spin": (ToolStatus.CPU, "fuel"),
         "declared": (ToolStatus.MEMORY, "memory"),
         "hungry": (ToolStatus.MEMORY, "memory"),
@@ -192,7 +192,7 @@ async def test_every_limit_ends_it_in_its_own_way_and_is_counted(tmp_path: Path)
         "chatty": (ToolStatus.OUTPUT, "output"),
     }
     async with _app(tmp_path, memory_bytes=10_000_000, fuel=300_000_000) as run:
-        for name, (status, limit) in wanted.items():
+        for name, (status, limit) in expected.items():
             before = metrics.WASM_LIMITS.values.get((f"wasm.{name}", limit), 0)
             ended = await run(name)
             assert (name, ended.status) == (name, status), ended

@@ -47,7 +47,7 @@ def make_flow(folder: Path) -> Path:
     return folder / "repo"
 
 
-async def said(process: asyncio.subprocess.Process, words: str) -> list[str]:
+async def read_until(process: asyncio.subprocess.Process, words: str) -> list[str]:
     """Read the lines of a command up to one with these words."""
     assert process.stdout is not None
     lines = []
@@ -64,7 +64,7 @@ async def test_a_command_that_is_killed_goes_on_under_its_id(tmp_path: Path) -> 
     command = Command(tmp_path / "data")
     run = ("tools", "run", str(tmp_path / "flow.yaml"), "--repo", str(repo), "--id", "counting")
     first = await command.start(*run)
-    lines = await said(first, "b: started")
+    lines = await read_until(first, "b: started")
     assert any(line.startswith("[1/5] a: succeeded") for line in lines), lines
     await asyncio.sleep(2)
     first.kill()
@@ -79,8 +79,11 @@ async def test_a_command_that_is_killed_goes_on_under_its_id(tmp_path: Path) -> 
         "d": 1,
         "read": 1,
     }
-    told = await command(*run)  # it is over: told again, and nothing runs
-    assert (told.code, told.out.splitlines()[-1]) == (0, "[5/5] workflow counting: succeeded")
+    repeated = await command(*run)  # it is over: told again, and nothing runs
+    assert (repeated.code, repeated.out.splitlines()[-1]) == (
+        0,
+        "[5/5] workflow counting: succeeded",
+    )
     verified = await command("audit", "verify")
     assert (verified.code, "1 calls whose end is not recorded: whole" in verified.out) == (
         0,
@@ -157,13 +160,13 @@ def flow_document() -> dict[str, Any]:
 async def serve(command: Command) -> tuple[asyncio.subprocess.Process, Any, Any]:
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
-    said: list[str] = []
+    lines: list[str] = []
     async with asyncio.timeout(240):
         while line := (await server.stderr.readline()).decode():
-            said.append(line)
+            lines.append(line)
             if line.startswith("serving gRPC on"):
                 break
-    assert line, "".join(said)
+    assert line, "".join(lines)
     channel = grpc.aio.insecure_channel(line.split()[3].rstrip(";"))
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
     return server, pb_grpc.ToolServiceStub(channel), (("authorization", f"Bearer {token}"),)

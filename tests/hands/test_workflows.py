@@ -56,7 +56,7 @@ def count(name: str, **more: Any) -> dict[str, Any]:
     return step(name, "files.append", path="count.txt", content=f"{name}\n", **more)
 
 
-def said(events: list[pb.WorkflowEvent]) -> list[str]:
+def state_lines(events: list[pb.WorkflowEvent]) -> list[str]:
     return [
         f"{event.step or 'workflow'}{' undo' if event.compensation else ''} {event.state}"
         for event in events
@@ -95,9 +95,9 @@ async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
         ],
     }
     events = await app.flow(opened, flow)
-    assert said(events)[0] == "workflow started"
-    assert said(events)[-1] == "workflow succeeded"
-    assert [told for told in said(events) if told.startswith("run")] == [
+    assert state_lines(events)[0] == "workflow started"
+    assert state_lines(events)[-1] == "workflow succeeded"
+    assert [line for line in state_lines(events) if line.startswith("run")] == [
         "run started",
         "run retrying",
         "run started",
@@ -107,8 +107,10 @@ async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
     assert [event.seq for event in events] == sorted({event.seq for event in events})
     assert await read(app, opened, "b.py") == "# copied\nA = 1\n"
     # Sent again it is told again, and after a seq only the rest; nothing runs.
-    assert said(await app.flow(opened, flow)) == said(events)
-    assert said(await app.flow(opened, flow, after_seq=events[-2].seq)) == ["workflow succeeded"]
+    assert state_lines(await app.flow(opened, flow)) == state_lines(events)
+    assert state_lines(await app.flow(opened, flow, after_seq=events[-2].seq)) == [
+        "workflow succeeded"
+    ]
     with pytest.raises(grpc.aio.AioRpcError) as other:
         await app.flow(opened, {**flow, "steps": flow["steps"][:1]})
     assert other.value.code() is grpc.StatusCode.ALREADY_EXISTS
@@ -156,7 +158,7 @@ async def test_what_was_done_is_undone_in_reverse(app: ToolHouse) -> None:
             ]
         },
     )
-    assert said(events)[-6:] == [
+    assert state_lines(events)[-6:] == [
         "d skipped",
         "b undo started",
         "b undo succeeded",
@@ -195,7 +197,7 @@ async def test_a_workspace_is_its_workflows_until_that_ends(app: ToolHouse) -> N
             "steps": [count("a"), step("b", "code.shell", command="sleep 3; echo x >> count.txt")],
         },
     )
-    assert said(events)[-1] == "workflow succeeded"
+    assert state_lines(events)[-1] == "workflow succeeded"
     assert await read(app, opened, "count.txt") == "a\nx\n"
     assert (await app.call(opened, "files.write", "mine", path="x", content="")).status == "success"
 
@@ -214,7 +216,7 @@ async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(app: To
         await asyncio.sleep(0.05)
     os.kill(app.pid(opened.workspace_id), signal.SIGKILL)
     events += [event async for event in stream]
-    assert said(events)[-1] == "workflow succeeded", events
+    assert state_lines(events)[-1] == "workflow succeeded", events
     assert [
         event.attempt for event in events if event.step == "b" and event.state == "started"
     ] == [1, 2]

@@ -17,10 +17,10 @@ AC = (
 PICTURES = os.environ.get("PICTURES_FOLDER", "")
 
 
-async def until(told: Callable[[], Awaitable[bool]], seconds: float = 240) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 240) -> None:
     """Wait until something holds."""
     async with asyncio.timeout(seconds):
-        while not await told():
+        while not await condition():
             await asyncio.sleep(0.2)
 
 

@@ -67,11 +67,11 @@ async def test_a_story_from_sign_in_to_the_commit(
         assert "def hello_world" in commits(repo, branch)
         await who.page.get_by_role("link", name="Where do its lines come from?").click()
         await who.page.get_by_role("link", name="src/utils.py").click()
-        for line, said in ((4, "Add hello_world"), (9, "sent back")):
+        for line, origin_text in ((4, "Add hello_world"), (9, "sent back")):
             await who.page.get_by_role("link", name=f"Where line {line} comes from").click()
             origin = who.page.get_by_role("region", name=f"Line {line} of src/utils.py")
             await expect(origin).to_contain_text("Greet the world")
-            await expect(origin).to_contain_text(said)
+            await expect(origin).to_contain_text(origin_text)
             await expect(origin).to_contain_text("local approved")
         await who.page.get_by_role("link", name="Walk the graph from this commit").click()
         await who.page.get_by_role("link", name="Proposal").first.click()

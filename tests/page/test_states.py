@@ -187,4 +187,6 @@ async def test_a_provider_on_another_site_signs_a_browser_in(
             await expect(
                 who.page.get_by_role("heading", name="Sign in", exact=True)
             ).to_be_visible()
-            assert [asked for asked in who.wrong if f"asked {there.issuer}/" not in asked] == []
+            assert [
+                problem for problem in who.wrong if f"asked {there.issuer}/" not in problem
+            ] == []

@@ -60,9 +60,12 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
     something and go on until somebody stops them.
     """
     del headers
-    said, prompt = task_of(body), "\n".join(str(message["content"]) for message in body["messages"])
-    if "Divide this story" in said:
-        count = len(re.findall(r"(?m)^\d+\. ", said.partition("Divide this story")[2])) or 1
+    task_text, prompt = (
+        task_of(body),
+        "\n".join(str(message["content"]) for message in body["messages"]),
+    )
+    if "Divide this story" in task_text:
+        count = len(re.findall(r"(?m)^\d+\. ", task_text.partition("Divide this story")[2])) or 1
         task = {
             "id": "hello",
             "role": "dev",
@@ -76,13 +79,13 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
             "criteria": [1],
             "after": ["hello"],
         }
-        tasks = [task, more] if "SLOW" in said else [task]
+        tasks = [task, more] if "SLOW" in task_text else [task]
         return json.dumps({"thought": "", "finish": json.dumps({"tasks": tasks})})
-    if "SLOW" in said:
+    if "SLOW" in task_text:
         return Fault("silent", f"I would write {HOSTILE} ")
-    if "sent back" in said and "in French" in said:
+    if "sent back" in task_text and "in French" in task_text:
         return turn("files.append", path="src/utils.py", content=FRENCH)
-    if "HOSTILE" in said and "<script" not in prompt.partition("src/utils.py")[2]:
+    if "HOSTILE" in task_text and "<script" not in prompt.partition("src/utils.py")[2]:
         return turn("files.append", path="src/utils.py", content=f"{HELLO}\n\n# {HOSTILE}\n")
     return turn("files.append", path="src/utils.py", content=HELLO)
 
@@ -166,12 +169,14 @@ async def reader(
     page.on("pageerror", lambda error: found.note(f"error: {error}"))
     page.on(
         "console",
-        lambda said: found.note(f"console: {said.text}") if said.type == "error" else None,
+        lambda message: found.note(f"console: {message.text}") if message.type == "error" else None,
     )
     page.on(
         "request",
-        lambda asked: (
-            None if asked.url.startswith((found.web, "data:")) else found.note(f"asked {asked.url}")
+        lambda request: (
+            None
+            if request.url.startswith((found.web, "data:"))
+            else found.note(f"asked {request.url}")
         ),
     )
     try:

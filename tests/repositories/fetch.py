@@ -79,13 +79,13 @@ def projects(listed: Path = LIST) -> list[Project]:
     ]
 
 
-def _package(said: Mapping[str, Any], name: str, ecosystem: str) -> Package:
+def _package(entry: Mapping[str, Any], name: str, ecosystem: str) -> Package:
     return Package(
-        said.get("ecosystem", ecosystem),
-        said.get("name", name),
-        said["version"],
-        said["hash"],
-        said.get("inside", ""),
+        entry.get("ecosystem", ecosystem),
+        entry.get("name", name),
+        entry["version"],
+        entry["hash"],
+        entry.get("inside", ""),
     )
 
 
@@ -162,21 +162,21 @@ def _added(folder: str, names: list[str]) -> list[str]:
 
 
 def _sdist(package: Package, folder: Path) -> Path:
-    wanted = folder / "wanted.txt"
-    wanted.write_text(
+    requirements = folder / "wanted.txt"
+    requirements.write_text(
         f"{package.name}=={package.version} --hash=sha256:{package.hash}\n", encoding="utf-8"
     )
-    options = ["--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", str(wanted)]
+    options = ["--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", str(requirements)]
     _run(sys.executable, "-m", "pip", "download", "--quiet", *options, cwd=folder)
     found = [path for path in folder.iterdir() if path.name.endswith((".tar.gz", ".zip"))]
     return found[0]
 
 
 def _module(package: Package, folder: Path) -> Path:
-    told = json.loads(
+    download = json.loads(
         _run("go", "mod", "download", "-json", f"{package.name}@{package.version}", cwd=folder)
     )
-    return Path(told["Zip"])
+    return Path(download["Zip"])
 
 
 def _crate(package: Package, folder: Path) -> Path:

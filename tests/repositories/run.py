@@ -133,7 +133,7 @@ def _judge(
         (each["seat"], each["passed_gates"], each["proven"], each["reasons"])
         for each in document["results"]
     ]
-    told = json.dumps(
+    summary = json.dumps(
         {
             "exit": code,
             "right": sorted(right),
@@ -143,20 +143,20 @@ def _judge(
         indent=1,
     )
     assert all(seat in right for seat, gates, proven, _ in places if gates and proven), (
-        f"a wrong answer is proven: {told}"
+        f"a wrong answer is proven: {summary}"
     )
     if not right:
-        assert (code, document["winner_id"]) == (1, ""), f"a wrong answer won: {told}"
+        assert (code, document["winner_id"]) == (1, ""), f"a wrong answer won: {summary}"
         return
-    assert document["winner_id"] in right, f"no right answer won: {told}"
-    assert (code, document["proven"]) == (0, True), f"it is not proven: {told}"
+    assert document["winner_id"] in right, f"no right answer won: {summary}"
+    assert (code, document["proven"]) == (0, True), f"it is not proven: {summary}"
     assert repo.git("rev-parse", f"{document['branch']}^{{tree}}") == released, (
         "the branch holds more than the mended function"
     )
 
 
 async def main(
-    wanted: Sequence[Project], *, chance: float, data: Path, keep: bool = False
+    selected: Sequence[Project], *, chance: float, data: Path, keep: bool = False
 ) -> tuple[list[Row], list[str]]:
     """Play every project, one after the other; return the rows and what went wrong. `keep`: write
     each line into the page at once.
@@ -164,7 +164,7 @@ async def main(
     settings = load_settings().model_copy(update={"data_dir": data})
     player, rows, wrong = Player(chance), list[Row](), list[str]()
     async with scripted_model(player.answer()) as server:
-        for project in wanted:
+        for project in selected:
             programs = {
                 PROGRAMS[one]
                 for one in (project.ecosystem, *(package.ecosystem for package in project.packages))
@@ -213,26 +213,26 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    asked = _arguments()
-    part, parts = (int(number) for number in asked.part.split("/"))
+    options = _arguments()
+    part, parts = (int(number) for number in options.part.split("/"))
     listed = projects()
-    if unknown := set(asked.names) - {project.name for project in listed}:
+    if unknown := set(options.names) - {project.name for project in listed}:
         sys.exit(
             f"unknown: {', '.join(sorted(unknown))}; there are "
             f"{', '.join(project.name for project in listed)}"
         )
     chosen = (
-        [project for project in listed if project.name in asked.names]
-        if asked.names
+        [project for project in listed if project.name in options.names]
+        if options.names
         else listed[(part - 1) % parts :: parts]
     )
     with tempfile.TemporaryDirectory(prefix="moothall-") as fresh:
         done, bad = asyncio.run(
             main(
                 chosen,
-                chance=0.0 if asked.wrong_only else 0.5,
-                data=asked.data or Path(fresh),
-                keep=asked.write,
+                chance=0.0 if options.wrong_only else 0.5,
+                data=options.data or Path(fresh),
+                keep=options.write,
             )
         )
     print(

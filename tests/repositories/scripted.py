@@ -46,10 +46,8 @@ class Riddle:
         path, other = self.first.path, self.second.path
         if how == 0:
             broken = {**self.texts, path: self.broken}
-            wanted = {**self.texts, other: self.second.broken(self.texts[other])}
-            return [
-                _edit(each, broken[each], wanted[each]) for each in dict.fromkeys((path, other))
-            ]
+            files = {**self.texts, other: self.second.broken(self.texts[other])}
+            return [_edit(each, broken[each], files[each]) for each in dict.fromkeys((path, other))]
         if how == 1 and self.tests:
             return [
                 {"tool": "files.write", "args": {"path": test, "content": ""}}

@@ -72,8 +72,8 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
             if name not in prepared.base.profile.advisory
         }
         if not any(_green(runs)):
-            told = "; ".join(f"{name}: {run.output[-2000:]}" for name, run in runs.items())
-            raise NothingFound(f"nothing is green before: {told or 'no check'}")
+            outputs = "; ".join(f"{name}: {run.output[-2000:]}" for name, run in runs.items())
+            raise NothingFound(f"nothing is green before: {outputs or 'no check'}")
         kept: list[tuple[Fault, frozenset[str]]] = []
         tried = 0
         async for fault, red in _tell(

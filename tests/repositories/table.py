@@ -72,12 +72,12 @@ def _line(row: Row) -> str:
 def _cases(row: Row) -> str:
     counts = Counter(outcome for run in row.found.base.values() for outcome in run.cases.values())
     red = counts["failed"] + counts["errored"]
-    told = [
+    parts = [
         f"{counts['passed']} green",
         *([f"{red} red"] if red else []),
         *([f"{counts['skipped']} skipped"] if counts["skipped"] else []),
     ]
-    return ", ".join(told) if counts else "told as one"
+    return ", ".join(parts) if counts else "told as one"
 
 
 def _fault(row: Row) -> str:

@@ -36,8 +36,10 @@ class App:
         return self.of("services")
 
     def link(self, name: str, seconds: int = 60) -> BusSettings:
-        said = accounts.mint((self.keys / "links.json").read_text(encoding="utf-8"), name, seconds)
-        return BusSettings.model_validate({"url": self.url, "credentials": said})
+        credentials = accounts.mint(
+            (self.keys / "links.json").read_text(encoding="utf-8"), name, seconds
+        )
+        return BusSettings.model_validate({"url": self.url, "credentials": credentials})
 
 
 @asynccontextmanager
@@ -47,11 +49,11 @@ async def served(folder: Path, keys: Path) -> AsyncIterator[App]:
         port = free.getsockname()[1]
     conf = folder / "nats.conf"
     store = json.dumps(str(folder / "js"))
-    said = (
+    config = (
         f"listen: 127.0.0.1:{port}\njetstream {{ store_dir: {store} }}\n"
         f"{(keys / 'accounts.conf').read_text(encoding='utf-8')}"
     )
-    conf.write_text(said, encoding="utf-8")
+    conf.write_text(config, encoding="utf-8")
     server = await asyncio.create_subprocess_exec(
         _binary(), "-c", str(conf), stderr=asyncio.subprocess.PIPE
     )
@@ -70,10 +72,10 @@ async def served(folder: Path, keys: Path) -> AsyncIterator[App]:
 
 async def refused(bus: BusSettings, *, publish: str = "", subscribe: str = "") -> str:
     """Try it, and return what the server said of it, "" when it said nothing."""
-    said: list[str] = []
+    errors: list[str] = []
 
     async def error(problem: Exception) -> None:
-        said.append(str(problem).lower())
+        errors.append(str(problem).lower())
 
     assert bus.credentials is not None
     credentials = RawCredentials(bus.credentials.get_secret_value())
@@ -85,10 +87,10 @@ async def refused(bus: BusSettings, *, publish: str = "", subscribe: str = "") -
         await (client.publish(publish, b"x") if publish else client.subscribe(subscribe))
         await client.flush()
         async with asyncio.timeout(5):
-            while not said:
+            while not errors:
                 await asyncio.sleep(0.01)
     except (nats.errors.Error, TimeoutError):
         pass
     finally:
         await client.close()
-    return " ".join(said)
+    return " ".join(errors)

@@ -70,7 +70,7 @@ def certificate(folder: Path) -> dict[str, Any]:
     name them.
     """
     key, cert = folder / "key.pem", folder / "cert.pem"
-    made = [
+    command = [
         "openssl",
         "req",
         "-x509",
@@ -83,7 +83,9 @@ def certificate(folder: Path) -> dict[str, Any]:
         "2",
     ]
     subject = ["-subj", "/CN=localhost", "-addext", f"subjectAltName=DNS:localhost,IP:{EVERYWHERE}"]
-    subprocess.run([*made, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    subprocess.run(
+        [*command, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True
+    )
     return {"tls_key": key, "tls_cert": cert}
 
 
@@ -135,11 +137,11 @@ async def serving(
     deliberations: MemoryDesk, dependencies: ApiDependencies | None = None, **settings: Any
 ) -> AsyncIterator[Serving]:
     """Serve `desk`, and the other rooms where given, until the context ends."""
-    asked = config.GrpcSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
+    grpc_settings = config.GrpcSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
     async with (
         AsyncExitStack() as callers,
         grpc_server(
-            asked, config.LimitSettings(), dependencies or doors_of(deliberations), TOKENS
+            grpc_settings, config.LimitSettings(), dependencies or doors_of(deliberations), TOKENS
         ) as server,
     ):
         # The caller outlives the server, to see how it ends: what the server sent last may still be

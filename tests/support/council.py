@@ -153,14 +153,14 @@ class Thinking:
     """
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
         self.go_on = asyncio.Event()
 
     async def __call__(self, body: dict[str, Any], headers: Mapping[str, str]) -> Any:
         """Answer."""
         del body, headers
-        self.asked += 1
-        if self.asked == 1:
+        self.calls += 1
+        if self.calls == 1:
             await self.go_on.wait()
             return "nothing of use"
         return finish("Bonjour")
@@ -177,10 +177,10 @@ def scripted(work: Answer, *, plan: str = "") -> Answer:
 
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
         if phase_of(headers) == "plan":
-            wanted = body["response_format"]["json_schema"]["schema"]["properties"]["approaches"][
+            count = body["response_format"]["json_schema"]["schema"]["properties"]["approaches"][
                 "minItems"
             ]
-            return plan or approaches(wanted)
+            return plan or approaches(count)
         return work(body, headers)
 
     return answer
@@ -257,8 +257,8 @@ def by_seat(**texts: Any) -> Any:
             return texts.get("review", review(7))
         if phase == "revise" and "revise" in texts:
             return texts["revise"]
-        said = texts[{ONE: "one", TWO: "two", THREE: "three"}[seat_of(headers)]]
-        return said() if callable(said) else said
+        reply = texts[{ONE: "one", TWO: "two", THREE: "three"}[seat_of(headers)]]
+        return reply() if callable(reply) else reply
 
     return scripted(answer)
 
@@ -273,12 +273,12 @@ def verdicts(events: list[Event]) -> dict[tuple[str, str], str]:
 
 def outcome_from(d: Deliberation, events: list[Event]) -> Outcome:
     """Return what the collector makes of a deliberation's events."""
-    asked = write_of(
+    argument_names = write_of(
         d, EventType.DELIBERATION_REQUESTED, dump(d), time=d.deadline.replace(year=2020).isoformat()
     )
     state = None
     for event in (
-        asked,
+        argument_names,
         *(
             event
             for event in events

@@ -145,13 +145,13 @@ class MemoryDesk:
         """Yield events and end after the decision."""
         kept = self._visible(task_id, who)
         self.watchers += 1
-        told: list[Recorded] = []
+        sent: list[Recorded] = []
         try:
             while True:
                 async with self._changed:
-                    await self._changed.wait_for(lambda: len(kept.events) > len(told))
-                recorded = kept.events[len(told)]
-                told.append(recorded)
+                    await self._changed.wait_for(lambda: len(kept.events) > len(sent))
+                recorded = kept.events[len(sent)]
+                sent.append(recorded)
                 if recorded.seq > after_seq:
                     yield recorded
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:

@@ -25,12 +25,12 @@ class Leak:
 
     def holders(self, pid: int | None = None) -> list[str]:
         """Return the command lines of the descendants of a process that have the file open."""
-        wanted = _identity(self.path)
+        identity = _identity(self.path)
         found = []
         for process in psutil.Process(pid).children(recursive=True):
             with suppress(OSError, psutil.Error):  # it has ended
                 opened = [_identity(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
-                if wanted in opened:
+                if identity in opened:
                     found.append(" ".join(process.cmdline())[:200])
         return found
 

@@ -65,35 +65,39 @@ class FakeForge:
         if not at.path.startswith(root):
             return None
         call = f"{method} {at.path.removeprefix(root)}"
-        said: dict[str, str] = {"Content-Type": "application/json"}
+        response_headers: dict[str, str] = {"Content-Type": "application/json"}
         with self._lock:
             self.calls.append(call)
             try:
-                told = self._do(
+                document = self._do(
                     call,
                     parse_qs(at.query),
                     json.loads(body or b"null"),
                     headers.get("Authorization", ""),
                 )
-                if isinstance(told, list):
-                    told = self._page(told, at.path, parse_qs(at.query), said)
+                if isinstance(document, list):
+                    document = self._page(document, at.path, parse_qs(at.query), response_headers)
                 status = 201 if method == "POST" else 200
             except _Wrong as error:
-                status, told = error.status, {"message": error.message}
-        return status, said, json.dumps(told).encode()
+                status, document = error.status, {"message": error.message}
+        return status, response_headers, json.dumps(document).encode()
 
     def _page(
-        self, items: list[Data], path: str, query: Mapping[str, list[str]], said: dict[str, str]
+        self,
+        items: list[Data],
+        path: str,
+        query: Mapping[str, list[str]],
+        response_headers: dict[str, str],
     ) -> list[Data]:
         if self.kind == "gitea" and path.endswith("/comments"):  # all at once
-            said["X-Total-Count"] = str(len(items))
+            response_headers["X-Total-Count"] = str(len(items))
             return items
         page = int(query.get("page", ["1"])[0])
         size = int(query.get("limit" if self.kind == "gitea" else "per_page", ["30"])[0])
         if self.kind == "gitea":
-            said["X-Total-Count"] = str(len(items))
+            response_headers["X-Total-Count"] = str(len(items))
         if self.kind == "github" and page * size < len(items):
-            said["Link"] = f'<{self.url}{path}?page={page + 1}>; rel="next"'
+            response_headers["Link"] = f'<{self.url}{path}?page={page + 1}>; rel="next"'
         return items[(page - 1) * size : page * size]
 
     def _do(self, call: str, query: Mapping[str, list[str]], body: Any, authorization: str) -> Any:
@@ -103,8 +107,8 @@ class FakeForge:
         if who is None:
             raise _Wrong(401, "Bad credentials")
         method, _, path = call.partition(" ")
-        for wanted, pattern, act in self._routes():
-            if method == wanted and (found := re.fullmatch(pattern, path)):
+        for expected_method, pattern, act in self._routes():
+            if method == expected_method and (found := re.fullmatch(pattern, path)):
                 return act(who, query, body, *found.groups())
         raise _Wrong(404, "Not Found")
 
@@ -181,9 +185,9 @@ class FakeForge:
         return list(self.issues[int(number)]["labels"])
 
     def _comment(self, who: str, query: Any, body: Data, number: str) -> Data:
-        made = {"id": next(self._ids), "body": body["body"], "user": {"login": who}}
-        self.comments[int(number)].append(made)
-        return made
+        comment = {"id": next(self._ids), "body": body["body"], "user": {"login": who}}
+        self.comments[int(number)].append(comment)
+        return comment
 
     def _permission(self, who: str, query: Any, body: Any, login: str) -> Data:
         if login not in self.permissions:
@@ -248,15 +252,15 @@ class FakeForge:
             for item in body.get("comments", ())
         ]
         state = names.get(body["event"], body["event"])
-        made = {
+        review = {
             "id": next(self._ids),
             "state": state,
             "body": body["body"],
             "user": {"login": who},
             "remarks": remarks,
         }
-        self.reviews[int(number)].append(made)
-        return made
+        self.reviews[int(number)].append(review)
+        return review
 
     def _remarks(self, who: str, query: Any, body: Any, number: str, review: str) -> list[Data]:
         found = next(item for item in self.reviews[int(number)] if item["id"] == int(review))
@@ -278,13 +282,13 @@ class Person:
 
     def ask(self, method: str, path: str, **body: Any) -> Any:
         """Return what the forge says of something else."""
-        asked = urllib.request.Request(  # noqa: S310 - loopback
+        request = urllib.request.Request(  # noqa: S310 - loopback
             f"{self.api}{path}",
             json.dumps(body).encode() if body else None,
             {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
             method=method,
         )
-        with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310 - as above
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - as above
             return json.loads(answer.read() or b"null")
 
     def open_issue(self, title: str, body: str = "", *, label: str = "") -> int:

@@ -118,12 +118,12 @@ class Facts:
 
 
 class App:
-    """A gate, its audit and its one room."""
+    """A gate, its audit and its one workspace."""
 
     def __init__(
         self, data_dir: Path, audit: AuditLog, limits: GuardSettings, **rules: Any
     ) -> None:
-        self.room = Room()
+        self.workspace = Room()
         self.facts = Facts()
         self.audit = audit
         self.gate = ToolGateway(limits, audit, self.facts.publish, Rules(**rules))
@@ -141,7 +141,7 @@ class App:
         ledger: Ledger | None = None,
         seconds: float = 600,
     ) -> CallContext:
-        """Return a seat in the room."""
+        """Return the call context of a seat in the workspace."""
         seat = CallContext(
             principal=principal,
             tenant=tenant,
@@ -149,7 +149,7 @@ class App:
             seat=f"agent-{role}-001",
             role=role,
             grant=grant or grant_for(role, ("tests/**",)),
-            workspace=self.room,
+            workspace=self.workspace,
             workspace_id=workspace_id,
             ledger=ledger,
             deadline=in_seconds(seconds),

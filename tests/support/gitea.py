@@ -68,12 +68,12 @@ def gitea() -> Path:
 
 def _build(draft: Path) -> Path:
     source = module("code.gitea.io/gitea", VERSION)
-    made, tree = draft / "made", draft / "source"
+    overlay, tree = draft / "made", draft / "source"
     shutil.copytree(
         source, tree, copy_function=shutil.copyfile
     )  # a module's own folder is read-only
     for name in ("templates", "options", "public"):
-        shutil.copytree(tree / name, made / name)
+        shutil.copytree(tree / name, overlay / name)
     env = {**environment(), "GOFLAGS": "-mod=mod -buildvcs=false"}
     command = [
         "nice",
@@ -82,7 +82,7 @@ def _build(draft: Path) -> Path:
         "-tags",
         "sqlite sqlite_unlock_notify",
         "-o",
-        str(made / "gitea"),
+        str(overlay / "gitea"),
         ".",
     ]
     done = subprocess.run(
@@ -96,7 +96,7 @@ def _build(draft: Path) -> Path:
     )
     if done.returncode:
         raise Missing(f"no Gitea: go could not build it: {(done.stdout + done.stderr)[-600:]}")
-    return made
+    return overlay
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def real_gitea(home: Path, folder: Path) -> Iterator[Place]:
             "--must-change-password=false",
         )
         run("admin", "user", "create", *person)
-        made = run(
+        output = run(
             "admin",
             "user",
             "generate-access-token",
@@ -141,7 +141,7 @@ def real_gitea(home: Path, folder: Path) -> Iterator[Place]:
             "all",
             "--raw",
         )
-        tokens[login] = made.strip().splitlines()[-1]
+        tokens[login] = output.strip().splitlines()[-1]
     with running([*base, "web"], work / "said", env=env) as process:
         wait_for(partial(_answers, url), process, work / "said", _START_SECONDS)
         _fill(url, tokens, folder)

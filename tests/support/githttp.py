@@ -46,8 +46,8 @@ def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> It
 
         def _answer(self) -> None:
             body = self._body()
-            if said := api(self.command, self.path, dict(self.headers), body):
-                self._say(*said)
+            if response := api(self.command, self.path, dict(self.headers), body):
+                self._say(*response)
                 return
             given = self.headers.get("Authorization", "")
             state.authorizations.append(given)

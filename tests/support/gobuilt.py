@@ -53,7 +53,7 @@ def program(name: str) -> Path:
 def module(path: str, version: str) -> Path:
     """Return the folder of a module's files. Raises `Missing`."""
     with tempfile.TemporaryDirectory() as nowhere:
-        said = _go(
+        output = _go(
             path,
             "mod",
             "download",
@@ -62,7 +62,7 @@ def module(path: str, version: str) -> Path:
             into=nowhere,
             seconds=_FETCH_SECONDS,
         )
-    return Path(json.loads(said)["Dir"])
+    return Path(json.loads(output)["Dir"])
 
 
 def _go(what: str, *arguments: str, into: str, seconds: float) -> str:

@@ -29,7 +29,7 @@ class Index:
 
     port: int
     trust: Path
-    asked: list[tuple[str, str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and Authorization of each request."""
 
 
@@ -80,8 +80,8 @@ def serving(folder: Path) -> Iterator[Index]:
         protocol_version = "HTTP/1.1"
 
         def _answer(self) -> None:
-            said = self.headers.get("Authorization", "")
-            index.asked.append((self.command, self.path, said))
+            authorization = self.headers.get("Authorization", "")
+            index.requests.append((self.command, self.path, authorization))
             shasum = hashlib.sha1(packed, usedforsecurity=False).hexdigest()
             dist = {
                 "tarball": f"https://localhost:{index.port}/npm/@acme/tool/-/tool-1.0.0.tgz",
@@ -111,8 +111,8 @@ def serving(folder: Path) -> Iterator[Index]:
                     "application/octet-stream",
                 ),
             }
-            wanted, body, kind = pages.get(self.path, ("", b"", "text/plain"))
-            status = 404 if not wanted else 200 if said == wanted else 401
+            required, body, kind = pages.get(self.path, ("", b"", "text/plain"))
+            status = 404 if not required else 200 if authorization == required else 401
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body) if status == 200 else 0))

@@ -59,7 +59,7 @@ def flood_later(bytes_: int) -> None:
 
 
 def main() -> None:
-    way, asked = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    way, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
     for line in sys.stdin:
         message = json.loads(line)
         method, number = message.get("method"), message.get("id")
@@ -79,7 +79,7 @@ def main() -> None:
             if way == "endless":
                 say(number, result={"tools": [TOOL], "nextCursor": "more"})
                 continue
-            say(number, result={"tools": listed(way, asked)})
+            say(number, result={"tools": listed(way, count)})
         elif method == "tools/call":
             answer(way, number)
         elif number is not None:

@@ -251,12 +251,12 @@ def main() -> None:
     parser.add_argument(
         "--fetch", action="store_true", help="only fetch the jars (once, about 115 MB)"
     )
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # it ends as by Ctrl-C, and the server with it
     try:
-        if asked.fetch:
+        if arguments.fetch:
             print(jars())  # noqa: T201 - a script's answer
             return
         with (

@@ -94,12 +94,12 @@ def main() -> None:
     parser.add_argument(
         "--fetch", action="store_true", help="only bring the program into the user's cache"
     )
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        if asked.fetch:
+        if arguments.fetch:
             sys.stdout.write(f"{program()}\n")
             return
-        with server(asked.folder) as (url, _):
+        with server(arguments.folder) as (url, _):
             sys.stdout.write(f"MOOTHALL_GUARD__POLICY_URL={url}\n")
             sys.stdout.flush()
             with suppress(KeyboardInterrupt):

@@ -52,7 +52,7 @@ async def decides_by_what_it_is_told(opened: Opened, folder: Path) -> None:
     """The same input has the same decision on every engine."""
     (folder / "tools.rego").write_text(POLICY, encoding="utf-8")
     async with opened(folder) as engine:
-        for told, decision in (
+        for document, decision in (
             (READ, {"allow": True}),
             (
                 {**READ, "arguments": {"path": "secret/key"}},
@@ -65,7 +65,7 @@ async def decides_by_what_it_is_told(opened: Opened, folder: Path) -> None:
             ),
             ({}, {"allow": False, "reason": "no rule allows it"}),
         ):
-            assert await engine.decide(told) == decision, told
+            assert await engine.decide(document) == decision, document
 
 
 async def says_when_there_is_no_decision(opened: Opened, folder: Path) -> None:
@@ -84,16 +84,16 @@ async def answers_many_at_once(opened: Opened, folder: Path) -> None:
     """Answers are not mixed up."""
     (folder / "tools.rego").write_text(POLICY, encoding="utf-8")
     async with opened(folder) as engine:
-        asked = [
+        documents = [
             {**READ, "arguments": {"path": ("secret" if number % 3 else "src") + f"/{number}"}}
             for number in range(60)
         ]
-        answers = await asyncio.gather(*(_ask(engine.decide, told) for told in asked))
+        answers = await asyncio.gather(*(_ask(engine.decide, document) for document in documents))
     assert [answer["allow"] for answer in answers] == [number % 3 == 0 for number in range(60)]
 
 
-async def _ask(decide: Decide, told: Mapping[str, Any]) -> Mapping[str, Any]:
-    return await decide(told)
+async def _ask(decide: Decide, document: Mapping[str, Any]) -> Mapping[str, Any]:
+    return await decide(document)
 
 
 CONTRACT = (decides_by_what_it_is_told, says_when_there_is_no_decision, answers_many_at_once)
@@ -104,7 +104,7 @@ class Api:
     """A data API that can be spoilt: `answer` stands in for it where it is set. `asked` counts."""
 
     url: str = ""
-    asked: int = 0
+    requests: int = 0
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
 
 
@@ -114,7 +114,7 @@ async def data_api(folder: Path) -> AsyncIterator[Api]:
     rego, api = Rego(folder), Api()
 
     async def decide(request: web.Request) -> web.StreamResponse:
-        api.asked += 1
+        api.requests += 1
         if api.answer is not None:
             return await api.answer(request)
         try:

@@ -58,9 +58,9 @@ class Web:
 @asynccontextmanager
 async def serving_http(dependencies: ApiDependencies, **settings: Any) -> AsyncIterator[Web]:
     """Serve until the context ends."""
-    asked = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
+    web_settings = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
     async with (
-        http_server(asked, dependencies, TOKENS, configured=True) as served,
+        http_server(web_settings, dependencies, TOKENS, configured=True) as served,
         aiohttp.ClientSession() as session,
     ):
         yield Web(session, served.port)
@@ -91,11 +91,14 @@ def problem(answer: Answer) -> tuple[int, str, str]:
     """Return status, code and detail of an answer that is an error. Raises `AssertionError` for one
     that is none.
     """
-    told = answer.json
-    kind, wanted = answer.headers["Content-Type"], f"urn:moothall:error:{told['code']}"
-    if not kind.startswith("application/problem+json") or (told["status"], told["type"]) != (
+    document = answer.json
+    kind, expected_type = answer.headers["Content-Type"], f"urn:moothall:error:{document['code']}"
+    if not kind.startswith("application/problem+json") or (
+        document["status"],
+        document["type"],
+    ) != (
         answer.status,
-        wanted,
+        expected_type,
     ):
-        raise AssertionError(f"{kind}: {told}")
-    return answer.status, told["code"], told["detail"]
+        raise AssertionError(f"{kind}: {document}")
+    return answer.status, document["code"], document["detail"]

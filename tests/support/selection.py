@@ -389,12 +389,14 @@ class Pools:
         names: dict[str, str] = {}
         judged: list[EvaluatedProposal] = []
         for number, (name, diff) in enumerate(pool.items(), 1):
-            made = await clone.apply(prepared.base.sha, diff)
+            applied = await clone.apply(prepared.base.sha, diff)
             seat = f"agent-dev-{number:03d}"
             names[seat] = name
             judged.append(
                 await evaluator.evaluate(
-                    Proposal(seat, "dev", "", made.diff, made.commit_sha, own_tests=made.tests)
+                    Proposal(
+                        seat, "dev", "", applied.diff, applied.commit_sha, own_tests=applied.tests
+                    )
                 )
             )
             self._tell(f"{recipe.name}, {mode}: judged {name}")

@@ -118,7 +118,7 @@ def postgres() -> Iterator[str]:
         if user:
             for path in (home, home / "password"):
                 shutil.chown(path, user)
-        made = subprocess.run(
+        completed = subprocess.run(
             [
                 binaries / "initdb",
                 "-D",
@@ -140,8 +140,8 @@ def postgres() -> Iterator[str]:
             user=user,
             cwd="/",
         )
-        if made.returncode:
-            raise RuntimeError(f"initdb: {made.stderr[-2000:]}")
+        if completed.returncode:
+            raise RuntimeError(f"initdb: {completed.stderr[-2000:]}")
         command = [
             str(binaries / "postgres"),
             "-D",

@@ -113,7 +113,7 @@ def pool(
     """Return so many different candidates, each right with a probability."""
     rng = random.Random(f"{program.name} {seed}")  # noqa: S311 - no secret
     expected = [result for _, result in program.cases]
-    told: dict[str, list[Any]] = {}
+    outcomes: dict[str, list[Any]] = {}
     for text in dict.fromkeys(_mutants(program.text)):
         found = results(program, text)
         if (
@@ -121,9 +121,9 @@ def pool(
             and "TimeoutError" not in found
             and text != ast.unparse(ast.parse(program.wrong_text))
         ):
-            told[text] = found
-    wrong = sorted(told)
-    plausible = [text for text in wrong if told[text][::2] == expected[::2]]
+            outcomes[text] = found
+    wrong = sorted(outcomes)
+    plausible = [text for text in wrong if outcomes[text][::2] == expected[::2]]
     rng.shuffle(wrong)
     rng.shuffle(plausible)
     chosen: list[Generated] = []

@@ -41,11 +41,11 @@ async def deliberate(accounts: StoryBudgets, name: str, tokens: int) -> tuple[in
     """Make some calls side by side; return what they used, and how many were refused."""
     ledger, dice = Ledger(Budget()), random.Random(name)  # noqa: S311 - how much is used is no secret
     reservation = accounts.reservation(STORY, TENANT, name, Budget(tokens=tokens))
-    made = await asyncio.gather(
+    reserved = await asyncio.gather(
         *(spend(reservation, ledger, f"{name}/{number}", dice) for number in range(_CALLS))
     )
     await reservation.close(ledger.spent)
-    return ledger.spent.tokens, made.count(False)
+    return ledger.spent.tokens, reserved.count(False)
 
 
 async def main(url: str, process: str, count: int, tokens: int) -> None:

@@ -77,8 +77,8 @@ class Story:
 
     def requested(self) -> Story:
         """The deliberation service recorded it."""
-        asked = dump(deliberation(self.task_id, text=self.text)) | {"request_digest": "d"}
-        return self.add(EventType.DELIBERATION_REQUESTED, asked)
+        request = dump(deliberation(self.task_id, text=self.text)) | {"request_digest": "d"}
+        return self.add(EventType.DELIBERATION_REQUESTED, request)
 
     def begun(self) -> Story:
         """Every seat has started."""
@@ -245,8 +245,8 @@ class FaultyBus(MemoryBus):
         self.log.append(Recorded(len(self.log) + 1, event))
         self.pending[len(self.log)] = 0
         self._news.set()
-        said, self._said = self._said, asyncio.Event()
-        said.set()
+        published, self._said = self._said, asyncio.Event()
+        published.set()
         return len(self.log)
 
     async def create(self, event: Event, after_seq: int = 0) -> int:
@@ -417,13 +417,13 @@ class _Documents:
         await self.bus.put(key, document)
 
     async def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-        told = len(self.bus.history)
+        position = len(self.bus.history)
         for entry in tuple(self.bus.documents.items()):
             yield entry
         while True:
-            while told < len(self.bus.history):
-                key, _ = self.bus.history[told]
-                told += 1
+            while position < len(self.bus.history):
+                key, _ = self.bus.history[position]
+                position += 1
                 yield key, self.bus.documents[key]
             await self.bus.changed.wait()
 

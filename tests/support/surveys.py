@@ -17,8 +17,8 @@ async def survey_with(
     clone: TrustedClone, sha: str, survey: ChangeScan
 ) -> tuple[WorkspaceChanges, int]:
     """Return what was written and not ignored, and how often git was asked."""
-    asked = 0
+    questions = 0
     while (new := survey.list_new_paths()) is not None:
         survey.apply_ignore_rules(await clone.ignored(sha, new))
-        asked += 1
-    return survey.read(), asked
+        questions += 1
+    return survey.read(), questions

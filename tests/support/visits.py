@@ -127,19 +127,19 @@ async def visiting(
             bus.bucket(SPENT_BUCKET),
             Approvals(b"k" * 32, guard.approval_seconds),
         )
-    made = Rules(**rules)
+    configured = Rules(**rules)
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(
             open_app(
                 data_dir,
                 **(limits or {}),
-                **{name: getattr(made, name) for name in ("tokens", *rules)},
+                **{name: getattr(configured, name) for name in ("tokens", *rules)},
             )
         )
         rooms, repository = Rooms(), OneRepository()
         visits = await stack.enter_async_context(
-            ToolSessions(app.gate, made.tokens, rooms, repository, guard)
+            ToolSessions(app.gate, configured.tokens, rooms, repository, guard)
         )
-        if made.parking is not None:
-            made.parking.on_resolved(visits.heed_resolution)
-        yield Visiting(visits, rooms, repository, app, made.parking)
+        if configured.parking is not None:
+            configured.parking.on_resolved(visits.heed_resolution)
+        yield Visiting(visits, rooms, repository, app, configured.parking)

@@ -57,9 +57,9 @@ def disagreed(task_id: str) -> Outcome:
 async def open_app() -> App:
     """Return a board with a story in its backlog."""
     bus = MemoryBus()
-    made = App(bus, MemoryDesk(), Board(bus))
-    made.story_id = (await made.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
-    return made
+    app = App(bus, MemoryDesk(), Board(bus))
+    app.story_id = (await app.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
+    return app
 
 
 @dataclass

@@ -359,10 +359,10 @@ class TempWorkspace:
             command, cwd=self.repo.path, capture_output=True, check=True
         ).stdout.decode()
         commit = self.repo.git("commit-tree", self.repo.git("write-tree"), "-p", sha, "-m", message)
-        said = "\n\n".join(self.messages)
+        messages = "\n\n".join(self.messages)
         others = self.repo.git(
             "ls-files", "--others", "--ignored", "--exclude-standard"
         ).splitlines()
         ignored = {path: "a rule" for path in others if "__pycache__" not in path}
         names = tuple(item.path for item in paths)
-        return Patch(sha, commit, diff, names, tests_of(paths, self.prepared), said, ignored)
+        return Patch(sha, commit, diff, names, tests_of(paths, self.prepared), messages, ignored)

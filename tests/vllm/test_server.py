@@ -37,7 +37,7 @@ STORY = (Message("user", "Tell a very long story."),)
 SPECS = tuple(CATALOGUE.values())
 
 
-async def until_running(model: OpenAIModel, wanted: int) -> None:
+async def until_running(model: OpenAIModel, expected: int) -> None:
     """Wait until as many calls run on the server; it says so in its figures, late where its machine
     is busy.
     """
@@ -45,13 +45,13 @@ async def until_running(model: OpenAIModel, wanted: int) -> None:
     figures: object = None
     while datetime.now(UTC) < patience:
         try:
-            figures = said = await model.figures()
+            figures = current = await model.figures()
         except ModelUnavailable as error:
-            figures, said = error, None
-        if said is not None and said.running == wanted:
+            figures, current = error, None
+        if current is not None and current.running == expected:
             return
         await asyncio.sleep(0.05)
-    pytest.fail(f"waited for {wanted} running calls; {figures}")
+    pytest.fail(f"waited for {expected} running calls; {figures}")
 
 
 async def test_all_figures_that_we_read_are_there(model: OpenAIModel) -> None:
@@ -63,11 +63,11 @@ async def test_all_figures_that_we_read_are_there(model: OpenAIModel) -> None:
 
 
 async def test_the_same_seed_gives_the_same_answer_and_another_another(model: OpenAIModel) -> None:
-    said = [
+    texts = [
         (await model.chat(ask(temperature=0.9, seed=seed, max_tokens=24))).text
         for seed in (5, 5, 6)
     ]
-    assert said[0] == said[1] != said[2]
+    assert texts[0] == texts[1] != texts[2]
 
 
 async def test_a_cancelled_call_stops_on_the_server(model: OpenAIModel) -> None:
@@ -140,15 +140,17 @@ async def test_every_other_schema_is_obeyed(model: OpenAIModel, schema: ReplySch
         ask(schema=schema, max_tokens=900, temperature=1.0, seed=3, seconds=300)
     )
     assert reply.finish_reason == "stop"
-    said = json.loads(reply.text)
+    document = json.loads(reply.text)
     if schema.name == "review":
-        assert read_review(reply, 3).score == said["score"]
-    assert sorted(said) == sorted(schema.schema["properties"])
+        assert read_review(reply, 3).score == document["score"]
+    assert sorted(document) == sorted(schema.schema["properties"])
 
 
 async def test_a_reviewers_score_comes_with_how_likely_others_were(model: OpenAIModel) -> None:
-    wanted = ask(schema=review_schema(3), max_tokens=900, temperature=0.0, seconds=300)
-    bare, scored = [await model.chat(replace(wanted, scored=told)) for told in (False, True)]
+    request = ask(schema=review_schema(3), max_tokens=900, temperature=0.0, seconds=300)
+    bare, scored = [
+        await model.chat(replace(request, scored=scored_reply)) for scored_reply in (False, True)
+    ]
     assert (bare.text, bare.digits) == (scored.text, ())
     written = json.loads(scored.text)["score"]
     assert "".join(token[0][0] for token in scored.digits) == str(written)

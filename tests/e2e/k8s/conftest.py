@@ -80,16 +80,16 @@ def namespaces() -> None:
 
 def odd_or_by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
     """A seat whose task says ODD writes files of these names too."""
-    said = by_task(body, headers)
-    if "ODD" not in str(body) or not isinstance(said, str):
-        return said
-    asked = json.loads(said)
+    reply = by_task(body, headers)
+    if "ODD" not in str(body) or not isinstance(reply, str):
+        return reply
+    turn = json.loads(reply)
     first, last = (
         {"tool": "files.append", "args": {"path": name, "content": "$(id)\n'\"\n"}}
         for name in (ODD, NEWLINE)
     )
-    asked["actions"] = [first, *asked["actions"], last]  # what is refused ends a turn
-    return json.dumps(asked)
+    turn["actions"] = [first, *turn["actions"], last]  # what is refused ends a turn
+    return json.dumps(turn)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -113,7 +113,7 @@ async def installed(
     secrets = {"nats-accounts": ("accounts.conf",), "moothall-bus": tuple(keys)}
     for name, files in secrets.items():
         given = [f"--from-file={keys[file]}" for file in files]
-        said = await ask(
+        manifest = await ask(
             "-n",
             "moothall",
             "create",
@@ -125,7 +125,7 @@ async def installed(
             "-o",
             "yaml",
         )
-        await ask("apply", "-f", "-", given=said)
+        await ask("apply", "-f", "-", given=manifest)
     dev = os.path.relpath(DEPLOY / "overlays/dev", folder)
     (folder / "kustomization.yaml").write_text(
         OVERLAY.format(dev=dev, model=reachable.base_url), encoding="utf-8"

@@ -48,10 +48,10 @@ async def inside(*command: str, check: bool = True) -> str:
 async def deliberate(name: str, task: str) -> dict[str, Any]:
     """A council inside the cluster on a fresh sample repository."""
     await inside("python", "-c", SAMPLE, f"/data/{name}")
-    said = await inside(
+    output = await inside(
         "moothall", "deliberate", "--repo", f"/data/{name}", "--agents", "3", "--json", task
     )
-    found: dict[str, Any] = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    found: dict[str, Any] = json.loads(output[output.index("{") : output.rindex("}") + 1])
     return found
 
 
@@ -78,9 +78,9 @@ OVERLAYS = sorted(path.name for path in (DEPLOY / "overlays").iterdir())
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 async def test_the_cluster_accepts_every_overlay(overlay: str, defined: None) -> None:
-    said = await ask("apply", "--dry-run=server", "-k", str(DEPLOY / "overlays" / overlay))
-    assert "would violate PodSecurity" not in said
-    assert "(server dry run)" in said
+    output = await ask("apply", "--dry-run=server", "-k", str(DEPLOY / "overlays" / overlay))
+    assert "would violate PodSecurity" not in output
+    assert "(server dry run)" in output
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -101,12 +101,12 @@ async def test_the_cluster_accepts_the_chart(overlay: str, defined: None) -> Non
         "-f",
         f"{chart}/ci/{overlay}-values.yaml",
     ]
-    made = await asyncio.to_thread(
+    rendered = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, check=True
     )
-    said = await ask("apply", "--dry-run=server", "-f", "-", given=made.stdout)
-    assert "would violate PodSecurity" not in said
-    assert "(server dry run)" in said
+    output = await ask("apply", "--dry-run=server", "-f", "-", given=rendered.stdout)
+    assert "would violate PodSecurity" not in output
+    assert "(server dry run)" in output
 
 
 async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: dict[str, Path]) -> None:
@@ -123,10 +123,10 @@ async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: dict[st
 async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(
     installed: dict[str, Path],
 ) -> None:
-    said = await inside("moothall", "doctor", "--json")  # fails where it does not exit with 0
+    output = await inside("moothall", "doctor", "--json")  # fails where it does not exit with 0
     parts = {
         one["part"]: one["detail"]
-        for one in json.loads(said[said.index("[") : said.rindex("]") + 1])
+        for one in json.loads(output[output.index("[") : output.rindex("]") + 1])
     }
     assert parts["cluster quota"].startswith("pods ")
     assert parts["workspace job"].startswith("ready after ")
@@ -160,7 +160,7 @@ async def test_a_bus_server_that_is_killed_is_not_missed(installed: dict[str, Pa
 async def test_the_service_account_may_make_jobs_of_workspaces_and_nothing_else(
     verb: str, what: str, namespace: str, answer: str
 ) -> None:
-    said = await ask(
+    output = await ask(
         "auth",
         "can-i",
         verb,
@@ -170,4 +170,4 @@ async def test_the_service_account_may_make_jobs_of_workspaces_and_nothing_else(
         "--as=system:serviceaccount:moothall:moothall",
         check=False,
     )
-    assert said.split()[-1] == answer, said
+    assert output.split()[-1] == answer, output

@@ -162,10 +162,10 @@ async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(
         "print('UID', os.getuid(), 'LINK', os.path.exists('/link/link.sock'))"
     )
     base = await bare(tmp_path, bus, hands, SAMPLE, look=look)
-    said = base.runs["look"].output
-    assert "TOKEN False BUS False" in said
-    assert "WROTE" not in said
-    assert "UID 1000 LINK False" in said
+    output = base.runs["look"].output
+    assert "TOKEN False BUS False" in output
+    assert "WROTE" not in output
+    assert "UID 1000 LINK False" in output
 
 
 async def test_memory_and_disk_that_are_used_up_are_said(
@@ -283,7 +283,7 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
         command = Command(
             tmp_path / name / "data", model.base_url, {"MOOTHALL_RAY__MODE": "process", **extra}
         )
-        asked = (
+        arguments = (
             "deliberate",
             "--repo",
             str(repo),
@@ -294,7 +294,7 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
         )
         async with beside(watch_jobs(api, seen), "jobs"):
             done = await command(
-                *asked, seconds=900
+                *arguments, seconds=900
             )  # about ten pods, one after the other's set-up: minutes on a busy machine
         assert done.code == 0, done.err
         assert done.document["proven"] is True

@@ -76,14 +76,14 @@ async def test_a_pod_that_pod_security_refuses_is_said(
 ) -> None:
     settings = configured(tmp_path, bus)
     async with Cluster(settings.jobs, "test") as cluster:
-        made: dict[str, Any] = job(
+        manifest: dict[str, Any] = job(
             "refused", cluster.labels, ExecutorSetup("refused", ()), settings, {}
         )
-        for container in made["spec"]["template"]["spec"]["containers"]:
+        for container in manifest["spec"]["template"]["spec"]["containers"]:
             del container["securityContext"]
-        await cluster.create(made)
-        said = await cluster.wait_for_failure("refused")
-    assert said.startswith("the cluster refuses its pod: "), said
-    assert 'violates PodSecurity "restricted' in said
-    assert "allowPrivilegeEscalation" in said
+        await cluster.create(manifest)
+        reason = await cluster.wait_for_failure("refused")
+    assert reason.startswith("the cluster refuses its pod: "), reason
+    assert 'violates PodSecurity "restricted' in reason
+    assert "allowPrivilegeEscalation" in reason
     assert await jobs_left(api) == []

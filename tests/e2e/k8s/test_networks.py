@@ -66,10 +66,10 @@ def policies() -> list[dict[str, object]]:
     """Those of prod's namespace and of the component egress, which allows the API server of this
     cluster.
     """
-    made = manifests.objects(manifests.kustomized(DEPLOY / "overlays/prod"))
+    objects = manifests.objects(manifests.kustomized(DEPLOY / "overlays/prod"))
     found = [
         one
-        for (kind, space, _), one in made.items()
+        for (kind, space, _), one in objects.items()
         if (kind, space) == ("NetworkPolicy", "moothall")
     ]
     egress = (

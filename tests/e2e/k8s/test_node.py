@@ -51,12 +51,12 @@ async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
                 checking = asyncio.create_task(workspace.check("wait"))
                 await asyncio.sleep(1)
                 Node(Home.of_user(), 2).kill()
-                with pytest.raises(WorkspaceFailed) as said:
+                with pytest.raises(WorkspaceFailed) as failure:
                     async with asyncio.timeout(120):
                         await checking
             assert re.search(
                 r"pod of moothall-.*: nothing was heard of the other end|lost|deleted",
-                said.value.message,
+                failure.value.message,
             )
             await ask("wait", "--for=condition=Ready=Unknown", "node/node2", "--timeout=90s")
             again = await bare(tmp_path / "any", bus, others, SAMPLE, tests="print('ran')")

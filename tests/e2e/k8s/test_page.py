@@ -35,8 +35,8 @@ async def test_its_scale_is_none_and_one_again(installed: dict[str, Path]) -> No
 
 
 async def test_its_doors_are_reached_by_port_forward(installed: dict[str, Path]) -> None:
-    (said,) = re.findall(r"`(kubectl [^`]*port-forward [^`]*)`", page.TEXT)
-    command = re.sub(r" (50055|8080)\b", r" :\1", said)  # whatever ports are free here
+    (documented,) = re.findall(r"`(kubectl [^`]*port-forward [^`]*)`", page.TEXT)
+    command = re.sub(r" (50055|8080)\b", r" :\1", documented)  # whatever ports are free here
     process = await asyncio.create_subprocess_exec(*command.split(), stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     dependencies: dict[str, str] = {}
@@ -59,10 +59,10 @@ async def test_its_doors_are_reached_by_port_forward(installed: dict[str, Path])
 
 
 async def test_doctor_and_fleet_say_what_works_there(installed: dict[str, Path]) -> None:
-    (said,) = re.findall(
+    (documented,) = re.findall(
         r"`(kubectl -n moothall exec deploy/moothall -- moothall doctor)`", page.TEXT
     )
-    text = await ask(*said.split()[1:], check=False)
+    text = await ask(*documented.split()[1:], check=False)
     for what in ("bus", "fleet", "model"):
         assert re.search(rf"^ok +{what} ", text, re.MULTILINE), text
     assert json.loads(await inside("moothall", "fleet", "--json"))["hosts"]

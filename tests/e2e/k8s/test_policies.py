@@ -108,7 +108,7 @@ async def test_a_workspace_reaches_the_bus_and_nothing_else(
             )
 
 
-async def says(pod: str, namespace: str, credentials: str, said: str, *heard: str) -> str:
+async def says(pod: str, namespace: str, credentials: str, subject: str, *heard: str) -> str:
     """Publish from a pod; return what the server said of that, and which messages came on the
     subjects that it heard.
     """
@@ -122,7 +122,7 @@ async def says(pod: str, namespace: str, credentials: str, said: str, *heard: st
         "python",
         "-c",
         SAY,
-        said,
+        subject,
         *heard,
         given=credentials,
     )
@@ -142,18 +142,18 @@ async def test_a_workspace_says_and_hears_nothing_on_another_ones_subjects(
             ("workspace.link.two-out", one, "held", True),
             ("workspace.link.one-out", one, "held", False),
         ):
-            said = await says(pod, probes[pod], credentials, subject)
-            assert ("permissions violation for publish" in said.lower()) == refused, (
+            output = await says(pod, probes[pod], credentials, subject)
+            assert ("permissions violation for publish" in output.lower()) == refused, (
                 subject,
                 pod,
-                said,
+                output,
             )
-        said = await says("held", probes["held"], one, "-", "workspace.link.two-in")
-        assert "permissions violation for subscription" in said.lower(), said
+        output = await says("held", probes["held"], one, "-", "workspace.link.two-in")
+        assert "permissions violation for subscription" in output.lower(), output
         assert not await reaches("free", probes["free"], "nats.moothall", 4222), (
             "with whatever credentials"
         )
-        said = await says(
+        output = await says(
             "house", probes["house"], services, "workspace.link.two-out", "workspace.link.*"
         )
-        assert "heard workspace.link.two-out" in said, "what is accepted arrives"
+        assert "heard workspace.link.two-out" in output, "what is accepted arrives"

@@ -40,7 +40,7 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
 ) -> None:
     await inside("python", "-c", SAMPLE, "/data/odd")
     await inside("python", "-c", ON_BRANCH, "/data/odd", BRANCH, ODD, BEFORE)
-    asked = (
+    arguments = (
         "deliberate",
         "--repo",
         "/data/odd",
@@ -54,8 +54,8 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
         "--",
         TASK,
     )
-    said = await inside("moothall", *asked)
-    result = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    output = await inside("moothall", *arguments)
+    result = json.loads(output[output.index("{") : output.rindex("}") + 1])
     assert result["proven"] is True
     tip = f"refs/heads/{BRANCH}"
     assert (await git("rev-parse", f"{result['branch']}~1")) == (await git("rev-parse", tip)), (
@@ -65,8 +65,8 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
     assert set(changed.strip("\0").split("\0")) == {ODD, "src/utils.py"}
     assert await git("show", f"{result['branch']}:{ODD}") == BEFORE + "$(id)\n'\"\n"
     listed = json.loads(await inside("moothall", "list", "--json"))
-    (told,) = [one["description"] for one in listed["tasks"] if one["task_id"] == "odd"]
-    assert told == TASK
+    (description,) = [one["description"] for one in listed["tasks"] if one["task_id"] == "odd"]
+    assert description == TASK
     events = [
         json.loads(line)
         for line in (
@@ -88,7 +88,7 @@ async def test_a_repository_with_a_name_of_two_lines_is_refused_in_words(
 ) -> None:
     await inside("python", "-c", SAMPLE, "/data/lines")
     await inside("python", "-c", ON_BRANCH, "/data/lines", "lines", NEWLINE, BEFORE)
-    asked = (
+    arguments = (
         "deliberate",
         "--repo",
         "/data/lines",
@@ -100,5 +100,5 @@ async def test_a_repository_with_a_name_of_two_lines_is_refused_in_words(
         "Add hello_world()",
     )
     assert "'a\\nb.txt': a name holds a control character [REPOSITORY_UNUSABLE]" in await inside(
-        "moothall", *asked, check=False
+        "moothall", *arguments, check=False
     )

@@ -230,19 +230,19 @@ def main() -> None:
     parser.add_argument("what", choices=("up", "down", "status", "env", "images", "kill"))
     parser.add_argument("--nodes", type=int, default=1, help="how many nodes (1)")
     parser.add_argument("--node", type=int, default=2, help="which one `kill` ends (2)")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     home = Home.of_user()
     try:
-        match asked.what:
+        match arguments.what:
             case "up":
-                up(home, asked.nodes)
+                up(home, arguments.nodes)
             case "down":
                 down(home)
             case "images":
                 with ThreadPoolExecutor() as side_by_side:
                     list(side_by_side.map(lambda node: node.give_images(say), nodes(home)))
             case "kill":
-                Node(home, asked.node).kill()
+                Node(home, arguments.node).kill()
             case "env":
                 sys.stdout.write(
                     f"export KUBECONFIG={home.admin} CLUSTER_ADDRESS={HOST} IMAGES={home.images} "

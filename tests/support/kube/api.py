@@ -41,10 +41,12 @@ class KubeApi:
         if path == "/version":
             return 200, {"major": "1", "minor": "34", "gitVersion": "v1.34.1"}
         if path.endswith("/selfsubjectaccessreviews"):
-            asked = body["spec"]["resourceAttributes"]
+            attributes = body["spec"]["resourceAttributes"]
             return 201, {
                 **body,
-                "status": {"allowed": (asked["verb"], asked["resource"]) not in self.denied},
+                "status": {
+                    "allowed": (attributes["verb"], attributes["resource"]) not in self.denied
+                },
             }
         _, space, after = path.partition("/namespaces/")
         place, _, rest = after.partition("/")
@@ -65,13 +67,13 @@ class KubeApi:
 
     def _jobs(self, verb: str, name: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
         if verb == "list":
-            wanted = [
+            labels = [
                 tuple(one.split("=")) for one in query.get("labelSelector", "").split(",") if one
             ]
             found = [
                 job
                 for job in self.jobs.values()
-                if all(job["metadata"]["labels"].get(key) == value for key, value in wanted)
+                if all(job["metadata"]["labels"].get(key) == value for key, value in labels)
             ]
             return 200, {"items": found, "metadata": {"resourceVersion": "1"}}
         if verb == "create":
@@ -112,14 +114,14 @@ def kube_api(folder: Path) -> Iterator[KubeApi]:
                 api.stopped.wait()
                 return
             status, document = api.answer(self.command, at.path.rstrip("/"), query, body)
-            said = json.dumps(document).encode()
+            payload = json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(said)))
+            self.send_header("Content-Length", str(len(payload)))
             if api.warning:
                 self.send_header("Warning", f'299 - "{api.warning}"')
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(payload)
 
         do_GET = do_POST = do_DELETE = do_PATCH = _serve  # noqa: N815 - names that the server's library looks for
 

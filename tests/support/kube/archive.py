@@ -117,8 +117,8 @@ def debian(packages: str) -> bytes:
         Path("/etc/apt/sources.list.d/debian.sources"),
         Path("/etc/apt/sources.list"),
     ]
-    said = next((one for one in sources if one.exists()), None)
-    if said is None:
+    source_list = next((one for one in sources if one.exists()), None)
+    if source_list is None:
         raise Missing(
             "no sources of Debian's packages in /etc/apt, of which the base image would be made"
         )
@@ -130,7 +130,7 @@ def debian(packages: str) -> bytes:
     ]
     # An image that is half made is made anew: nothing has to be on the disk before the end, here or
     # in what is built on it.
-    command += ["--dpkgopt=force-unsafe-io", _SUITE, "-", str(said)]
+    command += ["--dpkgopt=force-unsafe-io", _SUITE, "-", str(source_list)]
     command.append(
         '--essential-hook=mkdir -p "$1/usr/share/man/man1"'
     )  # without it Java's packages cannot be set up
@@ -155,5 +155,5 @@ def _digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def _json(said: Mapping[str, Any]) -> bytes:
-    return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+def _json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

@@ -41,30 +41,30 @@ def schema(kind: str) -> dict[str, Any] | None:
     if kind not in _FILES:
         return None
     path, version, name = _FILES[kind]
-    said = yaml.safe_load((gobuilt.module(path, version) / name).read_text(encoding="utf-8"))
-    (stored,) = [each for each in said["spec"]["versions"] if each["storage"]]
+    definition = yaml.safe_load((gobuilt.module(path, version) / name).read_text(encoding="utf-8"))
+    (stored,) = [each for each in definition["spec"]["versions"] if each["storage"]]
     found: dict[str, Any] = _strict(stored["schema"]["openAPIV3Schema"])
     return found
 
 
-def _strict(said: Any) -> Any:
+def _strict(node: Any) -> Any:
     """As the API server reads it: an object has the properties that are named, and a number or text
     may be either where it says so.
     """
-    if isinstance(said, list):
-        return [_strict(each) for each in said]
-    if not isinstance(said, dict):
-        return said
+    if isinstance(node, list):
+        return [_strict(each) for each in node]
+    if not isinstance(node, dict):
+        return node
     found = {
-        key: _strict(value) for key, value in said.items() if key not in {"format", "properties"}
+        key: _strict(value) for key, value in node.items() if key not in {"format", "properties"}
     }
-    if "properties" in said:  # whose keys are names
-        found["properties"] = {name: _strict(value) for name, value in said["properties"].items()}
-    if said.get("x-kubernetes-int-or-string"):
+    if "properties" in node:  # whose keys are names
+        found["properties"] = {name: _strict(value) for name, value in node["properties"].items()}
+    if node.get("x-kubernetes-int-or-string"):
         found.pop("type", None)
     open_to_more = (
-        said.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in said
+        node.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in node
     )
-    if "properties" in said and not open_to_more:
+    if "properties" in node and not open_to_more:
         found["additionalProperties"] = False
     return found

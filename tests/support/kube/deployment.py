@@ -81,7 +81,7 @@ class Folders:
 
 def places(folders: Folders) -> str:
     """Return the namespace and its volumes, for `kubectl apply`."""
-    made: list[dict[str, Any]] = [
+    objects: list[dict[str, Any]] = [
         {
             "apiVersion": "v1",
             "kind": "Namespace",
@@ -98,7 +98,7 @@ def places(folders: Folders) -> str:
         },
         *folders.volumes(),
     ]
-    return _listed(made)
+    return _listed(objects)
 
 
 def secrets(home: Home, folder: Path) -> str:
@@ -124,9 +124,9 @@ def secrets(home: Home, folder: Path) -> str:
             "kind": "Secret",
             "metadata": {"name": name, "namespace": SPACE},
             "type": kinds.get(name, "Opaque"),
-            "stringData": said,
+            "stringData": data,
         }
-        for name, said in values.items()
+        for name, data in values.items()
     )
 
 
@@ -187,7 +187,7 @@ def values(model: str, *, ray: bool = False, **settings: str) -> dict[str, Any]:
     }
 
 
-def install(home: Home, said: Mapping[str, Any]) -> str:
+def install(home: Home, values: Mapping[str, Any]) -> str:
     """Install the chart with these values, or upgrade to them, as docs/operating.md says; return
     what Helm printed. Raises `Missing`.
     """
@@ -203,7 +203,7 @@ def install(home: Home, said: Mapping[str, Any]) -> str:
     ]
     done = subprocess.run(
         [*command, "--values=-"],
-        input=json.dumps(said),
+        input=json.dumps(values),
         capture_output=True,
         text=True,
         timeout=300,

@@ -62,7 +62,7 @@ def certificate(
 
 def kubeconfig(folder: Path, file: str, server: str) -> None:
     """Write FILE.kubeconfig for the certificate of that name."""
-    said = {
+    config = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "throw-away",
@@ -83,7 +83,7 @@ def kubeconfig(folder: Path, file: str, server: str) -> None:
             }
         ],
     }
-    (folder / f"{file}.kubeconfig").write_text(json.dumps(said), encoding="utf-8")
+    (folder / f"{file}.kubeconfig").write_text(json.dumps(config), encoding="utf-8")
 
 
 def _draft(name: str, group: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
@@ -103,11 +103,11 @@ def _name(name: str, group: str) -> x509.Name:
     return x509.Name([*parts, x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _other(said: str) -> x509.GeneralName:
+def _other(name: str) -> x509.GeneralName:
     try:
-        return x509.IPAddress(ip_address(said))
+        return x509.IPAddress(ip_address(name))
     except ValueError:
-        return x509.DNSName(said)
+        return x509.DNSName(name)
 
 
 def _write(path: Path, key: CertificateIssuerPrivateKeyTypes) -> None:

@@ -37,10 +37,10 @@ def kustomized(overlay: Path) -> str:
 
 def objects(text: str) -> Objects:
     """Return what a text holds. Raises `AssertionError` where one is there twice."""
-    said = [each for each in yaml.safe_load_all(text) if each]
+    documents = [each for each in yaml.safe_load_all(text) if each]
     found = {
         (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each
-        for each in said
+        for each in documents
     }
-    assert len(found) == len(said), "an object is there twice"
+    assert len(found) == len(documents), "an object is there twice"
     return found

@@ -56,6 +56,6 @@ async def run(command: str, where: Path = ROOT) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said = (await process.communicate())[0].decode()
-    assert process.returncode == 0, f"{command}: {said}"
-    return said
+    output = (await process.communicate())[0].decode()
+    assert process.returncode == 0, f"{command}: {output}"
+    return output

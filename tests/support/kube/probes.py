@@ -92,10 +92,10 @@ async def address(name: str, namespace: str) -> str:
 
 async def reaches(name: str, namespace: str, host: str, port: int) -> bool:
     """Say whether a pod gets a connection."""
-    said = await ask(
+    output = await ask(
         "-n", namespace, "exec", name, "--", "python", "-c", _TRY, host, str(port), check=False
     )
-    return "through" in said
+    return "through" in output
 
 
 @asynccontextmanager

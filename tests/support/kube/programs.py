@@ -107,19 +107,19 @@ def install(say: Say) -> None:
             "a cluster of namespaces needs root; run it as root, or name a cluster of your own in "
             "KUBECONFIG"
         )
-    wanted = [package for program, package in _PACKAGES.items() if shutil.which(program) is None]
-    if not wanted:
+    packages = [package for program, package in _PACKAGES.items() if shutil.which(program) is None]
+    if not packages:
         return
     if shutil.which("apt-get") is None:
         raise Missing(
-            f"a cluster needs {', '.join(wanted)}; please install them with this system's package "
+            f"a cluster needs {', '.join(packages)}; please install them with this system's package "
             "manager"
         )
-    say(f"installing {', '.join(wanted)}: what nodes and images are made of")
+    say(f"installing {', '.join(packages)}: what nodes and images are made of")
     env = {**environment(), "DEBIAN_FRONTEND": "noninteractive"}
     for command in (
         ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "libc6-dev", *wanted],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "libc6-dev", *packages],
     ):
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode:

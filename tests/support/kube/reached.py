@@ -28,8 +28,8 @@ def make_namespaces() -> None:
     more of its kind for our Jobs.
     """
     for name in ("namespaces", "rbac", "quota"):
-        said = (DEPLOY / f"base/{name}.yaml").read_text(encoding="utf-8")
-        for text in (said, said.replace("moothall-workspaces", WORKSPACES)):
+        manifest = (DEPLOY / f"base/{name}.yaml").read_text(encoding="utf-8")
+        for text in (manifest, manifest.replace("moothall-workspaces", WORKSPACES)):
             kubectl(
                 "apply", "--server-side", "-f", "-", given=text
             )  # several workers may do it at once

@@ -28,7 +28,7 @@ DEPLOYMENTS = ("api", "collector", "tools", "hosts")
 
 
 @asynccontextmanager
-async def stood(home: Home, folder: Path, said: Mapping[str, Any]) -> AsyncIterator[Folders]:
+async def stood(home: Home, folder: Path, values: Mapping[str, Any]) -> AsyncIterator[Folders]:
     """Yield the volumes of a server that these values of the chart make, empty at first; `folder`
     gets its keys.
 
@@ -43,7 +43,7 @@ async def stood(home: Home, folder: Path, said: Mapping[str, Any]) -> AsyncItera
         await asyncio.to_thread(folders.make)
         await ask("apply", "-f", "-", given=places(folders))
         await ask("apply", "-f", "-", given=secrets(home, folder))
-        await asyncio.to_thread(install, home, said)
+        await asyncio.to_thread(install, home, values)
         await all_rolled_out()
         yield folders
     finally:

@@ -35,7 +35,7 @@ class Part:
 
     argv: tuple[str, ...]
     env: dict[str, str]
-    said: Path
+    log_file: Path
     process: asyncio.subprocess.Process | None = None
     starts: int = 0
 
@@ -45,7 +45,7 @@ class Part:
         """
         try:
             while True:
-                with self.said.open("ab") as words:
+                with self.log_file.open("ab") as words:
                     self.process = await asyncio.create_subprocess_exec(
                         *self.argv,
                         env=self.env,
@@ -69,7 +69,7 @@ class Part:
         except TimeoutError:
             self.process.kill()
             await self.process.wait()
-            with self.said.open("a", encoding="utf-8") as words:
+            with self.log_file.open("a", encoding="utf-8") as words:
                 words.write("\nKILLED: it did not end when it was asked to\n")
 
     @property

@@ -26,7 +26,7 @@ def left_behind(app: App, repo: Repo) -> list[str]:
         *(
             f"{name} had to be killed"
             for name, part in app.parts.items()
-            if "KILLED" in part.said.read_text(errors="replace")
+            if "KILLED" in part.log_file.read_text(errors="replace")
         ),
     ]
 

@@ -142,8 +142,8 @@ def kills(boundaries: Sequence[Plan], kinds: Sequence[Kind]) -> list[Plan]:
 def stops(boundaries: Sequence[Plan], kind: Kind) -> list[Plan]:
     """The boundaries at which a kind is stopped for a minute."""
     found = []
-    for wanted, last in STOPS:
-        at = [plan for plan in boundaries if plan.blow and plan.blow.type is wanted]
+    for event_type, last in STOPS:
+        at = [plan for plan in boundaries if plan.blow and plan.blow.type is event_type]
         found += [
             replace(plan, blow=replace(plan.blow, kind=kind, stop=True))
             for plan in (at[-1:] if last else at[:1])
@@ -180,10 +180,10 @@ async def whole(options: argparse.Namespace, folder: Path) -> bool:
             group.create_task(matrix.run(stops(boundaries, kind), 1, 5.0, f"stop-{kind}"))
         group.create_task(matrix.run(killed, options.lanes))
     report = matrix.report
-    said = f"{report.table(boundaries)}\n\n{report.summary()}"
-    say(f"\n{said}")
+    text = f"{report.table(boundaries)}\n\n{report.summary()}"
+    say(f"\n{text}")
     if options.report:
-        await asyncio.to_thread(options.report.write_text, f"{said}\n", encoding="utf-8")
+        await asyncio.to_thread(options.report.write_text, f"{text}\n", encoding="utf-8")
     return report.fine
 
 

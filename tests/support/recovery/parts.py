@@ -115,14 +115,14 @@ async def model(port: str, journal: str) -> None:
     which.
     """
     from moothall.testing.model import Fault, phase_of, scripted_model
-    from support.recovery.scene import HANGING, said
+    from support.recovery.scene import HANGING, scripted_reply
 
     with Path(journal).open("a", encoding="utf-8", buffering=1) as lines:
 
         def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
             lines.write(json.dumps([time.time(), headers.get("X-Request-Id", "")]) + "\n")
             hangs = HANGING in str(body["messages"]) and phase_of(headers) == "propose"
-            return Fault("silent") if hangs else said(body, headers)
+            return Fault("silent") if hangs else scripted_reply(body, headers)
 
         async with scripted_model(answer, port=int(port)):
             await asyncio.Event().wait()

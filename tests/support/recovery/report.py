@@ -32,8 +32,8 @@ class Report:
 
     def differs(self, seen: Seen) -> list[str]:
         """Say in what a run's end differs from the end without a blow."""
-        wanted = self.reference[seen.plan.cancelled]
-        differs = wanted.difference(seen.end) if seen.end is not None else "no end"
+        reference = self.reference[seen.plan.cancelled]
+        differs = reference.difference(seen.end) if seen.end is not None else "no end"
         return [*([f"it ended otherwise: {differs}"] if differs else []), *seen.trouble]
 
     @property

@@ -120,7 +120,7 @@ _SAID: Mapping[tuple[str, str, str], str] = {
 _NO_TURN = "I would rather talk about the weather."
 
 
-def said(_: Mapping[str, Any], headers: Mapping[str, str]) -> str | Fault:
+def scripted_reply(_: Mapping[str, Any], headers: Mapping[str, str]) -> str | Fault:
     """Two seats are wrong at first and mend it in their revisions, a third never says anything that
     is a turn.
 

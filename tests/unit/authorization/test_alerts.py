@@ -68,7 +68,7 @@ async def test_what_a_wall_refuses_is_an_attempt_to_get_past_it(tmp_path: Path) 
         )
 
     async with open_app(tmp_path, alert_escapes=2) as app:
-        app.room.answer = wall
+        app.workspace.answer = wall
         await refused(app, 2, "files.read", path="link")
         [alert] = alerts_of(app)
     assert (alert.data["kind"], alert.data["reason"]) == (

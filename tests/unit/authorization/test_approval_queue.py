@@ -61,7 +61,7 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
             "local",
         )
         assert parking.list_waiting("other") == []
-        assert app.room.calls == []
+        assert app.workspace.calls == []
 
         await parking.resolve("local", item.id, allow=True, approver="ann")
         assert parking.list_waiting("local") == []
@@ -70,7 +70,7 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
         ] is ToolStatus.PARKED  # other arguments are another request
         assert (await delete(app))[0] is ToolStatus.SUCCESS
         assert await delete(app) == (ToolStatus.BLOCKED, "the approval was used already")
-        assert [call.arguments for call in app.room.calls] == [{"path": "a"}]
+        assert [call.arguments for call in app.workspace.calls] == [{"path": "a"}]
         ids = [event.id for event in app.facts.events]
         assert len(ids[:1] + ids[2:3]) == len(
             {ids[0], ids[2]}
@@ -153,7 +153,7 @@ async def test_what_somebody_wrote_into_the_bucket_runs_nothing(tmp_path: Path) 
         status, words = await delete(app)
     assert status is ToolStatus.BLOCKED
     assert "the approval is refused" in words
-    assert app.room.calls == []
+    assert app.workspace.calls == []
 
 
 async def test_an_approval_that_is_spent_elsewhere_is_spent(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
         "files.read is refused by policy: secrets stay closed",
     )
     assert open_.status is ToolStatus.SUCCESS
-    assert [call.arguments["path"] for call in app.room.calls] == ["src/a"]
+    assert [call.arguments["path"] for call in app.workspace.calls] == ["src/a"]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ async def test_no_clear_answer_is_a_no(tmp_path: Path, answer: Any) -> None:
         result = await app.gate.call(app.seat(), tool_call(path="a"))
     assert result.status is ToolStatus.BLOCKED
     assert "nothing runs until it can" in result.error
-    assert app.room.calls == []
+    assert app.workspace.calls == []
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("enforce", False), ("dry-run", True), ("off", True)])
@@ -94,7 +94,7 @@ async def test_an_engine_that_is_down_blocks_where_it_is_enforced(
         results = [
             await app.gate.call(app.seat(), tool_call(path="a", number=number)) for number in (1, 2)
         ]
-    assert bool(app.room.calls) is ran
+    assert bool(app.workspace.calls) is ran
     assert engine.asked == (0 if mode == "off" else 2)  # what failed is asked again
     assert {result.status for result in results} == {
         ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED
@@ -110,7 +110,7 @@ async def test_what_a_policy_denies_runs_where_it_is_not_enforced(
     with rego(tmp_path) as engine:
         async with open_app(tmp_path, policy=Policy(mode, engine.decide)) as app:
             result = await app.gate.call(app.seat(), tool_call(path="secret/a"))
-            assert (bool(app.room.calls), result.status) == (
+            assert (bool(app.workspace.calls), result.status) == (
                 ran,
                 ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED,
             )

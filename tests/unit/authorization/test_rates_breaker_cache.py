@@ -231,7 +231,7 @@ async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_works
             for number in range(24):
                 group.create_task(push(number))
         assert Counter(statuses) == {ToolStatus.SUCCESS: 10, ToolStatus.RATE_LIMITED: 14}
-        assert sum(len(app.room.calls) for app in apps) == 10
+        assert sum(len(app.workspace.calls) for app in apps) == 10
         # What stays in a workspace asks nobody.
         before = await bus.bucket("rates").entries()
         assert (
@@ -264,4 +264,4 @@ async def test_a_bus_that_is_away_lets_nothing_out(tmp_path: Path) -> None:
     async with open_app(tmp_path, rates=SharedRates(away)) as app:
         seat = app.seat(grant=Grant(("git.*",)))
         result = await app.gate.call(seat, tool_call("git.push", branch="x"))
-    assert (result.status, app.room.calls) == (ToolStatus.RATE_LIMITED, [])
+    assert (result.status, app.workspace.calls) == (ToolStatus.RATE_LIMITED, [])

@@ -77,7 +77,7 @@ async def test_to_a_seat_there_is_no_disabled_tool(tmp_path: Path) -> None:
         none = await app.gate.call(app.seat(), tool_call("zzz", number=3))
         assert refused.status is ToolStatus.INVALID
         assert refused.error.startswith("there is no tool 'files.append'")
-        assert app.room.calls == []
+        assert app.workspace.calls == []
         for result in (refused, near, none):
             assert "files.append" not in result.error.replace("there is no tool 'files.append", "")
         assert "files.append" not in [spec.name for spec in app.gate.list_tools("local", grant)]

@@ -63,14 +63,14 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
         d = await deliberations.submit(ASKED, LOCAL)
         (request,) = await app.events()
         async with working(app, request) as (host, work):
-            await until(lambda: model.asked == 1)
+            await until(lambda: model.calls == 1)
             assert await deliberations.pause(d.task_id, LOCAL)
             assert not await deliberations.pause(d.task_id, LOCAL), "it is paused already"
             await until(lambda: host._running[d.task_id].pauses.is_paused)
             assert not host._running[d.task_id].down, "the turn under way ends first"
             model.go_on.set()
             await until(lambda: host._running[d.task_id].down)
-            assert (model.asked, host.busy, work.done()) == (1, 1, False)
+            assert (model.calls, host.busy, work.done()) == (1, 1, False)
         kinds = [event.type for event in await app.events()]
         assert kinds.count(EventType.SEAT_TURN) == 1, "the turn is on record"
         assert EventType.SEAT_FINISHED not in kinds
@@ -78,11 +78,11 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
             await until(lambda: host.busy == 1 and host._running[d.task_id].held.is_set())
             for _ in range(20):
                 await asyncio.sleep(0.01)
-            assert model.asked == 1, "the host that was started again lets it wait"
+            assert model.calls == 1, "the host that was started again lets it wait"
             assert await deliberations.pause(d.task_id, LOCAL, paused=False)
             async with asyncio.timeout(30):
                 await work
-        assert model.asked == 2
+        assert model.calls == 2
         events = await app.events()
         calls = [event.data["call_id"] for event in events if event.type is EventType.MODEL_CALLED]
         assert calls == [f"{d.task_id}/{d.seats[0]}/propose/0.{turn}" for turn in (1, 2)]
@@ -107,7 +107,7 @@ async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
             host._stop(d.task_id)
             async with asyncio.timeout(30):
                 await work
-        assert model.asked == 0
+        assert model.calls == 0
 
 
 async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
         d = await deliberations.submit(replace(ASKED, story_id=card.story.id), LOCAL)
         async with working(app, (await app.events())[-1]) as (host, work):
             host.accounts = accounts
-            await until(lambda: model.asked == 1)
+            await until(lambda: model.calls == 1)
             assert (await accounts.of(card.story.id, LOCAL.tenant, budget)).reserved.calls > 0
             await deliberations.pause(d.task_id, LOCAL)
             await until(lambda: host._running[d.task_id].pauses.is_paused)

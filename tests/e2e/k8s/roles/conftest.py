@@ -56,25 +56,25 @@ def home() -> Home:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def counted() -> AsyncIterator[Counted]:
     """The model of the deployment."""
-    made = Counted("", [])
-    made.answers.set()
+    counter = Counted("", [])
+    counter.answers.set()
     council = scripted(by_task)
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-        made.arrived.append((call_id_of(headers), time.time()))
+        counter.arrived.append((call_id_of(headers), time.time()))
         if phase_of(headers) == "propose" and "HAIKU" not in str(body):
             await asyncio.sleep(_SECONDS_A_TURN)
-            await made.answers.wait()
+            await counter.answers.wait()
             if not seat_of(headers).endswith(
                 "3"
             ):  # one is right: who wins is no matter of evidence that a busy machine leaves out
                 return turn("files.append", path="src/utils.py", content=WRONG)
-        said: Any = council(body, headers)
-        return await said  # type: ignore[no-any-return]
+        reply: Any = council(body, headers)
+        return await reply  # type: ignore[no-any-return]
 
     async with scripted_model(answer, host=os.environ["CLUSTER_ADDRESS"]) as server:
-        made.url = server.base_url
-        yield made
+        counter.url = server.base_url
+        yield counter
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -120,9 +120,9 @@ class Standing:
     ) -> AsyncIterator[grpc.aio.Channel]:
         """Yield a connection of its own to some pod behind a Service, with TLS."""
         known = [("grpc.ssl_target_name_override", f"{service}.{SPACE}")]
-        door = f"{self.dependencies[service]}:{port}"
+        address = f"{self.dependencies[service]}:{port}"
         async with grpc.aio.secure_channel(
-            door, grpc.ssl_channel_credentials(self.authority), options=known
+            address, grpc.ssl_channel_credentials(self.authority), options=known
         ) as channel:
             yield channel
 
@@ -202,8 +202,8 @@ class Standing:
                 ),
             )
             outcome = await following
-            told = await self._told(task_id)
-        assert told.winner_id == outcome.winner_id, "a caller is told what is recorded"
+            answered = await self._told(task_id)
+        assert answered.winner_id == outcome.winner_id, "a caller is told what is recorded"
         repeated = [name for name, came in self.arrived[began:] if came > recorded.get(name, came)]
         end = End.of(outcome, self._delivered(task_id))
         return Seen(
@@ -215,8 +215,8 @@ class Standing:
 
     async def _told(self, task_id: str) -> Any:
         running = {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
-        asked = pb.GetDeliberationResultRequest(task_id=task_id)
-        while (answer := await self._insist("GetDeliberationResult", asked)).status in running:
+        request = pb.GetDeliberationResultRequest(task_id=task_id)
+        while (answer := await self._insist("GetDeliberationResult", request)).status in running:
             await asyncio.sleep(0.2)
         return answer
 
@@ -264,9 +264,9 @@ class Standing:
 
     async def written(self, seconds: float = _GONE_SECONDS) -> None:
         """Wait until the graph has all that is recorded now. Raises `TimeoutError`."""
-        asked, last = BusGraphClient(self.bus, 10), (await self.bus.state(EVENTS.name)).last_seq
+        graph, last = BusGraphClient(self.bus, 10), (await self.bus.state(EVENTS.name)).last_seq
         async with asyncio.timeout(seconds):
-            while await _position(asked) < last:
+            while await _position(graph) < last:
                 await asyncio.sleep(0.5)
 
 

@@ -30,12 +30,12 @@ def manifest() -> dict[str, Any]:
     replaces.
     """
     text = EXAMPLE.read_text(encoding="utf-8").replace("moothall.moothall:", f"moothall.{SPACE}:")
-    made: dict[str, Any] = yaml.safe_load(text)
-    made["metadata"]["namespace"] = SPACE
-    (container,) = made["spec"]["template"]["spec"]["containers"]
+    job: dict[str, Any] = yaml.safe_load(text)
+    job["metadata"]["namespace"] = SPACE
+    (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "moothall"
     container["image"] = OURS
-    return made
+    return job
 
 
 @asynccontextmanager
@@ -80,13 +80,13 @@ async def test_a_job_of_a_pipeline_ends_as_its_deliberation(what: str, standing:
     ):
         name = (await ask("create", "-f", "-", "-o", "name", given=json.dumps(manifest()))).strip()
         try:
-            said = await ended(name)
+            state = await ended(name)
             (pod,) = await standing.pods(f"job-name={name.rpartition('/')[2]}")
             text = await ask("-n", SPACE, "logs", name)
         finally:
             await ask("-n", SPACE, "delete", name)
     (container,) = pod.status.container_statuses
-    assert (said, container.state.terminated.exit_code) == (end, code), text
+    assert (state, container.state.terminated.exit_code) == (end, code), text
     if code < 2:
         result = json.loads(text[text.index("{") : text.rindex("}") + 1])
         assert result["proven"] is (code == 0)

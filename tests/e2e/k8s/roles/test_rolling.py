@@ -51,11 +51,11 @@ async def deliberate(standing: Standing, task_id: str) -> pb.DeliberateResponse:
 @asynccontextmanager
 async def called(standing: Standing, name: str) -> AsyncIterator[None]:
     """Have two callers call until the block ends; then each call was answered and decided once."""
-    going, asked = True, list[str]()
+    going, task_ids = True, list[str]()
 
     async def caller(who: str) -> None:
         while going:
-            asked.append(task_id := f"{name}-{who}-{len(asked)}")
+            task_ids.append(task_id := f"{name}-{who}-{len(task_ids)}")
             answer = await deliberate(standing, task_id)
             assert (answer.task_id, answer.status) == (task_id, pb.DELIBERATION_STATUS_COMPLETED), (
                 answer
@@ -67,8 +67,8 @@ async def called(standing: Standing, name: str) -> AsyncIterator[None]:
             group.create_task(caller(who))
         yield
         going = False
-    assert len(asked) > len(DEPLOYMENTS)
-    for task_id in asked:
+    assert len(task_ids) > len(DEPLOYMENTS)
+    for task_id in task_ids:
         topic = (Channel.RESPONSES.of(task_id),)
         ends = [
             one
@@ -82,8 +82,8 @@ async def test_an_upgrade_of_all_roles_at_once_loses_no_call(
     standing: Standing, home: Home, counted: Counted
 ) -> None:
     async with called(standing, "upgrade"):
-        said = deployment.values(counted.url, MOOTHALL_LOG__LEVEL="warning")
-        await asyncio.to_thread(deployment.install, home, said)
+        values = deployment.values(counted.url, MOOTHALL_LOG__LEVEL="warning")
+        await asyncio.to_thread(deployment.install, home, values)
         await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
 

@@ -26,7 +26,7 @@ async def rpc(standing: Standing, method: str, request: object) -> Any:
         return await getattr(ToolServiceStub(channel), method)(request, metadata=WHO, timeout=60)
 
 
-async def visit(standing: Standing, request_id: str) -> None:
+async def use_workspace(standing: Standing, request_id: str) -> None:
     """A whole visit: open, call, close."""
     where = common_pb2.Repository(id=standing.repository)
     opened = await rpc(
@@ -51,20 +51,20 @@ async def visit(standing: Standing, request_id: str) -> None:
 async def test_a_caller_of_tools_is_told_to_ask_again_while_they_restart_and_is_answered_then(
     standing: Standing,
 ) -> None:
-    await visit(standing, "before")
+    await use_workspace(standing, "before")
     refused: list[grpc.StatusCode] = []
     await ask("-n", SPACE, "rollout", "restart", "deployment/moothall-tools")
     rolling = asyncio.create_task(rolled_out("deployment/moothall-tools"))
-    asked = 0
-    while not rolling.done() or not asked:
-        asked += 1
+    attempts = 0
+    while not rolling.done() or not attempts:
+        attempts += 1
         try:
-            await visit(standing, f"during-{asked}")
+            await use_workspace(standing, f"during-{attempts}")
         except grpc.aio.AioRpcError as error:
             refused.append(error.code())
         await asyncio.sleep(0.2)
     await rolling
     assert refused, "the old process's workspaces and doors went; somebody was refused"
     assert set(refused) == {grpc.StatusCode.UNAVAILABLE}, refused
-    await visit(standing, "after")
+    await use_workspace(standing, "after")
     assert await standing.left() == []

@@ -59,7 +59,7 @@ class Copies:
 
     folder: Path
     secrets: str
-    told: list[str]
+    command_outputs: list[str]
 
 
 async def inside(*command: str, check: bool = True) -> str:
@@ -68,7 +68,7 @@ async def inside(*command: str, check: bool = True) -> str:
     )
 
 
-async def told() -> list[str]:
+async def command_outputs() -> list[str]:
     return [await inside("moothall", *words) for words in LOOKS]
 
 
@@ -91,7 +91,7 @@ async def copies(
     standing: Standing, undisturbed: Seen, tmp_path_factory: pytest.TempPathFactory
 ) -> Copies:
     """Scaled to none, copied, and scaled up again as the page says it."""
-    before, folder = await told(), tmp_path_factory.mktemp("copies")
+    before, folder = await command_outputs(), tmp_path_factory.mktemp("copies")
     down, *up = page.lines("kubectl -n moothall scale deployment/moothall-")
     await page.run(by_role(down, SPACE))
     await none_serves(standing)
@@ -108,7 +108,7 @@ async def copies(
 async def test_a_house_that_was_scaled_to_none_and_back_is_the_same(
     standing: Standing, undisturbed: Seen, copies: Copies
 ) -> None:
-    assert await told() == copies.told
+    assert await command_outputs() == copies.command_outputs
     assert undisturbed.difference(await standing.council("scaled")) == ""
 
 
@@ -206,7 +206,9 @@ async def test_a_house_that_is_brought_back_is_the_one_that_was_kept(
     await all_rolled_out()
     await standing.reach()
 
-    assert await told() == copies.told, "no less than was kept, and nothing of what came after"
+    assert await command_outputs() == copies.command_outputs, (
+        "no less than was kept, and nothing of what came after"
+    )
     await standing.written()  # into an empty graph
     seen: Any = await standing.council("brought-back")
     assert undisturbed.difference(seen) == ""

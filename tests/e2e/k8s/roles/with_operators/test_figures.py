@@ -62,18 +62,18 @@ async def test_a_scaler_knows_what_its_pods_use(name: str, measured: None) -> No
     async with asyncio.timeout(SECONDS):
         while not figure(found := await scaler(name)):
             await asyncio.sleep(2)
-    said = {one["type"]: one["status"] for one in found["status"]["conditions"]}
-    assert said["ScalingActive"] == "True", found["status"]
+    conditions = {one["type"]: one["status"] for one in found["status"]["conditions"]}
+    assert conditions["ScalingActive"] == "True", found["status"]
     assert found["status"]["currentReplicas"] == 2
 
 
 async def test_doors_that_compute_more_than_they_should_become_more_and_no_call_is_lost(
     standing: Standing, home: Home, counted: Counted, measured: None
 ) -> None:
-    said = deployment.values(counted.url)
-    said["roles"]["cpu"] = "5m"
+    values = deployment.values(counted.url)
+    values["roles"]["cpu"] = "5m"
     async with called(standing, "scaled"):
-        await asyncio.to_thread(deployment.install, home, said)
+        await asyncio.to_thread(deployment.install, home, values)
         async with asyncio.timeout(SECONDS):
             while (await scaler("api"))["status"].get("currentReplicas", 0) < 3:
                 await asyncio.sleep(2)

@@ -43,10 +43,10 @@ async def waited(*what: str) -> None:
         await ask("-n", deployment.SPACE, "wait", *what, "--timeout=240s")
     except AssertionError as error:
         seen = await ask("-n", deployment.SPACE, "describe", "pods", "-l", "ray.io/cluster=hosts")
-        said = await ask(
+        logs = await ask(
             "-n", RAY.space, "logs", "deployment/kuberay-operator", "--tail=20", check=False
         )
-        raise AssertionError(f"{error}\n{seen[-6000:]}\n{said[-4000:]}") from error
+        raise AssertionError(f"{error}\n{seen[-6000:]}\n{logs[-4000:]}") from error
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -73,7 +73,7 @@ async def on_ray(standing: Standing, home: Home, counted: Counted) -> Seen:
 async def test_there_is_a_host_on_each_node(standing: Standing, on_ray: Seen, home: Home) -> None:
     pods = await standing.pods(HOSTS)
     assert {pod.spec.node_name for pod in pods} == {node.name for node in nodes(home)}
-    said = json.loads(
+    fleet = json.loads(
         await ask(
             "-n",
             deployment.SPACE,
@@ -85,7 +85,7 @@ async def test_there_is_a_host_on_each_node(standing: Standing, on_ray: Seen, ho
             "--json",
         )
     )
-    assert {host["node"] for host in said["hosts"]} == {pod.status.pod_ip for pod in pods}
+    assert {host["node"] for host in fleet["hosts"]} == {pod.status.pod_ip for pod in pods}
     assert on_ray.end.winner.endswith("3")
     assert await standing.left() == []
 

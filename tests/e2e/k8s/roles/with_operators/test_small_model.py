@@ -34,10 +34,10 @@ async def on_small(standing: Standing, home: Home) -> AsyncIterator[None]:
     await ask("delete", "pv", small.VOLUME, "--ignore-not-found", "--timeout=60s")
     await ask("apply", "-f", "-", given=small.objects(weights))
     await rolled_out(f"deployment/{small.NAME}")
-    said = deployment.values(
+    values = deployment.values(
         small.URL, MOOTHALL_LLM__API_KEY=small.KEY, MOOTHALL_LLM__CONTEXT_TOKENS=str(small.TOKENS)
     )
-    await asyncio.to_thread(deployment.install, home, said)
+    await asyncio.to_thread(deployment.install, home, values)
     await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
     await old_pods_gone()
     yield
