@@ -76,10 +76,8 @@ class Provider:
         self.asked.append(parameters)
         code = secrets.token_urlsafe(16)
         self.codes[code] = parameters
-        return RedirectResponse(
-            f"{parameters['redirect_uri']}?{urlencode({'code': code, 'state': parameters['state']})}",
-            302,
-        )
+        query = urlencode({"code": code, "state": parameters["state"]})
+        return RedirectResponse(f"{parameters['redirect_uri']}?{query}", 302)
 
     async def token(self, request: Request) -> Response:
         """Redeem a code once, of the client that asked for it, with the verifier of its

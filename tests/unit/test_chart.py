@@ -139,13 +139,13 @@ def test_environments_are_mounted_where_workspaces_are_made(helm: str, tmp_path:
         (outer, inner, "roles"),
     ):
         folder.mkdir()
-        said = {
+        kustomization = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
             "resources": [os.path.relpath(below, folder)],
             "components": [os.path.relpath(DEPLOY / "k8s/components" / component, folder)],
         }
-        (folder / "kustomization.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
     ours = objects(
         rendered(
             helm, f"--values={CHART}/ci/prod-roles-values.yaml", "--set=environments.enabled=true"
@@ -315,28 +315,28 @@ def test_roles_are_had_with_parts_of_ones_own_and_without_ray(helm: str, tmp_pat
     for name in ("moothall-api", "moothall-collector"):
         scaled = found["HorizontalPodAutoscaler", "other", name]["spec"]
         assert (scaled["minReplicas"], scaled["maxReplicas"]) == (3, 9)
-    said = found["Ingress", "other", "moothall"]["metadata"]["annotations"]
-    assert said["nginx.ingress.kubernetes.io/session-cookie-name"] == "own"
-    assert said["nginx.ingress.kubernetes.io/affinity"] == "cookie"
+    annotations = found["Ingress", "other", "moothall"]["metadata"]["annotations"]
+    assert annotations["nginx.ingress.kubernetes.io/session-cookie-name"] == "own"
+    assert annotations["nginx.ingress.kubernetes.io/affinity"] == "cookie"
 
 
-def secrets(said: Any) -> Iterable[str]:
+def secrets(node: Any) -> Iterable[str]:
     """Yield the names of Secrets that anything here refers to."""
-    if isinstance(said, dict):
-        for key, value in said.items():
+    if isinstance(node, dict):
+        for key, value in node.items():
             if key in {"secretRef", "secretKeyRef", "credentials"}:
                 yield value["name"]
             elif key == "secretName":
                 yield value
             else:
                 yield from secrets(value)
-    elif isinstance(said, Iterable) and not isinstance(said, str):
-        for each in said:
+    elif isinstance(node, Iterable) and not isinstance(node, str):
+        for each in node:
             yield from secrets(each)
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("options", "words"),
     [
         (["--set=images.moothall="], "/images/moothall"),
         (["--set=replicas=2"], "'replicas' not allowed"),
@@ -366,9 +366,9 @@ def secrets(said: Any) -> Iterable[str]:
         (["--set=roles.maxReplicas=0"], "/roles/maxReplicas"),
     ],
 )
-def test_values_that_are_wrong_are_named(helm: str, said: list[str], words: str) -> None:
+def test_values_that_are_wrong_are_named(helm: str, options: list[str], words: str) -> None:
     done = subprocess.run(
-        [helm, *TEMPLATE, "a", str(CHART), *IMAGES, *said],
+        [helm, *TEMPLATE, "a", str(CHART), *IMAGES, *options],
         capture_output=True,
         text=True,
         check=False,

@@ -11,18 +11,18 @@ from moothall.errors import BusUnavailable, ConfigurationError
 
 
 async def test_parts_start_side_by_side_and_close() -> None:
-    said: list[str] = []
+    closed: list[str] = []
     both = asyncio.Barrier(2)
 
     @asynccontextmanager
     async def part(name: str) -> AsyncIterator[str]:
         await both.wait()  # neither passes before the other has begun
         yield name
-        said.append(f"{name} closed")
+        closed.append(f"{name} closed")
 
     async with start_beside(part("one")) as one, start_beside(part("two")) as two:
         assert (await one, await two) == ("one", "two")
-    assert said == ["two closed", "one closed"]
+    assert closed == ["two closed", "one closed"]
 
 
 async def test_a_part_that_cannot_start_says_so_to_whoever_awaits_it() -> None:
@@ -82,17 +82,17 @@ async def test_a_part_that_dies_later_ends_the_body() -> None:
 
 
 async def test_a_wait_is_spoken_of_only_when_it_is_long() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     loop = asyncio.get_running_loop()
-    with say_if_slow(told.append, "nothing much"):
+    with say_if_slow(messages.append, "nothing much"):
         await asyncio.sleep(0)
-    with say_if_slow(told.append, "the bus"):
+    with say_if_slow(messages.append, "the bus"):
         now = loop.time()
         loop.time = lambda: now + PATIENCE + 1  # type: ignore[method-assign]  # nobody waits for it
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     del loop.time
-    assert told == ["waiting for the bus"]
+    assert messages == ["waiting for the bus"]
 
 
 async def test_a_fan_reads_its_source_once_for_all_and_who_is_slow_gets_more_at_a_time() -> None:

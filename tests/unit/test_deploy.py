@@ -42,8 +42,8 @@ def documents(folder: Path = DEPLOY / "base") -> Iterator[dict[str, Any]]:
 
 def kustomization(folder: Path) -> dict[str, Any]:
     path = folder / "kustomization.yaml"
-    said: dict[str, Any] = next(read(path)) if path.exists() else {}
-    return said
+    document: dict[str, Any] = next(read(path)) if path.exists() else {}
+    return document
 
 
 def patches(folder: Path) -> set[str]:
@@ -99,7 +99,7 @@ def configured(folder: Path) -> dict[str, str]:
         for name in kustomization(folder).get("resources", ())
         if name.startswith("../") and name != "../../base"
     ]
-    said = (
+    environment = (
         configured((folder / below[0]).resolve()) if below else one("ConfigMap", "moothall")["data"]
     )
     parts = [(folder / name).resolve() for name in kustomization(folder).get("components", ())]
@@ -109,16 +109,18 @@ def configured(folder: Path) -> dict[str, str]:
         if patch.get("target") == {"kind": "ConfigMap", "name": "moothall"}:
             for change in yaml.safe_load(patch["patch"]):
                 key = change["path"].removeprefix("/data/")
-                assert (key in said) == (change["op"] == "replace"), f"{folder.name}: {change}"
-                said[key] = change["value"]
-    return said
+                assert (key in environment) == (change["op"] == "replace"), (
+                    f"{folder.name}: {change}"
+                )
+                environment[key] = change["value"]
+    return environment
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_key_of_the_configuration_is_a_setting(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = configured(folder)
+    environment = configured(folder)
     keys = make(tmp_path / "keys")
     (bus,) = [
         each["secret"]
@@ -126,14 +128,14 @@ def test_every_key_of_the_configuration_is_a_setting(
         if each["name"] == "bus"
     ]
     files = {item["path"]: keys[item["key"]] for item in bus["items"]}
-    for name, value in said.items():
+    for name, value in environment.items():
         assert isinstance(value, str), f"{name} of a ConfigMap is no text"
         monkeypatch.setenv(name, str(files.get(Path(value).name, value)))
-    if "MOOTHALL_GRPC__HOST" in said:
+    if "MOOTHALL_GRPC__HOST" in environment:
         monkeypatch.setenv("MOOTHALL_GRPC__TOKEN", "t" * 32)  # of the Secret
     settings = load_settings()
     assert settings.workspace.kind == "kubernetes"
-    assert settings.bus.url == said["MOOTHALL_BUS__URL"]
+    assert settings.bus.url == environment["MOOTHALL_BUS__URL"]
     assert settings.bus.replicas == one("StatefulSet", "nats")["spec"]["replicas"]
     assert settings.jobs.namespace == one("ResourceQuota", "workspaces")["metadata"]["namespace"]
 
@@ -156,11 +158,11 @@ def test_the_services_may_make_jobs_in_one_namespace_and_nothing_else() -> None:
     }
 
 
-def within(said: Any) -> Iterator[dict[str, Any]]:
+def within(node: Any) -> Iterator[dict[str, Any]]:
     """Every mapping in a document."""
-    if isinstance(said, dict):
-        yield said
-    for each in said.values() if isinstance(said, dict) else said if isinstance(said, list) else ():
+    if isinstance(node, dict):
+        yield node
+    for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         yield from within(each)
 
 
@@ -234,9 +236,14 @@ def test_the_ray_of_the_hosts_is_the_one_that_the_images_have() -> None:
     ]
     lock = (DEPLOY.parents[1] / "requirements/run.txt").read_text(encoding="utf-8")
     assert f"\nray=={cluster['spec']['rayVersion']} " in lock
-    said = configured(DEPLOY / "components/hosts")
-    assert said["MOOTHALL_RAY__ADDRESS"] == f"{cluster['metadata']['name']}-head-svc.moothall:6379"
-    assert said["MOOTHALL_RAY__HOSTS"] == str(cluster["spec"]["workerGroupSpecs"][0]["replicas"])
+    environment = configured(DEPLOY / "components/hosts")
+    assert (
+        environment["MOOTHALL_RAY__ADDRESS"]
+        == f"{cluster['metadata']['name']}-head-svc.moothall:6379"
+    )
+    assert environment["MOOTHALL_RAY__HOSTS"] == str(
+        cluster["spec"]["workerGroupSpecs"][0]["replicas"]
+    )
     assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", (
         "hosts are put where a processor is offered"
     )

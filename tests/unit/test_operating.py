@@ -25,10 +25,10 @@ MADE_BY_OTHERS = {"hosts"}  # KubeRay's Secret
 def commands() -> list[str]:
     """Those on lines of their own and those within a sentence."""
     found = re.findall(r"^    (\S.*)$|`([^`\n]+)`", TEXT, re.MULTILINE)
-    said = (line or span for line, span in found)
+    spans = (line or span for line, span in found)
     whole = [
         each
-        for each in said
+        for each in spans
         if each.startswith(KNOWN) and (" " in each or each.startswith("scripts/"))
     ]
     return sorted({part.strip() for each in whole for part in each.split(" | ")})

@@ -100,14 +100,14 @@ def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
     }
     write(tmp_path / "image.tar", "a:1", [layer(files)], {})
     found = json.loads(sbom(tmp_path / "image.tar").stdout)["components"]
-    asked = subprocess.run(
+    completed = subprocess.run(
         ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\n"],
         capture_output=True,
         text=True,
         check=True,
     )
     installed = [
-        line.split()[1:] for line in asked.stdout.splitlines() if line.startswith("installed ")
+        line.split()[1:] for line in completed.stdout.splitlines() if line.startswith("installed ")
     ]
     debian = {
         (each["name"], each["version"]) for each in found if each["purl"].startswith("pkg:deb/")

@@ -112,8 +112,8 @@ def install(say: Say) -> None:
         return
     if shutil.which("apt-get") is None:
         raise Missing(
-            f"a cluster needs {', '.join(packages)}; please install them with this system's package "
-            "manager"
+            f"a cluster needs {', '.join(packages)}; please install them with this system's "
+            "package manager"
         )
     say(f"installing {', '.join(packages)}: what nodes and images are made of")
     env = {**environment(), "DEBIAN_FRONTEND": "noninteractive"}

@@ -132,15 +132,15 @@ def test_dependencies_in_every_shape(written: Any) -> None:
 
 def test_measures_and_what_is_unknown_is_kept() -> None:
     limits = {"max_memory": "512MB", "max_cpu": "75%", "timeout": "2h", "max_disk": "1GB"}
-    made = spec(
+    parsed = spec(
         security={"resource_limits": limits},
         deployment={"region": "eu"},
         capabilities={"primary": ["yaml"], "secondary": ["c"]},
     )
-    found = made.security.resource_limits
+    found = parsed.security.resource_limits
     assert (found.max_memory, found.max_cpu, found.timeout) == (512e6, 75, 7200)
-    assert made.model_extra == {"deployment": {"region": "eu"}}
-    assert made.capabilities == ("primary: yaml", "secondary: c")
+    assert parsed.model_extra == {"deployment": {"region": "eu"}}
+    assert parsed.capabilities == ("primary: yaml", "secondary: c")
 
 
 def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
@@ -151,10 +151,14 @@ def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
         ],
         "conditional": [{"description": "only then", "condition": "it rains", "priority": "low"}],
     }
-    made = spec(tasks=tasks)
-    told = made.instructions(of_tasks(made.tasks))
-    assert told.index("- a") < told.index("- c") < told.index("- only then (only if: it rains)")
-    assert "x (validated by: make x)" in told
+    parsed = spec(tasks=tasks)
+    instructions = parsed.instructions(of_tasks(parsed.tasks))
+    assert (
+        instructions.index("- a")
+        < instructions.index("- c")
+        < instructions.index("- only then (only if: it rains)")
+    )
+    assert "x (validated by: make x)" in instructions
 
 
 @pytest.mark.parametrize(
@@ -276,9 +280,9 @@ def test_whatever_sections_hold_it_is_taken_or_named(sections: dict[str, Any]) -
         loaded = load([Path(folder)])
     assert bool(loaded.specs) is not bool(loaded.wrong)
     assert all(one.line and one.reason for one in loaded.wrong)
-    for made in loaded.specs.values():
-        assert made.name
-        assert request_of(made, RepositoryRef(id="sample")).checks == made.validations
+    for parsed in loaded.specs.values():
+        assert parsed.name
+        assert request_of(parsed, RepositoryRef(id="sample")).checks == parsed.validations
 
 
 def test_ten_thousand_tasks_are_taken_and_a_cycle_of_thousands_is_named_in_a_line(
@@ -287,8 +291,8 @@ def test_ten_thousand_tasks_are_taken_and_a_cycle_of_thousands_is_named_in_a_lin
     (tmp_path / "many.yaml").write_text(
         f"{GOOD}tasks: [{', '.join(['look'] * 10_000)}]\n", encoding="utf-8"
     )
-    (made,) = load([tmp_path]).specs.values()
-    assert len(of_tasks(made.tasks)) == 10_000
+    (parsed,) = load([tmp_path]).specs.values()
+    assert len(of_tasks(parsed.tasks)) == 10_000
     ring = [
         f"- {{name: t{number}, description: d, dependencies: [t{(number + 1) % 3000}]}}"
         for number in range(3000)
@@ -311,9 +315,9 @@ def test_a_date_is_text_and_what_is_empty_is_nothing(tmp_path: Path) -> None:
         "tasks:\ndependencies:\n"
     )
     (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
-    (made,) = load([tmp_path]).specs.values()
-    assert (made.metadata.version, made.metadata.workstream) == ("2026-13-45", "2026-01-02")
-    assert (made.risks, made.tasks, made.dependencies) == ((), (), ())
+    (parsed,) = load([tmp_path]).specs.values()
+    assert (parsed.metadata.version, parsed.metadata.workstream) == ("2026-13-45", "2026-01-02")
+    assert (parsed.risks, parsed.tasks, parsed.dependencies) == ((), (), ())
 
 
 def test_only_files_of_a_folder_are_read(tmp_path: Path) -> None:

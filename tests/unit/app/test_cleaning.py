@@ -89,15 +89,17 @@ def test_commands_are_said_on_the_command_line_over_a_file(tmp_path: Path) -> No
     assert commands_from_options((), ()) is None
     file = tmp_path / "p.toml"
     file.write_text('setup = ["a"]\nknown_failures = ["x"]\n', encoding="utf-8")
-    said = commands_from_options(("pip install .",), ("tests=pytest -q", "lint=ruff check ."), file)
-    assert said is not None
-    assert said.setup == (("pip", "install", "."),)
-    assert said.checks == {"tests": ("pytest", "-q"), "lint": ("ruff", "check", ".")}
-    assert said.known_failures == ("x",)
+    commands = commands_from_options(
+        ("pip install .",), ("tests=pytest -q", "lint=ruff check ."), file
+    )
+    assert commands is not None
+    assert commands.setup == (("pip", "install", "."),)
+    assert commands.checks == {"tests": ("pytest", "-q"), "lint": ("ruff", "check", ".")}
+    assert commands.known_failures == ("x",)
 
 
 @pytest.mark.parametrize(
-    ("setup", "check", "wanted"),
+    ("setup", "check", "message"),
     [
         ((), "tests", "--check 'tests' names no command"),
         ((), "=x", "names no command"),
@@ -105,6 +107,6 @@ def test_commands_are_said_on_the_command_line_over_a_file(tmp_path: Path) -> No
         ((), "Big=x", "name is 1 to"),
     ],
 )
-def test_a_wrong_command_is_named(setup: tuple[str, ...], check: str, wanted: str) -> None:
-    with pytest.raises(InvalidRequest, match=wanted):
+def test_a_wrong_command_is_named(setup: tuple[str, ...], check: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         commands_from_options(setup, (check,))

@@ -37,16 +37,16 @@ def test_settings_that_differ_are_named_with_the_way_to_attach(
     there = AllSettings(llm=LlmSettings(model="large"), models={"small": LlmSettings(model="x")})
     address = serving(tmp_path, there)
     monkeypatch.setenv("MOOTHALL_LIMITS__TURNS", "5")
-    said = describe_difference(
+    message = describe_difference(
         AllSettings(data_dir=tmp_path, limits=LimitSettings(turns=5)), address
     )
     assert (
         f"process 4711 serves {tmp_path} with other settings: limits.turns, llm.model, models"
-        in said
+        in message
     )
-    assert "To attach to it, unset MOOTHALL_LIMITS__TURNS and set llm.model, models" in said
-    assert "--server 127.0.0.1:50055" in said
-    assert "MOOTHALL_DATA_DIR" in said
+    assert "To attach to it, unset MOOTHALL_LIMITS__TURNS and set llm.model, models" in message
+    assert "--server 127.0.0.1:50055" in message
+    assert "MOOTHALL_DATA_DIR" in message
     assert "--server" not in describe_difference(AllSettings(), serving(tmp_path, there, port=0))
 
 

@@ -63,8 +63,8 @@ async def test_what_is_not_committed_is_said(settings: Settings, repo: Repo) -> 
     assert found is not None
     assert await unseen(settings, found) == ""
     repo.write({"new.py": "", "README.md": "other", "x.log": "ignored"})
-    said = await unseen(settings, found)
-    assert said == (
+    message = await unseen(settings, found)
+    assert message == (
         f"works on the commit {repo.head[:10]}; uncommitted changes in 2 files are not seen: "
         "README.md, new.py"
     )

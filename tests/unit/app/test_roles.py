@@ -19,12 +19,12 @@ def test_roles_are_named_once_in_any_case_and_with_commas_or_without() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wrong"),
+    ("roles", "wrong"),
     [(["api,desk"], "unknown role 'desk'; the roles are api, page"), ([" , "], "no role")],
 )
-def test_what_is_no_role_is_refused_with_those_that_are(said: list[str], wrong: str) -> None:
+def test_what_is_no_role_is_refused_with_those_that_are(roles: list[str], wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=wrong):
-        parse_roles(said)
+        parse_roles(roles)
 
 
 def test_all_roles_by_default() -> None:

@@ -136,7 +136,7 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
         ForgeSettings(token=secret),
         WebhookSettings(url="https://hooks.example", secret=secret),
     )
-    told = for_hosts(
+    host_options = for_hosts(
         far.model_copy(
             update={"forge": forge, "webhook": webhook, "oidc": OidcSettings(client_secret=secret)}
         )
@@ -151,7 +151,7 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     assert secret.get_secret_value().encode() not in pickle.dumps(for_hosts(scoped)), (
         "nor what the server comes to the bus with"
     )
-    assert secret.get_secret_value().encode() not in pickle.dumps(told), (
+    assert secret.get_secret_value().encode() not in pickle.dumps(host_options), (
         "what doors and commands need travels to nobody"
     )
 

@@ -105,8 +105,8 @@ async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> No
     from moothall.testing.bus import MemoryBus
 
     class Parks:
-        async def decide(self, asked: Any) -> Any:
-            del asked
+        async def decide(self, document: Any) -> Any:
+            del document
             return {"allow": False, "reason": "ask first", "park": True}
 
     bus = MemoryBus()

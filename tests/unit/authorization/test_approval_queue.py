@@ -28,8 +28,8 @@ SUBJECT = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
 class AsksFirst:
     """A policy by which deleting needs a person's word."""
 
-    async def decide(self, asked: Any) -> Any:
-        return {"allow": asked["tool"] != "files.delete", "reason": "ask first", "park": True}
+    async def decide(self, document: Any) -> Any:
+        return {"allow": document["tool"] != "files.delete", "reason": "ask first", "park": True}
 
 
 def parking_on(bus: MemoryBus, key: bytes = KEY, seconds: float = 900) -> ApprovalQueue:

@@ -128,10 +128,10 @@ asyncio.run(main())
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=30
     )
-    said = [word for word in done.stdout.split() if word in {"wrote", "refused"}]
-    assert said[:4] == ["wrote"] * 4
-    assert said[4:9].count("refused") >= 3
-    assert said[9:] == ["wrote"] * 11
+    outcomes = [word for word in done.stdout.split() if word in {"wrote", "refused"}]
+    assert outcomes[:4] == ["wrote"] * 4
+    assert outcomes[4:9].count("refused") >= 3
+    assert outcomes[9:] == ["wrote"] * 11
     report = verify_all(tmp_path)
     assert report.ok, report.problems
     assert [problem.serious for problem in report.problems].count(False) == 1
@@ -290,10 +290,10 @@ asyncio.run(main())
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        said = [process.stdout.readline() for _ in range(50)]
+        lines = [process.stdout.readline() for _ in range(50)]
         os.kill(process.pid, 9)
-        said += process.stdout.readlines()
-    answered = max(int(line.partition(":")[2]) for line in said if line.endswith("\n"))
+        lines += process.stdout.readlines()
+    answered = max(int(line.partition(":")[2]) for line in lines if line.endswith("\n"))
     asyncio.run(write(tmp_path, 1))
     report = verify_all(tmp_path)
     assert report.ok, report.problems

@@ -52,12 +52,12 @@ async def test_every_record_is_told_in_its_order(tmp_path: Path) -> None:
     stream = Stream()
     await write(tmp_path, stream, 150)
     assert {event.type for event in stream.events} == {EventType.AUDIT_RECORDED}
-    told = [
+    published = [
         record
         for event in stream.events
         for record in (*event.data["records"], event.data["record"])
     ]
-    assert [record["seq"] for record in told] == list(range(1, 151))
+    assert [record["seq"] for record in published] == list(range(1, 151))
     report = verify_all(tmp_path, KEY, await read_stream_chains(stream.replay(), KEY))
     assert (report.ok, report.problems) == (True, ())
 
@@ -143,11 +143,11 @@ async def test_chains_of_hosts_elsewhere_are_read_from_the_stream(tmp_path: Path
     await write(tmp_path / "house", stream, 3)
     await elsewhere(tmp_path / "far", stream, 100)
     await elsewhere(tmp_path / "far", stream, 7)
-    told = await read_stream_chains(stream.replay([*stream.events, *stream.events]), KEY, HOSTS)
-    report = verify_all(tmp_path / "house", KEY, told, HOSTS)
+    chains = await read_stream_chains(stream.replay([*stream.events, *stream.events]), KEY, HOSTS)
+    report = verify_all(tmp_path / "house", KEY, chains, HOSTS)
     assert (report.problems, report.chains, report.records, report.unfinished) == ((), 2, 110, 110)
     # Where the disk is shared after all, the file is the chain.
-    shared = verify_all(tmp_path / "far", KEY, told, HOSTS)
+    shared = verify_all(tmp_path / "far", KEY, chains, HOSTS)
     assert [problem.path.stem for problem in shared.problems] == ["host-1"]
 
 
@@ -173,7 +173,7 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
         },
     )
     unsigned = replace(first, data={**first.data, "mac": "0"})
-    for events, ok, said in (
+    for events, ok, problem_text in (
         ([changed, second], False, "its hash is wrong"),
         ([scrubbed, second], True, "looked like a secret"),
         ([forged, second], True, "not told of records 1 to 1"),
@@ -186,7 +186,10 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
             await read_stream_chains(stream.replay(events), KEY, HOSTS),
             HOSTS,
         )
-        assert (report.ok, [said in problem.what for problem in report.problems]) == (ok, [True])
+        assert (report.ok, [problem_text in problem.what for problem in report.problems]) == (
+            ok,
+            [True],
+        )
     other = Stream()
     await elsewhere(tmp_path / "other", other, 2)  # another chain of the same name
     report = verify_all(
@@ -207,7 +210,7 @@ def signed(record: dict[str, Any], records: list[Any], **more: Any) -> Event:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "event",
     [
         signed({"seq": 9, "hash": "0"}, []),
         signed({"seq": 9, "hash": "0", "prev": []}, [{"seq": 8, "hash": []}]),
@@ -220,14 +223,14 @@ def signed(record: dict[str, Any], records: list[Any], **more: Any) -> Event:
         signed({"seq": 9, "hash": "0", "prev": "1", "tool": None}, []),
         signed({"seq": 9, "hash": "0", "prev": "1", "phase": "approved", "time": [1]}, []),
     ],
-    ids=lambda said: str(said.data["record"]),
+    ids=lambda event: str(event.data["record"]),
 )
 async def test_a_host_that_signs_nonsense_is_found_out_and_ends_no_verification(
-    tmp_path: Path, said: Event
+    tmp_path: Path, event: Event
 ) -> None:
     stream = Stream()
     await write(tmp_path, stream, 3)
-    told = await read_stream_chains(stream.replay([said, *stream.events]), KEY, HOSTS)
-    report = verify_all(tmp_path, KEY, told, HOSTS)
+    chains = await read_stream_chains(stream.replay([event, *stream.events]), KEY, HOSTS)
+    report = verify_all(tmp_path, KEY, chains, HOSTS)
     assert report.records >= 3
-    assert report.ok == (not told.remote)
+    assert report.ok == (not chains.remote)

@@ -122,7 +122,7 @@ def test_the_grant_step_stands_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "wanted"),
+    ("path", "expected"),
     [
         ("/workspace/src/a.py", "src/a.py"),
         ("//workspace///src//./a.py", "src/a.py"),
@@ -137,8 +137,8 @@ def test_the_grant_step_stands_alone() -> None:
         ("src//a.py", "src//a.py"),
     ],
 )
-def test_an_absolute_path_below_the_workspace_is_its_relative_one(path: str, wanted: str) -> None:
-    assert relative_path(path) == wanted
+def test_an_absolute_path_below_the_workspace_is_its_relative_one(path: str, expected: str) -> None:
+    assert relative_path(path) == expected
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_an_absolute_path_is_judged_as_what_it_leads_to(parts: list[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("pattern", "path", "wanted"),
+    ("pattern", "path", "expected"),
     [
         ("tests/**", "tests/test_a.py", True),
         ("tests/**", "tests/a/b/c.py", True),
@@ -225,8 +225,8 @@ def test_an_absolute_path_is_judged_as_what_it_leads_to(parts: list[str]) -> Non
         ("**", "a", True),
     ],
 )
-def test_patterns_cover_like_gitignore(pattern: str, path: str, wanted: bool) -> None:  # noqa: FBT001
-    assert covers(pattern, path) is wanted
+def test_patterns_cover_like_gitignore(pattern: str, path: str, expected: bool) -> None:  # noqa: FBT001
+    assert covers(pattern, path) is expected
 
 
 def test_a_pattern_made_to_be_slow_is_not() -> None:

@@ -227,24 +227,24 @@ async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(app: App) -> No
     await app.gate.call(app.seat(seconds=3), tool_call(path="a"))
     await app.gate.call(app.seat(), tool_call(path="a", seconds=5000))
 
-    call, seat, tool = (made.deadline for made in app.workspace.calls)
+    call, seat, tool = (received.deadline for received in app.workspace.calls)
     assert call <= in_seconds(5)
     assert seat <= in_seconds(3)
     assert tool <= in_seconds(CATALOGUE["files.read"].timeout_seconds)
 
 
 @pytest.mark.parametrize(
-    ("asked", "seconds"),
+    ("arguments", "seconds"),
     [({}, 120), ({"timeout_seconds": 300}, 300), ({"timeout_seconds": 3600}, 600)],
 )
 async def test_a_command_of_the_shell_gets_the_time_that_it_asks_for(
-    app: App, asked: dict[str, int], seconds: int
+    app: App, arguments: dict[str, int], seconds: int
 ) -> None:
     await app.gate.call(
-        app.seat(seconds=5000), tool_call("code.shell", command="true", seconds=5000, **asked)
+        app.seat(seconds=5000), tool_call("code.shell", command="true", seconds=5000, **arguments)
     )
-    (made,) = app.workspace.calls
-    assert in_seconds(seconds - 5) < made.deadline <= in_seconds(seconds)
+    (received,) = app.workspace.calls
+    assert in_seconds(seconds - 5) < received.deadline <= in_seconds(seconds)
 
 
 async def test_a_call_after_its_deadline_does_not_run(app: App) -> None:
@@ -446,12 +446,12 @@ def test_whatever_a_model_says_there_is_one_result_two_records_and_one_event(
         async with open_app(folder, seat_in_flight=100) as app:
             seat = app.seat()
             async with asyncio.TaskGroup() as group:
-                asked = [
+                tool_calls = [
                     ToolCall(f"r-{n}", tool, args, in_seconds(60))
                     for n, (tool, args) in enumerate(calls)
                 ]
-                answers = [group.create_task(app.gate.call(seat, call)) for call in asked]
-            for call, answer in zip(asked, answers, strict=True):
+                answers = [group.create_task(app.gate.call(seat, call)) for call in tool_calls]
+            for call, answer in zip(tool_calls, answers, strict=True):
                 result = answer.result()
                 assert (result.request_id, result.tool) == (
                     call.request_id,

@@ -30,10 +30,10 @@ decision := {"allow": false, "reason": "ask first", "park": true} if input.tool 
 class Down:
     """An engine that cannot be reached."""
 
-    asked = 0
+    attempts = 0
 
-    async def decide(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.asked += 1
+    async def decide(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.attempts += 1
         raise PolicyUnavailable("connection refused")
 
 
@@ -44,8 +44,8 @@ class Says:
         self.answer = answer
         self.documents: list[Mapping[str, Any]] = []
 
-    async def decide(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.documents.append(asked)
+    async def decide(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.documents.append(document)
         answer: Mapping[str, Any] = self.answer
         return answer
 
@@ -95,7 +95,7 @@ async def test_an_engine_that_is_down_blocks_where_it_is_enforced(
             await app.gate.call(app.seat(), tool_call(path="a", number=number)) for number in (1, 2)
         ]
     assert bool(app.workspace.calls) is ran
-    assert engine.asked == (0 if mode == "off" else 2)  # what failed is asked again
+    assert engine.attempts == (0 if mode == "off" else 2)  # what failed is asked again
     assert {result.status for result in results} == {
         ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED
     }
@@ -169,12 +169,12 @@ async def test_questions_that_differ_are_never_taken_for_one(
     with tempfile.TemporaryDirectory() as folder:
         async with open_app(Path(folder)) as app:
             seat = app.seat()
-            asked = [
+            queries = [
                 policy_question(seat, check_schema(tool_call("files.write", **args), ALL, 10_000))
                 for args in (one, two)
             ]
-    assert (asked[0] == asked[1]) is (asked[0].document() == asked[1].document())
-    assert (one == two) is (asked[0] == asked[1])
+    assert (queries[0] == queries[1]) is (queries[0].document() == queries[1].document())
+    assert (one == two) is (queries[0] == queries[1])
 
 
 def test_files_that_are_no_policy_are_named(tmp_path: Path) -> None:

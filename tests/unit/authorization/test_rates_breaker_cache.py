@@ -86,8 +86,8 @@ def test_no_minute_has_more_calls_than_are_allowed(pauses: list[float], most: in
 
 def call(breakers: CircuitBreakers, status: ToolStatus, spec: ToolSpec = PUSH) -> ToolStatus:
     try:
-        with breakers.watching(("local",), spec) as told:
-            told(status)
+        with breakers.watching(("local",), spec) as record_status:
+            record_status(status)
     except Stopped as stopped:
         return stopped.status
     return status
@@ -109,11 +109,11 @@ def test_five_failures_in_a_row_open_the_circuit_and_one_good_call_closes_it() -
         assert call(breakers, status) is status
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
     clock.now += 31
-    with breakers.watching(("local",), PUSH) as told:
+    with breakers.watching(("local",), PUSH) as record_status:
         assert (
             call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
         )  # one tries, the others wait
-        told(ToolStatus.TIMEOUT)
+        record_status(ToolStatus.TIMEOUT)
     clock.now += 31
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN  # the rest has doubled
     clock.now += 31

@@ -67,11 +67,11 @@ async def test_the_stub_speaks_to_our_client() -> None:
         pieces: list[str] = []
         reply = await model.chat(ask(schema=FINISH), pieces.append)
         assert "".join(pieces) == reply.text
-        told = await stub.stats()
-        assert told["by_schema"] == {"text": 1, "probe": 1, "turn": 3}, (
+        stats = await stub.stats()
+        assert stats["by_schema"] == {"text": 1, "probe": 1, "turn": 3}, (
             "it is asked for native calls first"
         )
-        assert told["in_flight"] == 0
+        assert stats["in_flight"] == 0
         assert (await stub.set(reset=1))["calls"] == 0
 
 
@@ -81,9 +81,9 @@ async def test_the_stub_holds_answers_until_it_is_let_go() -> None:
         await stub.set(hold=1)
         with pytest.raises(MoothallError):
             await model.chat(ask(seconds=0.3))
-        asked = (await stub.stats())["calls"]
+        calls = (await stub.stats())["calls"]
         waiting = asyncio.ensure_future(model.reply_mode())
-        while (await stub.stats())["calls"] == asked:
+        while (await stub.stats())["calls"] == calls:
             await asyncio.sleep(0.01)
         assert not waiting.done()
         await stub.set(hold=0)
@@ -96,12 +96,12 @@ def test_targets_say_what_was_reached() -> None:
         "text": {"phases": 3, "cases": {"50 ms, 64 at once": case, "50 ms, 1 at once": case}},
         "commands": {"python -c pass": 9.0, "import moothall": 0.1, "moothall config": 0.3},
     }
-    said = {target.what.partition(",")[0]: target.verdict for target in targets(document)}
-    assert said["deliberations a second"] == "yes"
-    assert said["CPU of one over all processes"] == "yes, the aim too"
-    assert said["wall over critical path"] == "**no**"
-    assert said["the slowest command that needs no Ray"] == "yes"
-    assert "tool round trip" not in said, "what was not measured is not claimed"
+    verdicts = {target.what.partition(",")[0]: target.verdict for target in targets(document)}
+    assert verdicts["deliberations a second"] == "yes"
+    assert verdicts["CPU of one over all processes"] == "yes, the aim too"
+    assert verdicts["wall over critical path"] == "**no**"
+    assert verdicts["the slowest command that needs no Ray"] == "yes"
+    assert "tool round trip" not in verdicts, "what was not measured is not claimed"
 
 
 def test_tables_figures_and_slopes() -> None:

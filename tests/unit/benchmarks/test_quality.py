@@ -70,9 +70,9 @@ def test_a_third_of_the_assertions_is_seen_and_what_cannot_be_shared_out_is_left
 def test_a_reply_is_read_with_and_without_a_fence(tmp_path: Path) -> None:
     found = problem(tmp_path)
     code = "def double(x):\n    return 2 * x"
-    for said in (code, f"Sure:\n```python\n{code}\n```\nDone.", f"```\n{code}"):
+    for reply in (code, f"Sure:\n```python\n{code}\n```\nDone.", f"```\n{code}"):
         names: dict[str, Any] = {}
-        exec(solution(found, said), names)  # noqa: S102 - as above
+        exec(solution(found, reply), names)  # noqa: S102 - as above
         assert names["double"](4) == 8
 
 
@@ -114,7 +114,7 @@ def test_a_way_is_compared_on_what_the_bare_model_was_asked_too(tmp_path: Path) 
 
 def row(way: str, problem: str, seen: int, tokens: int) -> dict[str, Any]:
     usage = {"prompt_tokens": tokens - 10, "completion_tokens": 10, "cached_tokens": 0, "calls": 2}
-    told = {
+    figures = {
         "seen": seen,
         "seen_all": 3,
         "hidden": seen,
@@ -122,7 +122,7 @@ def row(way: str, problem: str, seen: int, tokens: int) -> dict[str, Any]:
         "usage": usage,
         "seconds": 2.0,
     }
-    return {"problem": problem, "way": way, "date": "2026-01-02", "version": "abc", **told}
+    return {"problem": problem, "way": way, "date": "2026-01-02", "version": "abc", **figures}
 
 
 def test_protocols_are_compared_on_what_all_were_asked_at_one_budget(tmp_path: Path) -> None:
@@ -154,13 +154,13 @@ class Samples:
     """
 
     def __init__(self) -> None:
-        self.asked: list[ChatRequest] = []
+        self.requests: list[ChatRequest] = []
 
     async def chat(self, request: ChatRequest, on_text: Any = None) -> Any:
         del on_text
-        self.asked.append(request)
+        self.requests.append(request)
         return SimpleNamespace(
-            text=f"# {len(self.asked)}",
+            text=f"# {len(self.requests)}",
             usage=Usage(prompt_tokens=60, completion_tokens=40, calls=1),
         )
 
@@ -172,10 +172,10 @@ class Samples:
 @pytest.mark.parametrize(("tokens", "calls"), [(50, 1), (250, 2), (10_000, 3)])
 async def test_the_best_of_as_many_samples_as_fit(tmp_path: Path, tokens: int, calls: int) -> None:
     samples: Any = Samples()
-    made = await equal.best_of_n(samples, samples, problem(tmp_path), tokens=tokens, seed=1)
-    assert (made["usage"]["calls"], made["seen"], made["solution"].split()[-1]) == (
+    answer = await equal.best_of_n(samples, samples, problem(tmp_path), tokens=tokens, seed=1)
+    assert (answer["usage"]["calls"], answer["seen"], answer["solution"].split()[-1]) == (
         calls,
         calls,
         str(calls),
     )
-    assert len({request.temperature for request in samples.asked}) == calls
+    assert len({request.temperature for request in samples.requests}) == calls

@@ -14,12 +14,14 @@ from moothall.cli.complete import remember
 
 def completed(data_dir: Path, *words: str) -> list[str]:
     """What a shell would be offered after these words, the last of which is not finished."""
-    done = CliRunner().invoke(main, env=asked(data_dir, *words), prog_name="moothall")
+    done = CliRunner().invoke(
+        main, env=completion_environment(data_dir, *words), prog_name="moothall"
+    )
     assert (done.exit_code, done.stderr) == (0, "")
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
-def asked(data_dir: Path, *words: str) -> dict[str, str]:
+def completion_environment(data_dir: Path, *words: str) -> dict[str, str]:
     return {
         "MOOTHALL_DATA_DIR": str(data_dir),
         "_MOOTHALL_COMPLETE": "bash_complete",
@@ -39,7 +41,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("words", "expected"),
     [
         (("de",), ["deliberate", "demo"]),
         (("repo", "remove", ""), ["app-1", "lib-2"]),
@@ -52,9 +54,9 @@ def data_dir(tmp_path: Path) -> Path:
     ],
 )
 def test_names_and_values_are_completed(
-    data_dir: Path, words: tuple[str, ...], wanted: list[str]
+    data_dir: Path, words: tuple[str, ...], expected: list[str]
 ) -> None:
-    assert completed(data_dir, *words) == wanted
+    assert completed(data_dir, *words) == expected
 
 
 def test_nothing_known_is_nothing_offered(tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_a_shell_asks_a_process() -> None:
     command = [sys.executable, "-c", "from moothall.cli import main; main(prog_name='moothall')"]
     done = subprocess.run(
         command,
-        env=os.environ | asked(Path("/nowhere"), "de"),
+        env=os.environ | completion_environment(Path("/nowhere"), "de"),
         capture_output=True,
         text=True,
         check=True,

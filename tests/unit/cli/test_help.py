@@ -32,10 +32,10 @@ def test_the_overview_has_each_command_once_on_one_line() -> None:
 def test_each_commands_help_says_what_it_does_and_has_an_example_that_fits(
     path: tuple[str, ...], command: click.Command
 ) -> None:
-    said = CliRunner().invoke(main, [*path, "--help"], terminal_width=WIDTH)
-    assert said.exit_code == 0
+    result = CliRunner().invoke(main, [*path, "--help"], terminal_width=WIDTH)
+    assert result.exit_code == 0
     assert command.help
-    _, found, example = said.output.partition("Example:\n")
+    _, found, example = result.output.partition("Example:\n")
     assert found
     assert example.strip().startswith(("moothall ", "eval "))
     assert " ".join(path) in example
@@ -43,9 +43,9 @@ def test_each_commands_help_says_what_it_does_and_has_an_example_that_fits(
 
 
 def test_a_mistyped_command_is_named_with_the_nearest() -> None:
-    said = CliRunner().invoke(main, ["deliberat", "x"])
-    assert said.exit_code == 2
-    assert "no such command 'deliberat'; did you mean deliberate?" in said.output
+    result = CliRunner().invoke(main, ["deliberat", "x"])
+    assert result.exit_code == 2
+    assert "no such command 'deliberat'; did you mean deliberate?" in result.output
 
 
 def test_the_overview_imports_no_command() -> None:

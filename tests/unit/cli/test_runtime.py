@@ -26,9 +26,9 @@ def test_a_long_wait_says_what_it_waits_for_and_a_short_one_nothing(
 ) -> None:
     async def until_said() -> str:
         async with asyncio.timeout(30):
-            while not (said := capsys.readouterr().err):
+            while not (stderr := capsys.readouterr().err):
                 await asyncio.sleep(0.005)
-        return said
+        return stderr
 
     async def at_once() -> int:
         return 3

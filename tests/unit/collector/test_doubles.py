@@ -28,14 +28,20 @@ def proposal(seat: str, body: str, **more: Any) -> Proposal:
     )
 
 
-def proposes(story: Story, made: Proposal) -> Story:
-    kind = EventType.SEAT_REVISED if made.revision else EventType.SEAT_PROPOSED
-    return story.add(kind, {"seat": made.seat, "candidate": made.candidate, "proposal": dump(made)})
+def proposes(story: Story, proposal: Proposal) -> Story:
+    kind = EventType.SEAT_REVISED if proposal.revision else EventType.SEAT_PROPOSED
+    return story.add(
+        kind, {"seat": proposal.seat, "candidate": proposal.candidate, "proposal": dump(proposal)}
+    )
 
 
-def checks(story: Story, made: Proposal, *, green: bool) -> Story:
+def checks(story: Story, proposal: Proposal, *, green: bool) -> Story:
     verdict = Verdict.PASSED if green else Verdict.FAILED
-    about = {"seat": made.seat, "candidate": made.candidate, "fingerprint": made.fingerprint}
+    about = {
+        "seat": proposal.seat,
+        "candidate": proposal.candidate,
+        "fingerprint": proposal.fingerprint,
+    }
     facts = {
         "applies": True,
         "required": ["tests"],
@@ -48,9 +54,13 @@ def checks(story: Story, made: Proposal, *, green: bool) -> Story:
     return story.add(EventType.CHECK_FINISHED, {**about, "evidence": applies, "assessment": facts})
 
 
-def crosses(story: Story, made: Proposal, author: Proposal, *, passed: bool) -> Story:
+def crosses(story: Story, proposal: Proposal, author: Proposal, *, passed: bool) -> Story:
     evidence = dump(Evidence("cross", Verdict.PASSED if passed else Verdict.FAILED))
-    about = {"seat": made.seat, "candidate": made.candidate, "fingerprint": made.fingerprint}
+    about = {
+        "seat": proposal.seat,
+        "candidate": proposal.candidate,
+        "fingerprint": proposal.fingerprint,
+    }
     whose = {"cross_author": author.seat, "cross_fingerprint": author.fingerprint}
     return story.add(EventType.CHECK_FINISHED, {**about, "evidence": evidence, **whose})
 
@@ -97,8 +107,8 @@ def test_tests_that_their_author_has_changed_in_a_revision_count_no_more() -> No
     first = proposal(SECOND, "old tests", own_tests=("tests/test_new.py",))
     later = replace(proposal(SECOND, "new tests", own_tests=("tests/test_new.py",)), revision=1)
     story = Story().begun()
-    for made in (solved, first, later):
-        checks(proposes(story, made), made, green=True)
+    for candidate in (solved, first, later):
+        checks(proposes(story, candidate), candidate, green=True)
     crosses(story, solved, first, passed=False)
     crosses(story, solved, later, passed=True)
     for seat in SEATS:

@@ -40,20 +40,20 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
             expected = fold(expected, event)
         await until(lambda: observer.states() == (expected,))
         assert [one.task_id for one in observer.deliberations()] == ["task-a"]
-        told = {"task_id": "task-a", "number": 0}
+        data = {"task_id": "task-a", "number": 0}
         await bus.publish(
             new_event(
-                EventType.DELIBERATION_PAUSED, "task-a", told, ordinal=0, time=START.isoformat()
+                EventType.DELIBERATION_PAUSED, "task-a", data, ordinal=0, time=START.isoformat()
             )
         )
         await until(lambda: all(state.pauses.is_paused for state in observer.states()))
         late = Observer(bus)
         await late._load("task-a")
         assert [state.pauses.is_paused for state in late.states()] == [True]
-        told = {"task_id": "task-a", "number": 1}
+        data = {"task_id": "task-a", "number": 1}
         await bus.publish(
             new_event(
-                EventType.DELIBERATION_RESUMED, "task-a", told, ordinal=1, time=START.isoformat()
+                EventType.DELIBERATION_RESUMED, "task-a", data, ordinal=1, time=START.isoformat()
             )
         )
         deciding = group.create_task(

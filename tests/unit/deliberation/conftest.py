@@ -29,13 +29,13 @@ def native(tmp_path: Path) -> Open:
 
     @asynccontextmanager
     async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilHouse]:
-        asked: dict[str, Any] = {
+        options: dict[str, Any] = {
             "tools": True,
             "reply": "tools",
             "context_tokens": 100_000,
             "approaches": "auto",
         } | settings
-        async with open_council(tmp_path, answer, **asked) as app:
+        async with open_council(tmp_path, answer, **options) as app:
             yield app
 
     return opened

@@ -59,10 +59,10 @@ def write(text: str, path: str = "src/price.py") -> tuple[str, Mapping[str, Any]
 
 def turns(*replies: Any) -> Callable[[str], Any]:
     """Answer by the number of the turn; the last reply for ever."""
-    made = [
+    turn_replies = [
         reply if isinstance(reply, NativeReply | str) else NativeReply(reply) for reply in replies
     ]
-    return lambda step: made[min(int(step.split(".")[1]), len(made)) - 1]
+    return lambda step: turn_replies[min(int(step.split(".")[1]), len(turn_replies)) - 1]
 
 
 def change(text: str, *more: Any) -> Callable[[str], Any]:
@@ -159,12 +159,12 @@ async def test_the_examples_of_the_task_are_given_to_the_test_writer_and_missed_
     first, second, *_ = [call for call in app.server.requests if "/test-writer/" in call.call_id]
     listed = "- discount(200, 10) gives 180\n- discount(50, 50) gives 25"
     assert listed in first.prompt
-    (told, *_) = [
+    (prompt, *_) = [
         message["content"]
         for message in second.body["messages"]
         if message["role"] == "tool" and "None of" in message["content"]
     ]
-    assert told.endswith(f"None of your tests has these examples of the task:\n{listed}")
+    assert prompt.endswith(f"None of your tests has these examples of the task:\n{listed}")
     outcome = decided(app, events, d)
     assert outcome.evidence_level is EvidenceLevel.REPRODUCED
     assert "tests/test_b.py::test_example" in "\n".join(outcome.results[0].reasons)
@@ -313,11 +313,11 @@ async def test_a_test_that_no_answer_passes_refutes_all_if_the_task_asks_for_it(
     async with native(council, files=FILES, evidence=ALL) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
-        asked = [call for call in app.server.requests if "/test-writer/verify/3." in call.call_id]
+        calls = [call for call in app.server.requests if "/test-writer/verify/3." in call.call_id]
     outcome = decided(app, events, d)
     reasons = "\n".join(outcome.results[0].reasons)
-    assert len(asked) == 1
-    assert "test_half" in asked[0].prompt
+    assert len(calls) == 1
+    assert "test_half" in calls[0].prompt
     assert "a test of the test writer fails on every answer" in reasons
     assert outcome.evidence_level is level
     assert ("so that its other tests reproduce nothing" in reasons) is (
@@ -370,7 +370,7 @@ async def test_a_restart_in_the_middle_of_the_test_writer_asks_nothing_twice(nat
     ) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
-        asked = len(app.server.requests)
+        calls = len(app.server.requests)
         at = next(
             place
             for place, event in enumerate(events)
@@ -379,7 +379,7 @@ async def test_a_restart_in_the_middle_of_the_test_writer_asks_nothing_twice(nat
         )
         known = [event for event in events[: at + 1] if event.type is not EventType.TOOL_FINISHED]
         again = await app.run(d, Recording.of(known))
-    fresh = [call.call_id for call in app.server.requests[asked:]]
+    fresh = [call.call_id for call in app.server.requests[calls:]]
     assert fresh
     assert not {
         event.data["call_id"] for event in known if event.type is EventType.MODEL_CALLED
@@ -443,7 +443,7 @@ async def test_a_test_of_the_tie_breaker_that_passes_on_the_base_chooses_and_rep
 
 
 @pytest.mark.parametrize(
-    ("reply", "read", "said"),
+    ("reply", "read", "reason_text"),
     [
         (
             (("submit", {"summary": "same for all inputs", "same": True}),),
@@ -462,14 +462,14 @@ async def test_a_test_of_the_tie_breaker_that_passes_on_the_base_chooses_and_rep
     ids=["same", "not asked for"],
 )
 async def test_what_the_tie_breaker_does_not_decide_is_reviewed(
-    native: Any, reply: Any, read: str, said: str
+    native: Any, reply: Any, read: str, reason_text: str
 ) -> None:
     answer = council_of(read, one=change(OTHER_RIGHT), two=change(SPECIAL), breaker=turns(reply))
     async with native(answer, files=FILES, evidence=BREAKER_ONLY) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
     assert len(of(events, EventType.SEAT_REVIEWED)) == 2
-    assert any(said in reason for reason in decided(app, events, d).results[0].reasons)
+    assert any(reason_text in reason for reason in decided(app, events, d).results[0].reasons)
 
 
 REVIEWS = EvidenceSettings(test_writer=False, tie_breaker=False)
@@ -484,7 +484,7 @@ def reviewed(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def submitted(score: int, **more: str) -> tuple[str, Mapping[str, Any]]:
-    told = {
+    fields = {
         "does_the_task": "It does.",
         "breaks": "",
         "serves_tests": "",
@@ -492,7 +492,7 @@ def submitted(score: int, **more: str) -> tuple[str, Mapping[str, Any]]:
         "unmet": [1],
         "score": score,
     }
-    return ("submit", told | more)
+    return ("submit", fields | more)
 
 
 async def test_a_reviewer_has_the_answer_in_its_workspace_and_time_to_think(native: Any) -> None:
@@ -504,10 +504,10 @@ async def test_a_reviewer_has_the_answer_in_its_workspace_and_time_to_think(nati
         if step_of(headers).endswith("01"):
             return NativeReply((view,), reasoning="word " * 3000)
         special = "180 if" in str(body["messages"][-1])
-        told = (
+        review_call = (
             submitted(1, serves_tests="180 is written into the code") if special else submitted(9)
         )
-        return NativeReply((told,), reasoning="word " * 3000)
+        return NativeReply((review_call,), reasoning="word " * 3000)
 
     async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
@@ -536,9 +536,11 @@ async def test_a_reviewer_that_never_answers_is_said_and_nothing_stands_in_its_p
     async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
-        asked = [call.call_id for call in app.server.requests if f"/{TWO}/verify/" in call.call_id]
+        call_ids = [
+            call.call_id for call in app.server.requests if f"/{TWO}/verify/" in call.call_id
+        ]
     outcome = decided(app, events, d)
-    assert {call_id.rpartition("/")[2] for call_id in asked} >= {"1.101", "1.1.2"}, (
+    assert {call_id.rpartition("/")[2] for call_id in call_ids} >= {"1.101", "1.1.2"}, (
         "it is asked twice"
     )
     assert any(report["missing"] and report["candidate"] == ONE for report in reports(events))

@@ -54,8 +54,8 @@ def test_where_there_is_none(text: str) -> None:
 
 
 @given(st.text(max_size=200))
-def test_whatever_stands_there_only_calls_with_literals_are_taken(said: str) -> None:
-    lines = f"    >>> sub({said})\n    {said}\n    sub({said}) == {said}".replace("'''", "")
+def test_whatever_stands_there_only_calls_with_literals_are_taken(text: str) -> None:
+    lines = f"    >>> sub({text})\n    {text}\n    sub({text}) == {text}".replace("'''", "")
     for call, value in read_docstring_examples(DOCSTRING.format(lines.replace("\\", "")), "sub"):
         node = ast.parse(call, mode="eval").body
         assert isinstance(node, ast.Call)

@@ -52,10 +52,10 @@ def test_the_one_function_that_a_task_names(task: str, found: tuple[str, str] | 
 def test_a_function_with_its_file_its_failing_test_and_the_task_is_all_that_is_shown() -> None:
     function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
-    said = function.full_prompt.head[-1].content
-    assert "assert sub(3, 1) == 2" in said
-    assert PYTHON.strip() in said
-    assert "func (c" not in said
+    prompt = function.full_prompt.head[-1].content
+    assert "assert sub(3, 1) == 2" in prompt
+    assert PYTHON.strip() in prompt
+    assert "func (c" not in prompt
 
 
 def reply(text: str, ended: str = "stop") -> ChatReply:
@@ -63,7 +63,7 @@ def reply(text: str, ended: str = "stop") -> ChatReply:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "template",
     [
         "```python\n{}\n```",
         "Sure!\n```python\n{}\n```\nIt subtracts.",
@@ -72,17 +72,17 @@ def reply(text: str, ended: str = "stop") -> ChatReply:
         "```python\nsub(1, 2)\n```\n```python\n{}\n```",
     ],
 )
-def test_its_code_block_is_the_call_that_replaces_it(said: str) -> None:
+def test_its_code_block_is_the_call_that_replaces_it(template: str) -> None:
     function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
     code = "import math\n\ndef sub(a, b):\n    return a - b"
-    (action,) = function.read_reply(reply(said.format(code)), function.full_prompt).actions
+    (action,) = function.read_reply(reply(template.format(code)), function.full_prompt).actions
     assert action.tool == "files.define"
     assert dict(action.arguments) == {"path": "a.py", "name": "sub", "content": code}
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "",
         "I would subtract.",
@@ -90,11 +90,11 @@ def test_its_code_block_is_the_call_that_replaces_it(said: str) -> None:
         "```python\nsub(1, 2)\n```",
     ],
 )
-def test_a_reply_without_the_function_is_none(said: str) -> None:
+def test_a_reply_without_the_function_is_none(text: str) -> None:
     function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
     with pytest.raises(MalformedReplyError, match="whole function sub"):
-        function.read_reply(reply(said), function.full_prompt)
+        function.read_reply(reply(text), function.full_prompt)
     with pytest.raises(MalformedReplyError, match="cut off"):
         function.read_reply(reply("```python\ndef sub(", "length"), function.full_prompt)
 
@@ -165,7 +165,7 @@ async def test_each_attempt_asks_for_the_function_so_often(
     turns_said = of(events, EventType.SEAT_TURN)
     assert [turn["attempt"] for turn in turns_said] == attempts
     assert {turn["attempts"] for turn in turns_said} == {attempts[-1]}
-    assert not any("response_format" in asked.body for asked in app.server.requests)
+    assert not any("response_format" in call.body for call in app.server.requests)
 
 
 @pytest.mark.e2e
@@ -194,9 +194,9 @@ def test_of_tests_that_only_assert_the_assertions_are_shown(tests: str, shown: b
         FILES,
     )
     assert function is not None
-    said = function.full_prompt.head[-1].content
-    assert ("# tests/test_a.py must pass:\nassert sub(3, 1) == 2" in said) == shown
-    assert ("def test_" in said) == (bool(tests) and not shown)
+    prompt = function.full_prompt.head[-1].content
+    assert ("# tests/test_a.py must pass:\nassert sub(3, 1) == 2" in prompt) == shown
+    assert ("def test_" in prompt) == (bool(tests) and not shown)
 
 
 def test_a_file_does_not_import_itself() -> None:
@@ -327,9 +327,9 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
         "Complete half", RepositoryContext((("tests/t.py", tests),), (("b.py", STUB),), ""), ()
     )
     assert function is not None
-    said = function.full_prompt.head[1].content
-    assert f"```python\n{STUB.rstrip()}\n```" in said
-    assert "assert" not in said
+    prompt = function.full_prompt.head[1].content
+    assert f"```python\n{STUB.rstrip()}\n```" in prompt
+    assert "assert" not in prompt
     assert "assert half(2) == 1" not in "".join(
         message.content for way in function.completions for message in way.head
     )
@@ -339,13 +339,13 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
         (),
     )
     assert with_body is not None
-    said = with_body.full_prompt.head[1].content
-    assert "assert half(2) == 1" in said
-    assert "half( 4)" not in said
+    prompt = with_body.full_prompt.head[1].content
+    assert "assert half(2) == 1" in prompt
+    assert "half( 4)" not in prompt
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "    return a // 2\n```",
         " Halve.\n    return a // 2\n```",
@@ -355,18 +355,18 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
         "Here it is:\n```python\n@cache\ndef half(a):\n    return a // 2\n```",
     ],
 )
-def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
+def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(text: str) -> None:
     function = find_function("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
     assert function is not None
     planned, plain = function.completions
     for way in (
         (planned,)
-        if said.startswith(" Halve")
+        if text.startswith(" Halve")
         else (plain,)
-        if said.startswith("    ")
+        if text.startswith("    ")
         else (planned, plain)
     ):
-        (action,) = function.read_reply(reply(said), way).actions
+        (action,) = function.read_reply(reply(text), way).actions
         content = action.arguments["content"]
         assert content.startswith("@cache\ndef half(a):\n")
         assert content.endswith("    return a // 2")
@@ -375,13 +375,13 @@ def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
         function.read_reply(reply("    return a // 2"), function.full_prompt)
 
 
-@pytest.mark.parametrize("said", ["I would halve it.", "```python\nhalf(4)\n```", ""])
-def test_prose_is_not_what_was_begun(said: str) -> None:
+@pytest.mark.parametrize("text", ["I would halve it.", "```python\nhalf(4)\n```", ""])
+def test_prose_is_not_what_was_begun(text: str) -> None:
     function = find_function("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
     assert function is not None
     for way in function.completions:
         with pytest.raises(MalformedReplyError, match="whole function half"):
-            function.read_reply(reply(said), way)
+            function.read_reply(reply(text), way)
 
 
 BODILESS = {
@@ -404,30 +404,30 @@ def asked_in(body: Any) -> str:
 async def test_attempts_ask_for_the_whole_for_a_plan_and_for_the_body_by_turns(
     council: Any,
 ) -> None:
-    said = {
+    replies = {
         "0.1": WRONG,
         "0.2": ' Greet.\n    return "Hi"\n```',
         "0.3": '    return "Hello, World!"\n```',
     }
 
     async with council(
-        lambda _body, headers: said[step_of(headers)],
+        lambda _body, headers: replies[step_of(headers)],
         files=BODILESS,
         functions="on",
         function_attempts=3,
     ) as app:
         events = await app.run(app.deliberation("single", 1))
-    assert [asked_in(asked.body) for asked in app.server.requests] == ["whole", "plan", "body"]
+    assert [asked_in(call.body) for call in app.server.requests] == ["whole", "plan", "body"]
     diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
     assert '+    return "Hello, World!"' in diff
 
 
 @pytest.mark.e2e
 async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
-    said = {"whole": WRONG, "plan": ' Greet.\n    return "Hello, World!"\n```'}
+    replies = {"whole": WRONG, "plan": ' Greet.\n    return "Hello, World!"\n```'}
 
     async with council(
-        lambda body, _headers: said[asked_in(body)], files=BODILESS, functions="on"
+        lambda body, _headers: replies[asked_in(body)], files=BODILESS, functions="on"
     ) as app:
         events = await app.run(app.deliberation("single", 1))
     assert (
@@ -445,5 +445,5 @@ async def test_each_seat_of_a_council_begins_in_a_way_of_its_own(council: Any) -
         limits=LimitSettings(attempts=1),
     ) as app:
         await app.run(app.deliberation("tests_then_verify", 3))
-    first = [asked_in(asked.body) for asked in app.server.requests if "/propose/" in asked.call_id]
+    first = [asked_in(call.body) for call in app.server.requests if "/propose/" in call.call_id]
     assert sorted(first) == ["body", "plan", "whole"]

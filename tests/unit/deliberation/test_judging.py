@@ -120,8 +120,8 @@ async def test_tests_then_verify_reviews_a_tie_and_nobody_reviews_its_own(counci
     reviews = of(events, EventType.SEAT_REVIEWED)
     assert sorted((data["seat"], data["candidate"]) for data in reviews) == [(ONE, TWO), (TWO, ONE)]
     assert reviews[0]["review"]["score"] == 0.7
-    asked = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
-    assert all("agent-dev" not in call.prompt for call in asked)
+    calls = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
+    assert all("agent-dev" not in call.prompt for call in calls)
 
 
 async def test_identical_diffs_are_no_tie(council: Any) -> None:
@@ -151,10 +151,10 @@ async def test_a_review_that_is_none_is_left_out(council: Any) -> None:
     ) as app:
         events = await app.run(app.deliberation("tests_then_verify", max_turns=1))
     assert of(events, EventType.SEAT_REVIEWED) == []
-    asked = Counter(
+    call_counts = Counter(
         call.call_id for call in app.server.requests if call.call_id.split("/")[2] == "verify"
     )
-    assert f"task-1/{ONE}/verify/2.1.2" in asked
+    assert f"task-1/{ONE}/verify/2.1.2" in call_counts
     assert set(outcomes(events).values()) == {"proposed"}
 
 
@@ -193,7 +193,7 @@ async def test_tests_of_other_seats_score_and_prove(council: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "window", "counts"),
+    ("verdict", "window", "counts"),
     [
         ('{"why": "the task wants World", "contradicts": true}', 32_768, False),
         ('{"why": "it is what the task asks for", "contradicts": false}', 32_768, True),
@@ -203,7 +203,7 @@ async def test_tests_of_other_seats_score_and_prove(council: Any) -> None:
     ids=["contradicts", "fits", "unreadable", "a small model is not asked"],
 )
 async def test_a_reader_of_the_task_drops_tests_that_contradict_it(
-    council: Any, said: str, window: int, *, counts: bool
+    council: Any, verdict: str, window: int, *, counts: bool
 ) -> None:
     files = {
         **SAMPLE,
@@ -222,19 +222,19 @@ async def test_a_reader_of_the_task_drops_tests_that_contradict_it(
 
     def answer(body: Any, headers: Any) -> str:
         if "tests that a colleague wrote" in body["messages"][-1]["content"]:
-            return said
+            return verdict
         return str(by_seat(one=with_test, two=append())(body, headers))
 
     async with council(answer, files=files, context_tokens=window) as app:
         events = await app.run(app.deliberation("vote", 2, max_turns=1))
-        asked = [call for call in app.server.requests if ".tests." in call.call_id]
+        calls = [call for call in app.server.requests if ".tests." in call.call_id]
     found = verdicts(events)
     assert found[ONE, "own tests"] == "passed"
     assert ((TWO, "cross") in found) is counts
     assert ((ONE, "contradiction") in found) is not counts
-    assert len(asked) == (window > 16_000)
+    assert len(calls) == (window > 16_000)
     assert not any(
-        "Goodbye" in call.prompt and "hello_world() -> str" in call.prompt for call in asked
+        "Goodbye" in call.prompt and "hello_world() -> str" in call.prompt for call in calls
     ), "it sees no candidate"
 
 

@@ -143,11 +143,11 @@ def test_red_cases_are_shown_with_what_they_said_and_those_from_before_as_such()
         details={"a": "old trouble", "b": "KeyError: 'x'"},
         output="noise " * 999,
     )
-    said = check_text(now, base, 2000)
-    assert said.index("Red since your change: b\nb:\nKeyError: 'x'") < said.index(
+    text = check_text(now, base, 2000)
+    assert text.index("Red since your change: b\nb:\nKeyError: 'x'") < text.index(
         "Red before your change too: a\na:\nold trouble"
     )
-    assert "noise" not in said
+    assert "noise" not in text
 
 
 def test_without_details_the_end_of_the_output_is_shown() -> None:
@@ -208,7 +208,7 @@ class Checked(Room):
             )
         )
         self.change, self.held = change, held
-        self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+        self.check_calls: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
 
     async def patch(self, message: str) -> Patch:
         return replace(self.change, message=message)
@@ -216,13 +216,13 @@ class Checked(Room):
     async def check(
         self, name: str, paths: Sequence[str] = (), *_: Any, cases: Sequence[str] = (), **__: Any
     ) -> CheckRun:
-        self.asked.append((tuple(paths), tuple(cases)))
+        self.check_calls.append((tuple(paths), tuple(cases)))
         return CheckRun(name, Verdict.PASSED, dict.fromkeys(self.held[tuple(paths)], "passed"))
 
 
-async def look(tmp_path: Path, room: Checked, base: Prepared) -> WorkspaceState:
+async def look(tmp_path: Path, workspace: Checked, base: Prepared) -> WorkspaceState:
     async with open_app(tmp_path) as app:
-        seat = replace(app.seat(), workspace=room)
+        seat = replace(app.seat(), workspace=workspace)
         place = CheckedWorkspace(TurnContext(seat, app.gate), base)
         return (
             await check_changes(place, base, WorkspaceState(), "turn 1", clean=str, max_seconds=10)
@@ -253,11 +253,11 @@ async def test_of_ava_the_files_that_import_the_change_run_beside_the_seat_s_own
     imports = [
         {"path": "test/retry.ts", "line": 1, "text": "import {merge} from '../source/merge.js';"}
     ]
-    room = Checked(
+    workspace = Checked(
         change, imports, {("test/retry.ts",): ["one", "two"], ("test/new.ts",): ["fixed"]}
     )
-    state = await look(tmp_path, room, base)
-    assert room.asked == [
+    state = await look(tmp_path, workspace, base)
+    assert workspace.check_calls == [
         (("test/retry.ts",), ("retry \u203a one", "retry \u203a two")),
         (("test/new.ts",), ()),
     ]
@@ -275,9 +275,9 @@ async def test_of_cargo_the_cases_of_the_module_run_beside_the_seat_s_own_test(
     ]
     base = slow("cargo test", cases, ("src/a.rs", "src/b.rs", "tests/z.rs"))
     change = Patch("0" * 40, "1" * 40, "+x", ("src/a.rs", "tests/new.rs"), ("tests/new.rs",))
-    room = Checked(change, (), {(): cases[:1], ("tests/new.rs",): ["new tests/new.rs::fixed"]})
-    state = await look(tmp_path, room, base)
-    (_, ids), (paths, none) = room.asked
+    workspace = Checked(change, (), {(): cases[:1], ("tests/new.rs",): ["new tests/new.rs::fixed"]})
+    state = await look(tmp_path, workspace, base)
+    (_, ids), (paths, none) = workspace.check_calls
     assert (ids[0], paths, none) == (cases[0], ("tests/new.rs",), ())
     assert [*state.runs["tests"].cases] == [cases[0], "new tests/new.rs::fixed"]
 
@@ -289,6 +289,6 @@ async def test_other_runners_take_cases_and_files_at_once(tmp_path: Path, comman
         "0" * 40, "1" * 40, "+x", ("src/pkg/a.py", "tests/test_new.py"), ("tests/test_new.py",)
     )
     paths = ("tests/test_a.py", "tests/test_new.py")
-    room = Checked(change, (), {paths: ["tests/test_a.py::x", "tests/test_new.py::z"]})
-    await look(tmp_path, room, base)
-    assert room.asked == [(paths, ("tests/test_a.py::x", "tests/test_new.py"))]
+    workspace = Checked(change, (), {paths: ["tests/test_a.py::x", "tests/test_new.py::z"]})
+    await look(tmp_path, workspace, base)
+    assert workspace.check_calls == [(paths, ("tests/test_a.py::x", "tests/test_new.py"))]

@@ -93,8 +93,8 @@ async def test_what_cannot_be_brought_together_is_said(tmp_path: Path, diff: str
 
 
 def test_only_commits_are_merged_and_only_in_a_repository() -> None:
-    asked = DeliberationRequest("together", "dev", merge=COMMITS)
-    d = plan_deliberation(asked, LOCAL, Defaults(LimitSettings()), datetime.now(UTC))
+    request = DeliberationRequest("together", "dev", merge=COMMITS)
+    d = plan_deliberation(request, LOCAL, Defaults(LimitSettings()), datetime.now(UTC))
     assert len(d.seats) == 1
     with pytest.raises(InvalidRequest, match="merge cannot be right"):
         check_deliberation(d)

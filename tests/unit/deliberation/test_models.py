@@ -50,9 +50,9 @@ MODELS = Models.of(
 DOWN: Answer = lambda _body, _headers: Fault("status", status=503)  # noqa: E731
 
 
-def planned(role: str = "dev", council: Council | None = None, **asked: Any) -> Deliberation:
+def planned(role: str = "dev", council: Council | None = None, **fields: Any) -> Deliberation:
     return plan_deliberation(
-        DeliberationRequest("x", role, **asked),
+        DeliberationRequest("x", role, **fields),
         LOCAL,
         Defaults(LimitSettings(), models=MODELS),
         NOW,
@@ -152,9 +152,9 @@ async def test_each_seat_asks_its_own_model_and_a_replay_asks_none(tmp_path: Pat
             for call in calls
             if call["seat"] == TWO and call["phase"] == "propose"
         } == {0.0}
-        asked = len(app.server.requests) + len(deep.requests)
+        requests = len(app.server.requests) + len(deep.requests)
         await app.run(d, Recording.of(events))
-        assert len(app.server.requests) + len(deep.requests) == asked == len(calls)
+        assert len(app.server.requests) + len(deep.requests) == requests == len(calls)
 
 
 async def test_each_seat_replies_as_its_own_model_can(tmp_path: Path) -> None:

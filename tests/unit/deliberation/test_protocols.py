@@ -251,8 +251,8 @@ async def test_a_host_that_stops_reports_no_seat_as_finished_and_another_takes_o
     assert set(outcomes(events).values()) == {"proposed"}
     answered = Counter(data["call_id"] for data in of(events, EventType.MODEL_CALLED))
     assert set(answered.values()) == {1}
-    asked = Counter(call.call_id for call in app.server.requests)
-    assert asked[f"task-1/{ONE}/propose/0.1"] == 1
+    call_counts = Counter(call.call_id for call in app.server.requests)
+    assert call_counts[f"task-1/{ONE}/propose/0.1"] == 1
 
 
 async def test_a_bus_that_is_gone_is_no_seats_failure(council: Any) -> None:

@@ -35,11 +35,11 @@ class Heard:
     """Keeps what it is told."""
 
     def __init__(self, *, down: bool = False) -> None:
-        self.told: list[Writing] = []
+        self.partial_replies: list[Writing] = []
         self.came, self.down = asyncio.Event(), down
 
     async def publish_partial(self, writing: Writing) -> None:
-        self.told.append(writing)
+        self.partial_replies.append(writing)
         self.came.set()
         if self.down:
             raise BusUnavailable("it is away")
@@ -76,7 +76,7 @@ async def test_it_is_told_while_it_grows_and_taken_back_at_its_end() -> None:
         growing.add("one two")
         await heard.came.wait()
     await growing.publish_end()
-    assert heard.told == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
+    assert heard.partial_replies == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
 
 
 async def test_what_stays_the_same_is_told_again_for_who_begins_to_look() -> None:
@@ -87,7 +87,7 @@ async def test_what_stays_the_same_is_told_again_for_who_begins_to_look() -> Non
         for _ in range(3):
             await heard.came.wait()
             heard.came.clear()
-    assert heard.told == [Writing("s", "one ")] * 3
+    assert heard.partial_replies == [Writing("s", "one ")] * 3
 
 
 async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
             )
         )
     assert reply.text == "one two three"
-    assert heard.told == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
+    assert heard.partial_replies == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
 
 
 async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ async def test_what_came_at_once_is_not_told_at_all() -> None:
     async with beside(growing.publish_periodically(), "growing"):
         growing.add("one two")
     await growing.publish_end()
-    assert heard.told == []
+    assert heard.partial_replies == []
 
 
 async def test_where_nobody_can_be_told_the_work_goes_on() -> None:
@@ -178,4 +178,4 @@ async def test_where_nobody_can_be_told_the_work_goes_on() -> None:
         await heard.came.wait()
         await asyncio.sleep(0)
     await growing.publish_end()
-    assert len(heard.told) == 2
+    assert len(heard.partial_replies) == 2

@@ -16,8 +16,8 @@ from moothall.deliberation.turns import (
 A, B = frozenset({"t::a"}), frozenset({"t::b"})
 
 
-def change(asked: str, tree: str, failing: frozenset[str] = A) -> TurnStep:
-    return TurnStep(asked, tree, changed=True, failing=failing)
+def change(fingerprint: str, tree: str, failing: frozenset[str] = A) -> TurnStep:
+    return TurnStep(fingerprint, tree, changed=True, failing=failing)
 
 
 @pytest.mark.parametrize(

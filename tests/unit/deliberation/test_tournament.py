@@ -112,12 +112,12 @@ async def test_the_setting_decides_whether_there_is_a_second_wave(
     limits = LimitSettings(patience=0, second_wave=setting)
     async with council(answer, files=GREEN, limits=limits) as app:
         await app.run(app.deliberation(protocol, 2, max_turns=1, rounds=0))
-        asked = {
+        waves_seen = {
             call.call_id.split("/")[3].partition(".")[0]
             for call in app.server.requests
             if "/propose/" in call.call_id
         }
-    assert len(asked) == waves
+    assert len(waves_seen) == waves
 
 
 async def test_a_proven_answer_needs_no_second_wave(council: Any) -> None:
@@ -144,7 +144,7 @@ async def test_level_answers_are_compared_in_small_groups(council: Any, seats: i
     limits = LimitSettings(patience=0, second_wave="off")
     async with council(scripted(work), files=GREEN, limits=limits) as app:
         events = await app.run(app.deliberation("tournament", seats, max_turns=1, rounds=0))
-        asked = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
+        calls = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
     given = {
         data["candidate"]: data["review"]["score"] for data in of(events, EventType.SEAT_REVIEWED)
     }
@@ -153,11 +153,11 @@ async def test_level_answers_are_compared_in_small_groups(council: Any, seats: i
         right
     ]
     assert {data["seat"] for data in of(events, EventType.SEAT_REVIEWED)} == {COMPARISON}
-    groups = {call.call_id.rpartition("/")[2] for call in asked if ".group" in call.call_id}
+    groups = {call.call_id.rpartition("/")[2] for call in calls if ".group" in call.call_id}
     assert len(groups) == (2 if seats == 3 else 6), groups
-    assert sum(".summary" in call.call_id for call in asked) == seats
-    assert all("agent-dev" not in call.prompt for call in asked)
-    compared = [call.prompt for call in asked if ".group" in call.call_id]
+    assert sum(".summary" in call.call_id for call in calls) == seats
+    assert all("agent-dev" not in call.prompt for call in calls)
+    compared = [call.prompt for call in calls if ".group" in call.call_id]
     assert all("def hello_world" not in prompt for prompt in compared), (
         "summaries are compared, not patches"
     )
@@ -212,18 +212,18 @@ async def test_an_author_reads_summaries_of_the_other_answers_before_it_revises(
     )
     async with council(answer, files=GREEN) as app:
         await app.run(app.deliberation("debate", max_turns=1))
-        told = {
+        prompts = {
             call.call_id.split("/")[1]: call.prompt
             for call in app.server.requests
             if "/revise/1.1" in call.call_id
         }
-    assert set(told) == {ONE, TWO, THREE}
-    for prompt in told.values():
+    assert set(prompts) == {ONE, TWO, THREE}
+    for prompt in prompts.values():
         assert "answer A of a colleague" in prompt
         assert "agent-dev" not in prompt
-    seen = told[TWO].partition("of a colleague")[2]
+    seen = prompts[TWO].partition("of a colleague")[2]
     assert "src/utils.py (+" in seen
     assert "Evidence: self-tested" in seen
     assert 'return "' not in seen, "summaries hold no code, also none that a failing test prints"
-    assert "Fails your tests." in told[ONE]
-    assert "Fails the tests of answer" in told[THREE]
+    assert "Fails your tests." in prompts[ONE]
+    assert "Fails the tests of answer" in prompts[THREE]

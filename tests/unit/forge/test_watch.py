@@ -43,8 +43,8 @@ class App:
     forge: FakeForge
     deliberations: MemoryDesk = field(default_factory=MemoryDesk)
     offered: list[tuple[str, str]] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-    made: int = 0
+    messages: list[str] = field(default_factory=list)
+    commits_made: int = 0
 
     async def offer(self, repository: str, sha: str, branch: str) -> None:
         """Do as the real one does."""
@@ -56,9 +56,9 @@ class App:
 
     def commit(self, after: str) -> str:
         """Make a commit."""
-        self.made += 1  # no two are the same
+        self.commits_made += 1  # no two are the same
         return self.forge.repo.git(
-            "commit-tree", f"{after}^{{tree}}", "-p", after, "-m", f"work {self.made}"
+            "commit-tree", f"{after}^{{tree}}", "-p", after, "-m", f"work {self.commits_made}"
         )
 
     def won(self, d: Deliberation, *, proven: bool = True) -> Outcome:
@@ -105,7 +105,7 @@ class App:
                 self.offer,
                 {REPOSITORY: "app"},
                 task_chars=5000,
-                report_progress=self.said.append,
+                report_progress=self.messages.append,
             )
 
     async def look(self, ends: Callable[[Deliberation], Outcome], **settings: object) -> bool:
@@ -135,7 +135,7 @@ async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
     forge.failing = lambda call: 502 if call.startswith("POST") and call.endswith("/pulls") else 0
     assert not await app.look(app.won), "the forge was away"
     assert (forge.pulls, app.deliberations.known()) == ({}, [task])
-    assert any("502" in line for line in app.said)
+    assert any("502" in line for line in app.messages)
     forge.failing = lambda call: 0
     assert await app.look(lost)
     assert await app.look(lost), "a third one, after all was done"
@@ -166,22 +166,28 @@ async def test_a_changed_issue_is_still_the_task_that_was_begun(app: App, forge:
 
 async def test_who_may_not_write_starts_nothing(app: App, forge: FakeForge) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
-    asked = eve.open_issue(f"{CALL} do this", f"{CALL} please")
-    eve("POST", f"/issues/{asked}/comments", body=f"{CALL} go")
-    ada("POST", f"/issues/{asked}/comments", body=f"> {CALL} go\n\nNo, {CALL}-2 or x{CALL} should.")
-    place_of(forge).person("moothall-bot")("POST", f"/issues/{asked}/comments", body=f"{CALL} go")
+    issue_number = eve.open_issue(f"{CALL} do this", f"{CALL} please")
+    eve("POST", f"/issues/{issue_number}/comments", body=f"{CALL} go")
+    ada(
+        "POST",
+        f"/issues/{issue_number}/comments",
+        body=f"> {CALL} go\n\nNo, {CALL}-2 or x{CALL} should.",
+    )
+    place_of(forge).person("moothall-bot")(
+        "POST", f"/issues/{issue_number}/comments", body=f"{CALL} go"
+    )
     for number in range(5):
-        eve("POST", f"/issues/{asked}/comments", body=f"{CALL} go {number}")
+        eve("POST", f"/issues/{issue_number}/comments", body=f"{CALL} go {number}")
     forge.calls.clear()
     assert await app.look(app.won)
     assert sum("/eve/permission" in call for call in forge.calls) == 1, (
         "whoever writes many comments costs one question a look"
     )
     assert app.deliberations.known() == []
-    ada("POST", f"/issues/{asked}/comments", body=f"Yes, {CALL}: do it")
+    ada("POST", f"/issues/{issue_number}/comments", body=f"Yes, {CALL}: do it")
     assert await app.look(app.won)
     (task,) = app.deliberations.known()
-    assert task.startswith(f"{task_of(forge.url, REPOSITORY, asked)}-c")
+    assert task.startswith(f"{task_of(forge.url, REPOSITORY, issue_number)}-c")
     assert "Yes, " in app.deliberations.request(task).description
 
 
@@ -258,9 +264,9 @@ async def test_changes_that_a_writer_requests_go_onto_the_same_branch(
     )
     assert "Remove the tests" not in request.description
     assert forge.repo.git("rev-parse", f"{branch}^") == first
-    (said,) = ada.comments(at)
-    assert said.startswith(f"Task `{task}`: ")
-    assert "unproven; its checks pass" in said
+    (comment,) = ada.comments(at)
+    assert comment.startswith(f"Task `{task}`: ")
+    assert "unproven; its checks pass" in comment
     assert await app.look(lost)
     assert (len(app.deliberations.known()), len(forge.pulls)) == (2, 1)
 

@@ -63,7 +63,7 @@ async def test_a_taken_port_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("given", "message"),
     [
         ({"webhook_port": 8081}, "webhook_secret is missing"),
         ({"repositories": ("acme",)}, "'acme' is no owner/name"),
@@ -72,8 +72,8 @@ async def test_a_taken_port_is_said() -> None:
         ({"url": "https://user:secret@forge.example"}, "url"),
     ],
 )
-def test_wrong_settings_are_named(given: dict[str, object], wanted: str) -> None:
-    with pytest.raises(ValidationError, match=wanted):
+def test_wrong_settings_are_named(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         ForgeSettings.model_validate(given)
 
 

@@ -51,12 +51,12 @@ def answered(d: Any, content: str = "It adds.", diff: str = "", commit_sha: str 
 
 
 async def record(
-    bus: MemoryBus, name: str, asked: str, outcome: Outcome | None = None, **fields: Any
+    bus: MemoryBus, name: str, question: str, outcome: Outcome | None = None, **fields: Any
 ) -> None:
     d = replace(
         deliberation(name, text=bool(fields.pop("text", False))),
         task_id=name,
-        description=asked,
+        description=question,
         **fields,
     )
     await bus.publish(new_event(EventType.DELIBERATION_REQUESTED, name, dump(d), tenant=d.tenant))
@@ -87,9 +87,9 @@ async def test_the_next_question_knows_what_came_before_and_begins_on_its_files(
     d = await desk_of(bus).submit(NEXT, LOCAL)
     assert (d.follows, d.repository and d.repository.id) == ("first", "sample")
     assert d.repository == RepositoryRef(id="sample", ref="c" * 40)
-    told = d.context
+    context = d.context
     places = [
-        told.index(word)
+        context.index(word)
         for word in ("What does add do?", "It adds.", "Make it subtract", "Done.", "+new = 1")
     ]
     assert places == sorted(places)
@@ -135,34 +135,34 @@ async def test_the_older_is_condensed_and_the_oldest_left_out() -> None:
         )
         for n in range(30, 0, -1)
     ]
-    told = conversation_text(before, 2000)
-    assert tokens(told) <= 2000
-    assert all(words in told for words in ("question 30", "answer 30", "question 29"))
-    assert "question 1\n" not in told
+    text = conversation_text(before, 2000)
+    assert tokens(text) <= 2000
+    assert all(words in text for words in ("question 30", "answer 30", "question 29"))
+    assert "question 1\n" not in text
     whole = conversation_text(before[:2], 100_000)
     assert whole.count("word") == 2 * 400
-    assert told.index("question 29") < told.index("question 30")
+    assert text.index("question 29") < text.index("question 30")
 
 
 async def test_what_has_no_answer_says_why() -> None:
     one = deliberation("one")
-    told = conversation_text(
+    text = conversation_text(
         [EndedTask(one, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns"))],
         1000,
     )
-    assert "(no answer: out of turns)" in told
+    assert "(no answer: out of turns)" in text
 
 
 async def test_the_same_question_again_is_the_same_task_though_others_came_after() -> None:
     bus = MemoryBus()
     await record(bus, "first", "What?", answered(deliberation("first")))
-    asked = replace(NEXT, task_id="second")
-    one = await desk_of(bus).submit(asked, LOCAL)
-    assert await desk_of(bus).submit(asked, LOCAL) == one
+    request = replace(NEXT, task_id="second")
+    one = await desk_of(bus).submit(request, LOCAL)
+    assert await desk_of(bus).submit(request, LOCAL) == one
 
 
 @pytest.mark.parametrize(
-    ("follows", "error", "wanted"),
+    ("follows", "error", "message"),
     [
         ("nowhere", NotFound, "no deliberation 'nowhere' whose conversation"),
         ("running", InvalidRequest, "has not ended: tell it"),
@@ -170,11 +170,11 @@ async def test_the_same_question_again_is_the_same_task_though_others_came_after
     ],
 )
 async def test_what_cannot_go_on_is_named(
-    follows: str, error: type[Exception], wanted: str
+    follows: str, error: type[Exception], message: str
 ) -> None:
     bus = MemoryBus()
     await record(bus, "running", "What?")
-    with pytest.raises(error, match=wanted):
+    with pytest.raises(error, match=message):
         await desk_of(bus).submit(replace(NEXT, follows=follows), LOCAL)
 
 

@@ -23,35 +23,35 @@ LIMITS = [
 ]
 
 
-def run(said: str, **more: object) -> CheckRun:
-    told = {
+def run(message: str, **more: object) -> CheckRun:
+    fields = {
         "cases": {"a": "failed", "b": "passed"},
-        "details": {"a": said},
+        "details": {"a": message},
         "contended": True,
         **more,
     }
-    return CheckRun("tests", Verdict.FAILED, **told)  # type: ignore[arg-type]
+    return CheckRun("tests", Verdict.FAILED, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("said", LIMITS)
-def test_a_limit_of_time_says_nothing_on_a_busy_machine(said: str) -> None:
-    found = run(said)
+@pytest.mark.parametrize("message", LIMITS)
+def test_a_limit_of_time_says_nothing_on_a_busy_machine(message: str) -> None:
+    found = run(message)
     assert hit_limit_under_load(found)
-    assert not hit_limit_under_load(run(said, contended=False))
+    assert not hit_limit_under_load(run(message, contended=False))
     assert stopped_cases(found) == ["a"]
-    told = as_errored(found)
-    assert (told.verdict, told.status, told.cases) == (
+    errored = as_errored(found)
+    assert (errored.verdict, errored.status, errored.cases) == (
         Verdict.ERRORED,
         "timeout",
         {"a": "errored", "b": "passed"},
     )
-    assert "busy" in told.output.partition("\n")[0]
+    assert "busy" in errored.output.partition("\n")[0]
 
 
-@pytest.mark.parametrize("said", ["assert 5 == 2", "Failed: hit the limit of 10 s"])
-def test_what_failed_otherwise_failed(said: str) -> None:
+@pytest.mark.parametrize("message", ["assert 5 == 2", "Failed: hit the limit of 10 s"])
+def test_what_failed_otherwise_failed(message: str) -> None:
     """Also what had all of its time."""
-    assert not hit_limit_under_load(run(said))
+    assert not hit_limit_under_load(run(message))
 
 
 def test_what_is_red_on_the_base_is_not_run_again() -> None:

@@ -118,9 +118,9 @@ def test_other_languages_are_read_as_far_as_literals_stand_side_by_side(
     ],
 )
 def test_what_takes_more_than_joining_is_doubtful(path: str, code: str) -> None:
-    told = found(path, code)
-    assert (bool(told.certain), bool(told.doubtful)) == (False, True)
-    assert not any(KEY[5:] in line or ENCODED in line for line in told.doubtful)
+    secrets = found(path, code)
+    assert (bool(secrets.certain), bool(secrets.doubtful)) == (False, True)
+    assert not any(KEY[5:] in line or ENCODED in line for line in secrets.doubtful)
 
 
 def test_a_value_of_the_operators_is_certain_wherever_it_stands() -> None:

@@ -62,14 +62,14 @@ reviews = st.lists(st.builds(Review, st.sampled_from(SEATS), st.just("c"), score
 crosses = st.lists(st.builds(CrossRun, st.sampled_from(SEATS), st.booleans()), max_size=4).map(
     tuple
 )
-told = st.builds(
+evidence_strategy = st.builds(
     Evidence,
     st.sampled_from(["tests", "lint", OWN_TESTS]),
     st.sampled_from(Verdict),
     st.integers(0, 3),
     st.integers(0, 3),
 )
-evidence = st.lists(told, max_size=3).map(tuple)
+evidence = st.lists(evidence_strategy, max_size=3).map(tuple)
 facts = st.fixed_dictionaries(
     {
         "applies": st.booleans() | st.just(True),
@@ -256,10 +256,12 @@ def brings(
     number: int, text: str, *passed: int, failed: tuple[int, ...] = (), **facts: Any
 ) -> Candidate:
     """A candidate of a seat that brought valid tests, and passes or fails those of the others."""
-    made = Proposal(SEATS[number - 1], "dev", "done", diff(text), own_tests=("tests/test_new.py",))
+    proposal = Proposal(
+        SEATS[number - 1], "dev", "done", diff(text), own_tests=("tests/test_new.py",)
+    )
     runs = [CrossRun(SEATS[other - 1], other in passed) for other in (*passed, *failed)]
     own = Evidence(OWN_TESTS, Verdict.PASSED, passed=1)
-    return candidate(number, proposal=made, cross=tuple(runs), evidence=(*GREEN, own), **facts)
+    return candidate(number, proposal=proposal, cross=tuple(runs), evidence=(*GREEN, own), **facts)
 
 
 def test_a_test_that_only_its_author_passes_is_evidence_for_its_author() -> None:
@@ -287,7 +289,7 @@ def test_authors_whose_tests_contradict_each_other_are_decided_by_reviews() -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "level", "said"),
+    ("given", "level", "reason_text"),
     [
         (
             candidate(1, proven=True, fixed=("t::a",)),
@@ -309,10 +311,12 @@ def test_authors_whose_tests_contradict_each_other_are_decided_by_reviews() -> N
     ],
     ids=["proven", "reproduced", "self-tested", "unproven", "fails another's"],
 )
-def test_each_level_says_what_carries_it(given: Candidate, level: EvidenceLevel, said: str) -> None:
+def test_each_level_says_what_carries_it(
+    given: Candidate, level: EvidenceLevel, reason_text: str
+) -> None:
     place = rank([given])[0]
     assert (place.level, place.proven) == (level, level is EvidenceLevel.PROVEN)
-    assert any(said in reason for reason in place.reasons)
+    assert any(reason_text in reason for reason in place.reasons)
     assert level.independent is (level in {EvidenceLevel.PROVEN, EvidenceLevel.REPRODUCED})
 
 

@@ -44,8 +44,8 @@ def test_who_tells_right_from_wrong_decides_and_the_other_is_named() -> None:
     assert (first.candidate, second.candidate) == ("a", "b")
     assert any(
         "Reviewed at 0.90 by 2 seats; weighed down, since their scores hardly tell right from "
-        "wrong on what is proven: blind" in said
-        for said in first.reasons
+        "wrong on what is proven: blind" in reason
+        for reason in first.reasons
     ), first.reasons
 
 
@@ -79,11 +79,11 @@ def test_without_anything_proven_all_count_alike() -> None:
     st.randoms(use_true_random=False),
 )
 def test_the_order_in_which_they_come_changes_nothing(
-    said: list[tuple[bool, dict[str, float]]], shuffle: random.Random
+    reviews: list[tuple[bool, dict[str, float]]], shuffle: random.Random
 ) -> None:
     field = [
         (answer(f"s{at}", proven=proven, **scores), f"s{at}", () if proven else ("red",))
-        for at, (proven, scores) in enumerate(said)
+        for at, (proven, scores) in enumerate(reviews)
     ]
     mixed = shuffle.sample(field, len(field))
     one, other = (score_answers(*map(list, zip(*each, strict=True))) for each in (field, mixed))

@@ -64,17 +64,17 @@ async def test_from_below_the_top_too(repo: Repo, diff: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("own", "wanted"),
+    ("own", "message"),
     [
         ({"src/utils.py": "# my unfinished work\n"}, "changes of your own in src/utils.py"),
         ({NEW: "mine\n"}, "changes of your own in src/new file.py"),
     ],
 )
 async def test_own_changes_are_never_overwritten(
-    repo: Repo, diff: str, tmp_path: Path, own: dict[str, str], wanted: str
+    repo: Repo, diff: str, tmp_path: Path, own: dict[str, str], message: str
 ) -> None:
     repo.write(own)
-    with pytest.raises(RepositoryError, match=wanted):
+    with pytest.raises(RepositoryError, match=message):
         await apply(repo, diff, tmp_path)
     assert (repo.path / "README.md").exists()  # nothing of it
     for path, text in own.items():

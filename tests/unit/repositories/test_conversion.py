@@ -70,9 +70,11 @@ def clone(tmp_path: Path) -> TrustedClone:
 
 
 def files() -> dict[str, bytes]:
-    made = {f"{name}.{ending}": content for ending in ENDINGS for name, content in CONTENTS.items()}
+    contents = {
+        f"{name}.{ending}": content for ending in ENDINGS for name, content in CONTENTS.items()
+    }
     return {
-        **made,
+        **contents,
         "deep/er/lf.none": b"one\ntwo\n",
         "deep/.gitattributes": b"*.none text eol=crlf\n",
     }
@@ -137,15 +139,15 @@ async def test_a_changed_file_is_stored_as_git_would_add_it(
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
             (tree / path).write_bytes(before + more)
     Repo(theirs).git("add", "--all")
-    wanted = Repo(theirs).git("write-tree")
+    expected_tree = Repo(theirs).git("write-tree")
     caps = ChangeCaps(file_bytes=10_000, total_bytes=1_000_000)
     changes = survey_all(ChangeScan(upper, list(base), caps, base=ours)).changes
     patch = await clone.commit_changes(sha, await clone.clean(sha, changes), "more")
     stored = (await clone.call("rev-parse", f"{patch.commit_sha}^{{tree}}")).out.decode().strip()
     await clone.fetch(
-        str(theirs), Repo(theirs).git("commit-tree", wanted, "-p", sha, "-m", "theirs")
+        str(theirs), Repo(theirs).git("commit-tree", expected_tree, "-p", sha, "-m", "theirs")
     )
-    assert (await clone.call("diff", "--stat", stored, wanted)).out == b""
+    assert (await clone.call("diff", "--stat", stored, expected_tree)).out == b""
 
 
 async def test_what_was_only_touched_is_no_change(clone: TrustedClone, tmp_path: Path) -> None:

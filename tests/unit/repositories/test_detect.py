@@ -138,8 +138,8 @@ def test_what_is_installed_is_held_to_the_lock_file_where_its_versions_can_be_ha
 def test_what_python_projects_declare_for_their_tests(
     files: dict[str, str], installed: set[str]
 ) -> None:
-    said = words(files)
-    assert installed <= set(said)
+    requirements = words(files)
+    assert installed <= set(requirements)
     assert not {
         "enum34",
         "sphinx",
@@ -147,7 +147,7 @@ def test_what_python_projects_declare_for_their_tests(
         "requirements/docs.txt",
         "requirements/dev.txt",
         "never",
-    } & set(said)
+    } & set(requirements)
 
 
 PLAIN = '[project]\nname = "x"\n'
@@ -282,9 +282,9 @@ def session(body: str, head: str = "def tests(session)") -> str:
     ],
 )
 def test_what_is_said_in_one_tool_s_own_way_alone(files: dict[str, str]) -> None:
-    said = words({"setup.py": "", **files})
-    assert "six" in said
-    assert not {"never", "qa", "docs", "-e .[docs]"} & set(said)
+    requirements = words({"setup.py": "", **files})
+    assert "six" in requirements
+    assert not {"never", "qa", "docs", "-e .[docs]"} & set(requirements)
 
 
 @pytest.mark.parametrize(
@@ -482,9 +482,9 @@ def test_a_lint_script_advises() -> None:
 )
 def test_the_package_manager_of_the_lock_file(files: dict[str, str], first: str) -> None:
     package = {"package.json": json.dumps({"scripts": {"test": "ava"}})}
-    said = list(commands(found({**package, **files}).steps))
-    assert said[0].startswith(first)
-    assert said[-1].endswith("--ignore-scripts"), "with less, where its own way fails"
+    command_lines = list(commands(found({**package, **files}).steps))
+    assert command_lines[0].startswith(first)
+    assert command_lines[-1].endswith("--ignore-scripts"), "with less, where its own way fails"
 
 
 @pytest.mark.parametrize(
@@ -537,12 +537,16 @@ def test_npm_runs_the_script_of_a_package_that_names_another_manager() -> None:
 def test_the_package_manager_that_is_named_goes_first() -> None:
     named = {"scripts": {"test": "ava"}, "packageManager": "pnpm@9.1.2+sha512.abc"}
     assert any(
-        "pnpm@9.1.2" in said
-        for said in commands(found({"package.json": json.dumps(named), "yarn.lock": ""}).steps)
+        "pnpm@9.1.2" in command_line
+        for command_line in commands(
+            found({"package.json": json.dumps(named), "yarn.lock": ""}).steps
+        )
     )
     berry = {"package.json": json.dumps(named | {"packageManager": "yarn@4.5.3"})}
     (first,) = (
-        said for said in commands(found(berry).steps[1:2]) if said.endswith("--no-immutable")
+        command_line
+        for command_line in commands(found(berry).steps[1:2])
+        if command_line.endswith("--no-immutable")
     )  # there is no lock to keep to
     assert first.startswith("env YARN_NODE_LINKER")
 
@@ -673,10 +677,10 @@ def test_members_of_workspaces_are_installed_at_the_root() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "told"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())]
+    ("after", "arguments"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())]
 )
 def test_what_wants_the_network_after_the_tests_of_a_member_is_left_out(
-    after: str, told: tuple[str, ...]
+    after: str, arguments: tuple[str, ...]
 ) -> None:
     files = {
         "package.json": json.dumps(
@@ -687,7 +691,7 @@ def test_what_wants_the_network_after_the_tests_of_a_member_is_left_out(
             {"scripts": {"test": "tape", "posttest": "eslint ."}}
         ),
     }
-    assert found(files).checks["tests"] == ("npm", "test", *told)
+    assert found(files).checks["tests"] == ("npm", "test", *arguments)
 
 
 def test_tests_that_pytest_would_not_find_by_itself_are_named() -> None:

@@ -45,8 +45,8 @@ class Work:
         survey = ChangeScan(
             self.tree, list(BASE), caps, base=None if self.whole else self.base, stamps=self.before
         )
-        written, asked = await survey_with(self.clone, self.sha, survey)
-        return [change.path for change in written.changes], dict(written.ignored), asked
+        written, queries = await survey_with(self.clone, self.sha, survey)
+        return [change.path for change in written.changes], dict(written.ignored), queries
 
 
 @pytest.fixture(params=[False, True], ids=["overlay", "whole tree"])
@@ -68,8 +68,8 @@ async def test_what_a_build_leaves_in_an_ignored_folder_counts_for_nothing(work:
     os.mkfifo(work.tree / "target/debug/pipe")
     deep = "/".join(["d"] * 120)
     work.write(f"target/{deep}/file")
-    paths, ignored, asked = await work.paths()
-    assert (paths, asked) == (["src/eval.rs"], 1)
+    paths, ignored, queries = await work.paths()
+    assert (paths, queries) == (["src/eval.rs"], 1)
     assert ignored["target/debug/libsemver.rlib"] == "line 1 of .gitignore, /target/"
 
 
@@ -90,8 +90,8 @@ async def test_more_files_than_are_counted_in_an_ignored_folder_are_not_asked_fo
     for number in range(CAPS.entries + 1):
         work.write(f"target/debug/deps/{number}.o", "")
     work.write("src/new.rs")
-    paths, ignored, asked = await work.paths()
-    assert (paths, asked) == (["src/new.rs"], 1)
+    paths, ignored, queries = await work.paths()
+    assert (paths, queries) == (["src/new.rs"], 1)
     assert ignored == {"target/debug/deps/": "line 1 of .gitignore, /target/"}
 
 
@@ -113,8 +113,8 @@ async def test_a_nested_list_a_negated_rule_and_a_list_of_the_change_itself_hold
     work.write("new/.gitignore", "made/\n")
     work.write("new/made/x.bin", size=LARGE)
     work.write("new/code.rs")
-    paths, ignored, asked = await work.paths()
-    assert (paths, asked) == (["build/keep.txt", "new/.gitignore", "new/code.rs"], 1)
+    paths, ignored, queries = await work.paths()
+    assert (paths, queries) == (["build/keep.txt", "new/.gitignore", "new/code.rs"], 1)
     assert ignored == {
         "build/x.bin": "line 3 of .gitignore, build/*",
         "crates/inner/out/x.bin": "line 1 of crates/inner/.gitignore, out/",

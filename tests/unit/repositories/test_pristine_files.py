@@ -243,6 +243,11 @@ def test_what_tests_ask_a_package_for_by_an_alias_stays_where_it_was() -> None:
         "100644",
         json.dumps({"imports": {"#check": "./near.js", "#new": "./new.js"}}).encode(),
     )
-    made = restore_base_parts(now, json.dumps({"imports": {"#check": "./test/check.js"}}).encode())
-    assert made.content is not None
-    assert json.loads(made.content)["imports"] == {"#check": "./test/check.js", "#new": "./new.js"}
+    restored = restore_base_parts(
+        now, json.dumps({"imports": {"#check": "./test/check.js"}}).encode()
+    )
+    assert restored.content is not None
+    assert json.loads(restored.content)["imports"] == {
+        "#check": "./test/check.js",
+        "#new": "./new.js",
+    }

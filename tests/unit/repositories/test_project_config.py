@@ -30,8 +30,8 @@ SAID = st.fixed_dictionaries(
 
 
 @given(SAID)
-def test_what_is_written_is_what_is_read(said: dict[str, object]) -> None:
-    commands = Commands.model_validate(said)
+def test_what_is_written_is_what_is_read(fields: dict[str, object]) -> None:
+    commands = Commands.model_validate(fields)
     assert parse_config_file(to_toml(commands)) == commands
 
 

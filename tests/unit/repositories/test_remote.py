@@ -52,20 +52,20 @@ class Wire:
     """A bus that remembers what was asked, and how many bytes came."""
 
     bus: MemoryBus = field(default_factory=MemoryBus)
-    asked: list[Mapping[str, Any]] = field(default_factory=list)
+    requests: list[Mapping[str, Any]] = field(default_factory=list)
     came: int = 0
 
     async def ask(
-        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+        self, topic: Topic, request: Mapping[str, Any], seconds: float
     ) -> tuple[Mapping[str, Any], bytes]:
-        self.asked.append(asked)
-        said, rest = await self.bus.ask(topic, asked, seconds)
+        self.requests.append(request)
+        reply, rest = await self.bus.ask(topic, request, seconds)
         self.came += len(rest)
-        return said, rest
+        return reply, rest
 
     @property
     def parts(self) -> int:
-        return sum(asked["ask"] == "part" for asked in self.asked)
+        return sum(request["ask"] == "part" for request in self.requests)
 
 
 @dataclass(slots=True)
@@ -164,12 +164,12 @@ async def test_tags_and_a_shallow_history_come_along(tmp_path: Path) -> None:
     async with world(tmp_path, Repo(tmp_path / "origin")) as here:
         here.repo.git("fetch", "--quiet", "--tags")
         base = await here.pin()
-        told = [
+        descriptions = [
             await side.clone(here.id).call("describe", "--tags", base.sha)
             for side in (here.app, here.host)
         ]
-        assert told[0] == told[1]
-        assert told[0].out.startswith(b"v1.2-1-g")
+        assert descriptions[0] == descriptions[1]
+        assert descriptions[0].out.startswith(b"v1.2-1-g")
         counted = [
             await side.clone(here.id).call("rev-list", "--count", base.sha)
             for side in (here.app, here.host)
@@ -184,7 +184,7 @@ async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_b
         base = await here.pin()
         with pytest.raises(NotFound):
             await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha), tenant="other")
-        for asked in ("base", "commit", "push"):
+        for kind in ("base", "commit", "push"):
             words = {
                 "repository": here.id,
                 "ref": base.sha,
@@ -193,10 +193,10 @@ async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_b
                 "sha": base.sha,
                 "branch": "x",
             }
-            said, rest = await here.wire.ask(
-                REPOSITORY_SERVICE, {"ask": asked, **words, "haves": []}, 5
+            reply, rest = await here.wire.ask(
+                REPOSITORY_SERVICE, {"ask": kind, **words, "haves": []}, 5
             )
-            assert (said["error"], rest) == ("NOT_FOUND", b"")
+            assert (reply["error"], rest) == ("NOT_FOUND", b"")
         here.app.registry.remove(here.id)
         theirs = make_repo(tmp_path / "theirs", {"README.md": "theirs\n"})
         await here.app.register(str(theirs.path), tenant="other", id=here.id)
@@ -220,16 +220,16 @@ async def test_what_came_is_what_was_asked_for(tmp_path: Path) -> None:
         ask = here.wire.bus.ask
 
         async def lying(
-            topic: Topic, asked: Mapping[str, Any], seconds: float
+            topic: Topic, request: Mapping[str, Any], seconds: float
         ) -> tuple[Mapping[str, Any], bytes]:
-            said, rest = await ask(topic, asked, seconds)
-            if asked["ask"] == "base" and how == "another base":
-                said = {**said, "base": {**said["base"], "sha": other}}
-            if asked["ask"] == "base" and how == "another commit":
-                said = {**said, "offer": {**said["offer"], "wants": [other]}}
-            if asked["ask"] == "part" and how == "damage":
+            reply, rest = await ask(topic, request, seconds)
+            if request["ask"] == "base" and how == "another base":
+                reply = {**reply, "base": {**reply["base"], "sha": other}}
+            if request["ask"] == "base" and how == "another commit":
+                reply = {**reply, "offer": {**reply["offer"], "wants": [other]}}
+            if request["ask"] == "part" and how == "damage":
                 rest = rest[:-40] + bytes(40)
-            return said, rest[:-1] if how == "cut" else rest
+            return reply, rest[:-1] if how == "cut" else rest
 
         here.host._bus = lying
         for how in ("another base", "another commit", "damage", "cut"):
@@ -300,18 +300,18 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
         away = 3
 
         async def ask_house(
-            topic: Topic, asked: Mapping[str, Any], seconds: float
+            topic: Topic, request: Mapping[str, Any], seconds: float
         ) -> tuple[Mapping[str, Any], bytes]:
             nonlocal away
             away -= 1
             if away >= 0:
                 raise BusUnavailable("nobody answers")
-            return await here.wire.ask(topic, asked, seconds)
+            return await here.wire.ask(topic, request, seconds)
 
         here.host._bus = ask_house
         assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
-        asked = [one["ask"] for one in here.wire.asked]
-        assert asked.count("base") > 1  # it was told to wait
+        kinds = [one["ask"] for one in here.wire.requests]
+        assert kinds.count("base") > 1  # it was told to wait
         assert away < 0
         away = 9
         with pytest.raises(Temporary, match="out of reach"):
@@ -323,8 +323,8 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
 async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         base = await here.app.resolve(RepositoryRef(id=here.id))
-        wanted = RepositoryRef(id=here.id, ref=base.sha)
-        assert await asyncio.gather(*(here.host.resolve(wanted) for _ in range(5))) == [base] * 5
+        reference = RepositoryRef(id=here.id, ref=base.sha)
+        assert await asyncio.gather(*(here.host.resolve(reference) for _ in range(5))) == [base] * 5
         assert here.wire.parts == 1
 
 
@@ -338,15 +338,15 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
         base = await here.pin()
         app, host = here.app.clone(here.id), here.host.clone(here.id)
 
-        async def told() -> list[bytes]:
-            asked = (
+        async def git_state() -> list[bytes]:
+            commands = (
                 ("for-each-ref", "refs/tags"),
                 ("rev-list", base.sha),
                 ("rev-parse", "--is-shallow-repository"),
             )
-            return [(await app.call(*one)).out for one in asked]
+            return [(await app.call(*one)).out for one in commands]
 
-        before = await told()
+        before = await git_state()
         for number, how in enumerate(("diff", "push")):
             patch = await host.commit_changes(
                 base.sha, [Change(UTILS, "100644", b"%d\n" % number)], "made here"
@@ -358,7 +358,7 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
                 assert await here.app.diff(base, patch.commit_sha) == patch.diff
             else:
                 assert await here.host.remote(here.id).push(base.sha, patch.commit_sha, "mine")
-            assert await told() == before
+            assert await git_state() == before
 
 
 async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) -> None:
@@ -369,11 +369,11 @@ async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) 
         max_repository_bytes=1_000_000,
     ) as here:
         base = await here.app.resolve(RepositoryRef(id=here.id))
-        asked = {"ask": "base", "repository": here.id, "ref": base.sha, "tenant": "local"}
+        request = {"ask": "base", "repository": here.id, "ref": base.sha, "tenant": "local"}
         offers = [
             (
                 await send_request(
-                    here.wire.ask, REPOSITORY_SERVICE, {**asked, "haves": [f"{n:040x}"]}
+                    here.wire.ask, REPOSITORY_SERVICE, {**request, "haves": [f"{n:040x}"]}
                 )
             )["offer"]
             for n in range(30)

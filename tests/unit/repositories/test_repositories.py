@@ -97,9 +97,9 @@ async def test_a_path_is_pinned_with_its_profile(trusted: RepositoryService, sam
     assert await trusted.read(base, "src/utils.py", 5) == '"""Sm'
     with pytest.raises(NotFound):
         await trusted.read(base, "../outside")
-    said: list[str] = []
-    assert (await trusted.prepare(base, said.append)).files == ("a",)
-    assert said == ["ready"]
+    messages: list[str] = []
+    assert (await trusted.prepare(base, messages.append)).files == ("a",)
+    assert messages == ["ready"]
 
 
 async def test_a_folder_a_file_url_and_a_link_mean_the_whole_repository(

@@ -46,11 +46,11 @@ def with_submodule(tmp_path: Path) -> Repo:
 async def checked_out(
     trusted: RepositoryService, base: Base, tmp_path: Path
 ) -> tuple[Path, list[str]]:
-    told: list[str] = []
+    messages: list[str] = []
     dest = tmp_path / "out"
     settings = load_settings(data_dir=tmp_path / "data")
-    await check_out(trusted.clone(base.repository), base, dest, settings, told.append)
-    return dest, told
+    await check_out(trusted.clone(base.repository), base, dest, settings, messages.append)
+    return dest, messages
 
 
 async def test_submodules_are_there_at_the_commit_that_is_recorded(tmp_path: Path) -> None:
@@ -59,11 +59,11 @@ async def test_submodules_are_there_at_the_commit_that_is_recorded(tmp_path: Pat
     trusted = repositories(tmp_path)
     base = await trusted.resolve(RepositoryRef(url=str(whole.path)))
     assert base.profile.notes == ()
-    dest, told = await checked_out(trusted, base, tmp_path)
+    dest, messages = await checked_out(trusted, base, tmp_path)
     assert (dest / "vendor/lib/lib.py").read_text() == "x = 1\n"
     assert (dest / "vendor/lib/nested/deep.txt").read_text() == "deep\n"
     assert "vendor/lib/lib.py" not in await trusted.clone(base.repository).files(base.sha)
-    assert "submodule vendor/lib" in told[0]
+    assert "submodule vendor/lib" in messages[0]
     assert not list(dest.rglob(".git"))
 
 
@@ -92,8 +92,8 @@ async def test_one_that_cannot_be_had_is_said_and_left_out(tmp_path: Path) -> No
     assert len(base.profile.notes) == 5
     assert "sub/git is left out: repositories may not be fetched over 'git'" in notes
     assert "sub/file is left out" in notes
-    dest, told = await checked_out(trusted, base, tmp_path)
-    assert "the submodule sub/git is not here; going on without it" in told
+    dest, messages = await checked_out(trusted, base, tmp_path)
+    assert "the submodule sub/git is not here; going on without it" in messages
     assert (dest / "a.py").exists()
 
 

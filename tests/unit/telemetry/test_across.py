@@ -75,9 +75,9 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
             )
         requested = (await logged(app.bus))[0]
         await work(app, requested, 1)
-        asked = len(app.server.requests)
+        calls = len(app.server.requests)
         await work(app, requested, 2)  # its ack was lost, and another host takes it up
-        assert len(app.server.requests) == asked
+        assert len(app.server.requests) == calls
         collecting = asyncio.ensure_future(Collector(app.bus, Remembering(), LimitSettings()).run())
         events = await until(has(EventType.DELIBERATION_DECIDED), app.bus)
         collecting.cancel()
@@ -88,7 +88,7 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
     }
     assert {event.traceparent.split("-")[1] for event in events} == {CALLER.split("-")[1]}
     named = Counter(span.name for span in spans)
-    assert (named["deliberation"], named["chat"], named["decide"]) == (2, asked, 1)
+    assert (named["deliberation"], named["chat"], named["decide"]) == (2, calls, 1)
     (submit,) = [span for span in spans if span.name == "submit"]
     for span in spans:
         if span.name in {"deliberation", "decide"}:

@@ -167,11 +167,11 @@ async def test_no_secret_leaves_in_a_span(exporter: Spans) -> None:
         with telemetry.span("call", {"a": f"x {own} y"}) as span:
             span.set({"b": f"x {shaped} y", "cut": "z" * 90 + own})
             span.fail("NO", f"said {own}")
-    said = exporter.named("call").to_json()
-    assert own not in said
-    assert own[:9] not in said
-    assert shaped not in said
-    assert said.count("[redacted]") >= 3
+    exported = exporter.named("call").to_json()
+    assert own not in exported
+    assert own[:9] not in exported
+    assert shaped not in exported
+    assert exported.count("[redacted]") >= 3
 
 
 async def test_a_share_of_traces_is_recorded_and_all_of_a_trace_or_none(exporter: Spans) -> None:

@@ -33,12 +33,12 @@ def test_what_is_kept_is_bounded_and_nothing_is_run_again(sizes: list[int]) -> N
             name = f"r{number}"
             answers.settle(name, answers.begin(name, f"digest {number}"), result(name, size))
         for number, size in enumerate(sizes):
-            told = await answers.find(f"r{number}", f"digest {number}")
-            assert told is not None
-            assert told.status is ToolStatus.SUCCESS
-            assert told.output == {"content": "x" * size} or told.error == GONE
-            assert told.output or number < len(sizes) - 1, "the newest is kept whole"
-            kept += len(str(told.output.get("content", "")))
+            answer = await answers.find(f"r{number}", f"digest {number}")
+            assert answer is not None
+            assert answer.status is ToolStatus.SUCCESS
+            assert answer.output == {"content": "x" * size} or answer.error == GONE
+            assert answer.output or number < len(sizes) - 1, "the newest is kept whole"
+            kept += len(str(answer.output.get("content", "")))
             with pytest.raises(AlreadyExists):
                 await answers.find(f"r{number}", "another")
         assert kept <= 1000

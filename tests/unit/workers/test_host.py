@@ -161,11 +161,11 @@ async def test_fresh_work_is_not_looked_up_and_once_begun_it_is(tmp_path: Path) 
         d = app.deliberation(repository=None, base_sha=None)
         await host._work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
         assert looked.replays == 0
-        asked = len(app.server.requests)
+        calls = len(app.server.requests)
         # A bus that was killed may give it out anew as if nobody had had it.
         await host._work(Recorded(2, request(d), {"deliveries": "1", "fresh": "1"}))
         assert looked.replays > 0
-        assert len(app.server.requests) == asked
+        assert len(app.server.requests) == calls
 
 
 async def test_a_cancel_before_fresh_work_was_taken_up_is_seen_within_a_second(
@@ -250,14 +250,14 @@ async def test_a_host_tells_where_it_is_and_what_it_holds(tmp_path: Path) -> Non
         running = group.create_task(host.run())
         d = app.deliberation(repository=None, base_sha=None)
         await until(lambda: any(topic == FLEET for topic, _ in app.bus._answerers))
-        said, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
-        idle = load(HostState, said)
+        reply, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
+        idle = load(HostState, reply)
         assert (idle.name, idle.pid, idle.holds) == ("host", os.getpid(), ())
         assert metrics.HOST_OLDEST.values["host",] == 0
         work = group.create_task(gone(host._work(Recorded(1, request(d)))))
         await until(lambda: bool(app.server.requests))
-        said, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
-        [held] = load(HostState, said).holds
+        reply, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
+        [held] = load(HostState, reply).holds
         assert held.task_id == d.task_id
         assert held.since >= began - 1
         assert metrics.HOST_OLDEST.values["host",] == held.since

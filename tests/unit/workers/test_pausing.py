@@ -157,15 +157,15 @@ def turned(number: int, seconds: float) -> Event:
 
 
 def test_the_time_that_it_waits_is_not_counted_against_its_deadline() -> None:
-    asked = new_event(
+    request = new_event(
         EventType.DELIBERATION_REQUESTED, "task-a", dump(deliberation()), time=START.isoformat()
     )
     turns = [turned(0, 10), turned(1, 110), turned(2, 200), turned(3, 250)]
     after = DEADLINE + timedelta(hours=1)
-    state = fold(fold(None, asked), turns[0])
+    state = fold(fold(None, request), turns[0])
     assert not is_ready(state, after), "while it waits nothing is late"
     for order in permutations(turns):
-        state = fold(None, asked)
+        state = fold(None, request)
         for event in (*order, *order):
             state = fold(state, event)
         assert decision_deadline(state, timedelta()) == DEADLINE + timedelta(seconds=150)

@@ -32,10 +32,10 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
             Host("host", app.bus, Remembering(), app.parts, 4),
             DeliberationService(app.bus, Remembering(), Defaults(LimitSettings())),
         )
-        asked = DeliberationRequest(
+        request = DeliberationRequest(
             "Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True
         )
-        d = await deliberations.submit(asked, LOCAL)
+        d = await deliberations.submit(request, LOCAL)
         listening = group.create_task(host._listen_for_words())
         events = [recorded.event async for recorded in app.bus.replay()]
         work = group.create_task(host._work(Recorded(1, events[0])))
@@ -50,8 +50,8 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
         assert "the task, added to by local meanwhile" in prompts[1]
         log = [recorded.event async for recorded in app.bus.replay()]
         called = [event for event in log if event.type is EventType.MODEL_CALLED]
-        (said,) = [event.id for event in log if event.type is EventType.DELIBERATION_STEERED]
-        assert [event.data.get("told") for event in called] == [None, [said]]
+        (steering_id,) = [event.id for event in log if event.type is EventType.DELIBERATION_STEERED]
+        assert [event.data.get("told") for event in called] == [None, [steering_id]]
         again = RecordedModel(
             app.parts.model,
             ledger=Ledger(d.budget),

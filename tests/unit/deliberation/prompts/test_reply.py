@@ -46,7 +46,7 @@ def test_a_score_is_the_mean_of_those_that_might_have_stood_there(
     ).score == pytest.approx(mean)
 
 
-def said(text: str, finish_reason: str = "stop") -> ChatReply:
+def chat_reply(text: str, finish_reason: str = "stop") -> ChatReply:
     return ChatReply(text, finish_reason, Usage())
 
 
@@ -66,33 +66,33 @@ def said(text: str, finish_reason: str = "stop") -> ChatReply:
     ],
 )
 def test_json_turns(text: str) -> None:
-    assert reply.read_turn(said(text), "json") == Turn(
+    assert reply.read_turn(chat_reply(text), "json") == Turn(
         "t", (Action("files.read", {"path": "a.py"}),)
     )
 
 
 def test_both_spellings_say_the_same() -> None:
     as_json = '{"thought": "look", "actions": [{"tool": "files.read", "args": {"path": "a.py"}}]}'
-    assert reply.read_turn(said(as_json), "json") == reply.read_turn(
-        said(f"look\n{BLOCK}"), "blocks"
+    assert reply.read_turn(chat_reply(as_json), "json") == reply.read_turn(
+        chat_reply(f"look\n{BLOCK}"), "blocks"
     )
     as_json = '{"thought": "", "finish": "Added it."}'
-    assert reply.read_turn(said(as_json), "json") == reply.read_turn(
-        said("<finish>Added it.</finish>"), "blocks"
+    assert reply.read_turn(chat_reply(as_json), "json") == reply.read_turn(
+        chat_reply("<finish>Added it.</finish>"), "blocks"
     )
 
 
 def test_a_block_may_hold_a_closing_tag_in_its_text() -> None:
     args = {"path": "a.html", "content": "<tool>x</tool>\n<finish>"}
     text = f"one\n<tool>{json.dumps({'name': 'files.write', 'args': args})}</tool>\ntwo {BLOCK}"
-    turn = reply.read_turn(said(text), "blocks")
+    turn = reply.read_turn(chat_reply(text), "blocks")
     assert [action.arguments for action in turn.actions] == [args, {"path": "a.py"}]
     assert turn.thought == "one two"
 
 
 def test_a_block_in_a_markdown_fence_is_read() -> None:
     text = '<tool>\n```json\n{"name": "files.read", "args": {"path": "a.py"}}\n```\n</tool>'
-    assert reply.read_turn(said(text), "blocks").actions == (
+    assert reply.read_turn(chat_reply(text), "blocks").actions == (
         Action("files.read", {"path": "a.py"}),
     )
 
@@ -102,11 +102,16 @@ def test_raw_line_breaks_in_a_string_are_read() -> None:
         '<tool>{"name": "files.write", "args": {"path": "a.py", "content": "x = 1\ny = 2\n'
         '"}}</tool>'
     )
-    assert reply.read_turn(said(text), "blocks").actions[0].arguments["content"] == "x = 1\ny = 2\n"
+    assert (
+        reply.read_turn(chat_reply(text), "blocks").actions[0].arguments["content"]
+        == "x = 1\ny = 2\n"
+    )
 
 
 def test_python_is_read() -> None:
-    assert reply.read_turn(said("<python>print(1)</python>"), "blocks") == Turn(python="print(1)")
+    assert reply.read_turn(chat_reply("<python>print(1)</python>"), "blocks") == Turn(
+        python="print(1)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,20 +144,20 @@ def test_what_is_no_turn_is_named_and_the_right_form_shown(
     mode: Any, text: str, wrong: str
 ) -> None:
     with pytest.raises(MalformedReplyError) as caught:
-        reply.read_turn(said(text), mode)
+        reply.read_turn(chat_reply(text), mode)
     assert wrong in str(caught.value)
     assert "Right is, for example" in str(caught.value)
 
 
 def test_a_cut_reply_has_its_own_message() -> None:
     with pytest.raises(MalformedReplyError, match="cut off because it was too long"):
-        reply.read_turn(said('{"finish": "all fine"}', "length"), "json")
+        reply.read_turn(chat_reply('{"finish": "all fine"}', "length"), "json")
 
 
 @given(st.text(), st.sampled_from(["json", "blocks"]))
 def test_any_text_is_a_turn_or_malformed(text: str, mode: Any) -> None:
     try:
-        turn = reply.read_turn(said(text), mode)
+        turn = reply.read_turn(chat_reply(text), mode)
     except MalformedReplyError:
         return
     assert sum([bool(turn.actions), turn.python is not None, turn.finish is not None]) == 1
@@ -179,7 +184,7 @@ def test_any_json_is_a_turn_or_malformed(value: Any) -> None:
             lambda r: reply.read_review(r, 2),
         ):
             try:
-                read(said(text))
+                read(chat_reply(text))
             except MalformedReplyError:
                 continue
 
@@ -239,13 +244,13 @@ def test_approaches_are_distinct_and_more_than_a_tools_name() -> None:
         '{"approaches": ["use  a loop", "files.read", "a set instead", "Use a loop", "a lookup '
         'table"]}'
     )
-    assert reply.read_approaches(said(said_four), 3) == (
+    assert reply.read_approaches(chat_reply(said_four), 3) == (
         "Use a loop",
         "a set instead",
         "a lookup table",
     )
     with pytest.raises(MalformedReplyError, match="1 distinct approaches, and 2 are needed"):
-        reply.read_approaches(said('{"approaches": ["use a loop", "files.read"]}'), 2)
+        reply.read_approaches(chat_reply('{"approaches": ["use a loop", "files.read"]}'), 2)
 
 
 def test_a_review_is_read_and_what_is_not_in_it_left_out() -> None:
@@ -253,10 +258,10 @@ def test_a_review_is_read_and_what_is_not_in_it_left_out() -> None:
         '{"comment": "c", "met": [{"criterion": 1, "quote": "q"}, {"criterion": 9, "quote": "q"}, '
         '3], "unmet": [2, true], "score": 8}'
     )
-    assert reply.read_review(said(text), 2) == reply.ReadReview(8, ((1, "q"),), (2,), "c")
+    assert reply.read_review(chat_reply(text), 2) == reply.ReadReview(8, ((1, "q"),), (2,), "c")
     for score in ("11", "-1", "8.5", '"8"', "true", "null"):
         with pytest.raises(MalformedReplyError, match="score"):
-            reply.read_review(said(f'{{"score": {score}}}'), 2)
+            reply.read_review(chat_reply(f'{{"score": {score}}}'), 2)
 
 
 def test_what_a_server_told_of_a_score_is_on_record() -> None:

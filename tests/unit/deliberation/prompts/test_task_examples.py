@@ -25,7 +25,7 @@ It gives [[1, 2]] today.
 
 
 @pytest.mark.parametrize(
-    ("task", "wanted"),
+    ("task", "expected"),
     [
         (
             "discount(200, 10) should be 180, and `discount(5, 0)` must return `5`.",
@@ -55,9 +55,9 @@ It gives [[1, 2]] today.
         ),
     ],
 )
-def test_examples_of_four_languages_are_found(task: str, wanted: list[str]) -> None:
+def test_examples_of_four_languages_are_found(task: str, expected: list[str]) -> None:
     found = find_examples(task)
-    assert [str(example) for example in found] == wanted
+    assert [str(example) for example in found] == expected
     assert all(example.call in task and example.result in task for example in found)
 
 

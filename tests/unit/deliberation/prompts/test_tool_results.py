@@ -61,7 +61,7 @@ def shell(status: ToolStatus = ToolStatus.SUCCESS, error: str = "", **output: An
 
 
 @pytest.mark.parametrize(
-    ("output", "told"),
+    ("output", "expected"),
     [
         ({"output": "one\n", "exit_code": 0}, "one\n[exit code 0]"),
         ({"output": "", "exit_code": 1}, "(no output)\n[exit code 1]"),
@@ -86,8 +86,8 @@ def shell(status: ToolStatus = ToolStatus.SUCCESS, error: str = "", **output: An
         ),
     ],
 )
-def test_how_a_command_ended_is_told_in_words(output: dict[str, Any], told: str) -> None:
-    assert shell(**output) == told
+def test_how_a_command_ended_is_told_in_words(output: dict[str, Any], expected: str) -> None:
+    assert shell(**output) == expected
 
 
 def test_a_command_that_was_stopped_has_no_exit_code() -> None:
