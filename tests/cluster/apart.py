@@ -1,8 +1,7 @@
-"""Machines for a test: each a network and mount namespace, with a folder that is its own, joined by
-a bridge.
+"""Simulated machines: each a network and mount namespace with a private folder, joined by a bridge.
 
-Needs root, and a network namespace of the test's own: the bridge and what listens on it are then
-nobody else's to reach.
+Requires root, and a separate network namespace for the test: then nobody else can reach the bridge
+and its listeners.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _RAY = {
 
 
 def missing() -> str:
-    """Return what is missing for such machines, '' where nothing is."""
+    """Return what such machines would need and lack, '' if nothing."""
     if lacking := [
         name for name in ("ip", "unshare", "nsenter", "mount") if shutil.which(name) is None
     ]:
@@ -59,21 +58,21 @@ async def run(*command: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One; `holder` is the process that keeps its namespaces."""
+    """A simulated machine; `holder` is the process that keeps its namespaces."""
 
     ip: str
     holder: psutil.Process
 
     def entering(self, *command: str) -> tuple[str, ...]:
-        """Return the command that runs another one there."""
+        """Return a command that runs another command on the machine."""
         return ("nsenter", f"--target={self.holder.pid}", "--net", "--mount", "--", *command)
 
     def sees(self, path: Path) -> Path:
-        """Return where this process sees what that machine has at `path`."""
+        """Return the path under which this process sees the machine's `path`."""
         return Path(f"/proc/{self.holder.pid}/root{path}")
 
     async def reaches(self, host: str, port: int) -> bool:
-        """Whether a connection can be made from there."""
+        """True if the machine can connect there."""
         code = f"import socket; socket.create_connection(({host!r}, {port}), 5)"
         process = await asyncio.create_subprocess_exec(
             *self.entering(sys.executable, "-c", code), stderr=asyncio.subprocess.DEVNULL
@@ -96,9 +95,7 @@ async def bridge() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
-    """Yield a machine that has an empty `folder` of its own in the place of ours. Needs
-    `bridge`.
-    """
+    """Yield a machine that has an empty `folder` of its own in place of ours. Requires `bridge`."""
     ready = (
         f"mount -t tmpfs -o mode=0755 tmpfs {folder} && mkdir {folder}/ray && echo ready && exec "
         "cat"
@@ -146,7 +143,7 @@ async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
 
 @asynccontextmanager
 async def relay(url: str) -> AsyncIterator[str]:
-    """Yield `url`, which is one of our loopback, as machines reach it."""
+    """Yield the URL under which machines reach `url`, which is on our loopback."""
     parts = urlsplit(url)
     async with relayed(("127.0.0.1", parts.port or 0), HOUSE) as port:
         user = f"{parts.username}@" if parts.username else ""
@@ -168,7 +165,7 @@ class Node:
 
 @asynccontextmanager
 async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> AsyncIterator[Node]:
-    """Run a Ray node until the context ends; yields once it has joined."""
+    """Run a Ray node until the context ends; yield once it has joined."""
     process = await asyncio.create_subprocess_exec(
         *command,
         env=dict(environment),
@@ -201,8 +198,8 @@ async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> Asyn
 
 @asynccontextmanager
 async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[str, list[Node]]]:
-    """Yield the address of a Ray whose head, beside the server, offers no processor, and a node on
-    each machine.
+    """Yield the address of a Ray cluster with a head beside the server, which offers no processor,
+    and a node on each machine.
     """
     address = f"{HOUSE}:6379"
     environment = {**os.environ, **_RAY, **TOKEN, "RAY_TMPDIR": str(folder)}

@@ -1,4 +1,4 @@
-"""Start one host on the Ray at an address, print `ready`, and end with standard input."""
+"""Start one host on the Ray cluster at an address, print `ready`, and end with standard input."""
 
 from __future__ import annotations
 

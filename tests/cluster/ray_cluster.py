@@ -24,7 +24,7 @@ _NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "node_ip_address": "1
 
 
 def main(folder: str, nodes: str = "2") -> None:
-    """Serve until the input ends. All files of Ray's lie below `folder`."""
+    """Serve until the input ends. All of Ray's files are below `folder`."""
     os.environ["RAY_TMPDIR"] = folder
     (
         Path(folder) / "ray"

@@ -35,7 +35,7 @@ async def ray_nodes(
 async def growing_nodes(
     count: int, environment: Mapping[str, str] = TOKEN
 ) -> AsyncIterator[tuple[str, psutil.Process, Callable[[], None]]]:
-    """Yield the cluster's address, the raylet of its last node, and what adds a node."""
+    """Yield the cluster's address, the raylet of its last node, and a function that adds a node."""
     folder = Path(tempfile.mkdtemp(prefix="mh-", dir="/tmp"))
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -1,4 +1,4 @@
-"""`moothall serve` as a process, and waiting until its hosts are at work."""
+"""`moothall serve` as a process, and functions that wait until its hosts work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moothall.testing.model import ScriptedModel
 
 
 async def until_serving(server: asyncio.subprocess.Process) -> int:
-    """Wait until it serves, and return the port of gRPC."""
+    """Wait until the process serves, and return the gRPC port."""
     assert server.stderr is not None
     output = b""
     try:
@@ -30,7 +30,7 @@ async def until_serving(server: asyncio.subprocess.Process) -> int:
 
 @asynccontextmanager
 async def serving(command: Command) -> AsyncIterator[int]:
-    """Serve until the block ends; yields the port of gRPC."""
+    """Serve until the block ends; yield the gRPC port."""
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
     port = await until_serving(server)
@@ -45,8 +45,8 @@ async def serving(command: Command) -> AsyncIterator[int]:
 
 
 async def until_begun(model: ScriptedModel, count: int, *data_dirs: Path) -> None:
-    """Wait until the seats of so many deliberations have asked the model; else fail with what hosts
-    on these data directories logged.
+    """Wait until the seats of this many deliberations have called the model, or fail with the logs
+    of the hosts on these data directories.
     """
     try:
         async with asyncio.timeout(240):

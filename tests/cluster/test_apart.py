@@ -1,5 +1,5 @@
-"""Two hosts that share nothing but the bus and the model, one of them killed: the other ends the
-work, and the branch is as on one machine.
+"""Two hosts share only the bus and the model, and one is killed: the other ends the work, and the
+branch is the same as on one machine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FILES = {
 
 
 def one_machine(folder: Path, model: ScriptedModel) -> Command:
-    """The same work on one machine, beside all that is tried here."""
+    """The same work on one machine, as a reference."""
     return Command(folder / "alone", model.base_url, {"MOOTHALL_WORKSPACE__SETUP_NETWORK": "off"})
 
 

@@ -1,5 +1,5 @@
-"""Two Ray nodes on one machine, one of them killed: the other's host ends the work. A head that is
-replaced by another is noticed.
+"""Two Ray nodes on one machine, and one is killed: the other's host ends the work. The replacement
+of a head is noticed.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ async def hosts(command: Command) -> set[str]:
 
 @asynccontextmanager
 async def a_head(folder: Path, port: int) -> AsyncIterator[None]:
-    """Run a head of Ray; it is killed with all that is below it."""
+    """Run a Ray head; kill it with all its children at the end."""
     place = await asyncio.to_thread(tempfile.mkdtemp, prefix="mh-", dir=folder)
     program = (
         str(Path(sys.executable).with_name("ray")),
@@ -157,14 +157,14 @@ async def a_head(folder: Path, port: int) -> AsyncIterator[None]:
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Kill it, if it has not ended."""
+    """Kill the process if it still runs."""
     if process.returncode is None:
         process.kill()
         await process.wait()
 
 
 def answers(port: int) -> bool:
-    """Whether somebody listens on loopback."""
+    """True if somebody listens on loopback."""
     with socket.socket() as connection:
         return connection.connect_ex(("127.0.0.1", port)) == 0
 

@@ -1,4 +1,4 @@
-"""What end-to-end tests share: a scripted council, repositories, and the real command run as a
+"""Helpers of the end-to-end tests: a scripted council, repositories, and the real command as a
 process.
 """
 
@@ -28,7 +28,7 @@ WRONG = '\n\ndef hello_world():\n    return "Goodbye"\n'
 
 
 def git(repo: Path, *args: str) -> str:
-    """Run git in a repository and return what it printed."""
+    """Run git in a repository and return its output."""
     done = subprocess.run(
         ["git", "-C", str(repo), *args], check=True, capture_output=True, text=True
     )
@@ -36,13 +36,13 @@ def git(repo: Path, *args: str) -> str:
 
 
 def turn(tool: str, **args: Any) -> str:
-    """A reply that asks for one action."""
+    """Return a reply with one action."""
     return json.dumps({"thought": "do it", "actions": [{"tool": tool, "args": args}]})
 
 
 def task_of(body: dict[str, Any]) -> str:
-    """Return the task in a prompt, or all of it where there is none. What is known of its story
-    tells of other tasks too.
+    """Return the task of a prompt, or the whole prompt if it has none. The story's context mentions
+    other tasks too.
     """
     prompt = "\n".join(str(message["content"]) for message in body["messages"])
     found = re.search(r"(?s)--- the task \[(\w+)\] ---\n(.*?)\n--- end \[\1\] ---", prompt)
@@ -50,7 +50,7 @@ def task_of(body: dict[str, Any]) -> str:
 
 
 def scripted(propose: Answer) -> Answer:
-    """Approaches and reviews as any model gives them; turns by `propose`."""
+    """Answer requests for approaches and reviews; delegate turns to `propose`."""
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Reply:
         phase = phase_of(headers)
@@ -67,7 +67,7 @@ def scripted(propose: Answer) -> Answer:
 
 
 def by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    """What a seat does is said by a word in its task, so that one server serves every test."""
+    """Choose a seat's reply by a word in its task, so that one server serves every test."""
     prompt = "\n".join(str(message["content"]) for message in body["messages"])
     if "HANG" in prompt:
         return Fault("silent", delay=0.1)
@@ -87,7 +87,7 @@ def by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -95,13 +95,13 @@ class Run:
 
     @property
     def document(self) -> Any:
-        """Its one JSON document."""
+        """The JSON document on its stdout."""
         return json.loads(self.out)
 
 
 @dataclass(slots=True)
 class Command:
-    """`moothall` with an environment of its own."""
+    """The `moothall` command with its own environment."""
 
     data_dir: Path
     model_url: str = ""
@@ -112,7 +112,7 @@ class Command:
     """Descriptors that its process inherits."""
 
     def environment(self) -> dict[str, str]:
-        """The process's environment."""
+        """The environment of the process."""
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")
         }
@@ -129,7 +129,7 @@ class Command:
     async def start(
         self, *args: str, cwd: Path | None = None, stdout: int = asyncio.subprocess.PIPE
     ) -> asyncio.subprocess.Process:
-        """Start it and return the process; `stdout` is where its own goes."""
+        """Start the command and return the process. `stdout` receives its output."""
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -144,7 +144,7 @@ class Command:
         )
 
     async def __call__(self, *args: str, cwd: Path | None = None, seconds: float = 240) -> Run:
-        """Run it to its end."""
+        """Run the command and wait for its end."""
         process = await self.start(*args, cwd=cwd)
         try:
             async with asyncio.timeout(seconds):
@@ -160,8 +160,8 @@ class Command:
 
 
 def most_at_once(tasks: list[dict[str, Any]]) -> int:
-    """Return how many of these tasks, as `list --json` tells them, were under way at a time, at
-    most.
+    """Return the maximum number of these tasks, given as in `list --json`, that ran at the same
+    time.
     """
     moments = [(datetime.fromisoformat(task["requested"]), 1) for task in tasks]
     moments += [(datetime.fromisoformat(task["ended"]), -1) for task in tasks]
@@ -173,7 +173,7 @@ def most_at_once(tasks: list[dict[str, Any]]) -> int:
 
 
 def mounts_below(path: Path) -> list[str]:
-    """Mounts of this machine's own mount namespace that lie below a path."""
+    """Return the mounts below a path in this machine's mount namespace."""
     return [
         line
         for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,6 @@
-"""One served house for most end-to-end tests: starting Ray costs more than the tests themselves."""
+"""One shared server for most end-to-end tests: starting Ray costs more than the tests
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 async def command(
     model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Command]:
-    """The command, attached to a `serve` that runs for the whole session."""
+    """A command attached to a `serve` process that runs for the whole session."""
     command = Command(tmp_path_factory.mktemp("house"), model.base_url)
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None

@@ -1,4 +1,4 @@
-"""A served house of its own with two tenants, which a test may stop and start again."""
+"""A dedicated server with two tenants that a test can stop and restart."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ tenant = "team-e"
 
 
 def make_command(folder: Path, model_url: str, *, hosts: str = "process") -> Command:
-    """Return a command whose house knows alice and eve. Its hosts run beside it: what is tried here
-    is not Ray, which costs a start.
+    """Return a command whose server knows alice and eve. Its hosts run without Ray, which these
+    tests do not cover and which is slow to start.
     """
     tokens = folder / "tokens.toml"
     tokens.write_text(_TOKENS, encoding="utf-8")
@@ -49,7 +49,7 @@ def make_command(folder: Path, model_url: str, *, hosts: str = "process") -> Com
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that serves, and ways in."""
+    """A running server and its endpoints."""
 
     command: Command
     pid: int
@@ -60,7 +60,7 @@ class Served:
     """What signs a browser in once."""
 
     def stub(self, token: str = ALICE) -> Any:
-        """Return a stub whose calls carry a token and end after two minutes."""
+        """Return a stub whose calls carry a token and time out after two minutes."""
         return _Stub(OrchestratorServiceStub(self.channel), token)
 
 
@@ -78,7 +78,7 @@ class _Stub:
 
 @asynccontextmanager
 async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> AsyncIterator[Served]:
-    """Serve until the context ends; then the signal `end` ends it."""
+    """Serve until the context ends, then send the signal `end`."""
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
     lines: list[str] = []

@@ -1,6 +1,5 @@
-"""The agent service of a real server: tools in real sandboxes, answers of a scripted model, a
-client
-that knows the protos alone.
+"""The agent service of a real server: tools in real sandboxes, a scripted model, and a client that
+knows only the protos.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Faul
 
 @asynccontextmanager
 async def hook(deliveries: list[tuple[bytes, str]]) -> AsyncIterator[str]:
-    """Hear webhooks; yield where."""
+    """Receive webhooks; yield the URL."""
 
     async def hear(request: web.Request) -> web.Response:
         deliveries.append((await request.read(), request.headers["X-Moothall-Signature-256"]))
@@ -276,7 +275,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_stream_that_is_cancelled_hangs_up_on_the_model(agent: Caller) -> None:
-    """Which would not have answered, ever: only the end of the call ends it."""
+    """The model would never have answered: only the end of the call ends it."""
     await until(lambda: not agent.model.in_flight)
     stream = agent.StreamExecuteTask(task_request("WAIT for it"))
     await until(lambda: agent.model.in_flight == 1)
@@ -290,7 +289,7 @@ async def test_a_stream_that_is_cancelled_hangs_up_on_the_model(agent: Caller) -
 async def test_a_stream_that_is_cancelled_ends_the_tools_at_work_for_it(
     agent: Caller, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Of an agent, and asked for without one. Each would have slept for a day."""
+    """With and without an agent. Each tool would have slept for a day."""
     repo = tmp_path_factory.getbasetemp() / "agents0" / "slow"
     await make_sample_repository(repo)
     shell = {"tool_parameters": {"tool": "code.shell", "command": NAP}}
@@ -305,7 +304,7 @@ async def test_a_stream_that_is_cancelled_ends_the_tools_at_work_for_it(
 
 
 def naps(pid: int) -> bool:
-    """Whether a process below this one sleeps."""
+    """True if a process below this one sleeps."""
     return any(command_line(process) == NAP for process in descendants(pid))
 
 

@@ -1,4 +1,4 @@
-"""Sessions of the agent service, when the server that keeps them is killed."""
+"""Sessions of the agent service when their server is killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READ = {"tool_parameters": {"tool": "files.read", "path": "a.txt"}}
 async def ask(
     app: Served, query: str, context: Mapping[str, Any] | None = None, **known: Any
 ) -> pb.ExecuteTaskResponse:
-    """Ask in alice's session, of which `known` is told."""
+    """Ask in alice's session, with `known` as context."""
     stub: Any = pb_grpc.AgentServiceStub(app.channel)
     request = pb.ExecuteTaskRequest(
         query=query, session_context=pb.SessionContext(session_id="desk 7")

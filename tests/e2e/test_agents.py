@@ -1,4 +1,4 @@
-"""Agents from files, run by the real command: the shipped examples on our own sample repository."""
+"""Agents from files, run by the real command: the shipped examples on the sample repository."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ with zipfile.ZipFile("sample.zip", "w") as made:
 
 
 def write(**files: str) -> str:
-    """A turn that writes files; `_` in a name is its dot."""
+    """Return a turn that writes files; `_` in a name stands for its dot."""
     calls = [
         {"tool": "files.write", "args": {"path": name.replace("_", "."), "content": text}}
         for name, text in files.items()
@@ -96,7 +96,7 @@ WORK = {
 
 
 def work(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
-    """What each agent's seats do: each writes what its objective says."""
+    """Reply as an agent's seat: write the files that its objective names."""
     prompt = "\n".join(str(message["content"]) for message in body["messages"])
     return next(reply for words, reply in WORK.items() if words in prompt)
 
@@ -248,7 +248,7 @@ async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goe
     let = asyncio.Event()
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        """A first turn that changes nothing and waits to be let; then the work."""
+        """Make a first turn that changes nothing and waits for a signal, then do the work."""
         if not called.is_set():
             called.set()
             await let.wait()

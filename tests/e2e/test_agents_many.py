@@ -1,5 +1,5 @@
-"""Thirty agents in a real server: never more than four at work, and all told of on the bus as they
-go on. How soon each is ready: docs/benchmarks.md.
+"""Thirty agents on a real server: never more than four at work, and all report progress on the bus.
+For timings see docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ async def test_thirty_agents_are_never_more_than_four_at_once(tmp_path: Path) ->
     four = asyncio.Barrier(AT_ONCE)
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        """The first four wait for each other: four it is, on a machine of any speed."""
+        """Let the first four wait for each other, so that four run at once on a machine of any
+        speed.
+        """
         task = call_id_of(headers).partition("/")[0]
         if task not in ready:
             ready.add(task)

@@ -1,4 +1,4 @@
-"""The two lines of docs/operating.md by which a server of one machine is kept and brought back."""
+"""The two commands of docs/operating.md that back up and restore a server on one machine."""
 
 from __future__ import annotations
 

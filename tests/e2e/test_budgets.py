@@ -1,4 +1,6 @@
-"""A story's budget on the embedded bus: two hundred deliberations at once, in several processes."""
+"""A story's budget on the embedded bus: two hundred concurrent deliberations in several
+processes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled code is built again before a check, in a real sandbox."""
+"""Compiled code is rebuilt before a check, in a real sandbox."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ async def test_what_a_build_installs_is_on_the_path_and_no_runner_uses_what_test
 async def test_an_honest_patch_to_compiled_code_is_proven_and_one_that_does_not_build_is_refused(
     tmp_path: Path,
 ) -> None:
-    """The clean re-check builds it, too, in a workspace without network: the old product judges
-    nobody.
+    """The clean re-check rebuilds it too, in a workspace without network: no candidate is judged
+    with an old binary.
     """
     test = (
         "def test_product():\n    assert open('product').read() == 'right\\n'\n\n\ndef "

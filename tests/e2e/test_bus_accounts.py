@@ -1,4 +1,4 @@
-"""Accounts on a real NATS server: what `moothall bus keys` makes, who may do what with it."""
+"""Accounts on a real NATS server: the keys of `moothall bus keys` and their permissions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(
 
 
 async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> None:
-    """As services were once: leaving a signing key out of the account does not end them."""
+    """Services were once signed this way: leaving a signing key out of the account does not revoke
+    them.
+    """
     old, new = tmp_path / "keys", tmp_path / "new-keys"
     make_keys(str(old))
     conf = old / "accounts.conf"

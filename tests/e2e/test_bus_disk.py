@@ -1,4 +1,4 @@
-"""The bus and its disk: full, and half written by a server that was killed."""
+"""The bus and its disk: a full disk, and data that a killed server left half written."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Use up all but a few kilobytes with a file, and return it."""
+    """Fill the disk up to a few kilobytes with a file, and return the file."""
     ballast = disk / "ballast"
     free = os.statvfs(disk)
     ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - 60_000))
@@ -114,7 +114,7 @@ async def test_acked_work_does_not_stay_after_a_kill_between_ack_and_removal(
 
 
 async def taken(bus: JetStreamBus, until: int) -> list[str]:
-    """Take work until there was so much of it and nothing is left; return the ids of its tasks."""
+    """Take work until this many items were taken and none is left; return their task ids."""
     seen: list[str] = []
 
     async def handle(recorded: Recorded) -> None:

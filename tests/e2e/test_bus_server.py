@@ -1,4 +1,4 @@
-"""The embedded server: ours alone, kept from run to run, gone when we are."""
+"""The embedded server: private, persistent between runs, and gone when its process ends."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ COUNT = 3000
 
 @dataclass
 class Watched:
-    """Publishers, a consumer and a follower of one bus, and what each of them saw."""
+    """Publishers, a consumer and a follower of one bus, with everything that they saw."""
 
     bus: JetStreamBus
     acked: list[int] = field(default_factory=list)
@@ -196,8 +196,8 @@ class Watched:
 
 
 async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None:
-    """kill -9 twice while publishers and a consumer are at work: what was acked is there, and all
-    of it is consumed.
+    """SIGKILL twice while publishers and a consumer work: all acknowledged messages exist and are
+    consumed.
     """
     # What the server had sent, and we had not got, comes again after this time.
     settings = BusSettings(ack_wait_seconds=1.0)

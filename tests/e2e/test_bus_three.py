@@ -1,5 +1,5 @@
-"""Three servers that hold each stream three times, as in a cluster: roles on different ones, and
-keys renewed one server after the other.
+"""Three servers with three replicas of each stream, as in a cluster: roles on different servers,
+and keys renewed on one server after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.e2e
 
 @dataclass(slots=True)
 class Three:
-    """The servers by number, each on its ports and its folder for as long as the test takes."""
+    """The servers by number, each with fixed ports and a fixed folder."""
 
     folder: Path
     ports: list[int] = field(default_factory=lambda: [free_port() for _ in range(3)])
@@ -37,7 +37,7 @@ class Three:
     running: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
 
     async def start(self, number: int, keys: Path) -> None:
-        """Start one with keys, on what it stored before."""
+        """Start a server with keys, on the data that it stored before."""
         others = ", ".join(f"nats://127.0.0.1:{port}" for port in self.routes)
         store = json.dumps(str(self.folder / f"js-{number}"))
         config = (
@@ -61,7 +61,7 @@ class Three:
         await self.running[number].wait()
 
     def of(self, keys: Path, name: str, *numbers: int) -> BusSettings:
-        """What whoever has the credentials of that name comes to some of the servers with."""
+        """Return the bus settings of a user, for some of the servers."""
         url = ",".join(f"nats://127.0.0.1:{self.ports[number]}" for number in numbers or range(3))
         return BusSettings(
             url=url, credentials_file=keys / f"{name}.creds", replicas=3, wait_seconds=60

@@ -1,5 +1,5 @@
-"""The users of a server by role on a real NATS server: what each may say and hear, and what it may
-not.
+"""The users of a deployment by role on a real NATS server: which subjects each may publish and
+subscribe to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from moothall.events.nats.connection import connection
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.permissions import USERS
 from support.accounts import App, refused, served
-from support.visitors import tool_house
+from support.tool_server import open_tool_server
 
 pytestmark = pytest.mark.e2e
 
@@ -37,7 +37,7 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
 
 @pytest.fixture
 async def decider(app: App) -> AsyncIterator[JetStreamBus]:
-    """The bus of who decides, who has made the streams."""
+    """The bus as the collector sees it, which has created the streams."""
     async with open_bus(app.of("collector"), app.url) as bus:
         yield bus
 
@@ -90,7 +90,7 @@ async def test_an_event_goes_from_role_to_role(app: App, decider: JetStreamBus) 
 async def test_a_caller_works_in_a_workspace_of_who_has_the_tools(
     app: App, decider: JetStreamBus, tmp_path: Path
 ) -> None:
-    async with tool_house(
+    async with open_tool_server(
         tmp_path, {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}, at=app.of("tools")
     ) as tools:
         opened = await tools.open()
@@ -228,8 +228,8 @@ async def test_a_decision_among_what_seats_say_is_none(app: App, decider: JetStr
 
 
 async def test_a_consumer_carries_nothing_into_the_log(app: App, decider: JetStreamBus) -> None:
-    """The server delivers for a consumer only where somebody hears; no role may hear a subject that
-    is stored, see above.
+    """The server delivers for a consumer only if there is a subscriber, and no role may subscribe
+    to a stored subject (see above).
     """
     async with connection(app.of("hosts"), app.url, on_lost=lambda: None) as client:
         await client.publish(

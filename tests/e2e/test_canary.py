@@ -1,5 +1,5 @@
-"""A test that must fail runs with the cases that prove: a runner that does not report it as failed
-is not believed.
+"""A test that must fail runs beside the proving cases: a runner that does not report its failure is
+not trusted.
 """
 
 from __future__ import annotations

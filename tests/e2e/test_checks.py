@@ -1,4 +1,4 @@
-"""Checks in a real sandbox: what hangs, what ends its process, and what tells no cases."""
+"""Checks in a real sandbox: checks that hang, that end their process, and that report no cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collector over the bus in memory and over a real NATS server."""
+"""The collector over the in-memory bus and over a real NATS server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def running(
 
 
 async def shown(bus: Bus, *statuses: str) -> str:
-    """Wait until the document of task-a has one of these statuses, and return it."""
+    """Wait until the document of task-a has one of these statuses, and return the document."""
     async with asyncio.timeout(20):
         while True:
             document = await bus.get("task-a")

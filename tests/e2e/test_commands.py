@@ -301,7 +301,7 @@ async def test_a_repository_that_cannot_have_a_file_of_ours_is_set_up_as_the_com
 
 
 async def test_colours_go_where_they_are_not_wished(tmp_path: Path, repo: Path) -> None:
-    """Weight, as bold, is no colour."""
+    """Bold is a weight, not a colour."""
     colours = re.compile(r"\x1b\[[0-9;]*(?:3[0-9]|4[0-9]|9[0-9])[0-9;]*m")
     forced = Command(tmp_path / "data", extra={"FORCE_COLOR": "1", "TERM": "xterm-256color"})
     assert colours.search((await forced("check", cwd=repo)).out)

@@ -1,4 +1,4 @@
-"""Under uvloop, no child process inherits a descriptor that it was not given, sandboxed or not."""
+"""Under uvloop, no child process, sandboxed or not, inherits a descriptor that it was not given."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ SHELL = "ls -l /proc/self/fd"
 
 
 def assert_few(listing: str, leaked: Leak, most: int) -> None:
-    """Nothing leaked is listed, and no more than `most` descriptors, the listing's own among
-    them.
+    """Assert that nothing leaked is listed, and at most `most` descriptors including that of the
+    listing itself.
     """
     assert leaked.path.name not in listing
     found = re.findall(r"(?m) (\d+) -> ", listing)
@@ -126,7 +126,7 @@ def test_an_mcp_server_has_none(tmp_path: Path) -> None:
 
 
 def test_what_starts_a_browser_has_none_and_its_port_is_no_childs(tmp_path: Path) -> None:
-    """Chromium's own start, with another program in its place."""
+    """Uses Chromium's own launcher with another program in its place."""
 
     async def main() -> None:
         with leak(tmp_path) as leaked:
@@ -197,7 +197,9 @@ exec {git} "$@"
 async def test_a_server_with_twenty_inheritable_descriptors_gives_them_to_no_process_of_its_own(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
-    """Bus, Ray with its workers, reapers, executors and git, below a real `moothall serve`."""
+    """Covers the bus, Ray with its workers, reapers, executors and git below a real `moothall
+    serve`.
+    """
     wrapped = tmp_path / "bin" / "git"
     wrapped.parent.mkdir()
     listing = tmp_path / "listing"

@@ -1,5 +1,5 @@
-"""A door that is killed under callers that wait, poll and listen: they go on at another, and miss
-nothing.
+"""An API server is killed under callers that wait, poll and listen: they continue at another one
+and miss nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STORY = {
 async def dependencies(
     folder: Path, model: ScriptedModel
 ) -> AsyncIterator[tuple[JetStreamBus, list[AsyncExitStack], list[Served]]]:
-    """Two doors, and who decides, on one bus: nobody hosts yet."""
+    """Two API servers and a collector on one bus, without hosts."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_server(BusSettings(), folder / "bus"))
         base = make_command(folder, model.base_url)
@@ -67,7 +67,7 @@ async def dependencies(
 
 @asynccontextmanager
 async def hosting(app: Served) -> AsyncIterator[None]:
-    """Somebody who works, beside the doors."""
+    """A host that takes work beside the API servers."""
     command = replace(app.command, extra=app.command.extra | {"MOOTHALL_SERVE__ONLY": '["hosts"]'})
     async with served(command):
         yield
@@ -80,7 +80,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def watch(app: Served, updates: list[pb.DeliberationUpdate]) -> None:
-    """Take what is told of the task after what was told before."""
+    """Collect the updates of the task that follow the known ones."""
     request = pb.WatchDeliberationRequest(
         task_id=TASK.task_id, after_seq=updates[-1].seq if updates else 0
     )
@@ -91,7 +91,7 @@ async def watch(app: Served, updates: list[pb.DeliberationUpdate]) -> None:
 
 
 async def poll(app: Served, statuses: list[int]) -> None:
-    """Ask how it stands until it has ended."""
+    """Query the state until the task has ended."""
     while not statuses or statuses[-1] in {
         pb.DELIBERATION_STATUS_PENDING,
         pb.DELIBERATION_STATUS_IN_PROGRESS,
@@ -104,7 +104,7 @@ async def poll(app: Served, statuses: list[int]) -> None:
 
 
 async def listen(app: Served, heard: list[tuple[str, str]], count: int) -> None:
-    """Hear of the board after what was heard before, until `count` stories were."""
+    """Read board events that follow the known ones, up to `count` stories."""
     after = {"Last-Event-ID": heard[-1][0]} if heard else {}
     async with (
         aiohttp.ClientSession() as session,

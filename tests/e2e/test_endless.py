@@ -1,4 +1,4 @@
-"""A fault that is an endless loop, as QuixBugs' find_first_in_sorted: the checks end, and so does
+"""A bug that is an endless loop, as in QuixBugs' find_first_in_sorted: the checks end, and so does
 the deliberation.
 """
 
@@ -45,7 +45,7 @@ LOOPS = {f"tests/test_find.py::test_find[{wanted}--1]" for wanted in (2, 1, 0)}
 
 
 def propose(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
-    """The second seat is right; whatever the others write leaves the loop as it is."""
+    """Reply correctly as the second seat; the changes of all others leave the loop in place."""
     if seat_of(headers).endswith("2"):
         return turn("files.edit", path="src/find.py", old="low <= high", new="low < high")
     number = headers.get("X-Request-Id", "").replace("/", " ")

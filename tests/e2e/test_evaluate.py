@@ -1,4 +1,4 @@
-"""`moothall evaluate` whole: a small history is mined, two configurations are measured, an
+"""`moothall evaluate` end to end: a small history is mined, two configurations are measured, and an
 interruption loses and repeats nothing.
 """
 
@@ -123,7 +123,7 @@ def _history(project: Project, path: Path) -> Repo:
 
 
 def _writes(project: Project, text: str) -> Answer:
-    """Seats that write `text` as the source, and are done."""
+    """Return seats that write `text` as the source and finish."""
 
     def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         del body, headers
@@ -141,7 +141,9 @@ def _settings(path: Path, server: ScriptedModel) -> str:
 async def test_a_history_is_mined_and_two_configurations_are_measured(
     tmp_path: Path, name: str
 ) -> None:
-    """One is right and one is wrong. Killed in between and started again, nothing is done twice."""
+    """One configuration is right and one is wrong. The run is killed and restarted, and nothing is
+    done twice.
+    """
     project = PROJECTS[name]
     if shutil.which(project.program) is None:
         pytest.skip(f"{project.program} is not installed; apt-get install golang brings it")
@@ -260,7 +262,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
 
 
 def _knows(repository: Path, sha: str) -> bool:
-    """Whether a commit is an object of a repository."""
+    """True if a repository has the object of a commit."""
     return not subprocess.run(
         ["git", "-C", str(repository), "cat-file", "-e", sha], check=False, capture_output=True
     ).returncode

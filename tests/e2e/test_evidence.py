@@ -1,6 +1,4 @@
-"""What selects an answer where no test of the repository fails: the tests that seats bring, on
-every candidate.
-"""
+"""Selection when no test of the repository fails: tests of the seats, run on every candidate."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ RIGHT_PYTHON = PYTHON.replace("return price", "return price - price * percent //
 
 @dataclass(frozen=True)
 class Pool:
-    """A project, a right patch, two wrong ones, and a test of the right one's author: a new file,
+    """A project, a right patch, two wrong ones, and a test by the right one's author: a new file,
     or a new version of one.
     """
 
@@ -237,7 +235,7 @@ POOLS = {
 
 @pytest.mark.parametrize("name", POOLS)
 async def test_a_test_of_one_seat_decides_where_no_other_does(tmp_path: Path, name: str) -> None:
-    """Its author wins though the others are two and smaller; without it, the council says that it
+    """Its author wins though the other answers are two and smaller. Without the test, the council
     is undecided.
     """
     pool = POOLS[name]
@@ -267,7 +265,7 @@ async def test_a_test_of_one_seat_decides_where_no_other_does(tmp_path: Path, na
     ["pytest, new file", "go, existing file", "cargo, module of tests", "node:test, existing file"],
 )
 async def test_a_hidden_test_proves_the_right_answer(tmp_path: Path, name: str) -> None:
-    """It runs on every answer and on the base, and is in no workspace of a seat."""
+    """It runs on every answer and on the base, and is in no seat's workspace."""
     pool = POOLS[name]
     if shutil.which(pool.program) is None:
         pytest.skip(
@@ -358,7 +356,7 @@ async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(
     tmp_path: Path, name: str
 ) -> None:
     """The new case fails on the base and on the wrong answers. The same files without new cases,
-    and other files, are no tests.
+    and other files, do not count as tests.
     """
     pool = POOLS[name]
     if shutil.which(pool.program) is None:
@@ -407,7 +405,7 @@ async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_pa
 async def test_of_two_answers_that_are_level_the_reproduced_one_wins(
     tmp_path: Path, seat: int
 ) -> None:
-    """Which of them has the smaller hash changes nothing."""
+    """The hashes of the answers make no difference."""
     pool = POOLS["pytest, existing file"]
     texts = [RIGHT_PYTHON, PYTHON.replace("return price", "return price * (100 - percent) // 100")]
     author, other = (texts, texts[::-1])[seat - 1]
@@ -453,7 +451,7 @@ async def test_a_test_that_is_not_valid_decides_nothing(
 
 
 async def test_a_wrong_test_beside_a_right_change_refuses_nothing(tmp_path: Path) -> None:
-    """Its other new test decides, and the result says that one fails. A seat has reason to repair
+    """The other new test decides, and the result reports the failing one, so that a seat can repair
     it.
     """
     pool = POOLS["pytest, new file"]
@@ -509,8 +507,8 @@ async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_bas
 
 
 async def test_a_test_that_passes_on_the_base_by_itself_proves_nothing(tmp_path: Path) -> None:
-    """It fails while a file is absent; the file appears after the base was run, as a date or a busy
-    machine would.
+    """It fails while a file is absent. The file appears after the base run, like a date that passes
+    or a machine that becomes idle.
     """
     marker = tmp_path / "seen" / "now"
     marker.parent.mkdir()
@@ -541,8 +539,8 @@ async def test_a_test_that_passes_on_the_base_by_itself_proves_nothing(tmp_path:
 async def test_a_test_that_fails_on_the_base_now_too_is_not_lost_by_the_change(
     tmp_path: Path,
 ) -> None:
-    """It passed when the base was prepared, and fails everywhere since: a date has passed, or the
-    machine is busy.
+    """It passed when the base was prepared and fails everywhere since then: a date has passed, or
+    the machine is busy.
     """
     marker = tmp_path / "seen" / "late"
     marker.parent.mkdir()

@@ -1,4 +1,6 @@
-"""How a command starts: its hosts beside it, and what is wrong said before anything slow begins."""
+"""Start of a command: its hosts run beside it, and errors are reported before anything slow
+begins.
+"""
 
 from __future__ import annotations
 
@@ -77,13 +79,13 @@ async def test_another_command_works_in_the_house_of_the_first(
 async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_end(
     tmp_path: Path,
 ) -> None:
-    second_asked, first_waits = asyncio.Event(), asyncio.Event()
+    second_called, first_waits = asyncio.Event(), asyncio.Event()
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         prompt = "\n".join(str(message["content"]) for message in body["messages"])
         if "SECOND" in prompt:
-            second_asked.set()
-        await (first_waits if "SECOND" in prompt else second_asked).wait()
+            second_called.set()
+        await (first_waits if "SECOND" in prompt else second_called).wait()
         return by_task(body, headers)
 
     arguments = ("deliberate", "--text", "--agents", "1")
@@ -111,7 +113,7 @@ async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_e
                 _, rest = await first.communicate()
                 done = await second
         finally:  # nothing waits on where the first has ended without a word
-            second_asked.set()
+            second_called.set()
             first_waits.set()
             if first.returncode is None:
                 first.kill()
@@ -199,7 +201,7 @@ async def test_a_port_that_is_taken_ends_serve_before_anything_is_started(
 async def test_killed_with_9_in_the_middle_it_goes_on_where_it_was(
     repo: Path, tmp_path: Path
 ) -> None:
-    """No call whose answer is on the log is made again."""
+    """No call whose answer is on the log is repeated."""
     slow = {"wait": True}
 
     async def answer(body: dict[str, object], headers: dict[str, str]) -> object:

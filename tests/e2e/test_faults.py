@@ -1,4 +1,4 @@
-"""Killing and interrupting: what is left behind (nothing), and what is lost (nothing)."""
+"""Kills and interrupts: nothing is left behind and nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope
 TASK = "Add hello_world() function to src/utils.py"
 
 
-async def until_said(stream: asyncio.StreamReader, word: str, seconds: float = 120) -> str:
-    """Read lines until one has the word."""
+async def read_until(stream: asyncio.StreamReader, word: str, seconds: float = 120) -> str:
+    """Read lines up to the first one that contains a word."""
     output = ""
     async with asyncio.timeout(seconds):
         while word not in output:
@@ -36,7 +36,7 @@ async def until_said(stream: asyncio.StreamReader, word: str, seconds: float = 1
 
 @pytest.fixture(params=["process", "ray"])
 def hosted(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Settings under which the command's hosts are where the parameter says."""
+    """Return settings that put the command's hosts where the parameter says."""
     return {"MOOTHALL_RAY__MODE": request.param}
 
 
@@ -46,7 +46,7 @@ async def test_ctrl_c_leaves_nothing_behind(
     command = Command(tmp_path / "data", model.base_url, hosted)
     process = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
     assert process.stderr is not None
-    await until_said(process.stderr, "agent-dev-003")
+    await read_until(process.stderr, "agent-dev-003")
     await asyncio.sleep(0.5)
     below = descendants(process.pid)
     assert len(below) > 5  # bus and sandboxes, and with Ray its own
@@ -66,7 +66,7 @@ async def test_sigterm_ends_as_quietly_as_ctrl_c(
     command = Command(tmp_path / "data", model.base_url, hosted)
     process = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
     assert process.stderr is not None
-    await until_said(process.stderr, "agent-dev-003")
+    await read_until(process.stderr, "agent-dev-003")
     below = descendants(process.pid)
     os.kill(process.pid, signal.SIGTERM)
     out, err = await asyncio.wait_for(process.communicate(), 60)
@@ -87,7 +87,7 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
     args = ("deliberate", "--repo", str(repo), "--task-id", "killed", "--json")
     process = await command.start(*args[:-1], "-v", hanging)
     assert process.stderr is not None
-    await until_said(process.stderr, "agent-dev-003")
+    await read_until(process.stderr, "agent-dev-003")
     below = descendants(process.pid)
     process.kill()
     await process.wait()
@@ -105,16 +105,16 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
 async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
-    """Its host stands still, with sandboxes, and who would clear its Ray away is killed before
-    it.
+    """Its host is stopped and has sandboxes, and the process that would clean up its Ray is killed
+    first.
     """
     command = make_command(tmp_path, model.base_url, hosts="ray")
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
-    await until_said(server.stderr, "serving gRPC on")
+    await read_until(server.stderr, "serving gRPC on")
     client = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
     assert client.stderr is not None
-    await until_said(client.stderr, "agent-dev-003")
+    await read_until(client.stderr, "agent-dev-003")
     below = descendants(server.pid)
     hosts = [process for process in below if "ray::Host" in command_line(process)]
     assert hosts

@@ -1,5 +1,5 @@
-"""Patches that change what judges them instead of the code: none is proven. What is not caught is
-listed in docs/evidence.md.
+"""Patches that change their judges instead of the code: none is proven. Known gaps are listed in
+docs/evidence.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Patches = Mapping[str, Mapping[str, str]]
 
 
 async def proven(place: Court, patches: Patches) -> list[str]:
-    """Return the names of those that win as proven, each judged alone."""
+    """Return the names of the patches that win as proven, each judged alone."""
     gate = asyncio.Semaphore(3)
 
     async def judge(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The disk that holds everything is full for a while: bus, hosts, clones and logs."""
+"""The disk of bus, hosts, clones and logs is full for a while."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Use up every block with a file, and return it."""
+    """Fill every block with a file, and return the file."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         for size in (1_000_000, 1024):
@@ -51,7 +51,7 @@ def fill(disk: Path) -> Path:
 
 
 async def full_meanwhile(here: Lane, disk: Path) -> Seen:
-    """Deliberate with a disk that is full at the start and has room again after a while."""
+    """Deliberate with a disk that is full at the start and has space again after a while."""
     ballast = fill(disk)
     running = asyncio.ensure_future(here.run(Plan()))
     await asyncio.sleep(FULL_SECONDS)

@@ -1,5 +1,5 @@
-"""Ten thousand messages that nobody meant: on every RPC, and on every subject that we read. All of
-it seeded.
+"""Ten thousand malformed messages on every RPC and on every subject that we read. All of it is
+seeded.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ async def test_ten_thousand_messages_that_nobody_meant(
 
 
 def _processes(pid: int) -> set[int]:
-    """The server's own processes: the server, its bus, and those of Ray that host."""
+    """Return the server's own processes: the server, its bus, and the Ray processes of its
+    hosts.
+    """
     found = {pid}
     for child in descendants(pid):
         line = command_line(child)
@@ -138,7 +140,7 @@ async def _fuzz_grpc(app: Served) -> Counter[grpc.StatusCode]:
 
 
 def _request(dice: random.Random, method: Any) -> bytes:
-    """Random bytes, a message with random fields, or such a message damaged."""
+    """Return random bytes, a message with random fields, or a damaged message."""
     kind = dice.random()
     if kind < 0.3 or (method.name in WORKING and kind < 0.9):
         return dice.randbytes(dice.choice((0, 1, 3, 9, 40, 200, 3000)))
@@ -192,7 +194,7 @@ def _scalar(dice: random.Random, field: FieldDescriptor) -> Any:
 
 
 async def _status(app: Served, method: Any, name: str, data: bytes) -> grpc.StatusCode:
-    """Send bytes and return how the call ended. What is refused has a reason."""
+    """Send bytes and return the status of the call. Refusals have a reason."""
     try:
         await _sent(app, method, data)
     except grpc.aio.AioRpcError as error:
@@ -242,9 +244,7 @@ async def _fuzz_bus(bus: JetStreamBus, url: str) -> None:
 
 
 def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Subjects that we read, with random bytes, random JSON, and events of which a part is
-    something else.
-    """
+    """Yield subjects that we read with random bytes, random JSON, and events with altered parts."""
     honest = [(event.type, dict(event.data)) for event in full().events]
     request = dump(deliberation("task-fuzz", text=True, seats=("agent-dev-001",))) | {
         "request_digest": "x"
@@ -305,7 +305,7 @@ def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
 
 
 def _damaged(dice: random.Random, value: dict[str, Any]) -> dict[str, Any]:
-    """The same object, in which something is missing, or is something else, somewhere."""
+    """Return the object with something missing or altered somewhere."""
     changed = dict(value)
     for name in dice.sample(sorted(changed), min(len(changed), dice.choice((0, 1, 1, 2)))):
         inner = changed[name]
@@ -339,7 +339,9 @@ def _junk(dice: random.Random) -> Any:
 
 
 async def _all_taken(bus: JetStreamBus) -> None:
-    """Wait until no work is left: what was poison was buried, what was work was done."""
+    """Wait until no work is left: malformed items are in the dead-letter queue, and real work is
+    done.
+    """
     async with asyncio.timeout(120):
         while (await bus.state("WORK")).messages:
             await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Repositories by URL: a real git server over HTTP that wants a credential."""
+"""Repositories by URL: a real git server over HTTP that requires a credential."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Unprepared:
-    """Prepares nothing."""
+    """A preparer that does nothing."""
 
     async def prepare(
         self, base: Base, on_progress: Callable[[str], None] | None = None
@@ -91,7 +91,7 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -
 async def test_what_nobody_registered_is_fetched_as_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator's .netrc, cookies and tokens stay at home, also where a repository's submodules
+    """The operator's .netrc, cookies and tokens are not sent, even if a repository's submodules
     name their host.
     """
     home = tmp_path / "home"
@@ -130,7 +130,7 @@ async def test_what_nobody_registered_is_fetched_as_nobody(
 
 
 def writable(tmp_path: Path) -> Repo:
-    """Return the sample as a bare repository that may be pushed to, app.git in a folder of its
+    """Return the sample as a bare repository app.git that accepts pushes, in a folder of its
     own.
     """
     sample = make_sample(tmp_path / "sample")

@@ -1,5 +1,5 @@
-"""The graph of a server at work: the provenance of a delivered line, asked of `serve` and without
-it; rebuilding.
+"""The graph of a running server: the provenance of a delivered line, queried with and without
+`serve`; rebuilding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def _delivered(command: Command, repo: Path) -> Any:
 
 
 async def _eventually(command: Command, *args: str) -> Any:
-    """The graph is behind the answer."""
+    """Retry the query, because the graph lags behind the answer."""
     for _ in range(50):
         done = await command("graph", "query", *args, "--json")
         assert done.code in {0, 1}, done.err
@@ -43,7 +43,7 @@ async def _eventually(command: Command, *args: str) -> Any:
 async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(
     command: Command, repo: Path
 ) -> None:
-    """Asked of the running `serve`, in one query."""
+    """One query to the running `serve`."""
     outcome = await _delivered(command, repo)
     branch = str(outcome["branch"])
     lines = git(repo, "show", f"{branch}:src/utils.py").splitlines()
@@ -89,7 +89,9 @@ async def test_what_came_before_is_the_context_of_the_next_task(
 
 
 async def test_what_a_caller_notes_is_told_and_kept(command: Command) -> None:
-    """UpdateContext to GetContext through log and graph, and a bundle, on the served house."""
+    """From UpdateContext to GetContext through log and graph, and a bundle, on the running
+    server.
+    """
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
     bearer = (("authorization", f"Bearer {token}"),)
     async with grpc.aio.insecure_channel(command.served_at) as channel:

@@ -1,5 +1,5 @@
-"""Workspaces in pods, without a cluster: the real link, trunk and hands; only the containers are
-sandboxes of this machine.
+"""Workspaces in pods, without a cluster: the real link, trunk and sandbox runtime. Only the
+containers are sandboxes of this machine.
 
 `tests/e2e/k8s` does the same in a real cluster.
 """

@@ -1,4 +1,4 @@
-"""A repository with a file of a gigabyte: pinned, prepared and worked on without holding it in
+"""A repository with a file of a gigabyte: pinned, prepared and used without holding it in
 memory.
 """
 

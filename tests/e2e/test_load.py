@@ -1,4 +1,4 @@
-"""Many checks at once on one machine: healthy code passes on a busy machine, and hanging code
+"""Many concurrent checks on one machine: healthy code passes on a busy machine, and hanging code
 ends.
 """
 
@@ -48,7 +48,7 @@ UNITTEST = (str(interpreter()), "-m", "unittest")
 
 @asynccontextmanager
 async def busy_machine(processes: int) -> AsyncIterator[None]:
-    """Let others compute on the machine meanwhile, who ask for no slot."""
+    """Keep the machine busy with processes that take no slot."""
     others = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
         for _ in range(processes)
@@ -84,7 +84,7 @@ async def checks_at_once(
 async def test_checks_at_once_all_pass_on_a_healthy_base(
     tmp_path: Path, cores: int, command: Sequence[str], tests: str
 ) -> None:
-    """With slots, and without them by the clock of cases alone."""
+    """With slots, and without slots by the time limits of cases alone."""
     async with local(
         tmp_path, {"tests/__init__.py": "", "tests/test_a.py": tests}, cores=cores
     ) as app:

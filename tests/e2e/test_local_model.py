@@ -1,4 +1,4 @@
-"""The small local model with its real weights: the client's contract, and how it ends."""
+"""The small local model with its real weights: the client's contract, and its end."""
 
 from __future__ import annotations
 
@@ -60,11 +60,13 @@ async def model(url: str) -> AsyncIterator[OpenAIModel]:
 
 
 class TestLocal(ChatModelContract):
-    """On the small local model."""
+    """The contract on the small local model."""
 
 
 class TestServer(ServerContract):
-    """On the embedded server. Its window is a setting, and it is asked for no native tool calls."""
+    """The contract on the embedded server. Its window is a setting, and it is not asked for native
+    tool calls.
+    """
 
     @pytest.fixture
     def expected(self) -> Expected:
@@ -83,8 +85,8 @@ DENSE = (
 
 
 async def test_packs_are_counted_as_the_model_counts(url: str, model: OpenAIModel) -> None:
-    """Not about as many: the same number, and never more than the budget. Where nobody counts, the
-    estimate is not below it.
+    """The count is exact and never exceeds the budget. Without a counter, the estimate is not below
+    it.
     """
 
     async def prompt_tokens(text: str) -> int:
@@ -154,7 +156,7 @@ async def test_nobody_talks_to_it_without_its_key(url: str) -> None:
 
 
 def places_of(process: psutil.Process) -> set[Any]:
-    """Where a process listens; nowhere if it has ended meanwhile."""
+    """Return the addresses on which a process listens; none if it has ended meanwhile."""
     with suppress(psutil.NoSuchProcess):
         return {c.laddr for c in process.net_connections() if c.status == psutil.CONN_LISTEN}
     return set()

@@ -1,4 +1,4 @@
-"""A stored block with inverted bytes: what it loses is said, and the deliberations concerned are
+"""A stored block with inverted bytes: the loss is reported, and the affected deliberations are
 marked.
 """
 

@@ -1,4 +1,4 @@
-"""`moothall mcp` with the official client: a council, a question, how it stands and why."""
+"""`moothall mcp` with the official client: a council, a question, status and reasons."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
 
 @asynccontextmanager
 async def assistant(data_dir: Path) -> AsyncIterator[Client]:
-    """Yield the official client of a `moothall mcp` of its own."""
+    """Yield the official client of a new `moothall mcp` process."""
     async with scripted_model(scripted(answer)) as model:
         command = Command(data_dir, model.base_url)
         server = StdioServerParameters(

@@ -1,5 +1,5 @@
-"""A seat that uses a tool of an MCP server: taken, granted, run among its files, and in the
-winner's diff.
+"""A seat that uses a tool of an MCP server: the tool is accepted, granted, run on the seat's files,
+and visible in the winner's diff.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TASK = "Add hello_world() function to src/utils.py"
 
 
 def writing(text: str) -> Answer:
-    """A seat that asks for the whole file once and again, until it hears that it may not."""
+    """Reply as a seat that requests the whole file repeatedly until this is refused."""
 
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         del headers

@@ -1,6 +1,4 @@
-"""Councils of three on servers as their makers document them, with the settings that nobody
-changed.
-"""
+"""Councils of three on servers configured as their makers document, with default settings."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ TASK = "Add hello_world() function to src/utils.py"
 
 
 def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> NativeReply | str:
-    """Work as a model of any kind would: natively, in JSON or in blocks, as it is asked."""
+    """Reply in the requested format: native tool calls, JSON or blocks."""
     phase = phase_of(headers)
     if phase == "plan":
         return json.dumps(
@@ -61,8 +59,8 @@ async def test_a_council_of_three_ends_with_a_winner(name: str, repo: Path, tmp_
 
 
 async def test_each_seat_replies_as_its_own_model_can(repo: Path, tmp_path: Path) -> None:
-    """A model that calls tools natively, one that obeys schemas, and one that offers nothing, in
-    one council.
+    """One council with a model that calls tools natively, one that obeys schemas, and one that
+    offers neither.
     """
     async with (
         served(SERVERS["vllm"], answer) as native,

@@ -1,5 +1,5 @@
-"""The page of a server, opened by a command: a server that is started for it, one that serves
-already, and the demo's story.
+"""The web page opened by a command: on a server started for it, on a running server, and with the
+demo's story.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 @asynccontextmanager
 async def _opened(command: Command, opened: Path, *args: str) -> AsyncIterator[str]:
-    """Run a command that serves until the context ends; yields what its browser was given."""
+    """Run a command that serves until the context ends; yield the URL that its browser received."""
     server = await command.start(*args, stdout=asyncio.subprocess.DEVNULL)
     assert server.stderr is not None
     stderr = asyncio.ensure_future(server.stderr.read())
@@ -40,7 +40,7 @@ async def _opened(command: Command, opened: Path, *args: str) -> AsyncIterator[s
 
 
 async def _follow(link: str) -> tuple[str, str]:
-    """Return where a browser lands that follows a link, and what it sees."""
+    """Return the final address of a browser that follows a link, and the text of the page."""
     jar = aiohttp.CookieJar(unsafe=True)
     async with aiohttp.ClientSession(cookie_jar=jar) as browser, browser.get(link) as answer:
         assert answer.status == 200

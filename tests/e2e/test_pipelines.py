@@ -1,6 +1,4 @@
-"""The examples for pipelines in docs/doors.md, taken off the page and run against a server that
-serves, with a repository by its URL.
-"""
+"""The pipeline examples of docs/doors.md, run against a real server with a repository by URL."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ PROVEN, UNPROVEN = (
 
 
 def example(name: str) -> Any:
-    """The block of the page below a line that names it."""
+    """Return the block of the page below a line that names it."""
     block = re.search(rf"^{re.escape(name)}:\n\n((?:    .*\n|\n)+)", PAGE, re.MULTILINE)
     assert block is not None, f"the page has no example for {name}"
     return yaml.safe_load(block[1])
@@ -42,8 +40,8 @@ def example(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A server that serves, and what a pipeline knows: the repository's URL without its name, its
-    last commit, the file with the token.
+    """A running server, and the inputs of a pipeline: the repository's base URL, its last commit,
+    and the token file.
     """
 
     at: str
@@ -75,9 +73,7 @@ async def app(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 async def run(script: str, folder: Path, variables: Mapping[str, str]) -> tuple[int, str]:
-    """Run a step's script as both kinds of runner do: under bash that ends at the first command
-    that fails.
-    """
+    """Run a step's script as both kinds of runners do: in bash with `set -e`."""
     command = Command(
         folder / "mine", extra={"MOOTHALL_LOG__LEVEL": "error", **variables}
     )  # a machine that knows nothing of the server
@@ -104,7 +100,7 @@ async def run(script: str, folder: Path, variables: Mapping[str, str]) -> tuple[
 
 
 def check(folder: Path, summary: Path, ended: tuple[int, str], task: str) -> None:
-    """The exit code and the ranking are those of a task that is proven, or not."""
+    """Assert the exit code and the ranking of a task that is proven, or not."""
     code, output = ended
     assert code == (0 if task == PROVEN else 3), output
     summary_text = summary.read_text(encoding="utf-8")

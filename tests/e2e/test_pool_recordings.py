@@ -1,5 +1,5 @@
-"""Replies of a strong model that judged the small pools, replayed through the whole product: the
-right candidate wins, and its evidence is independent.
+"""Recorded replies of a strong model that judged the small pools, replayed end to end: the right
+candidate wins with independent evidence.
 
 `tests/strong/judge_pool.py FOLDER tests/e2e/pools/NAME.toml` records the replies.
 """

@@ -1,4 +1,4 @@
-"""Ray under the fleet: metrics and drivers without its token, and a host whose raylet has died."""
+"""Ray under the fleet: metrics and drivers without a token, and a host whose raylet has died."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONE_HOST = Path(__file__).parent.parent / "cluster" / "lone_host.py"
 
 @asynccontextmanager
 async def served(command: Command) -> AsyncIterator[psutil.Process]:
-    """Yield the process of a server while it serves."""
+    """Yield the process of a running server."""
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
     try:
@@ -55,7 +55,7 @@ def listening(process: psutil.Process) -> Iterator[int]:
 
 
 def reads(port: int, path: str) -> bool:
-    """Whether a page can be read there without a token."""
+    """True if the page is readable without a token."""
     try:
         with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):
             return True
@@ -120,7 +120,7 @@ async def test_a_cluster_that_takes_drivers_without_a_token_gets_nothing_unless_
 
 
 async def examined(command: Command) -> dict[str, Any]:
-    """Return what `doctor` found of the Ray cluster."""
+    """Return the findings of `doctor` about the Ray cluster."""
     findings: Any = (await command("doctor", "--json")).document
     (finding,) = [one for one in findings if one["part"] == "ray cluster"]
     return dict(finding)

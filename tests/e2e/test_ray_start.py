@@ -1,4 +1,4 @@
-"""A Ray that cannot start on this machine: its sockets would have names that are too long."""
+"""Ray cannot start because the paths of its sockets would be too long."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A seat whose agent is elsewhere: servers of their own answer for it, and one that is killed is
-made up for by the other.
+"""A seat with a remote agent: separate servers answer for it, and one replaces another that is
+killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENDPOINT = "grpc://coders.example:50051"
 
 
 async def deliberate(app: Served, repo: Path, task: str) -> pb.DeliberateResponse:
-    """Let the council of two, one of them elsewhere, add the function."""
+    """Let a council of two seats, one of them remote, add the function."""
     request = pb.DeliberateRequest(
         task_description="Add hello_world() function to src/utils.py",
         role="dev",

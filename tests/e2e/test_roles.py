@@ -1,5 +1,5 @@
-"""A server of many processes: every role twice on one bus, each with its own credentials, whichever
-of them is asked, killed or started again.
+"""A deployment of many processes: every role twice on one bus with its own credentials. Either
+instance may be called, killed or restarted.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SCRAPER = "scraper-scraper"
 
 @dataclass(slots=True)
 class Part:
-    """A process with some roles. It is on the same port again after a restart, as a Service's
-    address is.
+    """A process with some roles. It keeps its port over a restart, like the address of a
+    Service.
     """
 
     command: Command
@@ -73,7 +73,7 @@ class Part:
 
     @property
     def figures(self) -> str:
-        """Where it tells its figures, since its last start."""
+        """The URL of its metrics since its last start."""
         return next(
             line.split()[-1]
             for line in reversed(self.stderr_lines)
@@ -147,7 +147,7 @@ async def cluster(
 
 
 def refused(parts: Mapping[str, Sequence[Part]], folder: Path) -> Counter[str]:
-    """Count what the bus has refused to each part, by subject."""
+    """Count the subjects that the bus refused to each part."""
     logs = "".join(line for two in parts.values() for part in two for line in part.stderr_lines)
     for path in folder.rglob("logs/*.log"):
         logs += path.read_text(errors="replace")
@@ -300,7 +300,7 @@ async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_n
 
 
 async def tell_story(cluster: Cluster, name: str) -> list[str]:
-    """Have the tasks of a story derived, which are then handed out; return their ids."""
+    """Derive the tasks of a story, which are then dispatched; return their ids."""
     request = pb.ProcessPlanningEventRequest(
         event_type="story.transitioned",
         case_id=name,
@@ -327,9 +327,7 @@ async def are_decided(cluster: Cluster, tasks: Sequence[str]) -> None:
 
 
 async def finished(bus: JetStreamBus, name: str) -> list[str]:
-    """Return the stories whose names begin so, as often as the end of a plan of theirs is
-    recorded.
-    """
+    """Return the stories whose names begin so, once for each recorded end of a plan."""
     ends = [
         one.event
         async for one in bus.replay((Channel.STORIES.all,))
@@ -339,7 +337,7 @@ async def finished(bus: JetStreamBus, name: str) -> list[str]:
 
 
 async def shares(cluster: Cluster, name: str, before: Sequence[float]) -> list[bool]:
-    """Say of each that decides and plans whether it counted something since."""
+    """For each process that decides or plans, return whether its counters have grown."""
     return [
         await figure(part, name) > known
         for part, known in zip(cluster.parts[WORKERS], before, strict=True)
@@ -347,7 +345,7 @@ async def shares(cluster: Cluster, name: str, before: Sequence[float]) -> list[b
 
 
 async def figure(part: Part, name: str) -> float:
-    """Return the sum of a figure of a process."""
+    """Return the sum of a metric of a process."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(part.figures, headers={"Authorization": f"Bearer {SCRAPER}"}) as answer,
@@ -362,7 +360,7 @@ async def figure(part: Part, name: str) -> float:
 
 
 async def written(cluster: Cluster, graph: BusGraphClient) -> None:
-    """Wait until the graph has all that is recorded now, whoever writes it."""
+    """Wait until the graph, whichever process writes it, holds everything recorded so far."""
     last = (await cluster.bus.state("EVENTS")).last_seq
     async with asyncio.timeout(120):
         while True:
@@ -373,7 +371,7 @@ async def written(cluster: Cluster, graph: BusGraphClient) -> None:
 
 
 async def holder(cluster: Cluster, name: str) -> Part:
-    """Return the part that has a lease."""
+    """Return the part that holds a lease."""
     document = await cluster.bus.bucket(BUCKET).get(name)
     assert document is not None
     (part,) = [

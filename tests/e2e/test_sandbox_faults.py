@@ -1,4 +1,4 @@
-"""A process that is killed, and the same suites as an ordinary user."""
+"""A killed process, and the same suites as an ordinary user."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Pools of candidates on small projects: what is selected with the tests of the right seat, and
-without any.
+"""Pools of candidates on small projects: selection with the tests of the right seat, and without
+any.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The callers' door: a gRPC client made from the protos, and one by reflection."""
+"""The gRPC API: a client made from the protos, and one by reflection."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ async def test_a_client_by_reflection(command: Command) -> None:
 async def test_a_pipeline_elsewhere_convenes_a_council_and_fails_by_its_exit_code(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
-    """From a data directory of one's own, as on another machine: the token is all that one has."""
+    """From a data directory of its own, as on another machine: the token is all that it has."""
     known = (await registered(command, repo)).id
     client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
     token = str(command.data_dir / "token")

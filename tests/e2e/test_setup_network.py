@@ -1,4 +1,4 @@
-"""What a repository's set-up has of the network: the operator's package indexes, none of their
+"""Network access of a repository's set-up: the operator's package indexes, none of the operator's
 secrets, and nothing of this machine.
 """
 
@@ -55,7 +55,7 @@ def index(tmp_path: Path) -> Iterator[Index]:
 
 @pytest.fixture
 def operator(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    """The configuration of an operator whose indexes want credentials."""
+    """The configuration of an operator whose indexes require credentials."""
     (tmp_path / "npmrc").write_text(
         f"@acme:registry=https://localhost:{index.port}/npm/\n"
         f"//localhost:{index.port}/npm/:_authToken=${{ACME_TOKEN}}\n"

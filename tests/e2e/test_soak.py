@@ -1,5 +1,5 @@
-"""The long day in small: what `scripts/soak` shows for a thousand deliberations, here for a hundred
-and ten with tools.
+"""A small soak test: `scripts/soak` runs a thousand deliberations, this one a hundred and ten with
+tools.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stories, councils and figures on a real server: real bus, hosts and gRPC; only the model is
+"""Stories, councils and metrics on a real server: real bus, hosts and gRPC; only the model is
 scripted.
 """
 
@@ -30,7 +30,7 @@ async def own(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 async def decided(stub: Any, task_id: str) -> Any:
-    """Wait for a deliberation that somebody may still have to hand out."""
+    """Wait for the end of a deliberation that may not be dispatched yet."""
     async with asyncio.timeout(180):
         while True:
             try:
@@ -50,7 +50,7 @@ async def decided(stub: Any, task_id: str) -> Any:
 
 
 async def test_a_house_of_two_tenants(own: Command) -> None:
-    """One after the other, because each start of a server costs more than what is done in it."""
+    """One test for all steps, because each start of a server costs more than the steps."""
     async with served(own) as app:
         await _a_seed_era_client_gets_an_answer(app)
         await _a_council_gives_its_seats(app)
@@ -204,7 +204,7 @@ async def _figures_are_true(app: Served, *, deliberations: int) -> None:
 
 
 async def _finished(app: Served, story: str) -> dict[str, str]:
-    """Return how the tasks of a story's plan ended, from the log."""
+    """Return the outcomes of the tasks of a story's plan, from the log."""
     async with asyncio.timeout(60):
         while True:
             done = await app.command("log", "tail", "--json")

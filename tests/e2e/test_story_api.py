@@ -1,5 +1,5 @@
-"""A story over `/api/v1` of a real server, from backlog to a commit: the board followed live,
-ranking and diff read, the whole accepted.
+"""A story over `/api/v1` of a real server, from the backlog to a commit: the board is followed
+live, ranking and diff are read, and the story is accepted.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def repo(tmp_path: Path) -> Path:
 async def follow(
     session: aiohttp.ClientSession, url: str, until: str, after: int = 0
 ) -> list[tuple[int, str]]:
-    """Return seq and state of each event of the board, to the first in a state."""
+    """Return seq and state of each board event up to the first one in a state."""
     found: list[tuple[int, str]] = []
     async with session.get(
         f"{url}/api/v1/events", headers={"Last-Event-ID": str(after)}

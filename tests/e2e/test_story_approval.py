@@ -1,6 +1,6 @@
-"""What approval does: a story merged into a branch that is checked out and has moved, one in
-conflict with it, one that its owner's work is in the way of; and from a line of the merged file to
-its approver.
+"""Effects of approval: a story merged into a checked-out branch that has moved, a story in conflict
+with it, and one blocked by its owner's uncommitted work; and the path from a merged line to its
+approver.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`serve` killed at every stage of a story: nothing is lost, the board is as it was, and the story
-goes on to done.
+"""`serve` is killed at every stage of a story: nothing is lost, the board is unchanged, and the
+story reaches done.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope
 
 
 class Model:
-    """Answers by the words of a task, but not to those with the words `held`: of these it says only
-    that they came.
+    """A model that answers by the words of a task. It records calls that contain the words `held`
+    and does not answer them.
     """
 
     def __init__(self) -> None:
@@ -63,9 +63,7 @@ async def own(tmp_path: Path, model: Model) -> AsyncIterator[Command]:
 
 
 async def begun(app: Served, task_id: str) -> None:
-    """Wait until a deliberation is under way: its check takes a second, and half of that is
-    over.
-    """
+    """Wait until a deliberation runs: its check takes a second, and half of that is over."""
     request = orchestrator.GetDeliberationResultRequest(task_id=task_id)
     stub, found = app.stub(PERSON), None
     async with asyncio.timeout(60):
@@ -88,7 +86,7 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
     seen: Any = None
 
     async def stage(app: Served) -> Person:
-        """Return the story's owner; the board is as it was when the server was killed."""
+        """Return the story's owner; the board is the same as when the server was killed."""
         person = Person(app, story_id)
         if seen is not None:
             assert await person.board_now() == seen

@@ -1,4 +1,4 @@
-"""Replies of a strong model on small projects, replayed through the whole product: the right change
+"""Recorded replies of a strong model on small projects, replayed end to end: the right change
 reaches the branch.
 """
 
@@ -27,7 +27,7 @@ AGENTS = (TEST_WRITER, TIE_BREAKER)
 
 
 def replay(recording: Mapping[str, Any]) -> Any:
-    """Answer as recorded, by seat and turn; a call after the last turn is an error of the loop."""
+    """Reply as recorded, by seat and turn. A call after the last turn is an error of the loop."""
 
     def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
         if "tools" not in body and phase_of(headers) == "verify" and seat_of(headers) in AGENTS:

@@ -1,4 +1,4 @@
-"""Spans and figures over real processes: serve, a host in a Ray actor, a collector of spans on the
+"""Spans and metrics over real processes: serve, a host in a Ray actor, and a span collector on
 loopback.
 """
 
@@ -35,7 +35,7 @@ SECRET = "hunter2-hunter2-hunter2"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A span as a collector gets it."""
+    """A span as a collector receives it."""
 
     name: str
     trace: str
@@ -48,7 +48,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """A collector of spans."""
+    """A span collector."""
 
     spans: dict[str, Seen] = field(default_factory=dict)
     headers: set[str] = field(default_factory=set)
@@ -75,7 +75,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         return [span for span in self.spans.values() if span.name == name]
 
     def way_up(self, span: Seen) -> list[str]:
-        """The names from a span up to the one without a parent here."""
+        """Return the names from a span up to the one without a parent here."""
         names = [span.name]
         while (above := self.spans.get(span.parent)) is not None:
             span = above
@@ -83,7 +83,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         return names
 
     async def until(self, *names: str) -> None:
-        """Wait until spans of these names have come."""
+        """Wait until spans with these names have arrived."""
         async with asyncio.timeout(60):
             while not all(self.named(name) for name in names):
                 await asyncio.sleep(0.1)
@@ -107,7 +107,7 @@ async def receiving() -> AsyncIterator[tuple[Receiver, grpc.aio.Server, str]]:
 
 @asynccontextmanager
 async def served(command: Command) -> AsyncIterator[str]:
-    """Run `serve`; yields where its figures are."""
+    """Run `serve`; yield the URL of its metrics."""
     process = await command.start("serve", "--port", "0")
     assert process.stderr is not None
     figures, lines = "", []

@@ -1,5 +1,5 @@
-"""Two tenants with tasks and stories of the same ids, at once, in one server: nobody learns of the
-other's.
+"""Two tenants with tasks and stories of the same ids at the same time on one server: neither learns
+of the other's.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ async def test_what_one_tenant_calls_a_task_is_no_business_of_another(
     }
     async with served(command) as app:
         alice = app.stub()
-        await alice.SubmitDeliberation(_asked(SAME, "WRONG: make hello_world", repo))
-        await alice.SubmitDeliberation(_asked(LATER, "HANG"))
+        await alice.SubmitDeliberation(_request(SAME, "WRONG: make hello_world", repo))
+        await alice.SubmitDeliberation(_request(LATER, "HANG"))
         await _as_if_absent(app, EVE, SAME)
         await asyncio.gather(_alices(app), _eves(app, repo))
         await _workspaces_are_two(app, repo)
         await _stories_are_two(app)
-        views = {token: await _told(app, token) for token in TEAMS}
+        views = {token: await _tenant_view(app, token) for token in TEAMS}
     async with served(command) as again:
         for token, team in TEAMS.items():
-            assert await _told(again, token) == views[token]
+            assert await _tenant_view(again, token) == views[token]
             other = next(name for name in TEAMS.values() if name != team)
             assert other not in json.dumps(views[token])
         assert (
@@ -62,7 +62,7 @@ async def test_what_one_tenant_calls_a_task_is_no_business_of_another(
         assert listed.document["tasks"] == []  # those of this machine's own tenant
 
 
-def _asked(task_id: str, words: str, repo: Path | None = None) -> pb.DeliberateRequest:
+def _request(task_id: str, words: str, repo: Path | None = None) -> pb.DeliberateRequest:
     request = pb.DeliberateRequest(
         task_description=words, role="dev", num_agents=1, task_id=task_id, protocol="single"
     )
@@ -97,17 +97,17 @@ async def _eves(app: Served, repo: Path) -> None:
         app, EVE, "/orchestrator.v1.OrchestratorService/SubmitDeliberation", body
     )
     assert (status, response["task_id"]) == (200, LATER)
-    answer = await eve.Deliberate(_asked(SAME, "Make hello_world", repo), timeout=240)
+    answer = await eve.Deliberate(_request(SAME, "Make hello_world", repo), timeout=240)
     assert (answer.task_id, answer.proven, answer.branch) == (SAME, True, f"moothall/team-e_{SAME}")
     assert "Hello, World!" in git(repo, "show", f"{answer.branch}:src/utils.py")
     assert "team-a" not in git(repo, "log", "-1", "--format=%B", answer.branch)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await eve.SubmitDeliberation(_asked(SAME, "another"))
+        await eve.SubmitDeliberation(_request(SAME, "another"))
     assert caught.value.details() == f"task_id {SAME!r} is taken by another deliberation"
 
 
 async def _as_if_absent(app: Served, token: str, task_id: str) -> None:
-    """Every door answers as it does for an id that nobody has."""
+    """Assert that every endpoint answers as for an unknown id."""
     assert await _answers(app, token, task_id) == [
         [str(part).replace("nobodys", task_id) for part in answer]
         for answer in await _answers(app, token, "nobodys")
@@ -185,8 +185,8 @@ async def _stories_are_two(app: Served) -> None:
         assert [task.description.count(f"Of {team}") for task in planned.tasks] == [1]
 
 
-async def _told(app: Served, token: str) -> Any:
-    """All that the doors tell a tenant of the task, once it has ended."""
+async def _tenant_view(app: Served, token: str) -> Any:
+    """Return everything that the APIs report to a tenant about the task, once it has ended."""
     stub = app.stub(token)
     found: dict[str, Any] = {}
     answer = await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=SAME))

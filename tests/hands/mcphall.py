@@ -1,6 +1,4 @@
-"""A gate before a workspace, with the tools of MCP servers of ours behind it: honest ones and
-others.
-"""
+"""A gateway in front of a workspace with tools of our own MCP servers, honest ones and others."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ FAMILY = McpFamily()
 
 
 def put_servers(folder: Path) -> Path:
-    """Put the servers into a folder that sandboxes are shown, and return it."""
+    """Put the servers into a folder that sandboxes can see, and return the folder."""
     for name in ("mcp_server.py", "mcp_hostile.py"):
         shutil.copy(SUPPORT / name, folder)
     folder.chmod(0o755)
@@ -57,7 +55,7 @@ def hostile(folder: Path, *way: str, **more: Any) -> dict[str, Any]:
 
 @dataclass
 class Hall:
-    """A gate before a workspace, with what was taken of the servers."""
+    """A gateway in front of a workspace, with the tools accepted from the servers."""
 
     gate: ToolGateway
     workspace: LocalWorkspace
@@ -87,7 +85,7 @@ class Hall:
 
 @asynccontextmanager
 async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[Hall]:
-    """Take what the servers offer, and open a workspace."""
+    """Accept the tools that the servers offer, and open a workspace."""
     own = FAMILY.own(settings)
     for name in own.servers:
         found = read_offers(name, own, await FAMILY.tools(settings).offers(name))

@@ -29,7 +29,7 @@ ANSWER = "add returns the sum of two numbers.\x1b[2J"
 
 
 def by_question(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    """Look at the file, then answer; what is no question is done as in the other tests."""
+    """Look at the file, then answer a question; handle other tasks as in the other tests."""
     prompt = "\n".join(str(message["content"]) for message in body["messages"])
     if "What does add do?" not in prompt:
         return by_task(body, headers)
@@ -173,7 +173,7 @@ async def test_in_no_repository_it_is_about_text(command: Command, tmp_path: Pat
 async def test_a_server_elsewhere_is_asked_by_its_kernel(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
-    """From a data directory of one's own, as on another machine: the token is all that one has."""
+    """From a data directory of its own, as on another machine: the token is all that it has."""
     (tmp_path / "token").write_text(ALICE, encoding="ascii")
     client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
     arguments = ("ask", "--server", command.served_at, "--token-file", str(tmp_path / "token"))

@@ -1,5 +1,5 @@
-"""`browser.run` with a real Chromium, on pages of our own: what is asked is done, and no page leads
-where no tool may go.
+"""`browser.run` with a real Chromium, on pages of our own: it does what is requested, and no page
+leads where no tool may go.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ PAGES = {
 
 
 class Site:
-    """A server that remembers the paths that it was asked for."""
+    """A server that records requested paths."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -95,11 +95,11 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Its root."""
+        """The root URL."""
         return f"http://127.0.0.1:{self.port}"
 
     async def answer(self, request: web.Request) -> web.StreamResponse:  # noqa: PLR0911 - a table of paths
-        """Answer."""
+        """Answer a request."""
         self.requested_paths.append(request.path)
         if (
             page := PAGES.get(request.path) or (self.page if request.path == "/hostile" else "")
@@ -148,7 +148,7 @@ async def serving(host: str = "127.0.0.1") -> AsyncIterator[Site]:
 
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
-    """One that the operator allows."""
+    """A site that the operator allows."""
     if find_chromium(BrowserSettings()) is None:
         pytest.skip("no Chromium: `apt-get install chromium` brings it")
     bubblewrap()
@@ -158,7 +158,7 @@ async def site() -> AsyncIterator[Site]:
 
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Any:
-    """No browser outlives its call."""
+    """Assert that no browser outlives its call."""
     yield
     left = [
         process
@@ -175,7 +175,7 @@ async def browse(
     folder: Path = Path("/nonexistent"),
     **more: Any,
 ) -> ToolResult:
-    """Run it as the gate would."""
+    """Run the tool as the gateway does."""
     allow = more.pop("allow", (f"127.0.0.1:{site.port}",))
     where = more.pop("where", {})
     settings = BrowserSettings(**{"action_seconds": 40, "seconds": 100, **more})

@@ -1,4 +1,4 @@
-"""`docker.*` against a real engine: images are built, containers run bounded, and nobody sees
+"""`docker.*` against a real engine: images are built, containers run within limits, and nobody sees
 another's.
 """
 
@@ -46,8 +46,8 @@ def host() -> Iterator[str]:
         pytest.skip(str(missing))
 
 
-class Desk(Folder):
-    """A workspace with the toolkit of its process."""
+class DockerWorkspace(Folder):
+    """A workspace with the Docker toolkit of its process."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Desk(Folder):
     async def ask(
         self, tool: str, tenant: str = "local", seconds: float = 100, **arguments: Any
     ) -> ToolResult:
-        """Call as the gate would."""
+        """Call a tool as the gateway does."""
         checked = _ARGUMENTS[f"docker.{tool}"].model_validate(arguments).model_dump()
         result = await self.tools.call(
             ToolCall("request-1", f"docker.{tool}", checked, in_seconds(seconds)), self, tenant
@@ -97,9 +97,9 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def deliberations(host: str, root: Path) -> AsyncIterator[Desk]:
-    """A workspace with the image `app`; at its end nothing of it is left."""
-    deliberations = Desk(root, host)
+async def deliberations(host: str, root: Path) -> AsyncIterator[DockerWorkspace]:
+    """A workspace with the image `app`; nothing of it remains at the end."""
+    deliberations = DockerWorkspace(root, host)
     built = await deliberations.ask("build", tag="app")
     assert built.status is ToolStatus.SUCCESS, built.error
     assert built.output["image"].startswith("sha256:")
@@ -110,7 +110,7 @@ async def deliberations(host: str, root: Path) -> AsyncIterator[Desk]:
         assert await session.call("GET", "/images/json") == []
 
 
-async def test_a_container_runs_and_is_gone(deliberations: Desk) -> None:
+async def test_a_container_runs_and_is_gone(deliberations: DockerWorkspace) -> None:
     result = await deliberations.ask("run", image="app")
     assert (result.output["exit_code"], result.output["output"]) == (0, "from the image\n"), (
         result.error
@@ -123,7 +123,7 @@ async def test_a_container_runs_and_is_gone(deliberations: Desk) -> None:
     assert (await deliberations.ask("ps")).output["containers"] == []
 
 
-async def test_a_container_that_goes_on(deliberations: Desk) -> None:
+async def test_a_container_that_goes_on(deliberations: DockerWorkspace) -> None:
     started = await deliberations.run(
         "/bin/busybox", "sh", "-c", "echo ready; exec /bin/busybox sleep 1000", detach=True
     )
@@ -150,7 +150,7 @@ LOOK = """cat /proc/self/status; cat /proc/mounts; id; ls /sys/class/net /dev; t
 mkdir /tmp/m; mount -t tmpfs none /tmp/m; cat /proc/net/route; ls /var/run /run /root /home /host; env"""
 
 
-async def test_every_container_is_bounded(deliberations: Desk) -> None:
+async def test_every_container_is_bounded(deliberations: DockerWorkspace) -> None:
     result = await deliberations.run("/bin/busybox", "sh", "-c", LOOK.replace("\n", ";"))
     output = result.output["output"]
     status = dict(
@@ -191,8 +191,10 @@ async def test_every_container_is_bounded(deliberations: Desk) -> None:
     assert not host["Binds"] and not host["Devices"] and not inspected["Mounts"]  # noqa: PT018 - three ways in
 
 
-async def test_limits_hold_and_say_so(host: str, root: Path, deliberations: Desk) -> None:
-    small = Desk(
+async def test_limits_hold_and_say_so(
+    host: str, root: Path, deliberations: DockerWorkspace
+) -> None:
+    small = DockerWorkspace(
         root,
         host,
         tools=None,
@@ -235,11 +237,16 @@ async def test_limits_hold_and_say_so(host: str, root: Path, deliberations: Desk
     await small.tools.close_workspace(small.id)
 
 
-async def test_a_workspace_sees_only_its_own(host: str, root: Path, deliberations: Desk) -> None:
+async def test_a_workspace_sees_only_its_own(
+    host: str, root: Path, deliberations: DockerWorkspace
+) -> None:
     mine = (await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)).output[
         "container"
     ]
-    for other, tenant in ((Desk(root, host, "ws-2"), "local"), (Desk(root, host, "ws-1"), "acme")):
+    for other, tenant in (
+        (DockerWorkspace(root, host, "ws-2"), "local"),
+        (DockerWorkspace(root, host, "ws-1"), "acme"),
+    ):
         assert (await other.ask("ps", tenant)).output["containers"] == []
         tries: list[tuple[str, dict[str, Any]]] = [
             ("logs", {}),
@@ -257,9 +264,9 @@ async def test_a_workspace_sees_only_its_own(host: str, root: Path, deliberation
 
 
 async def test_what_expired_is_removed_whoever_made_it(
-    host: str, root: Path, deliberations: Desk
+    host: str, root: Path, deliberations: DockerWorkspace
 ) -> None:
-    short = Desk(root, host, "ws-3", ttl_seconds=10)
+    short = DockerWorkspace(root, host, "ws-3", ttl_seconds=10)
     assert (await short.ask("build", tag="gone")).status is ToolStatus.SUCCESS
     assert (
         await short.ask("run", image="gone", command=["/bin/busybox", "sleep", "1000"], detach=True)
@@ -295,7 +302,7 @@ class _Count(BaseHTTPRequestHandler):
         self.wfile.write(b"x")
 
     def log_message(self, *_: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.mark.parametrize(
@@ -330,7 +337,7 @@ async def test_a_build_fetches_nothing_and_runs_nothing(host: str, root: Path, t
         (root / "Dockerfile").write_text(
             text.replace("{port}", str(server.server_port)), encoding="utf-8"
         )
-        deliberations = Desk(root, host, "ws-4")
+        deliberations = DockerWorkspace(root, host, "ws-4")
         result = await deliberations.ask("build", tag="app")
         assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
         assert _Count.count == 0
@@ -349,7 +356,7 @@ async def test_builds_are_bounded_and_run_where_the_operator_says_so(host: str, 
         "FROM scratch\nCOPY --from=one /made /made\nCOPY --from=0 /bin/busybox /bin/busybox\n",
         encoding="ascii",
     )
-    deliberations = Desk(root, host, "ws-5", build_runs=True)
+    deliberations = DockerWorkspace(root, host, "ws-5", build_runs=True)
     built = await deliberations.ask("build", tag="app")
     assert built.status is ToolStatus.SUCCESS, built.error
     assert "eth" not in built.output["output"]
@@ -361,14 +368,16 @@ async def test_builds_are_bounded_and_run_where_the_operator_says_so(host: str, 
     failed = await deliberations.ask("build", tag="app-2")
     assert (failed.status, "the build failed" in failed.error) == (ToolStatus.INVALID, True)
     await deliberations.tools.close_workspace(deliberations.id)
-    few = Desk(root, host, "ws-6", context_files=2)
+    few = DockerWorkspace(root, host, "ws-6", context_files=2)
     assert "docker.context_files" in (await few.ask("build", tag="app")).error
-    small = Desk(root, host, "ws-6", context_bytes=10_000)
+    small = DockerWorkspace(root, host, "ws-6", context_bytes=10_000)
     assert "docker.context_bytes" in (await small.ask("build", tag="app")).error
-    none = await Desk(root, host, "ws-6").ask("build", tag="app", dockerfile="../Dockerfile")
+    none = await DockerWorkspace(root, host, "ws-6").ask(
+        "build", tag="app", dockerfile="../Dockerfile"
+    )
     assert (none.status, "there is no Dockerfile" in none.error) == (ToolStatus.INVALID, True)
 
 
 async def test_an_engine_that_is_not_there(tmp_path: Path) -> None:
-    gone = await Desk(tmp_path, f"unix://{tmp_path}/none.sock").ask("ps")
+    gone = await DockerWorkspace(tmp_path, f"unix://{tmp_path}/none.sock").ask("ps")
     assert (gone.status, "does not answer" in gone.error) == (ToolStatus.ERROR, True)

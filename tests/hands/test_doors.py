@@ -1,4 +1,4 @@
-"""The doors of one real `moothall serve`: HTTP, /health, /tasks and the kernel."""
+"""The APIs of one real `moothall serve`: HTTP, /health, /tasks and the kernel."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def app(
 
 
 class Web:
-    """Asks as alice, or whoever's token is given."""
+    """A client with alice's token, or a given one."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session

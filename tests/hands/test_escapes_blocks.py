@@ -1,5 +1,5 @@
-"""The corpus of the language again, as blocks of Python: in Monty, or in CPython where Monty does
-not know what it needs.
+"""The language corpus again, as blocks of Python: in Monty, or in CPython for features that Monty
+lacks.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ async def test_nothing_of_a_workspace_runs_while_its_files_are_handled(walled: C
     ],
 )
 async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool: str) -> None:
-    """Even so: the kernel resolves what is opened, so that what was looked at is what is used."""
+    """The kernel resolves the path when it is opened, so the checked file is the used file."""
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     inside.mkdir()
     outside.mkdir()

@@ -1,5 +1,5 @@
-"""Git beyond the workspace: push, pull and clone through the trusted side, against real
-repositories and a real server.
+"""Git beyond the workspace: push, pull and clone by the trusted side, against real repositories and
+a real server.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ async def call(workspace: OpenWorkspace, tool: str, **arguments: Any) -> ToolRes
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A repository `app` behind a server that wants the operator's token, and one that anybody may
-    read, `public`.
+    """A repository `app` behind a server that requires the operator's token, and a public one,
+    `public`.
     """
 
     hands: WorkspaceServices

@@ -1,5 +1,5 @@
-"""The process that serves killed in the middle of an effect outside, and the audit as the command
-line shows it.
+"""A serving process killed during an external effect, and the audit as the command line shows
+it.
 """
 
 from __future__ import annotations

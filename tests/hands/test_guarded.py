@@ -1,5 +1,5 @@
-"""What the guard promises, seen by callers over gRPC: tenants apart, a breaker that opens and
-closes, a workflow that waits for a word.
+"""The gateway's guarantees for callers over gRPC: tenants are isolated, a circuit breaker opens and
+closes, a workflow waits for approval.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moothall.authorization.overrides import SWITCHES, Switches
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN
-from support.visitors import ToolHouse, tool_house
+from support.tool_server import ToolServer, open_tool_server
 
 pytestmark = pytest.mark.e2e
 ROLES = 'roles: {dev: {tools: {"files.*": [read, write], "http.*": [outside], "web.*": [outside]}}}'
@@ -36,8 +36,8 @@ async def site() -> AsyncIterator[Site]:
 
 
 @pytest.fixture
-async def app(tmp_path: Path, site: Site) -> AsyncIterator[ToolHouse]:
-    async with tool_house(
+async def app(tmp_path: Path, site: Site) -> AsyncIterator[ToolServer]:
+    async with open_tool_server(
         tmp_path,
         {"a.txt": "A\n"},
         roles=ROLES,
@@ -48,7 +48,7 @@ async def app(tmp_path: Path, site: Site) -> AsyncIterator[ToolHouse]:
         yield opened
 
 
-async def opened_by(app: ToolHouse, token: str) -> pb.OpenWorkspaceResponse:
+async def opened_by(app: ToolServer, token: str) -> pb.OpenWorkspaceResponse:
     request = pb.OpenWorkspaceRequest(
         repository=common_pb2.Repository(url=str(app.repo)), role="dev"
     )
@@ -56,7 +56,7 @@ async def opened_by(app: ToolHouse, token: str) -> pb.OpenWorkspaceResponse:
     return opened
 
 
-async def test_a_tenant_has_nothing_of_anothers(app: ToolHouse, site: Site) -> None:
+async def test_a_tenant_has_nothing_of_anothers(app: ToolServer, site: Site) -> None:
     ours, theirs = await opened_by(app, TOKEN), await opened_by(app, OTHER)
     await app.call(ours, "files.write", "r-1", path="ours.txt", content="our secret\n")
     page = await app.call(ours, "web.fetch", "r-2", url=f"{site.url}/page")
@@ -103,7 +103,7 @@ async def test_a_tenant_has_nothing_of_anothers(app: ToolHouse, site: Site) -> N
 
 
 async def test_five_failures_open_the_circuit_and_one_success_closes_it(
-    app: ToolHouse, site: Site
+    app: ToolServer, site: Site
 ) -> None:
     opened = await app.open()
     statuses: list[str] = []
@@ -128,7 +128,7 @@ async def test_five_failures_open_the_circuit_and_one_success_closes_it(
     assert await get() == "success"
 
 
-async def test_a_workflow_waits_for_an_operators_word(app: ToolHouse, site: Site) -> None:
+async def test_a_workflow_waits_for_an_operators_word(app: ToolServer, site: Site) -> None:
     opened = await app.open()
     delete = {"id": "delete", "tool": "http.delete", "arguments": {"url": f"{site.url}/thing"}}
     note = {

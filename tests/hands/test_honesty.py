@@ -1,5 +1,5 @@
-"""A wall that is missing is named, stops the start, and is shown wherever an operator looks once it
-is accepted.
+"""A missing sandbox layer is named and stops the start. Once accepted, it is shown wherever an
+operator looks.
 """
 
 from __future__ import annotations

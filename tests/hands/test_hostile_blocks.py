@@ -1,5 +1,5 @@
-"""Blocks that mean harm: each ends with a status that says why, and the next block of the same seat
-works.
+"""Hostile blocks: each ends with a status that gives the reason, and the next block of the same
+seat works.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FULL = "import sqlite3\n"
 
 @dataclass
 class Bench:
-    """A seat's hands: a workspace and what runs its blocks."""
+    """A workspace with the runner of its blocks."""
 
     app: Local
     workspace: LocalWorkspace

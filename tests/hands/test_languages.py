@@ -1,5 +1,5 @@
-"""Projects of other languages than Python: found out, set up with what they depend on, tested in
-the sandbox without a network.
+"""Projects in languages other than Python: detected, set up with their dependencies, and tested in
+the sandbox without network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.e2e
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Its tests fail, and pass once `mended` is there."""
+    """A project whose tests fail, and pass with `mended`."""
 
     program: str
     bring: str
@@ -183,7 +183,7 @@ RUNNERS: dict[str, dict[str, str]] = {
 
 
 def _toolchains(program: str) -> tuple[Path, ...]:
-    """Rust lies in its owner's home, where rustup put it: the sandbox is shown that folder."""
+    """Show the sandbox the folder of Rust, which rustup put into its owner's home."""
     if program != "rustc":
         return ()
     completed = subprocess.run(

@@ -1,5 +1,5 @@
-"""Each limit, by a tool call: stopped with its own status, measured, told in the sandbox's log; the
-neighbour works on.
+"""Each limit, by a tool call: the call ends with the limit's own status, is measured and logged; a
+neighbour keeps working.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ HOGS = {
 async def neighbour_works(
     app: Local, workspace: LocalWorkspace, until: asyncio.Task[ToolResult]
 ) -> int:
-    """Write and read, until the hog has ended."""
+    """Write and read until the hog has ended."""
     done = 0
     while not until.done() or not done:
         wrote = await app.call(workspace, "files.write", path="n.txt", content=str(done))
@@ -203,6 +203,8 @@ async def test_every_result_is_measured(tmp_path: Path) -> None:
     interpreter_for_all() is None, reason="no Python of this version that an ordinary user may run"
 )
 def test_without_cgroups_the_same_limits_hold() -> None:
-    """An ordinary user may write no cgroup here: rlimits, and a process tree that is looked at."""
+    """An ordinary user may not write cgroups here: rlimits and a sampled process tree are used
+    instead.
+    """
     code, output = run_as_ordinary_user("tests/hands/test_limits.py", ROOT)
     assert code == 0, output

@@ -1,5 +1,5 @@
-"""MCP servers that live as long as their workspace: what they remember, how they end, and what they
-do while nobody calls them.
+"""MCP servers that live as long as their workspace: their memory, their end, and their activity
+between calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def running(folder: Path) -> list[int]:
-    """The processes that run a server of this folder."""
+    """Return the processes that run a server of this folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -40,8 +40,8 @@ def running(folder: Path) -> list[int]:
 async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
     tmp_path: Path, tools: Path
 ) -> None:
-    """Word by word, for one workspace alone, from call to call; its end is said, and then it begins
-    anew.
+    """Its memory belongs to one workspace and lasts from call to call; its end is reported, and
+    then it starts afresh.
     """
     (own := tmp_path / "own").mkdir()
     put_servers(own)
@@ -125,9 +125,7 @@ async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(
 async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_says_so(
     tmp_path: Path, tools: Path
 ) -> None:
-    """What it sends while nobody calls counts too, up to the next call; what is within bounds costs
-    it nothing.
-    """
+    """Output between calls counts towards the next call; output within bounds has no effect."""
     servers = {way: hostile(tools, way) for way in ("between", "within")}
     async with hall(
         settings_with(tmp_path, tools, servers, mcp={"receive_bytes": 200_000}), tmp_path

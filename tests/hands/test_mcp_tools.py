@@ -1,5 +1,5 @@
-"""Tools of MCP servers, honest ones and others, behind a real gate: in sandboxes of their own,
-among a workspace's files, over HTTP.
+"""Tools of MCP servers, honest ones and others, behind a real gateway: in separate sandboxes, among
+a workspace's files, over HTTP.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`db.neo4j` against a real server: what is asked is answered, and nothing that a model can write
-changes anything.
+"""`db.neo4j` against a real server: queries are answered, and no query of a model changes
+anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Hits(socketserver.ThreadingTCPServer):
-    """Counts who comes."""
+    """A server that counts connections."""
 
     allow_reuse_address = True
     daemon_threads = True

@@ -1,4 +1,4 @@
-"""A real OPA server behind the contract of policy engines, and behind a gate."""
+"""A real OPA server under the contract of policy engines, and behind a gateway."""
 
 from __future__ import annotations
 

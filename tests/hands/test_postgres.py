@@ -1,5 +1,5 @@
-"""`db.postgres` against a real server: what is asked is answered, and nothing that a model can
-write changes anything.
+"""`db.postgres` against a real server: queries are answered, and no query of a model changes
+anything.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def boss() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def reader(boss: str) -> str:
-    """A role that may do all with the tables of the test, and nothing more."""
+    """A role with all rights on the tables of the test, and no others."""
     with psycopg.connect(boss, autocommit=True) as connection:
         for statement in (
             f"create role reader login password '{PASSWORD}'",

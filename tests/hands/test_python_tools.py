@@ -1,5 +1,5 @@
-"""Python repositories that say in one tool's own way alone what their tests need: `moothall check`
-sets them up, and their test is green.
+"""Python repositories that declare their test dependencies only in the format of one tool:
+`moothall check` sets them up, and their tests pass.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ TOOLS: Mapping[str, Mapping[str, str]] = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One data directory for all, so that the interpreter's environment is made once."""
+    """One data directory for all, so that the interpreter's environment is created once."""
     return tmp_path_factory.mktemp("data")
 
 

@@ -1,6 +1,4 @@
-"""What a model replies and what becomes of it, from the reply to the proposal: a real model server,
-gate and runner.
-"""
+"""From a model's reply to the proposal: a real model server, gateway and runner."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from moothall.config import RunnerSettings
 from moothall.deliberation.recorded_model import Recording
 from moothall.domain.event import EventType
 from moothall.testing.model import step_of
-from support.council import ONE, CouncilHouse, act, code, of, open_council, outcomes
+from support.council import ONE, CouncilEnvironment, act, code, of, open_council, outcomes
 from support.python import open_coding_council
 from support.repos import SOLUTION
 
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.e2e
 APPEND = f"ws.write('src/utils.py', ws.read('src/utils.py') + {SOLUTION!r})"
 
 
-Open = Callable[..., AbstractAsyncContextManager[CouncilHouse]]
+Open = Callable[..., AbstractAsyncContextManager[CouncilEnvironment]]
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def council(tmp_path: Path) -> Open:
 
 
 def script(*turns: Any) -> Any:
-    """Answer the n-th turn with the n-th text, and the last one for ever."""
+    """Answer the n-th turn with the n-th text, and later turns with the last one."""
 
     def answer(_body: Any, headers: Any) -> Any:
         return turns[min(int(step_of(headers).split(".")[1]), len(turns)) - 1]

@@ -1,5 +1,5 @@
-"""`db.redis` against a real server: what is asked is answered, and nothing that a model can write
-changes anything.
+"""`db.redis` against a real server: queries are answered, and no query of a model changes
+anything.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from moothall.pb.runner.v1 import runner_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2
 from moothall.tool_sessions.manager import PendingWorkspace
 from support.callers import OTHER
-from support.visitors import ToolHouse, tool_house
+from support.tool_server import ToolServer, open_tool_server
 
 pytestmark = pytest.mark.e2e
 FILES = {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}
@@ -42,13 +42,13 @@ def data(done: pb.ExecuteResponse) -> Any:
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[ToolHouse]:
-    async with tool_house(tmp_path, FILES) as opened:
+async def app(tmp_path: Path) -> AsyncIterator[ToolServer]:
+    async with open_tool_server(tmp_path, FILES) as opened:
         yield opened
 
 
 async def test_code_without_network_or_files_reads_a_file_through_the_gate(
-    app: ToolHouse,
+    app: ToolServer,
 ) -> None:
     opened = await app.open()
     done = await app.execute(opened, "e-1", WITHOUT_REACH, tools=["files.read"])
@@ -67,7 +67,7 @@ async def test_code_without_network_or_files_reads_a_file_through_the_gate(
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_inputs_value_output_and_figures(app: ToolHouse) -> None:
+async def test_inputs_value_output_and_figures(app: ToolServer) -> None:
     opened = await app.open()
     code = "print('sum of', numbers)\n{'sum': sum(numbers), 'half': sum(numbers) / 2}"
     done = await app.execute(opened, "e-1", code, inputs={"numbers": [1, 2]})
@@ -77,7 +77,7 @@ async def test_inputs_value_output_and_figures(app: ToolHouse) -> None:
     assert none.result.WhichOneof("kind") == "null_value"
 
 
-async def test_the_same_execution_runs_once(app: ToolHouse) -> None:
+async def test_the_same_execution_runs_once(app: ToolServer) -> None:
     opened = await app.open()
     code = "files.append('log.txt', 'once\\n')\nws.read('log.txt')"
     tools = ["files.append", "files.read"]
@@ -90,7 +90,7 @@ async def test_the_same_execution_runs_once(app: ToolHouse) -> None:
     assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
 
-async def test_tools_are_those_of_the_request_and_of_the_token(app: ToolHouse) -> None:
+async def test_tools_are_those_of_the_request_and_of_the_token(app: ToolServer) -> None:
     opened = await app.open()
     unlisted = await app.execute(opened, "e-1", "ws.write('a', 'b')", tools=["files.read"])
     assert (unlisted.status, "there is no ws.write here" in unlisted.error) == ("error", True)
@@ -111,7 +111,7 @@ async def test_tools_are_those_of_the_request_and_of_the_token(app: ToolHouse) -
     assert (denied.status, "No module named 'sqlite3'" in denied.error) == ("invalid", True), denied
 
 
-async def test_paths_out_of_the_workspace_are_refused_in_both_tiers(app: ToolHouse) -> None:
+async def test_paths_out_of_the_workspace_are_refused_in_both_tiers(app: ToolServer) -> None:
     opened = await app.open()
     await app.call(opened, "files.write", "r-1", path="keep.txt", content="kept\n")
     for number, first in enumerate(("", "import sqlite3\n")):
@@ -127,7 +127,7 @@ told"""
         assert set(data(done)) <= {"invalid", "blocked"}
 
 
-async def test_limits_of_the_request_hold(app: ToolHouse) -> None:
+async def test_limits_of_the_request_hold(app: ToolServer) -> None:
     opened = await app.open()
     spin = await app.execute(
         opened, "e-1", "while True:\n    pass", limits=pb.Limits(timeout_ms=500)
@@ -156,7 +156,7 @@ async def test_limits_of_the_request_hold(app: ToolHouse) -> None:
     ],
 )
 async def test_what_is_wrong_is_named(
-    app: ToolHouse, fields: dict[str, object], message: str
+    app: ToolServer, fields: dict[str, object], message: str
 ) -> None:
     opened = await app.open()
     arguments = {"execution_id": "e-1", "code": "1", **fields}
@@ -165,7 +165,7 @@ async def test_what_is_wrong_is_named(
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_another_caller_and_another_token_are_refused(app: ToolHouse) -> None:
+async def test_another_caller_and_another_token_are_refused(app: ToolServer) -> None:
     opened = await app.open()
     with pytest.raises(grpc.aio.AioRpcError) as stolen:
         await app.execute(opened, "e-1", "1", OTHER)
@@ -176,7 +176,7 @@ async def test_another_caller_and_another_token_are_refused(app: ToolHouse) -> N
 
 
 async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it(
-    app: ToolHouse,
+    app: ToolServer,
 ) -> None:
     async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
         del who
@@ -194,7 +194,7 @@ async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it
 
 
 async def test_two_that_ask_at_once_have_one_run_and_one_that_goes_leaves_it_to_the_other(
-    app: ToolHouse,
+    app: ToolServer,
 ) -> None:
     opened = await app.open()
     code = "files.append('log.txt', 'once\\n')\nws.read('log.txt')"

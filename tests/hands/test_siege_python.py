@@ -1,4 +1,4 @@
-"""Blocks of Python that speak over their own socket, and end in ways of their own: CPython in real
+"""Blocks of Python that write to the runner's socket or end in unusual ways: CPython in real
 sandboxes.
 """
 
@@ -39,7 +39,7 @@ def say(message):
 
 @dataclass
 class Den:
-    """One workspace, and a runner whose questions are counted."""
+    """A workspace, and a runner whose tool calls are recorded."""
 
     runner: LocalRunner
     workspace: LocalWorkspace

@@ -1,5 +1,5 @@
-"""Programs that are started while gRPC is busy in the same process begin and end well, on the loop
-that `moothall` runs on.
+"""Programs started while gRPC is busy in the same process start and end well, on the event loop
+that `moothall` uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`agents.run` in a block of Python: side by side, with no more than the seat has."""
+"""`agents.run` in a block of Python: concurrent, and within the seat's permissions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from moothall.deliberation.recorded_model import Recording
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
 from moothall.testing.model import step_of
-from support.council import ONE, CouncilHouse, act, code, finish, of, outcomes
+from support.council import ONE, CouncilEnvironment, act, code, finish, of, outcomes
 from support.python import open_coding_council
 from support.repos import SOLUTION
 
 pytestmark = pytest.mark.e2e
 
-Open = Callable[..., AbstractAsyncContextManager[CouncilHouse]]
+Open = Callable[..., AbstractAsyncContextManager[CouncilEnvironment]]
 APPEND = act(("files.append", {"path": "src/utils.py", "content": SOLUTION}))
 
 
@@ -33,8 +33,8 @@ def council(tmp_path: Path) -> Open:
 
 
 def script(first: str, agent: Callable[[dict[str, Any], int], Any]) -> Any:
-    """The seat says `first` and then appends the solution; its sub-agents say what `agent` returns
-    for a call and its number.
+    """Reply as the seat with `first` and then append the solution; sub-agents reply with what
+    `agent` returns for a call and its number.
     """
 
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
@@ -50,7 +50,7 @@ def prompt_of(body: dict[str, Any]) -> str:
     return str(body["messages"][1]["content"])
 
 
-def calls_of(app: CouncilHouse, step: str = "0.1.") -> list[str]:
+def calls_of(app: CouncilEnvironment, step: str = "0.1.") -> list[str]:
     return [
         call.call_id.rpartition("/")[2]
         for call in app.server.requests

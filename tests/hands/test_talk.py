@@ -1,4 +1,4 @@
-"""Conversations and forks as a person has them, beside one real `moothall serve`; a scripted model
+"""Conversations and forks as a person uses them, beside one real `moothall serve`; a scripted model
 over HTTP.
 """
 
@@ -37,9 +37,7 @@ def finish(text: str) -> str:
 
 
 def by_talk(body: dict[str, Any], _headers: Mapping[str, str]) -> str | Fault:
-    """What is done follows from the task; an answer tells what the prompt shows of what came
-    before.
-    """
+    """Act by the task; an answer repeats what the prompt shows of earlier questions."""
     prompt, task = "\n".join(str(message["content"]) for message in body["messages"]), task_of(body)
     if "HANG" in task:
         return Fault("silent", delay=0.1)
@@ -185,7 +183,7 @@ async def test_a_killed_question_goes_on_before_the_next(
 
 @dataclass
 class Terminal:
-    """A command on a terminal of its own: what is typed, and what it said."""
+    """A command on a terminal of its own, with its input and output."""
 
     ours: int
     process: asyncio.subprocess.Process
@@ -196,7 +194,7 @@ class Terminal:
         os.write(self.ours, text.encode())
 
     async def until(self, words: str) -> str:
-        """Return what was said up to these words, which come later than those waited for before."""
+        """Return the output up to these words, starting after the previous match."""
         async with asyncio.timeout(180):
             while words not in self.output:
                 self.output += (

@@ -1,5 +1,5 @@
-"""Secrets and orders planted wherever others write, in a whole deliberation: real command, bus,
-Ray, sandboxes, git.
+"""Secrets and instructions planted wherever others write, in a whole deliberation: real command,
+bus, Ray, sandboxes, git.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ RIGHT = '\n\ndef hello_world():\n    return "Hello, World!"\n'
 
 
 def answer(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
-    """One seat does the task, one brings a secret, one does what the README orders."""
+    """Reply for three seats: one does the task, one leaks a secret, one follows the README's
+    instructions.
+    """
     phase, number = phase_of(headers), seat_of(headers)[-1]
     if phase == "plan":
         return json.dumps({"approaches": ["append", "rewrite", "edit"]})
@@ -66,9 +68,7 @@ def answer(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
 
 
 def recorded(data_dir: Path) -> list[Path]:
-    """All files that the server wrote of what happened; checkouts of the repository hold what it
-    holds.
-    """
+    """Return all files in which the server recorded events, without checkouts of the repository."""
     kept = {"repos", "checkouts", "environments", "run", "prepared", "models"}
     return [
         path
@@ -169,7 +169,7 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
 
 
 def outside_fences(text: str) -> str:
-    """Return what stands outside of all fences."""
+    """Return the text outside of all fences."""
     kept, mark = [], ""
     for line in text.splitlines():
         if mark:
@@ -190,7 +190,9 @@ WITH_HALF = {
 
 
 def answer_in_parts(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
-    """One seat adds the second half of a key, one both halves, one its letters from the end."""
+    """Reply for three seats: one adds the second half of a key, one both halves, one its letters in
+    reverse.
+    """
     if phase_of(headers) == "plan":
         return json.dumps({"approaches": ["append", "rewrite", "edit"]})
     more = {

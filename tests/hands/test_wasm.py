@@ -56,8 +56,8 @@ _ECHO = _module(_READ.format(0) + _write(1, 100, "(i32.load (i32.const 8))"))
 
 
 def _open(path: str, flags: int, rights: int) -> str:
-    """Open beneath the first folder that is shown (3); the descriptor goes to 16, the error is
-    printed as one digit's character.
+    """Open a file beneath the first preopened folder (3). The descriptor is stored at 16; the error
+    is printed as a one-digit character.
     """
     return f"""(i32.store (i32.const 20) (call $path_open (i32.const 3) (i32.const 0) (i32.const 2000) (i32.const {len(path)})
         (i32.const {flags}) (i64.const {rights}) (i64.const {rights}) (i32.const 0) (i32.const 16)))"""
@@ -123,7 +123,7 @@ def _put(folder: Path) -> None:
         (folder / f"{name}.yaml").write_text(json.dumps(manifest), encoding="utf-8")
 
 
-class _House:
+class WasmCaller:
     def __init__(self, call: Any) -> None:
         self._call, self._number = call, 0
 
@@ -137,7 +137,7 @@ class _House:
 
 
 @asynccontextmanager
-async def _app(folder: Path, **limits: Any) -> AsyncIterator[_House]:
+async def _app(folder: Path, **limits: Any) -> AsyncIterator[WasmCaller]:
     if not (folder / "tools").exists():
         _put(folder / "tools")
         make_repo(
@@ -154,7 +154,7 @@ async def _app(folder: Path, **limits: Any) -> AsyncIterator[_House]:
         )
         prepared = await hands.repositories.prepare(base)
         async with hands.workspaces.open(prepared, "one") as workspace:
-            yield _House(workspace.call)
+            yield WasmCaller(workspace.call)
 
 
 async def test_it_gets_its_arguments_and_what_it_names_and_nothing_else(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Workflows and kill -9: of the command that runs one, and of the process that serves it."""
+"""Workflows and SIGKILL: of the command that runs a workflow, and of the process that serves it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Workflows over gRPC with real sandboxes: outputs passed on, retries, compensation, and what kills
-do to them.
+"""Workflows over gRPC with real sandboxes: outputs passed on, retries, compensation, and the
+effects of kills.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN, doors_of
 from support.deliberation_service import MemoryDesk
 from support.rest import serving_http
-from support.visitors import ToolHouse, tool_house
+from support.tool_server import ToolServer, open_tool_server
 
 pytestmark = pytest.mark.e2e
 ROLES = """
@@ -36,8 +36,8 @@ FILES = {"src/a.txt": "A = 1\n", "ok.sh": "test -e done || { touch done; exit 3;
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[ToolHouse]:
-    async with tool_house(tmp_path, FILES, roles=ROLES) as opened:
+async def app(tmp_path: Path) -> AsyncIterator[ToolServer]:
+    async with open_tool_server(tmp_path, FILES, roles=ROLES) as opened:
         yield opened
 
 
@@ -52,7 +52,7 @@ def step(name: str, tool: str, **more: Any) -> dict[str, Any]:
 
 
 def count(name: str, **more: Any) -> dict[str, Any]:
-    """A step that leaves a line each time it runs."""
+    """A step that appends a line each time it runs."""
     return step(name, "files.append", path="count.txt", content=f"{name}\n", **more)
 
 
@@ -63,7 +63,7 @@ def state_lines(events: list[pb.WorkflowEvent]) -> list[str]:
     ]
 
 
-async def read(app: ToolHouse, opened: pb.OpenWorkspaceResponse, path: str) -> str:
+async def read(app: ToolServer, opened: pb.OpenWorkspaceResponse, path: str) -> str:
     found = await app.call(
         opened, "files.read", f"read-{path}-{asyncio.get_running_loop().time()}", path=path
     )
@@ -71,7 +71,7 @@ async def read(app: ToolHouse, opened: pb.OpenWorkspaceResponse, path: str) -> s
 
 
 async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
-    app: ToolHouse,
+    app: ToolServer,
 ) -> None:
     opened = await app.open()
     flow = {
@@ -118,7 +118,7 @@ async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolHouse) -> None:
+async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolServer) -> None:
     opened = await app.open()
     for steps, words in (
         ([count("a"), step("b", "files.raed", path="x")], "step b: there is no tool 'files.raed'"),
@@ -138,7 +138,7 @@ async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolHouse) -
     assert await read(app, opened, "count.txt") == "error"
 
 
-async def test_what_was_done_is_undone_in_reverse(app: ToolHouse) -> None:
+async def test_what_was_done_is_undone_in_reverse(app: ToolServer) -> None:
     opened = await app.open()
 
     def undo(name: str) -> dict[str, Any]:
@@ -170,7 +170,7 @@ async def test_what_was_done_is_undone_in_reverse(app: ToolHouse) -> None:
     assert await read(app, opened, "count.txt") == "a\nb\n-b\n-a\n"
 
 
-async def test_a_workspace_is_its_workflows_until_that_ends(app: ToolHouse) -> None:
+async def test_a_workspace_is_its_workflows_until_that_ends(app: ToolServer) -> None:
     opened = await app.open()
     call = app.flowing(
         opened,
@@ -202,7 +202,7 @@ async def test_a_workspace_is_its_workflows_until_that_ends(app: ToolHouse) -> N
     assert (await app.call(opened, "files.write", "mine", path="x", content="")).status == "success"
 
 
-async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(app: ToolHouse) -> None:
+async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(app: ToolServer) -> None:
     opened = await app.open()
     slow = "printf half >> count.txt; sleep 2; printf 'b\\n' >> count.txt"
     call = app.flowing(
@@ -224,7 +224,7 @@ async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(app: To
     assert verify_all(app.data_dir).ok
 
 
-async def test_a_closed_workspace_ends_its_workflow(app: ToolHouse) -> None:
+async def test_a_closed_workspace_ends_its_workflow(app: ToolServer) -> None:
     opened = await app.open()
     call = app.flowing(opened, {"steps": [step("a", "code.shell", command="sleep 60"), count("b")]})
     stream = aiter(call)
@@ -236,7 +236,7 @@ async def test_a_closed_workspace_ends_its_workflow(app: ToolHouse) -> None:
     assert event.state == "started"
 
 
-async def test_the_same_over_http_a_line_of_json_an_event(app: ToolHouse) -> None:
+async def test_the_same_over_http_a_line_of_json_an_event(app: ToolServer) -> None:
     opened = await app.open()
     dependencies = replace(
         doors_of(MemoryDesk()), tool_sessions=app.visits, workflows=app.workflows

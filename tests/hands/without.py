@@ -1,7 +1,7 @@
-"""Run a program on a kernel that lacks something: `python without.py WHAT… -- PROGRAM…`.
+"""Run a program on a kernel that lacks a feature: `python without.py FEATURE… -- PROGRAM…`.
 
-A filter of system calls, put on before the program starts, makes the kernel answer as one does that
-was built without it.
+A filter of system calls, installed before the program starts, makes the kernel answer like one that
+was built without the feature.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PR_SET_SECCOMP = 22
 
 
 def main() -> None:
-    """Take it away, and become the program."""
+    """Remove the features, and become the program."""
     split = sys.argv.index("--")
     rules, gone = pyseccomp.SyscallFilter(pyseccomp.ALLOW), pyseccomp.ERRNO(errno.ENOSYS)
     refused = pyseccomp.ERRNO(errno.EPERM)

@@ -1,4 +1,4 @@
-"""What people do at the page, over and over, and how it is looked at."""
+"""Steps that people repeat at the page, and checks of its look."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PICTURES = os.environ.get("PICTURES_FOLDER", "")
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 240) -> None:
-    """Wait until something holds."""
+    """Wait for a condition."""
     async with asyncio.timeout(seconds):
         while not await condition():
             await asyncio.sleep(0.2)
 
 
 async def stands(who: Reader, state: str, button: str = "") -> None:
-    """Wait until a story stands in a state, and until somebody may press a button there."""
+    """Wait until a story is in a state, and until its buttons are enabled."""
 
     async def so() -> bool:
         await who.page.reload()
@@ -45,7 +45,7 @@ async def stands(who: Reader, state: str, button: str = "") -> None:
 async def write(
     who: Reader, title: str, brief: str = BRIEF, criteria: tuple[str, ...] = AC
 ) -> list[int]:
-    """Write a story with the coach beside it; return the points as criteria were added."""
+    """Write a story with the coach beside it; return the score after each added criterion."""
     await who.open("/stories/new")
     await who.page.get_by_label("Title").fill(title)
     await who.page.get_by_label("Brief").fill(brief)
@@ -60,8 +60,8 @@ async def write(
 
 
 async def look(who: Reader, name: str) -> None:
-    """Look at what is shown now, wide and narrow, light and dark: axe-core finds nothing, it fits,
-    and it is taken a picture of where those are wanted.
+    """Check the current view, wide and narrow, light and dark: axe-core finds nothing and it fits.
+    Take screenshots if they are wanted.
     """
     found = []
     for viewport, (width, height) in VIEWPORTS.items():

@@ -264,7 +264,7 @@ async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(
 
 
 async def _views(app: Served, who: Reader) -> dict[str, str]:
-    """Make a story that stands in its check, one in backlog, and return the views by name."""
+    """Create a story in its check and one in the backlog, and return the views by name."""
     await who.sign_in(app.link)
     await write(who, "Greet the moon")
     waiting = who.page.url

@@ -1,5 +1,5 @@
-"""The same story with the real small model on this machine's CPU: nothing is scripted but the
-product owner.
+"""The same story with the real small model on this machine's CPU: only the product owner is
+scripted.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ROUNDS = 3
 async def test_a_story_is_built_by_the_small_model_and_approved_to_its_commit(
     chromium: Browser, tmp_path: Path
 ) -> None:
-    """The model is small: a story may end without a winner, and the page says so; three in a row do
-    not.
+    """The model is small: one story may end without a winner, and the page then says so; three in a
+    row may not.
     """
     settings = load_settings()
     weights = await fetch_weights(settings.llm, settings.data_dir, lambda _done, _total: None)
@@ -62,7 +62,9 @@ async def test_a_story_is_built_by_the_small_model_and_approved_to_its_commit(
 
 
 async def _built(who: Reader) -> bool:
-    """Wait until the story may be accepted, or says what to do as nobody solved it."""
+    """Wait until the story may be accepted, or the page offers next steps because nobody
+    solved it.
+    """
 
     async def ended() -> bool:
         await who.page.reload()

@@ -1,5 +1,5 @@
-"""What the page is where nothing is there yet, a card moves, the server is away, something is
-wrong; and who comes from a provider.
+"""States of the page: nothing exists yet, a card moves, the server is away, an error; and sign-in
+from an identity provider.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the page is tried on: a repository with a failing check, a scripted model, a served house
-and a browser.
+"""The environment of the page's tests: a repository with a failing check, a scripted model, a
+running server and a browser.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ VIEWPORTS = {"wide": (1440, 900), "narrow": (390, 844)}
 
 
 def make_repository(path: Path) -> Path:
-    """Make a repository in which hello_world is missing."""
+    """Create a repository in which hello_world is missing."""
     for name, text in _FILES.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text, encoding="utf-8")
@@ -55,9 +55,11 @@ def make_repository(path: Path) -> Path:
 
 
 def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    """One task that adds the function; what is sent back with a word on a line is said in French;
-    HOSTILE makes names and text hostile; of SLOW there are two tasks, whose seats begin to say
-    something and go on until somebody stops them.
+    """Reply by words of the task.
+
+    By default there is one task that adds the function. A line comment that sends it back is
+    answered in French. HOSTILE makes names and text hostile. SLOW yields two tasks, whose seats
+    stream a reply until somebody stops them.
     """
     del headers
     task_text, prompt = (
@@ -92,14 +94,14 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
 
 @dataclass(slots=True)
 class Reader:
-    """A browser's page at a server, and what went wrong on it."""
+    """A browser page at a server, with its errors."""
 
     page: Page
     web: str
     wrong: list[str]
 
     def note(self, what: str) -> None:
-        """Keep what went wrong."""
+        """Record an error."""
         self.wrong.append(what)
 
     async def open(self, path: str) -> None:
@@ -107,14 +109,12 @@ class Reader:
         await self.page.goto(f"{self.web}{path}")
 
     async def sign_in(self, link: str) -> None:
-        """Follow the link that `serve` printed; from then on only that server may be asked for
-        anything.
-        """
+        """Follow the link that `serve` printed. From then on, only that server may be requested."""
         self.web = link.partition("/sign-in")[0]
         await self.page.goto(link)
 
     async def take_session(self, of: Reader) -> None:
-        """Be who somebody else is."""
+        """Take over the session of another reader."""
         self.web = of.web
         [session] = await of.page.context.cookies()
         await self.page.context.add_cookies(
@@ -129,11 +129,11 @@ class Reader:
         await self.page.wait_for_load_state()
 
     async def text(self) -> str:
-        """Return what a person reads."""
+        """Return the visible text."""
         return await self.page.inner_text("body")
 
     async def violations(self) -> list[str]:
-        """Return what axe-core finds wrong, a line each."""
+        """Return the findings of axe-core, a line each."""
         found = (await Axe().run(self.page)).response["violations"]
         return [f"{item['id']}: {node['html'][:200]}" for item in found for node in item["nodes"]]
 
@@ -156,7 +156,7 @@ async def browser() -> AsyncIterator[Browser]:
 async def reader(
     browser: Browser, viewport: str = "wide", scheme: Any = "light", *, scripts: bool = True
 ) -> AsyncIterator[Reader]:
-    """Open a browser's own profile, whose errors, dialogs and requests to other hosts are kept."""
+    """Open a fresh browser profile and record its errors, dialogs and requests to other hosts."""
     width, height = VIEWPORTS[viewport]
     context = await browser.new_context(
         viewport={"width": width, "height": height},
@@ -186,7 +186,7 @@ async def reader(
 
 
 def make_command(folder: Path, model_url: str) -> Command:
-    """Return a command whose house hosts its councils itself, and serves HTTP on a port of its own,
+    """Return a command whose server hosts its councils itself, and serves HTTP on a port that stays
     the same after a restart.
     """
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -200,5 +200,5 @@ def make_command(folder: Path, model_url: str) -> Command:
 
 
 def commits(repo: Path, branch: str) -> str:
-    """Return the file that the story is about, as the branch has it."""
+    """Return the file of the story, as committed on the branch."""
     return git(repo, "show", f"{branch}:src/utils.py")

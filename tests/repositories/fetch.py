@@ -1,9 +1,8 @@
 """Released source packages, fetched once by their ecosystem's own client, checked by hash and made
 into git repositories.
 
-What packing added (PKG-INFO, egg-info, cargo's notes) is left out and the release is tagged, so
-that a repository looks as it did where the package came from: a version that comes from a tag has
-to be found there.
+Files added by packing (PKG-INFO, egg-info, cargo's notes) are left out and the release is tagged,
+so that a repository looks like the package's origin and a version that comes from a tag is found.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One released version. `hash` is what its registry says: sha256 (Python, Rust), h1 (Go),
-    sha512 integrity (Node).
+    """A released version. `hash` is the registry's: sha256 (Python, Rust), h1 (Go), sha512
+    integrity (Node).
 
-    `inside` is the folder of it that is taken, where that is not all.
+    `inside` is the part of the archive that is used, if not all of it.
     """
 
     ecosystem: str
@@ -51,8 +50,8 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A repository made of one package, or of some under `packages/` with `files` of ours around
-    them. `why` it was taken.
+    """A repository made of one package, or of several under `packages/` with additional `files`.
+    `why` gives the reason for its choice.
     """
 
     name: str
@@ -90,7 +89,7 @@ def _package(entry: Mapping[str, Any], name: str, ecosystem: str) -> Package:
 
 
 def cache_folder() -> Path:
-    """Where packages are kept between runs: MOOTHALL_REPOSITORIES_CACHE, or the user's cache."""
+    """Return the package cache: MOOTHALL_REPOSITORIES_CACHE, or a folder in the user's cache."""
     return Path(
         os.environ.get("MOOTHALL_REPOSITORIES_CACHE")
         or user_cache_path("moothall") / "repositories"
@@ -99,7 +98,7 @@ def cache_folder() -> Path:
 
 def make_repository(project: Project, folder: Path) -> Repo:
     """Make `folder` a repository with the project's sources in one tagged commit. Raises
-    `LookupError` where a hash differs.
+    `LookupError` if a hash differs.
     """
     folder.mkdir(parents=True)
     for package in project.packages:
@@ -114,7 +113,7 @@ def make_repository(project: Project, folder: Path) -> Repo:
 
 
 def fetch(package: Package) -> Path:
-    """Return the package's archive from the cache, fetched first where it is not there."""
+    """Return the package's archive from the cache; fetch it first if it is missing."""
     kept = (
         cache_folder()
         / package.ecosystem
@@ -138,8 +137,8 @@ def fetch(package: Package) -> Path:
 
 
 def unpack(archive: Path, target: Path, inside: str = "") -> None:
-    """Unpack an archive, or a folder `inside` it, without the folder that all its files lie in and
-    without what packing added.
+    """Unpack an archive, or a folder `inside` it, without its common top folder and without the
+    files added by packing.
     """
     with tempfile.TemporaryDirectory() as folder:
         if zipfile.is_zipfile(archive):
@@ -208,7 +207,7 @@ def _hash(ecosystem: str, archive: Path) -> str:
 
 
 def _go_hash(archive: Path) -> str:
-    """As go.sum has it: the sha256 of the list of the files' own."""
+    """Return the hash as in go.sum: the sha256 of the list of the files' hashes."""
     with zipfile.ZipFile(archive) as zipped:
         lines = [
             f"{hashlib.sha256(zipped.read(name)).hexdigest()}  {name}\n"

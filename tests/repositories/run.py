@@ -1,7 +1,8 @@
-"""Released projects, each broken by a script and mended by a council: `scripts/test-repositories`.
+"""Released projects, each broken by a script and repaired by a council:
+`scripts/test-repositories`.
 
-Ends with 1 where a right answer did not win, was not proven or left anything behind, or where a
-wrong one won.
+Exits with 1 if a right answer did not win, was not proven or left anything behind, or if a wrong
+one won.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _SECONDS = 600
 
 
 async def play(project: Project, settings: Settings, player: Player, url: str, folder: Path) -> Row:
-    """Break one project, let a council mend it, and judge what is left. Raises `AssertionError`
-    where it is not as it must be.
+    """Break one project, let a council repair it, and judge the result. Raises `AssertionError` if
+    the result is wrong.
     """
     repo = await asyncio.to_thread(make_repository, project, folder)
     released = repo.git("rev-parse", "HEAD^{tree}")
@@ -72,7 +73,7 @@ def _break(repo: Repo, found: Found) -> Riddle:
 async def _deliberate(
     settings: Settings, url: str, folder: Path, task_id: str
 ) -> tuple[int, dict[str, Any]]:
-    """The command as a user gives it: its exit code and its document."""
+    """Run the command as a user does; return its exit code and its document."""
     words = (
         "deliberate",
         "--repo",
@@ -158,8 +159,8 @@ def _judge(
 async def main(
     selected: Sequence[Project], *, chance: float, data: Path, keep: bool = False
 ) -> tuple[list[Row], list[str]]:
-    """Play every project, one after the other; return the rows and what went wrong. `keep`: write
-    each line into the page at once.
+    """Play every project, one after the other; return the rows and the failures. `keep`: write each
+    row into the page at once.
     """
     settings = load_settings().model_copy(update={"data_dir": data})
     player, rows, wrong = Player(chance), list[Row](), list[str]()

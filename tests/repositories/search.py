@@ -1,5 +1,5 @@
-"""Finding faults that a repository's own tests see, in the same sandbox and environment in which a
-council will work.
+"""Search for faults that a repository's own tests detect, in the sandbox and environment of a
+council.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ looking.
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Two faults in different places, what the first turns red, and what the search took. `base`
-    are the runs of the sources as
-    released: the checks that decide, by name.
+    """Two faults in different places, the cases that fail by the first, and the duration of the
+    search. `base` holds the runs of the released sources: the deciding checks, by name.
 
-    A candidate that mends `first` and brings `second` in would turn cases red that the broken
-    repository has green.
+    A candidate that fixes `first` and inserts `second` would make cases fail that pass in the
+    broken repository.
     """
 
     first: Fault
@@ -52,13 +51,11 @@ class Found:
 
 
 class NothingFound(LookupError):
-    """A project cannot be taken: its tests do not run, or see none of the faults that were
-    tried.
-    """
+    """A project is unusable: its tests do not run, or detect none of the faults that were tried."""
 
 
 async def search(settings: Settings, folder: Path, seed: str) -> Found:
-    """Set the repository up, run its tests, and try faults in an order that `seed` says. Raises
+    """Set the repository up, run its tests, and try faults in an order given by `seed`. Raises
     `NothingFound`.
     """
     begun = time.monotonic()
@@ -94,8 +91,8 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
 
 
 def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
-    """Every fault of the sources: first files in turn, so that a long table does not crowd the
-    others out.
+    """Return every fault of the sources, taking files in turn so that a long table does not
+    dominate.
     """
     order = random.Random(seed)  # noqa: S311 - a test's dice
     protected = prepared.base.profile.protected
@@ -151,14 +148,16 @@ def _apart(one: Fault, other: Fault) -> bool:
 
 
 def _within(red: frozenset[str], other: frozenset[str]) -> bool:
-    """Whether what one fault breaks is broken by the other too, as far as the cases tell: a check
-    that tells none says nothing.
+    """True if the other fault also breaks all cases that one fault breaks, as far as the cases
+    tell. A check without cases tells nothing.
     """
     return any("::" in case for case in red) and red <= other
 
 
 def _green(runs: Mapping[str, CheckRun]) -> frozenset[str]:
-    """What passed, as check::case; a check that tells no cases is one case under its own name."""
+    """Return the passed cases, as check::case; a check without cases is one case under its own
+    name.
+    """
     cases = {
         f"{name}::{case}"
         for name, run in runs.items()
@@ -172,7 +171,9 @@ def _green(runs: Mapping[str, CheckRun]) -> frozenset[str]:
 
 
 def _lost(before: Mapping[str, CheckRun], after: Mapping[str, CheckRun]) -> frozenset[str]:
-    """What a fault turned red; nothing where it hung, or broke so much that it is no riddle."""
+    """Return the cases that fail because of a fault; none if it hung, or broke too much for a
+    riddle.
+    """
     if any(run.status != "success" for run in after.values()):
         return frozenset()
     green = _green(before)

@@ -1,4 +1,4 @@
-"""What a run of the corpus came to, for people."""
+"""The results of a run of the corpus, for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ECOSYSTEMS = {"python": "Python", "go": "Go", "rust": "Rust", "node": "Node", "
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One project that went as it must. Seconds: of the deliberation, and of everything."""
+    """One project that went well, with the seconds of the deliberation and of everything."""
 
     project: Project
     found: Found
@@ -26,7 +26,7 @@ class Row:
 
 
 def show(row: Row) -> str:
-    """Return a line about it."""
+    """Return a line about the project."""
     found = row.found
     return (
         f"{row.project.name:<28} {_cases(row):<22} set-up {found.setup_seconds:4.0f} s, tests "
@@ -36,8 +36,8 @@ def show(row: Row) -> str:
 
 
 def write(rows: Sequence[Row], order: Sequence[str]) -> None:
-    """Write the lines of these projects into the page's table; lines of others that are in `order`
-    (projects' names) stay.
+    """Write the lines of these projects into the page's table; keep lines of other projects in
+    `order`.
     """
     text = PAGE.read_text(encoding="utf-8")
     head, begin, rest = text.partition("<!-- table -->\n")

@@ -82,7 +82,7 @@ def review(score: int, quote: str = "hello_world", comment: str = "fine") -> str
 
 
 @dataclass(slots=True)
-class CouncilHouse:
+class CouncilEnvironment:
     """A council's surroundings; `run` lets it deliberate."""
 
     server: ScriptedModel
@@ -199,7 +199,7 @@ async def open_council(
     run_code: RunCode | None = None,
     python: RunnerSettings | None = None,
     **llm: Any,
-) -> AsyncIterator[CouncilHouse]:
+) -> AsyncIterator[CouncilEnvironment]:
     """Build it in `folder`. `run_code` runs Python, by the settings `python`; `tools`: the model
     calls tools
     natively. `evidence`: the agents beside the seats, none without it. `llm` are settings of the
@@ -241,7 +241,7 @@ async def open_council(
             repo_mapper=RepoMapper(workspaces, limits or LimitSettings(patience=0)),
             python=python or RunnerSettings(),
         )
-        yield CouncilHouse(server, bus, workspaces, prepared, parts)
+        yield CouncilEnvironment(server, bus, workspaces, prepared, parts)
 
 
 def by_seat(**texts: Any) -> Any:

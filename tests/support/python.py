@@ -10,14 +10,14 @@ from typing import Any
 from moothall.config import RunnerSettings
 from moothall.testing.model import Answer
 from moothall.workspace.runner import LocalRunner
-from support.council import CouncilHouse, open_council
+from support.council import CouncilEnvironment, open_council
 from support.local import local
 
 
 @asynccontextmanager
 async def open_coding_council(
     folder: Path, answer: Answer, python: RunnerSettings | None = None, **settings: Any
-) -> AsyncIterator[CouncilHouse]:
+) -> AsyncIterator[CouncilEnvironment]:
     """Build a council in `folder` as `open_council` does, with a runner by the settings
     `python`.
     """

@@ -114,7 +114,7 @@ def make_repo(path: Path, files: Mapping[str, str | bytes] | None = None) -> Rep
     if files is None:
         repo.git("init", "--quiet")
         return repo
-    for name, (content, mode) in _made(tuple(files.items())).items():
+    for name, (content, mode) in _committed_files(tuple(files.items())).items():
         repo.write({name: content})
         (path / name).chmod(mode)
     repo.git("update-index", "-q", "--refresh")  # it knows the files by their inodes
@@ -122,7 +122,7 @@ def make_repo(path: Path, files: Mapping[str, str | bytes] | None = None) -> Rep
 
 
 @cache
-def _made(files: tuple[tuple[str, str | bytes], ...]) -> Mapping[str, tuple[bytes, int]]:
+def _committed_files(files: tuple[tuple[str, str | bytes], ...]) -> Mapping[str, tuple[bytes, int]]:
     """Every file, with its mode, of a repository with one commit: made by git once, copied from
     then on.
     """

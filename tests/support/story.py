@@ -226,7 +226,7 @@ class FaultyBus(MemoryBus):
         self._max_deliver = max_deliver
         self._delivery = 0
         self._news = asyncio.Event()
-        self._said = asyncio.Event()
+        self._publication = asyncio.Event()
         self._takers: list[set[int]] = []
         self._idle = asyncio.Event()
 
@@ -245,7 +245,7 @@ class FaultyBus(MemoryBus):
         self.log.append(Recorded(len(self.log) + 1, event))
         self.pending[len(self.log)] = 0
         self._news.set()
-        published, self._said = self._said, asyncio.Event()
+        published, self._publication = self._publication, asyncio.Event()
         published.set()
         return len(self.log)
 
@@ -277,7 +277,7 @@ class FaultyBus(MemoryBus):
                 after_seq = item.seq
                 if any(topic.covers(topic_of(item.event)) for topic in topics):
                     yield item
-            await self._said.wait()
+            await self._publication.wait()
 
     async def consume(
         self,

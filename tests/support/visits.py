@@ -25,7 +25,7 @@ SHA = "a" * 40
 
 
 @dataclass(slots=True)
-class Rooms:
+class FakeWorkspaces:
     """Implements `ports.Workspaces`: a `Room` under each name; `closed` are those that are gone."""
 
     rooms: dict[str, Room] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Visiting:
     """Visits, and what is behind them."""
 
     visits: ToolSessions
-    rooms: Rooms
+    rooms: FakeWorkspaces
     repository: OneRepository
     app: App
     parking: ApprovalQueue | None
@@ -136,7 +136,7 @@ async def visiting(
                 **{name: getattr(configured, name) for name in ("tokens", *rules)},
             )
         )
-        rooms, repository = Rooms(), OneRepository()
+        rooms, repository = FakeWorkspaces(), OneRepository()
         visits = await stack.enter_async_context(
             ToolSessions(app.gate, configured.tokens, rooms, repository, guard)
         )

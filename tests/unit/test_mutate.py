@@ -36,7 +36,7 @@ _RUST = (
 )
 
 
-def _told(path: str, text: str) -> list[tuple[str, str, str]]:
+def _mutations_of(path: str, text: str) -> list[tuple[str, str, str]]:
     return [
         (fault.function, text[fault.start : fault.end].strip(), fault.new.strip())
         for fault in faults(path, text)
@@ -88,12 +88,16 @@ _C = (
 
 
 def test_functions_are_found_where_they_are_members_and_in_c() -> None:
-    assert _told("a.js", _MEMBERS) == [("make", "+", "-"), ("make", "1", "2"), ("less", "<", ">=")]
-    assert _told("a.c", _C) == [("less", "<", ">=")]
+    assert _mutations_of("a.js", _MEMBERS) == [
+        ("make", "+", "-"),
+        ("make", "1", "2"),
+        ("less", "<", ">="),
+    ]
+    assert _mutations_of("a.c", _C) == [("less", "<", ">=")]
 
 
 def test_comments_strings_patterns_and_what_lies_outside_functions_are_left_alone() -> None:
-    assert _told("sum.go", _GO) == [
+    assert _mutations_of("sum.go", _GO) == [
         ("Add", "==", "!="),
         ("Add", "<", ">="),
         ("Add", "&&", "||"),
@@ -102,8 +106,11 @@ def test_comments_strings_patterns_and_what_lies_outside_functions_are_left_alon
         ("Add", "1", "2"),
         ("Add", ">", "<="),
     ]
-    assert [(old, new) for _, old, new in _told("add.js", _JS)] == [("&&", "||"), ("-", "+")]
-    assert _told("src/lib.rs", _RUST) == [("add", "==", "!="), ("add", "1", "2")]
+    assert [(old, new) for _, old, new in _mutations_of("add.js", _JS)] == [
+        ("&&", "||"),
+        ("-", "+"),
+    ]
+    assert _mutations_of("src/lib.rs", _RUST) == [("add", "==", "!="), ("add", "1", "2")]
 
 
 @pytest.mark.parametrize(

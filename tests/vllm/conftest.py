@@ -1,4 +1,4 @@
-"""The real servers that scripts/test-vllm started, and named as MOOTHALL_LLM__BASE_URL and
+"""The real servers that scripts/test-vllm started and named in MOOTHALL_LLM__BASE_URL and
 MOOTHALL_MODELS.
 """
 
@@ -18,7 +18,7 @@ _MEASURED = pytest.StashKey[list[str]]()
 
 @pytest.fixture
 def measured(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Take a line for the summary at the end."""
+    """Add a line to the summary at the end."""
     return request.config.stash.setdefault(_MEASURED, []).append
 
 

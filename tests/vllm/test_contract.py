@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 class TestVllm(ChatModelContract):
-    """On vLLM."""
+    """The contract on vLLM."""
 
 
 class TestJson(ServerContract):
@@ -47,7 +47,7 @@ class TestNativeTools(ServerContract):
 
 class TestBlocks(ServerContract):
     """With a parser for reasoning: vLLM then enforces a schema only after the reasoning, and this
-    model does not reason by itself.
+    model does not reason unprompted.
     """
 
     @pytest_asyncio.fixture(loop_scope="session")

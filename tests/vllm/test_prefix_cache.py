@@ -1,5 +1,5 @@
-"""What a council costs on a server that caches what prompts begin with: the context is computed
-once, not once a seat.
+"""The prompt tokens that a council costs on a server with a prefix cache: the context is computed
+once, not once per seat.
 
 The protocol, its prompts and the client are the real ones; the model's answers are noise that obeys
 the schemas.
@@ -19,7 +19,7 @@ import pytest
 from moothall.domain.event import EventType
 from moothall.domain.task import Constraints
 from moothall.llm.client import OpenAIModel
-from support.council import CouncilHouse, of, open_council
+from support.council import CouncilEnvironment, of, open_council
 from support.repos import SAMPLE
 from support.watching import WatchedModel, block_size, in_common, perfect_prefill, tokenized
 
@@ -110,7 +110,7 @@ def delta(before: float | None, after: float | None) -> int:
     return int(after - before)
 
 
-async def deliberate(app: CouncilHouse, options: dict[str, Any]) -> Any:
+async def deliberate(app: CouncilEnvironment, options: dict[str, Any]) -> Any:
     # A tenant of its own begins with a cache of its own, whatever ran before.
     d = app.deliberation(
         seats=SEATS, seconds=600, tenant=f"tenant-{secrets.token_hex(8)}", **options

@@ -1,5 +1,5 @@
-"""What of a real vLLM our client counts on, beyond the contract: queues that empty, caches kept
-apart, clear refusals.
+"""Properties of a real vLLM that our client relies on, beyond the contract: draining queues,
+separate caches, clear refusals.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ SPECS = tuple(CATALOGUE.values())
 
 
 async def until_running(model: OpenAIModel, expected: int) -> None:
-    """Wait until as many calls run on the server; it says so in its figures, late where its machine
-    is busy.
-    """
+    """Wait until this many calls run on the server. Its metrics lag on a busy machine."""
     patience = datetime.now(UTC) + timedelta(seconds=60)
     figures: object = None
     while datetime.now(UTC) < patience:

@@ -1,5 +1,5 @@
-"""What the tests in a cluster share: its API, the namespaces of deploy/k8s, and its overlay `dev`
-where it is installed.
+"""Fixtures of the tests in a cluster: its API, the namespaces of deploy/k8s, and an installed
+overlay `dev`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ ODD, NEWLINE = 'it\'s $(touch pwned) `id` "d";&|.txt', "a\nb.txt"
 
 
 class SharedCluster(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Workers share the cluster: what needs the same server, overlay or namespace goes to one of
-    them. xdist's own groups have no effect with pytest 9.2.
+    """A scheduler for workers that share a cluster: tests of the same server, overlay or namespace
+    run on one worker. xdist's own groups have no effect with pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -54,8 +54,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedC
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let nobody's test meet a node that another one's took away. Whoever comes later waits behind
-    whoever waits for the nodes.
+    """Keep tests apart from tests that take nodes away. A test that arrives later waits behind a
+    test that waits for the nodes.
     """
     alone, locks = item.get_closest_marker("alone"), Home.of_user().root
     locks.mkdir(parents=True, exist_ok=True)
@@ -74,12 +74,12 @@ def api() -> client.ApiClient:
 
 @pytest.fixture(scope="session", autouse=True)
 def namespaces() -> None:
-    """Those of deploy/k8s."""
+    """The namespaces of deploy/k8s."""
     make_namespaces()
 
 
 def odd_or_by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    """A seat whose task says ODD writes files of these names too."""
+    """Reply by task; a seat whose task contains ODD also writes files with odd names."""
     reply = by_task(body, headers)
     if "ODD" not in str(body) or not isinstance(reply, str):
         return reply
@@ -94,7 +94,7 @@ def odd_or_by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fa
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def reachable() -> AsyncIterator[ScriptedModel]:
-    """A model server that the pods reach."""
+    """A model server that pods can reach."""
     async with scripted_model(
         scripted(odd_or_by_task), host=os.environ["CLUSTER_ADDRESS"]
     ) as server:
@@ -105,8 +105,8 @@ async def reachable() -> AsyncIterator[ScriptedModel]:
 async def installed(
     reachable: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[dict[str, Path]]:
-    """The overlay `dev` in the cluster, as docs/operating.md says it, with keys of its own, which
-    it yields by their name.
+    """The overlay `dev`, installed as in docs/operating.md with generated keys; yields the keys by
+    name.
     """
     folder = tmp_path_factory.mktemp("overlay")
     keys = make(folder / "keys")

@@ -1,5 +1,5 @@
-"""deploy/k8s as it is installed: its overlay `dev` runs, a council inside it ends proven, and what
-it may do is what it says.
+"""deploy/k8s as installed: the overlay `dev` runs, a council in it ends proven, and its permissions
+are as documented.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def inside(*command: str, check: bool = True) -> str:
 
 
 async def deliberate(name: str, task: str) -> dict[str, Any]:
-    """A council inside the cluster on a fresh sample repository."""
+    """Run a council in the cluster on a fresh sample repository."""
     await inside("python", "-c", SAMPLE, f"/data/{name}")
     output = await inside(
         "moothall", "deliberate", "--repo", f"/data/{name}", "--agents", "3", "--json", task
@@ -57,7 +57,7 @@ async def deliberate(name: str, task: str) -> dict[str, Any]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def defined() -> None:
-    """The kinds of KubeRay and of the Prometheus operator."""
+    """The custom resource definitions of KubeRay and of the Prometheus operator."""
     try:
         definitions = crds.files()
     except gobuilt.Missing as missing:

@@ -1,5 +1,5 @@
-"""Jobs and the hosts that made them: what is kept ready, and what a host that is killed leaves.
-Needs what `test_jobs` does.
+"""Jobs and the hosts that create them: spare Jobs, and the remains of a killed host. Requires the
+same as `test_jobs`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ asyncio.run(main())
 
 
 async def hosting(folder: Path, url: str, **jobs: Any) -> asyncio.subprocess.Process:
-    """A host in a process of its own, with a workspace open once it says so."""
+    """Run a host in a separate process; it has a workspace open once it reports so."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -106,7 +106,7 @@ async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_th
     api: client.ApiClient,
 ) -> None:
     async def spare(*known: str) -> str:
-        """Wait for a Job that nobody has taken, other than these."""
+        """Wait for a free Job other than these."""
         async with asyncio.timeout(90):
             while True:
                 for name, labels in (await labelled(api)).items():

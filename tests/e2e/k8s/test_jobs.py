@@ -1,5 +1,5 @@
-"""Workspaces in a real cluster, `scripts/test-k8s` says which: KUBECONFIG, MOOTHALL_JOBS__IMAGE,
-MOOTHALL_JOBS__LINK_IMAGE, and CLUSTER_ADDRESS, an address of this machine that its pods reach.
+"""Workspaces in a real cluster. `scripts/test-k8s` sets KUBECONFIG, MOOTHALL_JOBS__IMAGE,
+MOOTHALL_JOBS__LINK_IMAGE, and CLUSTER_ADDRESS, an address of this machine that pods can reach.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UTILS, TESTS = "src/utils.py", "tests/test_utils.py"
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def bus(tmp_path: Path) -> AsyncIterator[str]:
-    """A bus that the pods reach."""
+    """A bus that pods can reach."""
     async with reached.bus(tmp_path / "bus") as url:
         yield url
 
@@ -55,7 +55,7 @@ def named(one: Any) -> str:
 
 
 async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
-    """Return the Jobs and pods that are still there after a while."""
+    """Return the Jobs and pods that remain after a while."""
     left: list[str] = []
     for _ in range(5 * seconds + 1):
         jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
@@ -68,14 +68,14 @@ async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
 
 
 async def labelled(api: client.ApiClient) -> dict[str, dict[str, str]]:
-    """Return the labels of each Job that there is."""
+    """Return the labels of each existing Job."""
     jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
     found: list[Any] = jobs.items
     return {named(one): dict(one.metadata.labels) for one in found}
 
 
 async def watch_jobs(api: client.ApiClient, seen: dict[str, dict[str, str]]) -> None:
-    """Note every Job and what it says last of whose it is."""
+    """Record every Job with its latest labels."""
     while True:
         seen.update(await labelled(api))
         await asyncio.sleep(0.2)
@@ -115,9 +115,7 @@ async def hands(tmp_path: Path, bus: str) -> AsyncIterator[WorkspaceServices]:
 async def bare(
     folder: Path, bus: str, hands: WorkspaceServices, files: Mapping[str, str], **checks: str
 ) -> Prepared:
-    """A repository with checks that need no set-up, and no environment that would have to be
-    brought.
-    """
+    """A repository with checks that need no set-up and no environment."""
     repo = await asyncio.to_thread(make_repo, folder / "repo", files)
     base = await hands.repositories.resolve(
         await register(configured(folder, bus), str(repo.path), "HEAD")

@@ -1,5 +1,5 @@
-"""What ends a pod from outside, for real: the container's memory that several processes use
-together, its disk that the node counts, and a pod that pod security refuses. Each is said in words.
+"""Causes outside the pod that end it: the container's memory limit across processes, the disk limit
+that the node enforces, and pod security. Each is reported in words.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The other NetworkPolicies of deploy/k8s, of hosts on Ray, Neo4j, vLLM and what connects outwards,
-held by the enforcer of tests in a namespace of their own. Pods with the labels of the real ones
-stand in for them. Everything is tried before anybody holds the cluster to them too.
+"""The other NetworkPolicies of deploy/k8s: for hosts on Ray, Neo4j, vLLM and outbound connections.
+
+The tests' enforcer applies them in a separate namespace. Pods with the labels of the real ones
+stand in for them. Every connection is tried before the policies apply, too.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ TRIED = {
 
 
 def policies() -> list[dict[str, object]]:
-    """Those of prod's namespace and of the component egress, which allows the API server of this
-    cluster.
+    """Return the policies of the prod namespace and of the component egress, which allows the API
+    server of this cluster.
     """
     objects = manifests.objects(manifests.kustomized(DEPLOY / "overlays/prod"))
     found = [
@@ -85,7 +86,7 @@ def policies() -> list[dict[str, object]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def where() -> AsyncIterator[dict[str, str]]:
-    """The pods, by name, each in its namespace, with the policies there."""
+    """The pods by name, each in its namespace, with the policies in force."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE, "labels": labels}}
     await ask("apply", "-f", "-", given=json.dumps(space))

@@ -1,4 +1,4 @@
-"""A node that is lost with a workspace on it."""
+"""The loss of a node with a workspace on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of docs/operating.md about the one Deployment, run out of the page in the overlay `dev`."""
+"""Commands of docs/operating.md about the single Deployment, run in the overlay `dev`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""NetworkPolicies of deploy/k8s, held by the enforcer of tests: what a workspace's pod tries is
-refused, and the same from a pod that no policy holds gets through, without which "refused" would
-prove nothing.
+"""NetworkPolicies of deploy/k8s, applied by the tests' enforcer.
+
+Attempts of a workspace's pod are refused. The same attempts of a pod without a policy succeed;
+otherwise a refusal would prove nothing.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ asyncio.run(main())
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def probes(installed: dict[str, Path]) -> AsyncIterator[dict[str, str]]:
-    """A pod among the workspaces, another workspace, which answers, one that no policy knows, and
-    one of the server's; by name, their namespace.
+    """Pods by name, each with its namespace: a workspace, another workspace that answers, a pod
+    without a policy, and one of the server's.
     """
     where = {
         "held": "moothall-workspaces",
@@ -79,7 +80,7 @@ async def probes(installed: dict[str, Path]) -> AsyncIterator[dict[str, str]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def listeners(probes: dict[str, str]) -> AsyncIterator[dict[str, tuple[str, int]]]:
-    """What is tried, by name; somebody listens at each of them."""
+    """The targets by name, each with a listener."""
     async with listening(METADATA, 80):
         yield {
             "the bus": ("nats.moothall", 4222),
@@ -109,8 +110,8 @@ async def test_a_workspace_reaches_the_bus_and_nothing_else(
 
 
 async def says(pod: str, namespace: str, credentials: str, subject: str, *heard: str) -> str:
-    """Publish from a pod; return what the server said of that, and which messages came on the
-    subjects that it heard.
+    """Publish from a pod; return the server's response and the messages on the subscribed
+    subjects.
     """
     return await ask(
         "-n",

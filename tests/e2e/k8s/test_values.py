@@ -1,5 +1,5 @@
-"""A task, a branch and a file's name full of quotes, `$()` and newlines, through a council whose
-seats work in Jobs.
+"""A task, a branch and a file name full of quotes, `$()` and newlines, in a council whose seats
+work in Jobs.
 """
 
 from __future__ import annotations

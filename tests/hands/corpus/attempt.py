@@ -1,4 +1,4 @@
-"""One attempt to get out, as data."""
+"""An escape attempt, as data."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ that tools may call.
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """`statuses`: those that it may end with. `shows`: a pattern in the result that tells that it
-    was really tried.
-    `plants`: files of the workspace made before; `first`: a shell command run before.
+    """An escape attempt.
+
+    Attributes:
+        statuses: the statuses that it may end with.
+        shows: a pattern in the result that proves that it was really tried.
+        plants: files created in the workspace before.
+        first: a shell command run before.
     """
 
     name: str
@@ -33,19 +37,19 @@ class Attempt:
 def python(
     name: str, code: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)
 ) -> Attempt:
-    """An attempt in Python, by `code.python`."""
+    """Return an attempt in Python, by `code.python`."""
     return Attempt(name, "code.python", {"code": code}, statuses, shows)
 
 
 def shell(
     name: str, command: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)
 ) -> Attempt:
-    """An attempt in bash, by `code.shell`."""
+    """Return an attempt in bash, by `code.shell`."""
     return Attempt(name, "code.shell", {"command": command}, statuses, shows)
 
 
 def filled(value: Any, words: Mapping[str, str]) -> Any:
-    """Return arguments with what stands for something put in."""
+    """Return the arguments with their placeholders filled in."""
     if isinstance(value, str):
         for word, meant in words.items():
             value = value.replace(word, meant)

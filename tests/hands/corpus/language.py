@@ -1,5 +1,5 @@
-"""Python that looks for a way out of the language: no sandbox of the language stands here, so each
-must meet the kernel's.
+"""Escapes of the Python language: there is no language sandbox here, so each must be stopped by the
+kernel's.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Programs that tools start: their options, their configuration in the tree, what runs before
-anything is tested.
+"""Escapes by programs that tools start: their options, their configuration in the tree, and code
+that runs before the tests.
 """
 
 from __future__ import annotations

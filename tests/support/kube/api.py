@@ -125,7 +125,7 @@ def kube_api(folder: Path) -> Iterator[KubeApi]:
 
         do_GET = do_POST = do_DELETE = do_PATCH = _serve  # noqa: N815 - names that the server's library looks for
 
-        def log_message(self, *_said: object) -> None:
+        def log_message(self, *_args: object) -> None:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -113,7 +113,7 @@ class Lane:
                 following = group.create_task(self._follow(task_id, seen, recorded))
                 await self._submit(task_id, plan)
                 outcome = await following
-                await self._told(task_id, outcome, seen)
+                await self._check_reported_result(task_id, outcome, seen)
         except TimeoutError:
             seen.trouble.append(f"no decision within {_RUN_SECONDS:.0f} s")
         seen.seconds = time.monotonic() - began
@@ -221,7 +221,7 @@ class Lane:
                     raise
             await asyncio.sleep(0.1)
 
-    async def _told(self, task_id: str, outcome: Outcome, seen: Seen) -> None:
+    async def _check_reported_result(self, task_id: str, outcome: Outcome, seen: Seen) -> None:
         """Wait until the door says how it ended too, and says the same."""
         request = pb.GetDeliberationResultRequest(task_id=task_id)
         running = {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}

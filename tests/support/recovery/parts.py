@@ -132,7 +132,7 @@ def _bus(settings: Settings) -> str:
     return settings.bus.url or ""
 
 
-async def _until_told(part: Coroutine[Any, Any, None]) -> None:
+async def _run_until_terminated(part: Coroutine[Any, Any, None]) -> None:
     """Run a part until SIGTERM."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
@@ -148,4 +148,4 @@ if __name__ == "__main__":
         "model": model,
     }
     with suppress(asyncio.CancelledError):
-        asyncio.run(_until_told(parts[sys.argv[1]](*sys.argv[2:])))
+        asyncio.run(_run_until_terminated(parts[sys.argv[1]](*sys.argv[2:])))

@@ -49,7 +49,7 @@ def failed(request: DeliberationRequest) -> Outcome:
     return Outcome(request.task_id, DeliberationStatus.FAILED, error_message="nobody knew")
 
 
-class Desk:
+class FakeDeliberations:
     """Decides what it is asked by `decide`, each after a turn of the loop; `most` were under way at
     a time.
     """
@@ -87,11 +87,11 @@ def agent(name: str, *needs: str, **more: Any) -> Spec:
     return Spec.model_validate(data | {"dependencies": list(needs)} | more)
 
 
-def run(deliberations: Desk, at_once: int = 4, **more: Any) -> AgentRun:
+def run(deliberations: FakeDeliberations, at_once: int = 4, **more: Any) -> AgentRun:
     return AgentRun(cast("Deliberations", deliberations), LOCAL, HERE, "run", at_once, **more)
 
 
-def began(deliberations: Desk) -> list[str]:
+def began(deliberations: FakeDeliberations) -> list[str]:
     return [
         request.checks[0].removeprefix("make ")
         for request in deliberations.requests
@@ -100,7 +100,7 @@ def began(deliberations: Desk) -> list[str]:
 
 
 async def test_thirty_agents_are_never_more_than_four_at_once() -> None:
-    deliberations = Desk()
+    deliberations = FakeDeliberations()
     ended = await run(deliberations).all([agent(f"a{number:02}") for number in range(30)])
     assert deliberations.most == 4
     assert len(deliberations.requests) == 30
@@ -110,7 +110,7 @@ async def test_thirty_agents_are_never_more_than_four_at_once() -> None:
 async def test_a_dependent_begins_after_what_it_needs_whatever_its_priority_and_on_its_commit() -> (
     None
 ):
-    deliberations = Desk()
+    deliberations = FakeDeliberations()
     specs = [
         agent("c", "b", spec={"priority": "critical"}),
         agent("b", "a", spec={"priority": "critical"}),
@@ -125,7 +125,7 @@ async def test_a_dependent_begins_after_what_it_needs_whatever_its_priority_and_
 
 
 async def test_what_several_made_is_brought_together_first() -> None:
-    deliberations = Desk()
+    deliberations = FakeDeliberations()
     await run(deliberations).all([agent("a"), agent("b"), agent("c", "a", "b")])
     a, b, merged, c = deliberations.requests
     assert merged.merge == (f"commit-of-{a.task_id}", f"commit-of-{b.task_id}")
@@ -143,14 +143,14 @@ async def test_what_several_made_is_brought_together_first() -> None:
     ],
 )
 async def test_a_cycle_and_what_is_missing_are_named(specs: Sequence[Spec], message: str) -> None:
-    deliberations = Desk()
+    deliberations = FakeDeliberations()
     with pytest.raises(InvalidRequest, match=message):
         await run(deliberations).all(specs)
     assert not deliberations.requests
 
 
 async def test_what_needs_one_that_failed_is_skipped_but_for_the_optional() -> None:
-    deliberations = Desk(
+    deliberations = FakeDeliberations(
         lambda request: failed(request) if "make a" in request.checks else passed(request)
     )
     specs = [
@@ -171,7 +171,7 @@ async def test_what_needs_one_that_failed_is_skipped_but_for_the_optional() -> N
 
 @pytest.mark.parametrize("verdict", ["failed", "errored", "missing"])
 async def test_the_validation_decides_and_no_words_do(verdict: str) -> None:
-    ended = await run(Desk(lambda request: passed(request, verdict))).all([agent("a")])
+    ended = await run(FakeDeliberations(lambda request: passed(request, verdict))).all([agent("a")])
     assert (ended["a"].state, ended["a"].reason) == (
         "failed",
         f"the validation 'make a' is {verdict}",
@@ -190,20 +190,20 @@ async def test_a_run_that_failed_is_made_again_after_a_growing_rest_and_otherwis
         waits.append(seconds)
 
     again = {"restart": {"max_restarts": 5, "backoff_seconds": 2}}
-    ended = await run(Desk(third_time), sleep=sleep).all([agent("a", **again)])
+    ended = await run(FakeDeliberations(third_time), sleep=sleep).all([agent("a", **again)])
     assert (ended["a"].state, ended["a"].runs, waits) == ("completed", 3, [2, 4])
     assert (
         len({request.task_id for request in tries}) == len({request.seed for request in tries}) == 3
     )
     waits.clear()
-    ended = await run(Desk(failed), sleep=sleep).all(
+    ended = await run(FakeDeliberations(failed), sleep=sleep).all(
         [agent("a", restart={"max_restarts": 1, "backoff_seconds": 500})]
     )
     assert (ended["a"].state, ended["a"].runs, waits) == ("failed", 2, [300])
 
 
 async def test_what_a_spec_says_reaches_the_desk() -> None:
-    deliberations = Desk()
+    deliberations = FakeDeliberations()
     fields = {
         "spec": {"role": "qa", "seats": 3, "protocol": "vote"},
         "model": {"profile": "large", "seed": 7},
@@ -233,7 +233,7 @@ async def test_what_a_spec_says_reaches_the_desk() -> None:
 async def test_a_spec_shortens_what_a_run_may_take_and_never_lengthens_it(
     timeout: str | None, longest: int, expected: int
 ) -> None:
-    deliberations = Desk()
+    deliberations = FakeDeliberations()
     await run(deliberations, longest=longest).all(
         [agent("a", security={"resource_limits": {"timeout": timeout} if timeout else {}})]
     )
@@ -241,7 +241,7 @@ async def test_a_spec_shortens_what_a_run_may_take_and_never_lengthens_it(
 
 
 async def test_interrupted_it_cancels_what_is_under_way() -> None:
-    deliberations = Desk()
+    deliberations = FakeDeliberations()
     deliberations.go.clear()
     running = asyncio.create_task(run(deliberations).all([agent("a"), agent("b")]))
     async with asyncio.timeout(10):
@@ -262,4 +262,6 @@ async def test_a_seat_tells_why_it_came_to_nothing() -> None:
             seats=(SeatOutcome("s", SeatStatus.FAILED, "X", "the program make was not found"),),
         )
 
-    assert (await run(Desk(seat)).all([agent("a")]))["a"].reason == "the program make was not found"
+    assert (await run(FakeDeliberations(seat)).all([agent("a")]))[
+        "a"
+    ].reason == "the program make was not found"

@@ -10,7 +10,7 @@ from moothall.app.repositories import NotifyingWorkspaces
 from support.gate import Room
 
 
-class Rooms:
+class FakeWorkspaces:
     @asynccontextmanager
     async def open(self, prepared: Any, name: str, **given: Any) -> AsyncIterator[Room]:
         yield Room()
@@ -22,7 +22,7 @@ async def test_who_wants_to_know_hears_of_every_end() -> None:
     async def left(workspace_id: str) -> None:
         heard.append(workspace_id)
 
-    leaving = NotifyingWorkspaces(Rooms(), left)
+    leaving = NotifyingWorkspaces(FakeWorkspaces(), left)
     async with leaving.open(None, "a") as workspace:  # type: ignore[arg-type]  # these rooms need no repository
         assert (workspace.id, heard) == ("ws-1", [])
     assert heard == ["ws-1"]

@@ -36,7 +36,7 @@ def parking_on(bus: MemoryBus, key: bytes = KEY, seconds: float = 900) -> Approv
     return ApprovalQueue(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(key, seconds))
 
 
-def house_of(folder: Path, parking: ApprovalQueue) -> Any:
+def open_gateway(folder: Path, parking: ApprovalQueue) -> Any:
     return open_app(folder, parking=parking, policy=Policy("enforce", AsksFirst().decide))
 
 
@@ -49,7 +49,7 @@ async def delete(app: App, number: int = 1, path: str = "a", **seat: Any) -> tup
 
 async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
-    async with house_of(tmp_path, parking) as app:
+    async with open_gateway(tmp_path, parking) as app:
         status, words = await delete(app)
         [item] = parking.list_waiting("local")
         assert status is ToolStatus.PARKED
@@ -85,7 +85,7 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
 
 async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
-    async with house_of(tmp_path, parking) as app:
+    async with open_gateway(tmp_path, parking) as app:
         await delete(app, 1)
         await delete(app, 2)
         assert len(parking.list_waiting("local")) == 1
@@ -101,7 +101,7 @@ async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) 
 
 async def test_a_refused_request_is_refused_for_good_and_says_why(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
-    async with house_of(tmp_path, parking) as app:
+    async with open_gateway(tmp_path, parking) as app:
         await delete(app)
         await parking.resolve("local", "request-1", allow=False, approver="ann", comment="keep it")
         assert await delete(app, 2) == (ToolStatus.BLOCKED, "an operator refused it: keep it")
@@ -144,7 +144,7 @@ def test_forged_and_expired_approvals_are_refused() -> None:
 async def test_what_somebody_wrote_into_the_bucket_runs_nothing(tmp_path: Path) -> None:
     bus = MemoryBus()
     parking = parking_on(bus)
-    async with house_of(tmp_path, parking) as app:
+    async with open_gateway(tmp_path, parking) as app:
         await delete(app)
         eve = parking_on(bus, b"e" * 32)
         await eve.refresh()
@@ -159,7 +159,10 @@ async def test_what_somebody_wrote_into_the_bucket_runs_nothing(tmp_path: Path) 
 async def test_an_approval_that_is_spent_elsewhere_is_spent(tmp_path: Path) -> None:
     bus = MemoryBus()
     here, there = parking_on(bus), parking_on(bus)
-    async with house_of(tmp_path / "1", here) as one, house_of(tmp_path / "2", there) as two:
+    async with (
+        open_gateway(tmp_path / "1", here) as one,
+        open_gateway(tmp_path / "2", there) as two,
+    ):
         await delete(one)
         await here.resolve("local", "request-1", allow=True, approver="ann")
         await there.refresh()
@@ -176,7 +179,7 @@ async def test_who_listens_hears_of_each_allowed_request_once_wherever_it_was_al
     here, there = parking_on(bus), parking_on(bus)
     heard: asyncio.Queue[str] = asyncio.Queue()
     here.on_resolved(lambda item: heard.put_nowait(item.request_id))
-    async with house_of(tmp_path, here) as app, asyncio.TaskGroup() as group:
+    async with open_gateway(tmp_path, here) as app, asyncio.TaskGroup() as group:
         running = group.create_task(here.run())
         await delete(app, 1)
         await delete(app, 2, "b")

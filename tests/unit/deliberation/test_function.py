@@ -162,9 +162,9 @@ async def test_each_attempt_asks_for_the_function_so_often(
         limits=LimitSettings(attempts=limits),
     ) as app:
         events = await app.run(app.deliberation("single", 1))
-    turns_said = of(events, EventType.SEAT_TURN)
-    assert [turn["attempt"] for turn in turns_said] == attempts
-    assert {turn["attempts"] for turn in turns_said} == {attempts[-1]}
+    turn_events = of(events, EventType.SEAT_TURN)
+    assert [turn["attempt"] for turn in turn_events] == attempts
+    assert {turn["attempts"] for turn in turn_events} == {attempts[-1]}
     assert not any("response_format" in call.body for call in app.server.requests)
 
 
@@ -392,7 +392,7 @@ BODILESS = {
 }
 
 
-def asked_in(body: Any) -> str:
+def attempt_kind(body: Any) -> str:
     """The way that a request asks in."""
     last = body["messages"][-1]
     if last["role"] == "user":
@@ -417,7 +417,7 @@ async def test_attempts_ask_for_the_whole_for_a_plan_and_for_the_body_by_turns(
         function_attempts=3,
     ) as app:
         events = await app.run(app.deliberation("single", 1))
-    assert [asked_in(call.body) for call in app.server.requests] == ["whole", "plan", "body"]
+    assert [attempt_kind(call.body) for call in app.server.requests] == ["whole", "plan", "body"]
     diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
     assert '+    return "Hello, World!"' in diff
 
@@ -427,7 +427,7 @@ async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
     replies = {"whole": WRONG, "plan": ' Greet.\n    return "Hello, World!"\n```'}
 
     async with council(
-        lambda body, _headers: replies[asked_in(body)], files=BODILESS, functions="on"
+        lambda body, _headers: replies[attempt_kind(body)], files=BODILESS, functions="on"
     ) as app:
         events = await app.run(app.deliberation("single", 1))
     assert (
@@ -445,5 +445,5 @@ async def test_each_seat_of_a_council_begins_in_a_way_of_its_own(council: Any) -
         limits=LimitSettings(attempts=1),
     ) as app:
         await app.run(app.deliberation("tests_then_verify", 3))
-    first = [asked_in(call.body) for call in app.server.requests if "/propose/" in call.call_id]
+    first = [attempt_kind(call.body) for call in app.server.requests if "/propose/" in call.call_id]
     assert sorted(first) == ["body", "plan", "whole"]

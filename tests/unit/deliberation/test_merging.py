@@ -19,7 +19,7 @@ from moothall.domain.repository import Base, Patch
 from moothall.domain.task import DeliberationRequest, check_deliberation
 from moothall.errors import InvalidRequest, MergeConflict
 from moothall.orchestrator.planning import Defaults, plan_deliberation
-from support.council import CouncilHouse, of, open_council, outcomes, verdicts
+from support.council import CouncilEnvironment, of, open_council, outcomes, verdicts
 from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -31,7 +31,7 @@ def never(_body: Any, _headers: Any) -> Any:
     raise AssertionError("no model is asked where commits are merged")
 
 
-def merging(app: CouncilHouse, diff: str) -> CouncilHouse:
+def merging(app: CouncilEnvironment, diff: str) -> CouncilEnvironment:
     async def merge(base: Base, commits: Sequence[str]) -> Patch:
         assert tuple(commits) == COMMITS
         if diff == "conflict":

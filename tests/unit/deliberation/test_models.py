@@ -27,7 +27,7 @@ from support.council import (
     ONE,
     THREE,
     TWO,
-    CouncilHouse,
+    CouncilEnvironment,
     act,
     append,
     finish,
@@ -93,7 +93,7 @@ async def two_models(
     *,
     server: dict[str, Any] | None = None,
     **other: Any,
-) -> AsyncIterator[tuple[CouncilHouse, ScriptedModel]]:
+) -> AsyncIterator[tuple[CouncilEnvironment, ScriptedModel]]:
     """A council's surroundings with a default model and one more, `large`, of which `other` says
     more; `server` is for the scripted server of that one.
     """
@@ -111,7 +111,7 @@ async def two_models(
             yield app, deep
 
 
-def about_text(app: CouncilHouse, **fields: Any) -> Deliberation:
+def about_text(app: CouncilEnvironment, **fields: Any) -> Deliberation:
     return app.deliberation(repository=None, base_sha=None, **fields)
 
 

@@ -66,7 +66,7 @@ async def record(
         )
 
 
-def desk_of(bus: MemoryBus, window: int = 8192) -> DeliberationService:
+def deliberation_service(bus: MemoryBus, window: int = 8192) -> DeliberationService:
     return DeliberationService(
         bus,
         Remembering(),
@@ -84,7 +84,7 @@ async def test_the_next_question_knows_what_came_before_and_begins_on_its_files(
         answered(deliberation("first"), "Done.", DIFF, "c" * 40),
         follows="zero",
     )
-    d = await desk_of(bus).submit(NEXT, LOCAL)
+    d = await deliberation_service(bus).submit(NEXT, LOCAL)
     assert (d.follows, d.repository and d.repository.id) == ("first", "sample")
     assert d.repository == RepositoryRef(id="sample", ref="c" * 40)
     context = d.context
@@ -99,7 +99,7 @@ async def test_the_next_question_knows_what_came_before_and_begins_on_its_files(
 async def test_an_answer_without_a_change_leaves_the_files_as_they_were() -> None:
     bus = MemoryBus()
     await record(bus, "first", "What?", answered(deliberation("first")))
-    assert (await desk_of(bus).submit(NEXT, LOCAL)).repository == RepositoryRef(
+    assert (await deliberation_service(bus).submit(NEXT, LOCAL)).repository == RepositoryRef(
         id="sample", ref="b" * 40
     )
 
@@ -109,7 +109,7 @@ async def test_a_repository_that_is_named_goes_before_that() -> None:
     await record(
         bus, "first", "What?", answered(deliberation("first"), diff=DIFF, commit_sha="c" * 40)
     )
-    d = await desk_of(bus).submit(
+    d = await deliberation_service(bus).submit(
         replace(NEXT, repository=RepositoryRef(id="sample", ref="main")), LOCAL
     )
     assert d.repository is not None
@@ -157,8 +157,8 @@ async def test_the_same_question_again_is_the_same_task_though_others_came_after
     bus = MemoryBus()
     await record(bus, "first", "What?", answered(deliberation("first")))
     request = replace(NEXT, task_id="second")
-    one = await desk_of(bus).submit(request, LOCAL)
-    assert await desk_of(bus).submit(request, LOCAL) == one
+    one = await deliberation_service(bus).submit(request, LOCAL)
+    assert await deliberation_service(bus).submit(request, LOCAL) == one
 
 
 @pytest.mark.parametrize(
@@ -175,19 +175,19 @@ async def test_what_cannot_go_on_is_named(
     bus = MemoryBus()
     await record(bus, "running", "What?")
     with pytest.raises(error, match=message):
-        await desk_of(bus).submit(replace(NEXT, follows=follows), LOCAL)
+        await deliberation_service(bus).submit(replace(NEXT, follows=follows), LOCAL)
 
 
 async def test_conversations_are_a_tenants_own() -> None:
     bus, alice = MemoryBus(), Principal("alice", "acme")
     await record(bus, "first", "A secret", answered(deliberation("first")))
     with pytest.raises(NotFound):
-        await desk_of(bus).submit(NEXT, alice)
+        await deliberation_service(bus).submit(NEXT, alice)
     key = key_of("first", "acme")
     await record(
         bus, key, "Theirs", answered(replace(deliberation(key), tenant="acme")), tenant="acme"
     )
-    deliberations = desk_of(bus)
+    deliberations = deliberation_service(bus)
     d = await deliberations.submit(replace(NEXT, task_id="second"), alice)
     assert (d.follows, "Theirs" in d.context) == (key, True)
     async for recorded in deliberations.watch("second", 0, alice):

@@ -35,7 +35,7 @@ NOTE = act(("files.write", {"path": "NOTES.md", "content": "first\n"}))
 INSTEAD = "Write hello_world() after all."
 
 
-def desk_of(bus: MemoryBus) -> DeliberationService:
+def deliberation_service(bus: MemoryBus) -> DeliberationService:
     return DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
 
 
@@ -51,7 +51,7 @@ async def fork(
     app: Any, turn: int, words: str = "", seat: str = "", of_: str = "task-1"
 ) -> Deliberation:
     request = DeliberationRequest("", "", fork=Fork(of_, turn, seat, words))
-    d: Deliberation = await desk_of(app.bus).submit(request, LOCAL)
+    d: Deliberation = await deliberation_service(app.bus).submit(request, LOCAL)
     return d
 
 
@@ -204,7 +204,7 @@ async def test_each_fork_has_an_id_of_its_own_and_the_same_id_is_the_same_fork(
             "task-1-f3",
         ]
         request = DeliberationRequest("", "", task_id="mine", fork=Fork("task-1", 1), seed=7)
-        deliberations = desk_of(app.bus)
+        deliberations = deliberation_service(app.bus)
         one, two = [await deliberations.submit(request, LOCAL) for _ in range(2)]
         assert one == two
         assert (one.task_id, one.seed) == ("mine", 7)
@@ -229,7 +229,9 @@ async def test_what_is_not_there_is_named_with_what_is(
         await begun(app.bus, source)
         await app.run(source)
         with pytest.raises((InvalidRequest, NotFound), match=message):
-            await desk_of(app.bus).submit(DeliberationRequest("", "", fork=fork_request), LOCAL)
+            await deliberation_service(app.bus).submit(
+                DeliberationRequest("", "", fork=fork_request), LOCAL
+            )
 
 
 async def turned(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> None:
@@ -311,7 +313,7 @@ async def test_forks_that_are_asked_for_at_once_have_ids_of_their_own() -> None:
         "operations": [],
     }
     await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, payload))
-    deliberations = desk_of(bus)
+    deliberations = deliberation_service(bus)
     requests = [
         DeliberationRequest("", "", fork=Fork(d.task_id, 1, words=words))
         for words in ("a", "b", "c")
@@ -347,10 +349,12 @@ async def test_a_host_reads_the_words_of_a_fork_before_it_begins() -> None:
         "operations": [],
     }
     await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, payload))
-    await desk_of(bus).submit(
+    await deliberation_service(bus).submit(
         DeliberationRequest("", "", fork=Fork(d.task_id, 1, words="a")), LOCAL
     )
-    await desk_of(bus).submit(DeliberationRequest("Say hello", "dev", about_text=True), LOCAL)
+    await deliberation_service(bus).submit(
+        DeliberationRequest("Say hello", "dev", about_text=True), LOCAL
+    )
     assert bus.fresh == [False, True]
 
 

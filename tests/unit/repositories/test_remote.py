@@ -76,7 +76,7 @@ class World:
     app: RepositoryService
     host: RemoteRepositories
     wire: Wire
-    lending: BundleServer
+    bundles: BundleServer
     id: str
 
     async def pin(self, tenant: str = "local") -> Base:
@@ -97,26 +97,26 @@ async def world(
     app = RepositoryService(tmp_path / "house", WorkspaceSettings(), refuse)
     host = RemoteRepositories(tmp_path / "host", settings, refuse)
     async with AsyncExitStack() as stack:
-        lending, borrowing = [
+        bundles, host_bundles = [
             await stack.enter_async_context(
                 BundleServer(GitRunner(tmp_path / name / "repos"), settings, soon)
             )
             for name in ("house", "host")
         ]
-        answering = RepositoryServer(app, lending, wire.ask)
-        host.connect(wire.ask, borrowing)
-        enable_patch_fetching(app, lending, wire.ask)
+        answering = RepositoryServer(app, bundles, wire.ask)
+        host.connect(wire.ask, host_bundles)
+        enable_patch_fetching(app, bundles, wire.ask)
         for topic, answerer in (
             (REPOSITORY_SERVICE, answering.answer),
-            (Channel.REPOSITORIES.of(lending.holder), answering.answer),
+            (Channel.REPOSITORIES.of(bundles.holder), answering.answer),
             (HOSTS, host.answer),
-            (Channel.REPOSITORIES.of(borrowing.holder), host.answer),
+            (Channel.REPOSITORIES.of(host_bundles.holder), host.answer),
         ):
             await stack.enter_async_context(
                 beside(wire.bus.answer(topic, answerer), literal(topic))
             )
         entry = await app.register(str(repo.path))
-        yield World(repo, app, host, wire, lending, entry.id)
+        yield World(repo, app, host, wire, bundles, entry.id)
 
 
 async def test_a_commit_comes_with_its_profile_and_nothing_travels_twice(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
         base = await here.app.resolve(RepositoryRef(id=here.id))
         away = 3
 
-        async def ask_house(
+        async def ask_server(
             topic: Topic, request: Mapping[str, Any], seconds: float
         ) -> tuple[Mapping[str, Any], bytes]:
             nonlocal away
@@ -308,7 +308,7 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
                 raise BusUnavailable("nobody answers")
             return await here.wire.ask(topic, request, seconds)
 
-        here.host._bus = ask_house
+        here.host._bus = ask_server
         assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
         kinds = [one["ask"] for one in here.wire.requests]
         assert kinds.count("base") > 1  # it was told to wait
@@ -316,7 +316,7 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
         away = 9
         with pytest.raises(Temporary, match="out of reach"):
             await send_request(
-                ask_house, REPOSITORY_SERVICE, {"ask": "base"}, unreachable_seconds=0
+                ask_server, REPOSITORY_SERVICE, {"ask": "base"}, unreachable_seconds=0
             )
 
 
@@ -379,7 +379,7 @@ async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) 
             for n in range(30)
         ]
         assert offers[0]["size"] * len(offers) > 8_000_000
-        kept = [path.stat().st_size for path in here.lending._folder.iterdir()]
+        kept = [path.stat().st_size for path in here.bundles._folder.iterdir()]
         assert sum(kept) <= 4_000_000
         _, last = await here.wire.ask(
             Channel.REPOSITORIES.of(offers[-1]["holder"]),

@@ -26,7 +26,7 @@ from moothall.orchestrator.service import DeliberationService
 from moothall.telemetry.recording import recording
 from moothall.testing.bus import MemoryBus
 from moothall.workers.host import Host
-from support.council import CouncilHouse, finish, open_council, scripted
+from support.council import CouncilEnvironment, finish, open_council, scripted
 from support.story import Remembering
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -54,7 +54,7 @@ def has(kind: EventType) -> Callable[[list[Event]], bool]:
     return lambda events: any(event.type is kind for event in events)
 
 
-async def work(app: CouncilHouse, requested: Event, deliveries: int) -> None:
+async def work(app: CouncilEnvironment, requested: Event, deliveries: int) -> None:
     host = Host(f"host-{deliveries}", app.bus, Remembering(), app.parts, 4)
     await host._work(Recorded(1, requested, {"deliveries": str(deliveries)}))
 

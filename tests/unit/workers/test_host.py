@@ -30,7 +30,7 @@ from moothall.stories.coach import StoryDraft
 from moothall.telemetry import metrics
 from moothall.testing.bus import MemoryBus
 from moothall.workers.host import Host
-from support.council import CouncilHouse, finish, forever, open_council, scripted
+from support.council import CouncilEnvironment, finish, forever, open_council, scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -46,7 +46,7 @@ class Answering:
 
 
 @asynccontextmanager
-async def council(folder: Path, model: Answering) -> AsyncIterator[CouncilHouse]:
+async def council(folder: Path, model: Answering) -> AsyncIterator[CouncilEnvironment]:
     async with open_council(folder, scripted(model)) as app:
         yield app
 
@@ -55,7 +55,7 @@ def request(d: Deliberation) -> Event:
     return new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d))
 
 
-def host_of(app: CouncilHouse, parts: Dependencies | None = None) -> Host:
+def host_of(app: CouncilEnvironment, parts: Dependencies | None = None) -> Host:
     return Host("host", app.bus, Unsteady(app, 0), parts or app.parts, 4)
 
 
@@ -206,7 +206,7 @@ class Looked:
 class Unsteady:
     """Repositories whose executor dies under the first preparations."""
 
-    def __init__(self, app: CouncilHouse, deaths: int) -> None:
+    def __init__(self, app: CouncilEnvironment, deaths: int) -> None:
         self._app = app
         self.deaths = deaths
 
@@ -326,7 +326,9 @@ async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
         ]
 
 
-async def _with_story(app: CouncilHouse, budget: Budget) -> tuple[Host, Deliberation, StoryBudgets]:
+async def _with_story(
+    app: CouncilEnvironment, budget: Budget
+) -> tuple[Host, Deliberation, StoryBudgets]:
     """A host, a deliberation of a story with a budget, and the books."""
     card = await Board(app.bus).create(StoryDraft("Write a haiku"), LOCAL, key="one", budget=budget)
     accounts = StoryBudgets(app.bus.bucket(BUCKET), app.parts.limits)

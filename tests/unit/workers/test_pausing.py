@@ -30,7 +30,7 @@ from moothall.orchestrator.service import DeliberationService
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
 from moothall.workers.host import Host
-from support.council import CouncilHouse, Thinking, open_council, scripted, until
+from support.council import CouncilEnvironment, Thinking, open_council, scripted, until
 from support.story import DEADLINE, START, Remembering, deliberation
 
 ASKED = DeliberationRequest(
@@ -40,7 +40,7 @@ ASKED = DeliberationRequest(
 
 @asynccontextmanager
 async def working(
-    app: CouncilHouse, request: Event
+    app: CouncilEnvironment, request: Event
 ) -> AsyncIterator[tuple[Host, asyncio.Task[None]]]:
     """A host with this in hand, which listens; at the end it is killed."""
     host = Host("host", app.bus, Remembering(), app.parts, 4)

@@ -1,6 +1,5 @@
 """The deployment by role, installed once in a throw-away cluster by its chart, with a scripted
-model
-that counts.
+model that counts calls.
 """
 
 from __future__ import annotations
@@ -33,8 +32,11 @@ _SECONDS_A_TURN = 2.0  # so that there is a middle in which something is killed
 
 @dataclass(slots=True)
 class Counted:
-    """A model server that the pods reach. `arrived`: call id and time of each call; while `answers`
-    is not set, who asks for a turn waits.
+    """A model server that pods can reach.
+
+    Attributes:
+        arrived: call id and time of each call.
+        answers: calls for a turn wait until this event is set.
     """
 
     url: str
@@ -55,7 +57,7 @@ def home() -> Home:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def counted() -> AsyncIterator[Counted]:
-    """The model of the deployment."""
+    """The model server of the deployment."""
     counter = Counted("", [])
     counter.answers.set()
     council = scripted(by_task)
@@ -81,7 +83,7 @@ async def counted() -> AsyncIterator[Counted]:
 async def keys(
     home: Home, counted: Counted, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Path, deployment.Folders]]:
-    """The deployment, installed and ready: the folder of its keys, and its volumes."""
+    """The installed and ready deployment: the folder of its keys, and its volumes."""
     folder = tmp_path_factory.mktemp("deployment")
     try:
         async with stood(home, folder, deployment.values(counted.url)) as folders:
@@ -110,7 +112,7 @@ async def standing(
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def undisturbed(standing: Standing) -> Seen:
-    """What a council comes to where nothing is killed."""
+    """The outcome of a council in which nothing is killed."""
     seen = await standing.council("undisturbed")
     assert seen.end.proven
     assert "def hello_world():" in seen.end.delivered

@@ -1,6 +1,4 @@
-"""What the tests of a server by role ask of it: councils with something killed in the middle, and
-what is seen of them afterwards.
-"""
+"""Operations on a deployment by role: councils in which something is killed, and their outcomes."""
 
 from __future__ import annotations
 
@@ -56,8 +54,8 @@ depends on how busy a machine is.
 
 @dataclass(slots=True)
 class Seen:
-    """What became of a council. `hit`: processes that the blow killed; `repeated`: calls that were
-    asked again though recorded.
+    """The outcome of a council. `hit` counts the killed processes; `repeated` holds calls that were
+    made again though they were recorded.
     """
 
     end: End
@@ -66,7 +64,7 @@ class Seen:
     decisions: int = 0
 
     def difference(self, other: Seen) -> str:
-        """Say in what another one ended otherwise, '' where it did not."""
+        """Describe the difference to another outcome; '' if there is none."""
         ends = [(name, getattr(self.end, name), getattr(other.end, name)) for name in SAME]
         return "; ".join(
             f"{name}: {mine!r} became {theirs!r}" for name, mine, theirs in ends if mine != theirs
@@ -75,8 +73,8 @@ class Seen:
 
 @dataclass(slots=True)
 class Standing:
-    """The server that stands in the cluster. `arrived`: call id and time of each model call, as its
-    server got them.
+    """The deployment in the cluster. `arrived` holds call id and time of each model call, as the
+    model server received it.
     """
 
     api: client.ApiClient
@@ -90,7 +88,7 @@ class Standing:
     _bus: JetStreamBus | None = None
 
     async def reach(self) -> None:
-        """Find its doors and its bus, which are elsewhere once it was installed anew."""
+        """Look up its endpoints and its bus; a new installation has new ones."""
         for name in ("moothall", "moothall-tools"):
             self.dependencies[name] = (
                 await ask("-n", SPACE, "get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
@@ -104,7 +102,7 @@ class Standing:
         )
 
     async def leave(self) -> None:
-        """Let go of its bus."""
+        """Close the connection to its bus."""
         await self._open.aclose()
         self._bus = None
 
@@ -118,7 +116,7 @@ class Standing:
     async def channel(
         self, service: str = "moothall", port: int = 50055
     ) -> AsyncIterator[grpc.aio.Channel]:
-        """Yield a connection of its own to some pod behind a Service, with TLS."""
+        """Yield a new TLS connection to some pod behind a Service."""
         known = [("grpc.ssl_target_name_override", f"{service}.{SPACE}")]
         address = f"{self.dependencies[service]}:{port}"
         async with grpc.aio.secure_channel(
@@ -128,12 +126,12 @@ class Standing:
 
     @asynccontextmanager
     async def stub(self) -> AsyncIterator[Any]:
-        """Yield a stub on a connection of its own to some pod that serves calls."""
+        """Yield a stub on a new connection to some pod that serves calls."""
         async with self.channel() as channel:
             yield OrchestratorServiceStub(channel)
 
     async def pods(self, selector: str, space: str = SPACE) -> list[Any]:
-        """Return the pods that a selector of labels chooses."""
+        """Return the pods that match a label selector."""
         found: Any = await asyncio.to_thread(
             client.CoreV1Api(self.api).list_namespaced_pod, space, label_selector=selector
         )
@@ -142,10 +140,10 @@ class Standing:
     def killing(
         self, selector: str, container: str = "", space: str = SPACE, most: int | None = None
     ) -> Blow:
-        """Return what kills with -9 all that runs in the pods that a selector chooses, or in one
-        container of each, once there are any.
+        """Return a function that waits for pods that match a selector and kills all their
+        processes, or those of one container, with SIGKILL.
 
-        `most`: of so many of them, the others are left alone.
+        `most` limits how many of the pods are hit.
         """
 
         async def blow() -> int:
@@ -165,8 +163,8 @@ class Standing:
     async def council(
         self, task_id: str, blow: Blow | None = None, at: EventType = EventType.MODEL_CALLED
     ) -> Seen:
-        """Deliberate, with a blow at the first event of a type, asking again as a caller does;
-        return what is seen afterwards.
+        """Deliberate, with a blow at the first event of a type, and retry as a caller does; return
+        the outcome.
         """
         recorded: dict[str, float] = {}
         counts = Counter[EventType]()
@@ -202,7 +200,7 @@ class Standing:
                 ),
             )
             outcome = await following
-            answered = await self._told(task_id)
+            answered = await self._reported_result(task_id)
         assert answered.winner_id == outcome.winner_id, "a caller is told what is recorded"
         repeated = [name for name, came in self.arrived[began:] if came > recorded.get(name, came)]
         end = End.of(outcome, self._delivered(task_id))
@@ -213,7 +211,7 @@ class Standing:
             counts[EventType.DELIBERATION_DECIDED],
         )
 
-    async def _told(self, task_id: str) -> Any:
+    async def _reported_result(self, task_id: str) -> Any:
         running = {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
         request = pb.GetDeliberationResultRequest(task_id=task_id)
         while (answer := await self._insist("GetDeliberationResult", request)).status in running:
@@ -221,8 +219,8 @@ class Standing:
         return answer
 
     async def _insist(self, name: str, request: object) -> Any:
-        """Ask until somebody answers, each time anew: the same id with the same request is the same
-        deliberation.
+        """Retry until a server answers, on a new connection each time. The same id with the same
+        request is the same deliberation.
         """
         while True:
             try:
@@ -248,7 +246,7 @@ class Standing:
         ).stdout
 
     async def left(self, seconds: float = _GONE_SECONDS) -> list[str]:
-        """Return the Jobs, pods and work items that are still there after a while."""
+        """Return the Jobs, pods and work items that remain after a while."""
         until = asyncio.get_running_loop().time() + seconds
         while True:
             jobs: Any = await asyncio.to_thread(
@@ -263,7 +261,7 @@ class Standing:
             await asyncio.sleep(0.5)
 
     async def written(self, seconds: float = _GONE_SECONDS) -> None:
-        """Wait until the graph has all that is recorded now. Raises `TimeoutError`."""
+        """Wait until the graph holds everything recorded so far. Raises `TimeoutError`."""
         graph, last = BusGraphClient(self.bus, 10), (await self.bus.state(EVENTS.name)).last_seq
         async with asyncio.timeout(seconds):
             while await _position(graph) < last:

@@ -1,6 +1,5 @@
-"""A server by role in a cluster, in which each part is killed with -9 in the middle of a council:
-it
-ends as it does without.
+"""Each part of a deployment by role is killed with SIGKILL during a council: the outcome is the
+same as without.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""deploy/k8s/examples/deliberation.yaml, as a pipeline makes it: the Job ends as its deliberation
-did, and its pod exits by it.
+"""deploy/k8s/examples/deliberation.yaml in a pipeline: the Job and the exit code of its pod follow
+the deliberation.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ QUOTED = f'--{TASK}: it\'s "quoted", $(REPOSITORY)\nand $HOME `id`'
 
 
 def manifest() -> dict[str, Any]:
-    """The example with this server's names in the place of those that whoever copies it
-    replaces.
-    """
+    """Return the example with this deployment's names in place of its placeholders."""
     text = EXAMPLE.read_text(encoding="utf-8").replace("moothall.moothall:", f"moothall.{SPACE}:")
     job: dict[str, Any] = yaml.safe_load(text)
     job["metadata"]["namespace"] = SPACE
@@ -40,8 +38,8 @@ def manifest() -> dict[str, Any]:
 
 @asynccontextmanager
 async def secrets(values: Mapping[str, str], authority: bytes) -> AsyncIterator[None]:
-    """Keep what the example asks for: the Secret of the pipeline, and the authority beside the
-    house's certificate.
+    """Create what the example expects: the pipeline's Secret, and the CA beside the server's
+    certificate.
     """
     given = [f"--from-literal={name}={value}" for name, value in values.items()]
     await ask("-n", SPACE, "create", "secret", "generic", "pipeline", *given)
@@ -54,7 +52,7 @@ async def secrets(values: Mapping[str, str], authority: bytes) -> AsyncIterator[
 
 
 async def ended(name: str) -> str:
-    """Wait for a Job's end; return how it ended."""
+    """Wait for a Job to end and return its final state."""
     async with asyncio.timeout(300):
         while True:
             job = json.loads(await ask("-n", SPACE, "get", name, "-o", "json"))

@@ -1,5 +1,5 @@
-"""Every role is replaced while callers call and a council is at work in its Jobs: no call is lost,
-each deliberation is decided once, and the council comes to what it comes to undisturbed.
+"""Every role is replaced while callers call and a council works in its Jobs: no call is lost, each
+deliberation is decided once, and the council has the same outcome as undisturbed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _PAUSE = 0.25  # of a caller: some deliberations a second, all in all
 
 
 async def deliberate(standing: Standing, task_id: str) -> pb.DeliberateResponse:
-    """Ask for an answer in words; by the wire's rules what is UNAVAILABLE may be asked again
-    once.
-    """
+    """Request an answer in text; retry once on UNAVAILABLE, as the API allows."""
     request = pb.DeliberateRequest(
         task_description="HAIKU about a hall", role="DEV", num_agents=1, task_id=task_id
     )
@@ -50,7 +48,9 @@ async def deliberate(standing: Standing, task_id: str) -> pb.DeliberateResponse:
 
 @asynccontextmanager
 async def called(standing: Standing, name: str) -> AsyncIterator[None]:
-    """Have two callers call until the block ends; then each call was answered and decided once."""
+    """Let two callers call until the block ends, then assert that each call was answered and
+    decided once.
+    """
     going, task_ids = True, list[str]()
 
     async def caller(who: str) -> None:
@@ -88,7 +88,7 @@ async def test_an_upgrade_of_all_roles_at_once_loses_no_call(
 
 
 async def at_work(standing: Standing, pods: int) -> set[str]:
-    """Wait until so many workspaces' pods run; return who they are."""
+    """Wait until this many workspace pods run; return their ids."""
     async with asyncio.timeout(180):
         while True:
             found = {
@@ -111,9 +111,8 @@ async def replaced_under(
     counted: Counted,
     replace: Callable[[], Coroutine[Any, Any, None]],
 ) -> Seen:
-    """Hold a council whose seats wait for their model, each in its Job, until all of the deployment
-    was
-    replaced; return what is seen of it.
+    """Hold a council whose seats wait for their model in their Jobs until the whole deployment was
+    replaced; return its outcome.
     """
 
     async def all_of_it() -> int:

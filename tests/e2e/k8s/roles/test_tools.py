@@ -1,4 +1,4 @@
-"""A caller of tools while their role is replaced: refused as UNAVAILABLE, and answered once the new
+"""Tool calls while the role `tools` is replaced: refused as UNAVAILABLE, and answered once the new
 process has the lease.
 """
 
@@ -27,7 +27,7 @@ async def rpc(standing: Standing, method: str, request: object) -> Any:
 
 
 async def use_workspace(standing: Standing, request_id: str) -> None:
-    """A whole visit: open, call, close."""
+    """Open a workspace, call a tool and close the workspace."""
     where = common_pb2.Repository(id=standing.repository)
     opened = await rpc(
         standing, "OpenWorkspace", pb.OpenWorkspaceRequest(repository=where, role="DEV")

@@ -1,8 +1,8 @@
-"""What docs/operating.md says of scaling, keeping, rotating and bringing back, line by line out of
-the page, in a deployment by role.
+"""The commands of docs/operating.md for scaling, backup, key rotation and restore, run in a
+deployment by role.
 
-Copies of the volumes' folders stand in for snapshots, which this cluster's storage cannot take; no
-cypher-shell is here, so its statement is sent by a driver.
+Copies of the volumes' folders stand in for snapshots, which this cluster's storage does not
+support. cypher-shell is not available, so a driver sends its statement.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ except AuthError:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """What was kept of the deployment, and what it told of itself then."""
+    """A backup of the deployment, and the output of its commands at that time."""
 
     folder: Path
     secrets: str
@@ -79,7 +79,7 @@ async def none_serves(standing: Standing) -> None:
 
 
 async def secrets_of_then() -> str:
-    """The Secrets as they are, for `kubectl apply` elsewhere."""
+    """Return the current Secrets, for `kubectl apply` elsewhere."""
     found = json.loads(await ask("-n", SPACE, "get", "secrets", *SECRETS, "-o", "json"))
     for one in found["items"]:
         one["metadata"] = {name: one["metadata"][name] for name in ("name", "namespace")}
@@ -90,7 +90,7 @@ async def secrets_of_then() -> str:
 async def copies(
     standing: Standing, undisturbed: Seen, tmp_path_factory: pytest.TempPathFactory
 ) -> Copies:
-    """Scaled to none, copied, and scaled up again as the page says it."""
+    """A deployment that was scaled to zero, copied, and scaled up again, as the page describes."""
     before, folder = await command_outputs(), tmp_path_factory.mktemp("copies")
     down, *up = page.lines("kubectl -n moothall scale deployment/moothall-")
     await page.run(by_role(down, SPACE))
@@ -113,7 +113,7 @@ async def test_a_house_that_was_scaled_to_none_and_back_is_the_same(
 
 
 async def status(standing: Standing, token: str) -> grpc.StatusCode:
-    """Ask with a token how the deployment is; return how that was answered."""
+    """Query the deployment's status with a token; return the gRPC status."""
     async with standing.stub() as stub:
         try:
             who = (("authorization", f"Bearer {token}"),)
@@ -130,7 +130,7 @@ async def at_neo4j(password: str, statement: str, database: str) -> str:
 
 
 async def shown(standing: Standing) -> str:
-    """The certificate that the doors show."""
+    """Return the certificate that the endpoints present."""
     return await asyncio.to_thread(
         ssl.get_server_certificate, (standing.dependencies["moothall"], 8080)
     )

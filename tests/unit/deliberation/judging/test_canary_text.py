@@ -22,7 +22,7 @@ _NODE = "const { test } = require('node:test');\ntest('b', () => {});\n"
 _NODE_MODULE = "import test from 'node:test';\ntest('b', () => {});\n"
 
 
-def _made(argv: tuple[str, ...], path: str, source: str, case: str = "") -> Canary:
+def _canary_for(argv: tuple[str, ...], path: str, source: str, case: str = "") -> Canary:
     canary = make_canary(argv, case or f"{path}::b", path, source)
     assert canary is not None
     return canary
@@ -45,7 +45,7 @@ def _made(argv: tuple[str, ...], path: str, source: str, case: str = "") -> Cana
 def test_each_runner_has_a_template(
     argv: tuple[str, ...], path: str, source: str, text: str
 ) -> None:
-    canary = _made(argv, path, source)
+    canary = _canary_for(argv, path, source)
     assert text in canary.text
     assert canary.name in canary.text
     assert canary.name in canary.case
@@ -53,8 +53,8 @@ def test_each_runner_has_a_template(
 
 def test_no_name_comes_twice_and_an_unknown_runner_has_no_canary() -> None:
     assert (
-        _made(("pytest",), "tests/test_a.py", "").name
-        != _made(("pytest",), "tests/test_a.py", "").name
+        _canary_for(("pytest",), "tests/test_a.py", "").name
+        != _canary_for(("pytest",), "tests/test_a.py", "").name
     )
     assert make_canary(("make", "test"), "tests/test_a.py::b", "tests/test_a.py", "") is None
     assert make_canary(("./check.sh",), "a.test.js::b", "a.test.js", _JEST) is None
@@ -72,7 +72,7 @@ def test_a_case_of_a_go_package_lies_in_its_folder() -> None:
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
 def test_the_python_canary_fails_in_its_runner(tmp_path: Path, runner: str) -> None:
     argv = (sys.executable, "-m", runner)
-    canary = _made(
+    canary = _canary_for(
         argv, "test_a.py", "", "test_a.py::test_b" if runner == "pytest" else "test_a.A.test_b"
     )
     (tmp_path / "test_a.py").write_text("def test_b():\n    pass\n" + canary.text, encoding="utf-8")
@@ -91,7 +91,7 @@ def test_the_canary_of_node_fails_and_the_other_tests_pass(
 ) -> None:
     if shutil.which("node") is None:
         pytest.skip("node is not installed; apt-get install nodejs brings it")
-    canary = _made(("node", "--test"), path, source)
+    canary = _canary_for(("node", "--test"), path, source)
     (tmp_path / path).write_text(source + canary.text, encoding="utf-8")
     completed = subprocess.run(
         ["node", "--test", "--test-reporter=tap", path],
@@ -105,7 +105,7 @@ def test_the_canary_of_node_fails_and_the_other_tests_pass(
 
 
 def test_only_a_failed_case_of_its_name_counts() -> None:
-    canary = _made(("pytest",), "tests/test_a.py", "")
+    canary = _canary_for(("pytest",), "tests/test_a.py", "")
     assert canary.failed_in(CheckRun("tests", Verdict.FAILED, {canary.case: "failed"}))
     assert not canary.failed_in(CheckRun("tests", Verdict.PASSED, {canary.case: "passed"}))
     assert not canary.failed_in(

@@ -186,10 +186,10 @@ async def test_no_secret_is_told() -> None:
 async def test_it_stays_within_its_budget_by_whatever_count(
     budget: int, texts: list[str], lines: list[str], role: str
 ) -> None:
-    asked_of: list[str] = []
+    counted_texts: list[str] = []
 
     async def words(text: str) -> int:
-        asked_of.append(text)
+        counted_texts.append(text)
         return len(text.split())
 
     graph = MemoryGraph()
@@ -201,7 +201,7 @@ async def test_it_stays_within_its_budget_by_whatever_count(
     request = replace(ASKED, role=role, budget=budget, scopes=("brief", "summaries", "timeline"))
     briefing = await Briefings(graph.ask, LimitSettings(), count=words).brief(request, LOCAL)
     assert briefing.tokens == len(briefing.text.split()) <= budget
-    assert briefing.text in asked_of  # what is said of it was counted, and not guessed
+    assert briefing.text in counted_texts  # what is said of it was counted, and not guessed
 
 
 async def test_what_is_worth_most_is_told_where_there_is_no_room_for_all() -> None:

@@ -240,11 +240,11 @@ def test_without_tools_only_finish_is_left() -> None:
 
 
 def test_approaches_are_distinct_and_more_than_a_tools_name() -> None:
-    said_four = (
+    four_approaches = (
         '{"approaches": ["use  a loop", "files.read", "a set instead", "Use a loop", "a lookup '
         'table"]}'
     )
-    assert reply.read_approaches(chat_reply(said_four), 3) == (
+    assert reply.read_approaches(chat_reply(four_approaches), 3) == (
         "Use a loop",
         "a set instead",
         "a lookup table",

@@ -1,6 +1,5 @@
-"""The same deployment beside the metrics server: HorizontalPodAutoscalers have figures, and bring
-more
-pods by them.
+"""The same deployment beside the metrics server: HorizontalPodAutoscalers read metrics and add
+pods.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SECONDS = 240.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def measured(standing: Standing, home: Home) -> None:
-    """The metrics server, from which the cluster hears what pods use."""
+    """The metrics server, which reports the resource usage of pods."""
     try:
         await asyncio.to_thread(METRICS.make, home, print)
         await give_images(home)
@@ -52,7 +51,7 @@ async def scaler(name: str) -> dict[str, Any]:
 
 
 def figure(found: dict[str, Any]) -> str:
-    """What it says that a pod uses, in the mean; '' where it does not know."""
+    """Return the reported mean usage of a pod; '' if it is unknown."""
     known = found["status"].get("currentMetrics") or [{}]
     return str(((known[0].get("resource") or {}).get("current") or {}).get("averageValue", ""))
 

@@ -1,6 +1,5 @@
-"""The same deployment with its hosts on a RayCluster of the KubeRay operator, one on each node: a
-host
-is killed with -9, then their head; then all are replaced.
+"""The same deployment with its hosts on a RayCluster of the KubeRay operator, one on each node. A
+host is killed with SIGKILL, then the head; then all are replaced.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ HOSTS, HEAD = (
 
 
 async def ready() -> None:
-    """Wait until Ray's nodes are there, and the role that starts hosts on them."""
+    """Wait for Ray's nodes and for the role that starts hosts on them."""
     await waited("raycluster/hosts", "--for=jsonpath={.status.readyWorkerReplicas}=2")
     await waited("pod", "-l", "ray.io/cluster=hosts", "--for=condition=Ready")
     await rolled_out("deployment/moothall-hosts")
 
 
 async def waited(*what: str) -> None:
-    """Wait for what KubeRay makes. Raises `AssertionError` with what its pods say."""
+    """Wait for objects that KubeRay creates. Raises `AssertionError` with the logs of its pods."""
     try:
         await ask("-n", deployment.SPACE, "wait", *what, "--timeout=240s")
     except AssertionError as error:
@@ -51,7 +50,9 @@ async def waited(*what: str) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def on_ray(standing: Standing, home: Home, counted: Counted) -> Seen:
-    """The operator and the RayCluster in place of the one host; what a council comes to there."""
+    """The operator and the RayCluster in place of the single host, and the outcome of a council
+    there.
+    """
     try:
         await asyncio.to_thread(RAY.make, home, print)
         await give_images(home)

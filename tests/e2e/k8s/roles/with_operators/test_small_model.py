@@ -29,7 +29,7 @@ TASK = "In one sentence: what does a queue between two services do when it is fu
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def on_small(standing: Standing, home: Home) -> AsyncIterator[None]:
-    """The model's pod, and the deployment asking it."""
+    """The model's pod, and a deployment that uses it."""
     weights = await fetch_weights(LlmSettings(), home.root, lambda done, total: None)
     await ask("delete", "pv", small.VOLUME, "--ignore-not-found", "--timeout=60s")
     await ask("apply", "-f", "-", given=small.objects(weights))

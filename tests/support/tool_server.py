@@ -36,7 +36,7 @@ from support.repos import make_repo
 
 
 @dataclass
-class ToolHouse:
+class ToolServer:
     """What a test looks at."""
 
     bus: JetStreamBus
@@ -186,7 +186,7 @@ class ToolHouse:
 
 
 @asynccontextmanager
-async def tool_house(
+async def open_tool_server(
     folder: Path,
     files: Mapping[str, str],
     *,
@@ -194,7 +194,7 @@ async def tool_house(
     roles: str = "",
     at: BusSettings | None = None,
     **settings: Any,
-) -> AsyncIterator[ToolHouse]:
+) -> AsyncIterator[ToolServer]:
     """Serve a repository of these files. `rego` and `roles` stand in for the policies that come
     with Moothall, `at` for a bus of its own.
     """
@@ -231,4 +231,4 @@ async def tool_house(
         served = await stack.enter_async_context(serving(deliberations, dependencies))
         stub: Any = pb_grpc.ToolServiceStub(served.channel)
         runner: Any = runner_pb2_grpc.SecureRunnerStub(served.channel)
-        yield ToolHouse(bus, visits, workflows, stub, folder / "repo", loaded.data_dir, runner)
+        yield ToolServer(bus, visits, workflows, stub, folder / "repo", loaded.data_dir, runner)
