@@ -1,5 +1,5 @@
-"""A nats-server of one's own with the accounts that `moothall bus keys` makes, stopped and started
-again on what it stored.
+"""A private nats-server with the accounts of `moothall bus keys`; it can be stopped and restarted
+on its stored data.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from moothall.events.nats.server import _binary
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A server's address and the keys of its server."""
+    """A server's address and the keys of its users."""
 
     url: str
     keys: Path
 
     def of(self, name: str) -> BusSettings:
-        """What whoever has the credentials of that name comes with."""
+        """Return the bus settings of the user with this name."""
         return BusSettings(url=self.url, credentials_file=self.keys / f"{name}.creds")
 
     @property
@@ -44,7 +44,7 @@ class App:
 
 @asynccontextmanager
 async def served(folder: Path, keys: Path) -> AsyncIterator[App]:
-    """Run the server with these keys while the block does; what it stores lies in `folder`."""
+    """Run the server with these keys while the block runs. It stores its data in `folder`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     conf = folder / "nats.conf"
@@ -71,7 +71,7 @@ async def served(folder: Path, keys: Path) -> AsyncIterator[App]:
 
 
 async def refused(bus: BusSettings, *, publish: str = "", subscribe: str = "") -> str:
-    """Try it, and return what the server said of it, "" when it said nothing."""
+    """Try an operation; return the server's error messages, "" if there are none."""
     errors: list[str] = []
 
     async def error(problem: Exception) -> None:

@@ -1,5 +1,5 @@
-"""A council with real parts round a scripted model: real HTTP, gate, audit, git and pytest; a bus
-in memory.
+"""A council with real components around a scripted model: real HTTP, gateway, audit, git and
+pytest; an in-memory bus.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def review(score: int, quote: str = "hello_world", comment: str = "fine") -> str
 
 @dataclass(slots=True)
 class CouncilEnvironment:
-    """A council's surroundings; `run` lets it deliberate."""
+    """The environment of a council; `run` lets it deliberate."""
 
     server: ScriptedModel
     bus: MemoryBus
@@ -93,7 +93,7 @@ class CouncilEnvironment:
     runs: int = field(default=0)
 
     def deliberation(self, protocol: str = "vote", seats: int = 3, **fields: Any) -> Deliberation:
-        """Return a deliberation of dev seats on the sample; `repository=None` makes it one about
+        """Return a deliberation of dev seats on the sample. With `repository=None` it is about
         text.
         """
         defaults: dict[str, Any] = {
@@ -117,7 +117,7 @@ class CouncilEnvironment:
         return await self.events()
 
     async def events(self) -> list[Event]:
-        """Return the log."""
+        """Return the events of the log."""
         return [
             recorded.event
             async for recorded in self.bus.replay((Channel.RESULTS.all, Channel.TOOLS.all))
@@ -130,7 +130,7 @@ def of(events: list[Event], kind: EventType) -> list[Mapping[str, Any]]:
 
 
 def outcomes(events: list[Event]) -> dict[str, str]:
-    """Return seat → status, with the code where there is one. Fails where a seat finished twice."""
+    """Return seat → status, with the error code if there is one. Fails if a seat finished twice."""
     found: dict[str, str] = {}
     for data in of(events, EventType.SEAT_FINISHED):
         outcome = data["outcome"]
@@ -141,23 +141,21 @@ def outcomes(events: list[Event]) -> dict[str, str]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something to hold."""
+    """Wait for a condition."""
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 class Thinking:
-    """A model whose first reply is nothing of use and comes when it is let; the second is the
-    answer.
-    """
+    """A model whose first reply is unusable and waits for a signal; the second is the answer."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.go_on = asyncio.Event()
 
     async def __call__(self, body: dict[str, Any], headers: Mapping[str, str]) -> Any:
-        """Answer."""
+        """Return the next reply."""
         del body, headers
         self.calls += 1
         if self.calls == 1:
@@ -173,7 +171,7 @@ async def forever() -> str:
 
 
 def scripted(work: Answer, *, plan: str = "") -> Answer:
-    """Answer the call for approaches by itself, and leave the others to `work`."""
+    """Answer the request for approaches, and delegate the others to `work`."""
 
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
         if phase_of(headers) == "plan":
@@ -200,10 +198,13 @@ async def open_council(
     python: RunnerSettings | None = None,
     **llm: Any,
 ) -> AsyncIterator[CouncilEnvironment]:
-    """Build it in `folder`. `run_code` runs Python, by the settings `python`; `tools`: the model
-    calls tools
-    natively. `evidence`: the agents beside the seats, none without it. `llm` are settings of the
-    model.
+    """Open a council in `folder`.
+
+    Args:
+        run_code: runs Python with the settings `python`.
+        tools: the model calls tools natively.
+        evidence: the agents beside the seats; none without it.
+        llm: settings of the model.
     """
     repo: Repo = await asyncio.to_thread(make_repo, folder / "repo", dict(files or SAMPLE))
     workspaces = TempWorkspaces(repo, folder / "workspaces")
@@ -245,8 +246,8 @@ async def open_council(
 
 
 def by_seat(**texts: Any) -> Any:
-    """Answer by the seat's number (one, two, three); `review` answers reviews, `revise` revisions,
-    `inputs` who asks for these.
+    """Reply by the seat's number (one, two, three). `review` replies to reviews, `revise` to
+    revisions, `inputs` to requests for test inputs.
     """
 
     def answer(_body: Any, headers: Any) -> Any:
@@ -264,7 +265,7 @@ def by_seat(**texts: Any) -> Any:
 
 
 def verdicts(events: list[Event]) -> dict[tuple[str, str], str]:
-    """Return what each check said of each candidate."""
+    """Return the verdict of each check on each candidate."""
     return {
         (data["candidate"], data["evidence"]["check"]): data["evidence"]["verdict"]
         for data in of(events, EventType.CHECK_FINISHED)
@@ -272,7 +273,7 @@ def verdicts(events: list[Event]) -> dict[tuple[str, str], str]:
 
 
 def outcome_from(d: Deliberation, events: list[Event]) -> Outcome:
-    """Return what the collector makes of a deliberation's events."""
+    """Return the collector's decision on a deliberation's events."""
     argument_names = write_of(
         d, EventType.DELIBERATION_REQUESTED, dump(d), time=d.deadline.replace(year=2020).isoformat()
     )

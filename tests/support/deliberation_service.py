@@ -1,4 +1,4 @@
-"""A front desk in memory: what its callers see of the real one, moved by hand."""
+"""An in-memory deliberation service with the interface of the real one, controlled by a test."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class _Kept:
 
 @dataclass
 class Lands:
-    """Implements `ports.Land`: says what it is told to say, of one commit after the other, and that
-    it was left after that.
+    """A merger that implements `ports.Land`: it returns the planned results for one commit after
+    the other, then "left".
     """
 
     says: list[MergeResult] = field(default_factory=list)
@@ -43,14 +43,16 @@ class Lands:
     async def __call__(
         self, ref: RepositoryRef, commit_sha: str, branch: str, message: str, tenant: str
     ) -> MergeResult:
-        """Remember commit and message."""
+        """Record commit and message."""
         del ref, tenant
         self.asked.append((commit_sha, message))
         return self.says.pop(0) if self.says else MergeResult("left", branch, commit_sha)
 
 
 class MemoryDesk:
-    """Implements `ports.Deliberations`. A test plays the council with `record` and `decide`."""
+    """An implementation of `ports.Deliberations` in which the test plays the council with `record`
+    and `decide`.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}
@@ -69,7 +71,7 @@ class MemoryDesk:
         self.written = asyncio.Event()
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
-        """Keep it, once the gate is open. A `failure` that was planted is raised."""
+        """Store the request once the gate is open. Raises a planted `failure`."""
         if self.failure is not None:
             raise self.failure
         self.waiting += 1
@@ -114,9 +116,7 @@ class MemoryDesk:
         return deliberation
 
     async def check(self, request: DeliberationRequest, who: Principal) -> None:
-        """Raise what was planted for the request's role or its repository; an empty task is
-        refused.
-        """
+        """Raise the error planted for the request's role or repository; refuse an empty task."""
         del who
         if not request.description.strip():
             raise InvalidRequest("the task is empty")
@@ -125,15 +125,15 @@ class MemoryDesk:
             raise reason
 
     async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
-        """Write down why it cannot start."""
+        """Record the reason why the request cannot start."""
         self.refused.setdefault(key_of(request.task_id, who.tenant), reason.message)
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
-        """Return how it stands."""
+        """Return the current outcome."""
         return self._visible(task_id, who).outcome
 
     async def wait(self, task_id: str, who: Principal) -> Outcome:
-        """Return the end."""
+        """Return the final outcome."""
         kept = self._visible(task_id, who)
         async with self._changed:
             await self._changed.wait_for(lambda: kept.outcome.status.ended)
@@ -160,14 +160,14 @@ class MemoryDesk:
             self.watchers -= 1
 
     async def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
-        """Yield what a test planted."""
+        """Yield planted partial replies."""
         self._visible(task_id, who)
         for moment in self.writes:
             yield moment
         self.written.set()
 
     async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
-        """Write down what was said."""
+        """Record a steering message."""
         self._visible(task_id, who)
         await self.record(
             task_id,
@@ -176,7 +176,7 @@ class MemoryDesk:
         )
 
     async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
-        """Write down that it waits or goes on."""
+        """Record a pause or its end."""
         kept = self._visible(task_id, who)
         before = Pauses.of(recorded.event for recorded in kept.events)
         if before.is_paused is paused:
@@ -188,7 +188,7 @@ class MemoryDesk:
         return True
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
-        """Stop it, and decide it as cancelled."""
+        """Cancel it and decide it as cancelled."""
         kept = self._visible(task_id, who)
         if not kept.outcome.status.ended:
             self.cancelled[task_id] = reason
@@ -201,7 +201,7 @@ class MemoryDesk:
         return kept.outcome.status
 
     async def record(self, task_id: str, kind: EventType, data: Mapping[str, Any]) -> int:
-        """Write a fact and return its seq."""
+        """Record an event and return its seq."""
         kept = self._kept[task_id]
         self._seq += 1
         kept.events.append(
@@ -217,12 +217,12 @@ class MemoryDesk:
         return self._seq
 
     async def decide(self, outcome: Outcome) -> None:
-        """Write the decision."""
+        """Record the decision."""
         self._kept[outcome.task_id].outcome = outcome
         await self.record(outcome.task_id, EventType.DELIBERATION_DECIDED, dump(outcome))
 
     def under_way(self) -> list[Deliberation]:
-        """Return what is not decided."""
+        """Return the undecided deliberations."""
         return [kept.deliberation for kept in self._kept.values() if not kept.outcome.status.ended]
 
     def known(self) -> list[str]:
@@ -230,11 +230,11 @@ class MemoryDesk:
         return list(self._kept)
 
     def deliberation(self, task_id: str) -> Deliberation:
-        """Return what was made of the request."""
+        """Return the deliberation of a request."""
         return self._kept[task_id].deliberation
 
     def request(self, task_id: str) -> DeliberationRequest:
-        """Return what was asked."""
+        """Return the request of a deliberation."""
         return self._kept[task_id].request
 
     def _visible(self, task_id: str, who: Principal) -> _Kept:

@@ -1,8 +1,8 @@
-"""A forge for tests, over HTTP: the part of GitHub's or Gitea's REST API that we and the people of
-a test use, with git beside it.
+"""A fake forge over HTTP: the part of GitHub's or Gitea's REST API that we and the people of a test
+use, with a git server beside it.
 
-What it says, refuses and names differently by kind is as the real ones do; tests/forge runs the
-same cases on a real Gitea.
+Responses, refusals and names differ by kind like those of the real ones. tests/forge runs the same
+cases on a real Gitea.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ class _Wrong(Exception):
 
 @dataclass
 class FakeForge:
-    """One repository, acme/app, of one forge. `calls` are what was asked for, `failing` ends a
-    request before or after it is done.
+    """A forge with one repository, acme/app.
+
+    Attributes:
+        calls: the received requests.
+        failing: makes a request fail before or after it is done.
     """
 
     kind: str
@@ -197,7 +200,7 @@ class FakeForge:
         return {"permission": self.permissions[login], "user": {"login": login}}
 
     def sha(self, branch: str) -> str:
-        """The commit of a branch, empty where there is none."""
+        """Return the commit of a branch, empty if there is none."""
         refs = dict(
             line.split("\t")[::-1]
             for line in self.repo.git("ls-remote", str(self.repo.path)).splitlines()
@@ -269,19 +272,17 @@ class FakeForge:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody at a forge, as its API knows them: `ada("POST", "/issues", title="…")` is about
-    acme/app.
-    """
+    """A user of a forge's API: `ada("POST", "/issues", title="…")` is about acme/app."""
 
     api: str
     token: str
 
     def __call__(self, method: str, path: str, **body: Any) -> Any:
-        """Return what the forge says. Raises `urllib.error.HTTPError`."""
+        """Return the forge's response. Raises `urllib.error.HTTPError`."""
         return self.ask(method, f"/repos/{REPOSITORY}{path}", **body)
 
     def ask(self, method: str, path: str, **body: Any) -> Any:
-        """Return what the forge says of something else."""
+        """Return the forge's response to a request outside of acme/app."""
         request = urllib.request.Request(  # noqa: S310 - loopback
             f"{self.api}{path}",
             json.dumps(body).encode() if body else None,
@@ -301,14 +302,14 @@ class Person:
     def review(
         self, number: int, body: str, *remarks: tuple[str, str], event: str = "REQUEST_CHANGES"
     ) -> None:
-        """Review a pull request, with remarks (path, words) on the first line of a file."""
+        """Review a pull request, with remarks (path, text) on the first line of a file."""
         lines = [
             {"path": path, "body": words, "line": 1, "new_position": 1} for path, words in remarks
         ]
         self("POST", f"/pulls/{number}/reviews", body=body, event=event, comments=lines)
 
     def comments(self, number: int) -> list[str]:
-        """Return what was said to an issue or pull request."""
+        """Return the comments of an issue or pull request."""
         return [item["body"] for item in self("GET", f"/issues/{number}/comments")]
 
     def pulls(self) -> list[Data]:
@@ -318,7 +319,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A forge that a test uses, real or not: where it is, and where its repository lies."""
+    """A real or fake forge: its address, and the location of its repository."""
 
     kind: str
     url: str
@@ -327,13 +328,13 @@ class Place:
     tokens: Mapping[str, str]
 
     def person(self, login: str) -> Person:
-        """Return somebody."""
+        """Return a user."""
         return Person(self.api, self.tokens[login])
 
 
 @contextmanager
 def fake_forge(folder: Path, kind: str) -> Iterator[FakeForge]:
-    """Serve a forge with the sample as acme/app until left."""
+    """Serve a forge with the sample as acme/app until the context ends."""
     sample = make_sample(folder / "sample")
     served = folder / "served" / "acme"
     served.mkdir(parents=True)
@@ -348,7 +349,7 @@ def fake_forge(folder: Path, kind: str) -> Iterator[FakeForge]:
 
 
 def place_of(forge: FakeForge) -> Place:
-    """Return how a test uses it."""
+    """Return the forge as tests use it."""
     return Place(
         forge.kind,
         forge.url,

@@ -1,5 +1,5 @@
 """A real Gitea for tests, on loopback: built once from its Go module into the user's cache, and run
-with files of its own.
+with private files.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ ENABLED = false
 
 
 def gitea() -> Path:
-    """Return the folder of Gitea: its program, and the files beside it; built at the first call (it
-    took 52 minutes on two busy cores). Raises `Missing`.
+    """Return the folder of Gitea: its program and its files. The first call builds it (52 minutes
+    on two busy cores). Raises `Missing`.
     """
     return kept(f"gitea-{VERSION}", _build)
 
@@ -101,7 +101,9 @@ def _build(draft: Path) -> Path:
 
 @contextmanager
 def real_gitea(home: Path, folder: Path) -> Iterator[Place]:
-    """Run Gitea until left, with the people of `support.forge` and the sample as acme/app."""
+    """Run Gitea until the context ends, with the people of `support.forge` and the sample as
+    acme/app.
+    """
     port = free_port()
     work = folder / "gitea"
     work.mkdir()
@@ -163,7 +165,7 @@ def _answers(url: str) -> bool:
 
 
 def _fill(url: str, tokens: dict[str, str], folder: Path) -> None:
-    """Give acme its repository with the sample, a label, and people who may write or only read."""
+    """Give acme its repository with the sample, a label, and people with write or read access."""
     owner = Person(f"{url}/api/v1", tokens["acme"])
     owner.ask("POST", "/user/repos", name="app", default_branch="main")
     sample = make_sample(folder / "sample")
@@ -179,7 +181,7 @@ def _fill(url: str, tokens: dict[str, str], folder: Path) -> None:
 
 
 def main() -> None:
-    """Bring Gitea into the user's cache, for people; print its folder."""
+    """Build Gitea into the user's cache, for people; print its folder."""
     argparse.ArgumentParser(prog="python -m support.gitea", description=main.__doc__).parse_args()
     try:
         sys.stdout.write(f"{gitea()}\n")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class GitServer:
-    """Serves the repositories below `root`; `authorizations` are the headers that came, empty where
-    none did.
+    """A server of the repositories below `root`. `authorizations` holds the received headers, empty
+    if a request had none.
     """
 
     root: Path
@@ -31,7 +31,9 @@ Api = Callable[[str, str, Mapping[str, str], bytes], Answer | None]
 
 @contextmanager
 def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> Iterator[GitServer]:  # noqa: C901 - a class within
-    """Serve until left. With `required`, requests with another Authorization header are refused."""
+    """Serve until the context ends. With `required`, requests with another Authorization header are
+    refused.
+    """
     state = GitServer(root, required=required)
 
     class Handler(BaseHTTPRequestHandler):
@@ -94,7 +96,7 @@ def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> It
             return body
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         state.url = f"http://127.0.0.1:{server.server_port}"

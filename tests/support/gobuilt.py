@@ -24,11 +24,11 @@ PROGRAMS = {
 
 
 class Missing(Exception):
-    """It cannot be had here; the message says what is missing and what brings it."""
+    """The program is unavailable here; the message names what is missing and how to get it."""
 
 
 def program(name: str) -> Path:
-    """Return the program: the one on the PATH, else ours, built at the first call (minutes). Raises
+    """Return the program: the one on the PATH, or ours, built at the first call (minutes). Raises
     `Missing`.
     """
     module, version = PROGRAMS[name]
@@ -87,7 +87,7 @@ def _go(what: str, *arguments: str, into: str, seconds: float) -> str:
 
 
 def main() -> None:
-    """Bring programs into the user's cache, for people."""
+    """Build programs into the user's cache, for people."""
     parser = argparse.ArgumentParser(prog="python -m support.gobuilt", description=main.__doc__)
     parser.add_argument("names", nargs="+", choices=sorted(PROGRAMS))
     try:

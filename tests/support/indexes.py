@@ -1,5 +1,5 @@
-"""Package indexes on loopback that want a password or a token, over TLS: a simple one of Python's
-and a registry of npm's.
+"""Package indexes on loopback over TLS that require a password or a token: a simple Python index
+and an npm registry.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PASSWORD, TOKEN = "pass-of-the-operator-71", "npm-token-of-the-operator-93"
 
 @dataclass(slots=True)
 class Index:
-    """A server at https://localhost:`port` whose authority is the file `trust`."""
+    """A server at https://localhost:`port` whose CA is the file `trust`."""
 
     port: int
     trust: Path
@@ -34,7 +34,7 @@ class Index:
 
 
 def wheel() -> bytes:
-    """A wheel of private_tool 1.0."""
+    """Return a wheel of private_tool 1.0."""
     data, info = io.BytesIO(), "private_tool-1.0.dist-info"
     files = {
         "private_tool.py": "ANSWER = 42\n",
@@ -53,7 +53,7 @@ def wheel() -> bytes:
 
 
 def tarball() -> bytes:
-    """A package of npm's: @acme/tool 1.0.0."""
+    """Return the npm package @acme/tool 1.0.0."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         for name, text in {

@@ -1,5 +1,5 @@
-"""MCP servers that do not mean well, each a way to answer. Standard library only; run as a script
-in a sandbox, with the way as its argument.
+"""Hostile MCP servers, one for each kind of response. Standard library only; run as a script in a
+sandbox, with the kind as its argument.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def flood() -> None:
 
 
 def flood_later(bytes_: int) -> None:
-    """Answer first; what comes then was asked for by nobody."""
+    """Answer first, then send unrequested messages."""
 
     def run() -> None:
         time.sleep(0.2)

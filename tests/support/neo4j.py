@@ -1,9 +1,8 @@
-"""A real Neo4j 5 for tests, on loopback: a server that the environment names, else one of our own
-from Maven and Java, else from a container.
+"""A real Neo4j 5 for tests, on loopback: the server that the environment names, or one of our own
+from Maven and Java, or a container.
 
-The server's jars lie on Maven Central; they are fetched once into the user's cache. `scripts/neo4j`
-starts the same
-server for people.
+The server's jars come from Maven Central and are fetched once into the user's cache.
+`scripts/neo4j` starts the same server for people.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ _FETCH_SECONDS, _START_SECONDS, _STOP_SECONDS = 900.0, 300.0, 20.0
 
 
 class Missing(Exception):
-    """No Neo4j can be had here; the message says what is missing and what brings it."""
+    """Neo4j is unavailable here; the message names what is missing and how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is, and who may come in."""
+    """A server's address and credentials."""
 
     url: str
     user: str
@@ -73,7 +72,7 @@ class Address:
 
 
 def jars() -> Path:
-    """Return the folder of the server's jars; fetched at the first call (about 115 MB, two
+    """Return the folder of the server's jars. The first call fetches them (about 115 MB, two
     minutes). Raises `Missing`.
     """
     return kept(f"neo4j-{VERSION}", _fetch)
@@ -107,9 +106,7 @@ def _fetch(draft: Path) -> Path:
 
 @contextmanager
 def some_server(home: Path) -> Iterator[Address]:
-    """Yield the server that the environment names, else our own, else a container. Raises
-    `Missing`.
-    """
+    """Yield the server that the environment names, or our own, or a container. Raises `Missing`."""
     named = environment().get("MOOTHALL_TEST_NEO4J_URL", "")
     if named:
         yield _parsed(named)
@@ -189,7 +186,7 @@ def _parsed(url: str) -> Address:
 
 
 def docker_runs() -> bool:
-    """Whether there is a docker that answers."""
+    """True if a docker daemon answers."""
     if shutil.which("docker") is None:
         return False
     return (
@@ -199,7 +196,7 @@ def docker_runs() -> bool:
 
 
 def _let_in(address: Address, process: subprocess.Popen[bytes], log: Path) -> None:
-    """A fresh server wants its first password changed."""
+    """Change the initial password, as a fresh server requires."""
 
     def alive() -> None:
         if process.poll() is not None:

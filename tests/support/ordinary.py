@@ -1,5 +1,5 @@
-"""Running a suite again as a user who may do nothing special: where no cgroup is writable, rlimits
-and sampling hold.
+"""Run a suite again as an ordinary user, for whom no cgroup is writable: rlimits and sampling
+apply.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def interpreter_for_all() -> Path | None:
 
 
 def run_as_ordinary_user(suite: str, root: Path) -> tuple[int, str]:
-    """Run a suite of the repository at `root`; return pytest's exit code and the end of what it
-    said. Only root can.
+    """Run a suite of the repository at `root`; return pytest's exit code and the end of its output.
+    Requires root.
     """
     home = Path("/tmp", f"moothall-ordinary-{os.getpid()}")
     home.mkdir(mode=0o700)

@@ -1,5 +1,5 @@
-"""A plugin of pytest. `--part K/N`: one of N parts of the tests. All together are slow, so CI tries
-a part at a commit.
+"""A pytest plugin: `--part K/N` runs one of N parts of the tests. All of them together are slow, so
+CI runs one part per commit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What every policy engine must do, and a server of ours that speaks OPA's data API over
-Regorus.
-"""
+"""The contract of policy engines, and a server with OPA's data API on top of Regorus."""
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ async def decides_by_what_it_is_told(opened: Opened, folder: Path) -> None:
 
 
 async def says_when_there_is_no_decision(opened: Opened, folder: Path) -> None:
-    """An undefined decision is none."""
+    """An undefined decision is reported as none."""
     (folder / "tools.rego").write_text(UNDEFINED, encoding="utf-8")
     async with opened(folder) as engine:
         assert await engine.decide(READ) == {"allow": True}
@@ -81,7 +79,7 @@ async def says_when_there_is_no_decision(opened: Opened, folder: Path) -> None:
 
 
 async def answers_many_at_once(opened: Opened, folder: Path) -> None:
-    """Answers are not mixed up."""
+    """Concurrent answers are not mixed up."""
     (folder / "tools.rego").write_text(POLICY, encoding="utf-8")
     async with opened(folder) as engine:
         documents = [
@@ -101,7 +99,7 @@ CONTRACT = (decides_by_what_it_is_told, says_when_there_is_no_decision, answers_
 
 @dataclass(slots=True)
 class Api:
-    """A data API that can be spoilt: `answer` stands in for it where it is set. `asked` counts."""
+    """A data API that can be made to fail: `answer` replaces it if set. `requests` counts."""
 
     url: str = ""
     requests: int = 0
@@ -110,7 +108,7 @@ class Api:
 
 @asynccontextmanager
 async def data_api(folder: Path) -> AsyncIterator[Api]:
-    """Serve the policies of a folder on loopback as OPA does."""
+    """Serve the policies of a folder on loopback like OPA."""
     rego, api = Rego(folder), Api()
 
     async def decide(request: web.Request) -> web.StreamResponse:

@@ -1,5 +1,5 @@
-"""A small OpenID provider on loopback: everybody who comes is signed in, and what it signs may be
-changed to see what is taken.
+"""A small OpenID provider on loopback: it signs everybody in, and its tokens can be altered to test
+their verification.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Forge = Callable[[dict[str, Any], dict[str, Any], Any], str]
 
 @cache
 def keys(whose: str) -> Mapping[str, Any]:
-    """Return the keys of somebody, made once."""
+    """Return a person's keys, created once."""
     del whose
     return {
         "one": rsa.generate_private_key(public_exponent=65537, key_size=2048),
@@ -41,13 +41,13 @@ def keys(whose: str) -> Mapping[str, Any]:
 
 
 def honest(claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
-    """Sign what is to be signed."""
+    """Sign without alteration."""
     return jwt.encode(claims, key, algorithm=header["alg"], headers=header)
 
 
 @dataclass(slots=True)
 class Provider:
-    """What it has, says and signs. `codes` are those that were not redeemed yet."""
+    """An OpenID provider. `codes` are those not yet redeemed."""
 
     claims: dict[str, Any] = field(default_factory=lambda: {"sub": "ann", "groups": ["product"]})
     about: dict[str, Any] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Provider:
         return JSONResponse(metadata | self.about)
 
     async def authorize(self, request: Request) -> Response:
-        """Sign the browser's person in without a word."""
+        """Sign the browser's user in without a prompt."""
         parameters = dict(request.query_params)
         self.asked.append(parameters)
         code = secrets.token_urlsafe(16)
@@ -80,7 +80,7 @@ class Provider:
         return RedirectResponse(f"{parameters['redirect_uri']}?{query}", 302)
 
     async def token(self, request: Request) -> Response:
-        """Redeem a code once, of the client that asked for it, with the verifier of its
+        """Redeem a code once, for the client that requested it, with the verifier of its
         challenge.
         """
         form = {
@@ -141,7 +141,7 @@ class Provider:
 
 @asynccontextmanager
 async def provider(**more: Any) -> AsyncIterator[Provider]:
-    """Serve one until the context ends."""
+    """Serve a provider until the context ends."""
     served = Provider(**more)
     routes = [
         Route("/.well-known/openid-configuration", served.describe),

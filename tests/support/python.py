@@ -18,9 +18,7 @@ from support.local import local
 async def open_coding_council(
     folder: Path, answer: Answer, python: RunnerSettings | None = None, **settings: Any
 ) -> AsyncIterator[CouncilEnvironment]:
-    """Build a council in `folder` as `open_council` does, with a runner by the settings
-    `python`.
-    """
+    """Open a council in `folder` like `open_council`, with a runner for the settings `python`."""
     limits = python or RunnerSettings()
     async with local(folder / "hands") as app:
         runner = LocalRunner(

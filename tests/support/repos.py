@@ -41,7 +41,7 @@ class Repo:
     path: Path
 
     def git(self, *args: str, stdin: bytes = b"") -> str:
-        """Run git here as its owner would and return what it prints, stripped."""
+        """Run git here as its owner would and return its output, stripped."""
         env = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self.path),
@@ -75,7 +75,7 @@ class Repo:
     def commit(
         self, files: Mapping[str, str | bytes] | None = None, message: str = "change"
     ) -> str:
-        """Write files, commit all there is and return the sha."""
+        """Write files, commit all changes and return the sha."""
         self.write(files or {})
         self.git("add", "--all", "--force")
         self.git("commit", "--quiet", "--allow-empty", "--message", message)
@@ -108,7 +108,7 @@ class Repo:
 
 
 def make_repo(path: Path, files: Mapping[str, str | bytes] | None = None) -> Repo:
-    """Make a repository; without `files` it has no commit."""
+    """Create a repository; without `files` it has no commit."""
     path.mkdir(parents=True)
     repo = Repo(path)
     if files is None:
@@ -123,9 +123,7 @@ def make_repo(path: Path, files: Mapping[str, str | bytes] | None = None) -> Rep
 
 @cache
 def _committed_files(files: tuple[tuple[str, str | bytes], ...]) -> Mapping[str, tuple[bytes, int]]:
-    """Every file, with its mode, of a repository with one commit: made by git once, copied from
-    then on.
-    """
+    """Return every file, with its mode, of a repository with one commit, which git creates once."""
     with TemporaryDirectory() as folder:
         repo = Repo(Path(folder))
         repo.git("init", "--quiet")
@@ -138,5 +136,5 @@ def _committed_files(files: tuple[tuple[str, str | bytes], ...]) -> Mapping[str,
 
 
 def make_sample(path: Path) -> Repo:
-    """Make the sample: src/utils.py, and a test that fails until it has hello_world()."""
+    """Create the sample: src/utils.py, and a test that fails until it has hello_world()."""
     return make_repo(path, SAMPLE)

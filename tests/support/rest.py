@@ -1,4 +1,4 @@
-"""The HTTP door on a free port, and a client that carries a token."""
+"""The HTTP API on a free port, and a client that carries a token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.callers import TOKEN, TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back; `json` None where there was no body."""
+    """A response; `json` is None without a body."""
 
     status: int
     headers: Any
@@ -27,7 +27,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """A client of a served door."""
+    """A client of the HTTP API."""
 
     session: aiohttp.ClientSession
     port: int
@@ -41,7 +41,7 @@ class Web:
         token: str | None = TOKEN,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        """Ask, with this document as its body."""
+        """Send a request with this document as its body."""
         carried = {} if token is None else {"Authorization": f"Bearer {token}"}
         sent = {} if body is None else {"json": body}
         url = f"http://127.0.0.1:{self.port}{path}"
@@ -67,7 +67,7 @@ async def serving_http(dependencies: ApiDependencies, **settings: Any) -> AsyncI
 
 
 async def opened(web: Web, **more: Any) -> dict[str, Any]:
-    """Open a workspace on the repository `sample` and return what its opener is told."""
+    """Open a workspace on the repository `sample` and return the response."""
     answer = await web(
         "POST", "/v1/workspaces", {"repository": {"id": "sample"}, "role": "DEV", **more}
     )
@@ -88,8 +88,8 @@ def call(opened: Mapping[str, Any], request_id: str = "r-1", **arguments: Any) -
 
 
 def problem(answer: Answer) -> tuple[int, str, str]:
-    """Return status, code and detail of an answer that is an error. Raises `AssertionError` for one
-    that is none.
+    """Return status, code and detail of an error response. Raises `AssertionError` if it is not an
+    error.
     """
     document = answer.json
     kind, expected_type = answer.headers["Content-Type"], f"urn:moothall:error:{document['code']}"

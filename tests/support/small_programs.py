@@ -1,4 +1,4 @@
-"""Small programs with a bug each, and pools of generated candidates of which few are right.
+"""Small programs with one bug each, and pools of generated candidates of which few are right.
 
 Each has the right text, the change that makes it wrong, and arguments; the results of the right
 text are the cases. Every other case is visible, the others are hidden. Wrong candidates are the
@@ -21,7 +21,7 @@ _STEPS = 20_000  # lines that a call may run
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A function `name`, the bug that its text gets, and arguments to call it with."""
+    """A function `name`, the bug of its text, and arguments to call it with."""
 
     name: str
     says: str
@@ -31,18 +31,18 @@ class Program:
 
     @property
     def wrong_text(self) -> str:
-        """The text on the base."""
+        """The text of the base."""
         assert self.bug[0] in self.text, self.name
         return self.text.replace(*self.bug, 1)
 
     @property
     def cases(self) -> tuple[tuple[tuple[Any, ...], Any], ...]:
-        """The arguments and what should come of them."""
+        """The arguments with their expected results."""
         return tuple(zip(self.arguments, results(self, self.text), strict=True))
 
     @property
     def task(self) -> str:
-        """The task's text, with the first visible case that fails as an example."""
+        """The task's text, with the first failing visible case as an example."""
         now = results(self, self.wrong_text)
         failing = [
             (case, got)
@@ -71,8 +71,8 @@ class Program:
 
 
 def results(program: Program, text: str) -> list[Any]:
-    """Call the function of a text with all arguments; an error is its name, and so is a call that
-    does not end.
+    """Call the function of a text with all arguments. An error yields its name, and so does a call
+    that does not end.
     """
     names: dict[str, Any] = {}
     exec(compile(text, program.name, "exec"), names)  # noqa: S102 - our own programs
@@ -110,7 +110,7 @@ class Generated:
 def pool(
     program: Program, seed: int, size: int = 5, probability: float = 0.34
 ) -> tuple[Generated, ...]:
-    """Return so many different candidates, each right with a probability."""
+    """Return this many different candidates, each right with the given probability."""
     rng = random.Random(f"{program.name} {seed}")  # noqa: S311 - no secret
     expected = [result for _, result in program.cases]
     outcomes: dict[str, list[Any]] = {}
@@ -694,5 +694,5 @@ def longest_word(text):
 
 
 def recovered(selected: float, chance: float, best: float) -> float:
-    """Return which share of the way from chance to the best possible choice was covered."""
+    """Return the share of the gap between chance and the best possible choice that was covered."""
     return (selected - chance) / (best - chance)

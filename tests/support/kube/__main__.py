@@ -1,4 +1,4 @@
-"""Bring a throw-away cluster up, show it, take it down."""
+"""Start a throw-away cluster, show it, stop it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CONTROLLERS = ("kube-controller-manager", "kube-scheduler", "kube-proxy")
 
 
 def say(text: str) -> None:
-    """Tell how far it is."""
+    """Report progress."""
     sys.stderr.write(f"[cluster {time.monotonic() - _BEGAN:5.0f} s] {text}\n")
     sys.stderr.flush()
 
 
 def up(home: Home, count: int) -> None:
-    """Bring up a cluster of that many nodes, or what is missing of one. Raises `Missing`."""
+    """Start a cluster of this many nodes, or the missing parts of one. Raises `Missing`."""
     if home.run.exists() and not nodes(
         home
     ):  # its etcd and images are only as far as they were written
@@ -175,7 +175,7 @@ def _control(node: Node) -> None:
 
 
 def kubectl(home: Home, *arguments: str, given: str | None = None, check: bool = True) -> str:
-    """Run kubectl as the administrator, return what it printed. Raises `Missing` where it fails and
+    """Run kubectl as the administrator and return its output. Raises `Missing` if it fails and
     `check` is set.
     """
     command = [str(home.bin / "kubectl"), f"--kubeconfig={home.admin}", *arguments]
@@ -191,7 +191,7 @@ def _ready(home: Home, name: str) -> bool:
 
 
 def down(home: Home) -> None:
-    """End every node, take the network away and forget the cluster; binaries and images stay."""
+    """End every node, remove the network and forget the cluster; binaries and images remain."""
     for node in nodes(home):
         node.kill()
     for command in (("ip", "route", "del", SERVICES), ("ip", "link", "del", BRIDGE)):
@@ -207,8 +207,8 @@ def down(home: Home) -> None:
 
 
 def _forget(home: Home) -> None:
-    """Take the files of a cluster away: out of the way at once, off the disk behind us, since
-    layers of images are many files.
+    """Delete the files of a cluster: move them away at once and delete them in the background,
+    because layers of images have many files.
     """
     for folder in (home.run, home.keys):
         with suppress(FileNotFoundError):
@@ -225,7 +225,7 @@ def _forget(home: Home) -> None:
 
 
 def main() -> None:
-    """Read the command line and do it."""
+    """Parse the command line and run the command."""
     parser = argparse.ArgumentParser(prog="scripts/cluster", description=__doc__)
     parser.add_argument("what", choices=("up", "down", "status", "env", "images", "kill"))
     parser.add_argument("--nodes", type=int, default=1, help="how many nodes (1)")

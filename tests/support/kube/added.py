@@ -1,5 +1,5 @@
-"""What others bring into a cluster, for the throw-away one: built from its Go module, installed
-with the manifests that lie in it.
+"""Third-party components for the throw-away cluster, built from their Go modules and installed with
+the manifests in them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from support.kube.programs import Home, Say, build_go
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A Go program with its manifests. `name` is its folder in go/, `program` its path in the
-    image; `image` is how its manifests call that; `parts` are folders of its module with a
-    kustomization each; `patches` go over them.
+    """A Go program with its manifests.
+
+    Attributes:
+        name: its folder in go/.
+        program: its path in the image.
+        image: its name in its manifests.
+        parts: folders of its module with a kustomization each.
+        patches: patches of these.
     """
 
     name: str
@@ -35,7 +40,7 @@ class Added:
     patches: tuple[Mapping[str, Any], ...] = ()
 
     def make(self, home: Home, say: Say) -> None:
-        """Build the program (minutes, once) and its image's archive, unless they are there. Raises
+        """Build the program (minutes, once) and its image archive if they are missing. Raises
         `programs.Missing`.
         """
         built = home.bin / f"{self.name}-v{self.version}"

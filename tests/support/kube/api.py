@@ -1,5 +1,5 @@
-"""As much of an API server as workspaces ask for, over HTTP, so that the real client is what asks.
-It runs no pods.
+"""A fake API server with the endpoints that workspaces use, over HTTP, so that tests use the real
+client. It runs no pods.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SPACE = "moothall-workspaces"
 
 
 class KubeApi:
-    """What it holds, and what it refuses."""
+    """The objects of the server, and the requests that it refuses."""
 
     def __init__(self, address: str, kubeconfig: Path) -> None:
         self.address, self.kubeconfig = address, kubeconfig
@@ -33,11 +33,11 @@ class KubeApi:
         self.stopped = threading.Event()
 
     def job(self, name: str, **labels: str) -> None:
-        """Let there be a Job."""
+        """Add a Job."""
         self.jobs[name] = {"metadata": {"name": name, "labels": labels}}
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
-        """Answer one request with a status and a document."""
+        """Answer a request with a status and a document."""
         if path == "/version":
             return 200, {"major": "1", "minor": "34", "gitVersion": "v1.34.1"}
         if path.endswith("/selfsubjectaccessreviews"):
@@ -100,7 +100,7 @@ def _failure(code: int, message: str) -> tuple[int, Any]:
 
 @contextmanager
 def kube_api(folder: Path) -> Iterator[KubeApi]:
-    """Serve on loopback; `kubeconfig` leads there."""
+    """Serve on loopback and write `kubeconfig`."""
 
     class Handler(BaseHTTPRequestHandler):
         def _serve(self) -> None:
@@ -126,7 +126,7 @@ def kube_api(folder: Path) -> Iterator[KubeApi]:
         do_GET = do_POST = do_DELETE = do_PATCH = _serve  # noqa: N815 - names that the server's library looks for
 
         def log_message(self, *_args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     address = f"http://127.0.0.1:{server.server_port}"

@@ -1,5 +1,5 @@
-"""Image archives without a builder: a file or two in an image of their own, and a base made of
-Debian's packages.
+"""Image archives without a builder: images of one or two files, and a base image made of Debian's
+packages.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ _CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
 def make(home: Home, say: Say) -> None:
-    """Make the archives that a bare cluster needs, where they are not there: pause, CoreDNS and the
-    base of our images.
-    """
+    """Create the missing archives of a bare cluster: pause, CoreDNS and the base of our images."""
     home.images.mkdir(parents=True, exist_ok=True)
     ours = {
         "pause": ("registry.local/pause:1", home.bin / "pause", "65535:65535"),
@@ -62,8 +60,8 @@ def make(home: Home, say: Say) -> None:
 
 
 def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any]) -> None:
-    """Write an OCI archive of layers, each a tar, under a tag; `config` is what its containers get
-    (Entrypoint, User, …).
+    """Write a tagged OCI archive of layers, each a tar. `config` is the configuration of its
+    containers (Entrypoint, User, …).
     """
     packed = [gzip.compress(each, compresslevel=1, mtime=0) for each in layers]
     image = {
@@ -110,8 +108,8 @@ def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any
 
 
 def debian(packages: str) -> bytes:
-    """Return a layer of Debian with these packages, divided by commas, and what they need. Raises
-    `Missing`.
+    """Return a layer of Debian with these packages, separated by commas, and their dependencies.
+    Raises `Missing`.
     """
     sources: Sequence[Path] = [
         Path("/etc/apt/sources.list.d/debian.sources"),

@@ -1,5 +1,5 @@
-"""Images of an older commit, as `registry.local/NAME:before`: what a server is upgraded from. Built
-once by that commit's own script.
+"""Images of an older commit, as `registry.local/NAME:before`: the starting point of an upgrade.
+Built once by that commit's own script.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = ("moothall", "moothall-workspace")
 
 
 def give(home: Home, say: Say) -> None:
-    """Give every node both images. Raises `Missing`."""
+    """Import both images on every node. Raises `Missing`."""
     folder = home.root / "before" / COMMIT
     if not all((folder / f"{name}-{TAG}.tar").exists() for name in NAMES):
         say(f"building the images of {COMMIT} (once; they are kept in {folder})")

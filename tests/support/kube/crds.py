@@ -1,5 +1,5 @@
-"""The definitions of what is not Kubernetes' own in deploy/: KubeRay's, the Prometheus operator's
-and of snapshots, out of their Go modules.
+"""The custom resource definitions used in deploy/ (KubeRay, the Prometheus operator, snapshots),
+from their Go modules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def files() -> list[Path]:
 
 @functools.cache
 def schema(kind: str) -> dict[str, Any] | None:
-    """Return the JSON schema of a kind, in which what is not named is refused; None: the kind is
+    """Return the JSON schema of a kind, without additional properties; None if the kind is
     Kubernetes' own. Raises `gobuilt.Missing`.
     """
     if kind not in _FILES:
@@ -48,8 +48,8 @@ def schema(kind: str) -> dict[str, Any] | None:
 
 
 def _strict(node: Any) -> Any:
-    """As the API server reads it: an object has the properties that are named, and a number or text
-    may be either where it says so.
+    """Return the schema as the API server applies it: an object has only the named properties, and
+    `int-or-string` allows both.
     """
     if isinstance(node, list):
         return [_strict(each) for each in node]

@@ -7,7 +7,7 @@ import subprocess
 
 
 def kubectl(*arguments: str, given: str | None = None, check: bool = True) -> str:
-    """Return what it printed, errors too. Raises `AssertionError` with that where it fails and
+    """Return the output, including errors. Raises `AssertionError` with it if the command fails and
     `check` is set.
     """
     done = subprocess.run(
@@ -24,5 +24,5 @@ def kubectl(*arguments: str, given: str | None = None, check: bool = True) -> st
 
 
 async def ask(*arguments: str, given: str | None = None, check: bool = True) -> str:
-    """`kubectl`, beside others."""
+    """Run `kubectl` without blocking the event loop."""
     return await asyncio.to_thread(kubectl, *arguments, given=given, check=check)

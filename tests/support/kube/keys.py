@@ -23,9 +23,7 @@ _DAYS = 365
 
 
 def authority(folder: Path) -> None:
-    """Make the cluster's authority and the key that signs tokens of service accounts, unless they
-    are there.
-    """
+    """Create the cluster's CA and the key that signs service account tokens if they are missing."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (folder / "ca.crt").exists():
         key = ec.generate_private_key(ec.SECP256R1())
@@ -40,8 +38,8 @@ def authority(folder: Path) -> None:
 def certificate(
     folder: Path, file: str, name: str, group: str = "", others: tuple[str, ...] = ()
 ) -> None:
-    """Write FILE.crt and FILE.key for a name in a group, good for the other names and addresses
-    too, unless they are there.
+    """Write FILE.crt and FILE.key for a name in a group, valid for the other names and addresses
+    too, if they are missing.
     """
     if (folder / f"{file}.crt").exists():
         return

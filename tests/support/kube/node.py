@@ -1,4 +1,4 @@
-"""A node: namespaces of its own, their network, and the processes in them."""
+"""A node: its namespaces, their network, and their processes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _MACHINE_WIDE = (
 
 
 def shell(*command: str, check: bool = True) -> str:
-    """Run a command, return what it printed. Raises `Missing` with its words where it fails and
-    `check` is set.
+    """Run a command and return its output. Raises `Missing` with its output if it fails and `check`
+    is set.
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if check and done.returncode:
@@ -41,7 +41,7 @@ def shell(*command: str, check: bool = True) -> str:
 
 
 def wait(seconds: float, what: str, done: Callable[[], bool]) -> None:
-    """Wait until something holds. Raises `Missing` naming it."""
+    """Wait for a condition. Raises `Missing` with its name."""
     until = time.monotonic() + seconds
     while not done():
         if time.monotonic() > until:
@@ -51,7 +51,7 @@ def wait(seconds: float, what: str, done: Callable[[], bool]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The node of that number, from 1."""
+    """The node with this number, from 1."""
 
     home: Home
     number: int
@@ -73,16 +73,16 @@ class Node:
 
     @property
     def folder(self) -> Path:
-        """Its files."""
+        """The folder of its files."""
         return self.home.run / self.name
 
     @property
     def socket(self) -> Path:
-        """Where its containerd listens."""
+        """The socket of its containerd."""
         return self.folder / "containerd.sock"
 
     def anchor(self) -> int | None:
-        """Return the process whose namespaces it is, None when it does not run."""
+        """Return the process that holds its namespaces, None if it does not run."""
         with suppress(OSError, ValueError, psutil.NoSuchProcess):
             process = psutil.Process(int((self.folder / "pid").read_text(encoding="utf-8")))
             if process.name() == "tini":
@@ -90,7 +90,7 @@ class Node:
         return None
 
     def inside(self, *command: str) -> list[str]:
-        """Return the command line that runs a command in it. Raises `Missing` when it does not
+        """Return the command line that runs a command on the node. Raises `Missing` if it does not
         run.
         """
         pid = self.anchor()
@@ -99,7 +99,7 @@ class Node:
         return ["nsenter", "-t", str(pid), "-m", "-n", "-u", "-p", "--", *command]
 
     def start(self) -> None:
-        """Make its namespaces and its network, unless it runs."""
+        """Create its namespaces and its network if it does not run."""
         if self.anchor() is not None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -133,8 +133,8 @@ class Node:
         self._connect(pid)
 
     def _cover(self) -> None:
-        """Put plain files over the switches that kubelet sets and that would hold for the whole
-        machine, also after it.
+        """Cover the switches that kubelet sets with plain files, because they would change the
+        whole machine permanently.
         """
         for switch in _MACHINE_WIDE:
             cover = self.folder / "sys" / switch.replace("/", ".")
@@ -173,7 +173,9 @@ class Node:
                 shell(*other.inside("ip", "route", "replace", self.pods, "via", self.address))
 
     def spawn(self, name: str, *command: str) -> None:
-        """Start a process in it that outlives us, unless it runs; what it says goes into logs/."""
+        """Start a process on the node that outlives this process, if it does not run; its output
+        goes to logs/.
+        """
         kept = self.folder / f"{name}.pid"
         with suppress(OSError, ValueError, psutil.NoSuchProcess):
             if psutil.Process(int(kept.read_text(encoding="utf-8"))).name() == "nsenter":
@@ -190,7 +192,7 @@ class Node:
         kept.write_text(str(process.pid), encoding="utf-8")
 
     def serve(self) -> None:
-        """Start containerd, kubelet and kube-proxy, and give it the images."""
+        """Start containerd, kubelet and kube-proxy, and import the images."""
         for path, text in self._files().items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -223,8 +225,8 @@ class Node:
         self.spawn("proxy", str(binaries / "kube-proxy"), *proxy)
 
     def give_images(self, say: Say, names: Sequence[str] = (), folder: Path | None = None) -> None:
-        """Import the archives of a folder, the home's, that it does not have yet: of these names,
-        else all but the base, of which others are made.
+        """Import the missing archives of a folder, by default the home's: those with these names,
+        or all but the base image, from which others are built.
         """
         for archive in sorted((folder or self.home.images).glob("*.tar")):
             if archive.stem not in names if names else archive.stem == "base":
@@ -238,7 +240,7 @@ class Node:
             kept.write_text(stamp, encoding="utf-8")
 
     def kill(self) -> None:
-        """End it at once, as a machine that loses power."""
+        """End the node at once, like a machine that loses power."""
         pid = self.anchor()
         if pid is not None:
             psutil.Process(pid).kill()
@@ -311,7 +313,7 @@ class Node:
 
 
 def nodes(home: Home) -> list[Node]:
-    """Return those that run, by number."""
+    """Return the running nodes, by number."""
     found = (
         Node(home, int(path.parent.name.removeprefix("node")))
         for path in home.run.glob("node*/pid")
@@ -320,8 +322,8 @@ def nodes(home: Home) -> list[Node]:
 
 
 def _make_cgroups(name: str) -> None:
-    """Make its control groups, with a weight that keeps a cluster from counting as one process
-    beside the others'.
+    """Create the node's control groups, with a weight that keeps a cluster from counting as a
+    single process.
     """
     root = Path("/sys/fs/cgroup")
     for controller in (

@@ -1,9 +1,9 @@
-"""A NetworkPolicy enforcer for tests: what the API server holds becomes one nftables table in each
-node's network.
+"""A NetworkPolicy enforcer for tests: it turns the API server's policies into one nftables table in
+each node's network.
 
-No engine that clusters run is to be had from the registries; this one is small, polls, and knows
-pod and namespace selectors, IP blocks, protocols and ports by number. The node itself always
-reaches its pods, for its probes.
+No common network plugin is available from the registries. This one is small, polls, and knows pod
+and namespace selectors, IP blocks, protocols and numeric ports. The node itself always reaches its
+pods, for its probes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _POLL_SECONDS = 0.5
 def rules(
     pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]], policies: Sequence[Any]
 ) -> str:
-    """Return the table, as `nft -f` reads it. `pods` have an address each; `namespaces`: their
-    labels by name.
+    """Return the table, as `nft -f` reads it. Each of `pods` has an address; `namespaces` holds
+    their labels by name.
     """
     chains, ways = [], []
     for number, pod in enumerate(pods):
@@ -76,7 +76,7 @@ def _selects(selector: Any, labels: Mapping[str, str]) -> bool:
 def _allowed(
     policy: Any, way: str, pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]]
 ) -> Iterator[str]:
-    """Yield what a policy lets through, as the conditions of a rule."""
+    """Yield the connections that a policy allows, as conditions of a rule."""
     for rule in (policy.spec.ingress if way == "in" else policy.spec.egress) or []:
         peers = rule._from if way == "in" else rule.to
         side = "saddr" if way == "in" else "daddr"
@@ -96,7 +96,7 @@ def _hosts(
     pods: Sequence[Any],
     namespaces: Mapping[str, Mapping[str, str]],
 ) -> str | None:
-    """Return the condition of a peer, None where nobody is meant."""
+    """Return the condition of a peer, None if it matches nobody."""
     if peer.ip_block:
         but = ", ".join(peer.ip_block._except or [])
         return (f"ip {side} != {{ {but} }} " if but else "") + f"ip {side} {peer.ip_block.cidr}"
@@ -123,8 +123,8 @@ def _port(port: Any) -> str:
 
 @contextmanager
 def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
-    """Hold these namespaces to their policies until the context ends, and leave others to whoever
-    works there. What fails within is raised at the end.
+    """Enforce the policies of these namespaces until the context ends, and leave other namespaces
+    alone. Errors are raised at the end.
     """
     over, first, failed = threading.Event(), threading.Event(), list[Exception]()
 

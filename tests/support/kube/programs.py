@@ -1,5 +1,5 @@
-"""The programs of a cluster: Debian's packages, and two binaries that Go builds once into the
-user's cache.
+"""The programs of a cluster: Debian's packages, and binaries that Go builds once into the user's
+cache.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ Say = Callable[[str], None]
 
 
 class Missing(Exception):
-    """A cluster cannot be had here; the message says what is missing and what brings it."""
+    """A cluster is unavailable here; the message names what is missing and how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a cluster keeps what it needs: binaries and images for the next time, the rest while it
-    runs.
+    """The files of a cluster: binaries and images, which are reused, and the state of the running
+    one.
     """
 
     root: Path
 
     @classmethod
     def of_user(cls) -> Home:
-        """Return the user's."""
+        """Return the user's home."""
         return cls(Path(platformdirs.user_cache_dir("moothall")) / "cluster")
 
     @property
@@ -91,12 +91,12 @@ class Home:
 
     @property
     def logs(self) -> Path:
-        """What each process said."""
+        """The output of each process."""
         return self.root / "logs"
 
     @property
     def admin(self) -> Path:
-        """The kubeconfig of its administrator."""
+        """The administrator's kubeconfig."""
         return self.keys / "admin.kubeconfig"
 
 
@@ -127,7 +127,7 @@ def install(say: Say) -> None:
 
 
 def build(home: Home, say: Say) -> None:
-    """Build what is not there yet: Kubernetes (about 13 minutes on two cores), CoreDNS (one),
+    """Build what is missing: Kubernetes (about 13 minutes on two cores), CoreDNS (one minute),
     pause. Raises `Missing`.
     """
     home.bin.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def build(home: Home, say: Say) -> None:
 
 
 def build_go(out: Path, module: str, stamp: str, say: Say, package: str = ".") -> None:
-    """Build a package, as go/MODULE/go.mod pins all that it needs, unless it is there. Raises
+    """Build a package if it is missing, with dependencies pinned in go/MODULE/go.mod. Raises
     `Missing`.
     """
     if out.exists():

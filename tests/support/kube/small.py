@@ -1,5 +1,5 @@
-"""The small local model as a model server in the cluster: a pod of our image beside the server, on
-the weights that lie on this machine.
+"""The small local model as a model server in the cluster: a pod of our image beside the server,
+with the weights of this machine.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ asyncio.run(main())
 
 
 def objects(weights: Path) -> str:
-    """Return the pod, its Service and the volume that holds its weights, for `kubectl apply` in the
-    house's namespace.
+    """Return the pod, its Service and the volume of its weights, for `kubectl apply` in the
+    server's namespace.
     """
     serve = Serve(
         model=f"/models/{weights.name}",

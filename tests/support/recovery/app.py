@@ -1,4 +1,4 @@
-"""A lane's processes, kept running as Ray and systemd would: what dies is started again."""
+"""A lane's processes, supervised as by Ray and systemd: a process that dies is restarted."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Part:
     starts: int = 0
 
     async def keep(self) -> None:
-        """Run it, and run it again whenever it ends; at a cancellation ask it to end and wait for
-        that.
+        """Run the process and restart it whenever it ends. On cancellation, terminate it and wait
+        for its end.
         """
         try:
             while True:
@@ -74,7 +74,7 @@ class Part:
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 while it does not run."""
+        """The process id; 0 while it does not run."""
         return (
             self.process.pid if self.process is not None and self.process.returncode is None else 0
         )
@@ -101,11 +101,11 @@ class App:
 
     @property
     def journal(self) -> Path:
-        """Which calls arrived at the model server, and when."""
+        """The model server's received calls, with their times."""
         return self.folder / "calls.jsonl"
 
     def part(self, name: str, *arguments: str) -> Part:
-        """Return a part that is not running yet."""
+        """Return a part that does not run yet."""
         argv = (sys.executable, "-m", "support.recovery.parts", name.partition("-")[0], *arguments)
         self.parts[name] = Part(argv, self.env, self.folder / "logs" / f"{name}.out")
         return self.parts[name]
@@ -139,20 +139,20 @@ class App:
         return []
 
     def host_is_up(self) -> bool:
-        """Whether the host that runs now opens workspaces; its sandboxes' code is laid out after it
-        has swept.
+        """True if the running host opens workspaces; its sandboxes' code is in place after it has
+        swept.
         """
         pid = self.parts["host"].pid
         return pid > 0 and any((self.data / "run").glob(f"{pid}-*/code"))
 
     def note_instances(self) -> None:
-        """Remember under which names hosts keep their workspaces."""
+        """Record the names under which hosts store their workspaces."""
         run = self.data / "run"
         self.instances |= {folder.name for folder in run.iterdir()} if run.is_dir() else set()
 
 
 def hit(pids: list[int], number: signal.Signals) -> int:
-    """Send a signal to each and return how many there were."""
+    """Send a signal to each process and return their number."""
     sent = 0
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -162,8 +162,8 @@ def hit(pids: list[int], number: signal.Signals) -> int:
 
 
 async def consumers_left(bus_url: str) -> list[str]:
-    """Return the consumers on the bus that no registered durable explains, after their time to go
-    by themselves.
+    """Return the consumers on the bus that no registered durable explains, after the time in which
+    they expire.
     """
     async with connection(BusSettings(), bus_url, on_lost=lambda: None) as client:
         until = time.monotonic() + _CONSUMER_SECONDS
@@ -181,7 +181,7 @@ async def consumers_left(bus_url: str) -> list[str]:
 
 @asynccontextmanager
 async def app(folder: Path, ack_wait: float) -> AsyncIterator[App]:
-    """Start a lane's processes below `folder` and end them in the order in which serve would."""
+    """Start a lane's processes below `folder`, and end them in the order in which serve does."""
     for name in ("data", "logs", "tmp", "bus"):
         (folder / name).mkdir(parents=True)
     async with embedded_server(BusSettings(), folder / "bus") as url:

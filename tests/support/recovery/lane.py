@@ -47,7 +47,9 @@ _UNREACHED = {
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """What happens to whom, and when: at the `nth` event of a type (from 1) in a deliberation."""
+    """A signal for a process kind at a time: the `nth` event of a type (from 1) in a
+    deliberation.
+    """
 
     kind: Kind
     type: EventType
@@ -73,7 +75,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Seen:
-    """What a run came to. `hit` counts the processes that got the blow."""
+    """The outcome of a run. `hit` counts the processes that got the blow."""
 
     plan: Plan
     end: End | None = None
@@ -87,7 +89,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Lane:
-    """A server, a repository and a caller."""
+    """A deployment, a repository and a caller."""
 
     app: App
     bus: JetStreamBus
@@ -97,7 +99,7 @@ class Lane:
     runs: int = 0
 
     async def run(self, plan: Plan) -> Seen:
-        """Deliberate once, with the plan's blow, and look at everything afterwards."""
+        """Deliberate once, with the plan's blow, and check everything afterwards."""
         self.runs += 1
         task_id = f"run-{self.runs}"
         seen = Seen(plan)
@@ -128,7 +130,7 @@ class Lane:
         return seen
 
     async def _follow(self, task_id: str, seen: Seen, recorded: dict[str, float]) -> Outcome:
-        """Watch the log from now on, deal the blow at its boundary, return the decision."""
+        """Watch the log from now on, deal the blow at its boundary, and return the decision."""
         after = (await self.bus.state(EVENTS.name)).last_seq
         dealing: asyncio.Task[None] | None = None
         outcome: Outcome | None = None
@@ -192,7 +194,9 @@ class Lane:
             hit(pids, signal.SIGCONT)
 
     async def _submit(self, task_id: str, plan: Plan) -> None:
-        """Ask until it is taken: the same id with the same request is the same deliberation."""
+        """Retry until the request is accepted: the same id with the same request is the same
+        deliberation.
+        """
         request = pb.DeliberateRequest(
             task_id=task_id,
             task_description=HANGING if plan.cancelled else TASK,
@@ -222,7 +226,7 @@ class Lane:
             await asyncio.sleep(0.1)
 
     async def _check_reported_result(self, task_id: str, outcome: Outcome, seen: Seen) -> None:
-        """Wait until the door says how it ended too, and says the same."""
+        """Wait until the API reports the end too, and check that it reports the same outcome."""
         request = pb.GetDeliberationResultRequest(task_id=task_id)
         running = {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
         while True:
@@ -238,7 +242,7 @@ class Lane:
             seen.trouble.append(f"the caller is told {answer.status} with {answer.winner_id!r}")
 
     def _delivered(self, task_id: str, outcome: Outcome, seen: Seen) -> str:
-        """Return what the winner's branch changes; complain where branch and outcome do not fit."""
+        """Return the changes of the winner's branch; report a mismatch of branch and outcome."""
         ref = f"refs/heads/moothall/{task_id}"
         found = self.repo.git("for-each-ref", "--format=%(objectname)", ref)
         if found != outcome.commit_sha:
@@ -249,7 +253,7 @@ class Lane:
         return self.repo.git("diff", f"{found}^", found) if found else ""
 
     async def _quiet(self, seen: Seen) -> None:
-        """Wait until no work is left; what is given up for good is trouble."""
+        """Wait until no work is left; report dead letters."""
         try:
             async with asyncio.timeout(_QUIET_SECONDS):
                 while (await self.bus.state(WORK.name)).messages:
@@ -260,8 +264,8 @@ class Lane:
             seen.trouble.append("there are dead letters")
 
     async def _back(self, seen: Seen) -> None:
-        """Wait until the host that was started again has cleared away what the killed one left: the
-        lane may end next.
+        """Wait until the restarted host has cleaned up after the killed one, because the lane may
+        end next.
         """
         try:
             async with asyncio.timeout(_QUIET_SECONDS):
@@ -274,7 +278,7 @@ class Lane:
         return self.app.journal.stat().st_size if self.app.journal.exists() else 0
 
     def _calls(self, offset: int, recorded: dict[str, float], seen: Seen) -> None:
-        """Count the calls, and those that were asked again though their answer was on the log."""
+        """Count the calls, and those repeated though their answer was on the log."""
         with self.app.journal.open("rb") as lines:
             lines.seek(offset)
             for line in lines:
@@ -290,7 +294,7 @@ def _stored_at(item: Recorded) -> float:
 
 @asynccontextmanager
 async def lane(folder: Path, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
-    """A lane below `folder`, which must not exist yet, ready for its first run."""
+    """Yield a lane below `folder`, which must not exist yet, ready for its first run."""
     repo = await asyncio.to_thread(repository, folder / "repo")
     async with app(folder, ack_wait) as here:
         settings = load_settings(data_dir=here.data)

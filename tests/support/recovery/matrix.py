@@ -1,4 +1,4 @@
-"""All blows: `python -m support.recovery.matrix`; ends with 1 where anything differed."""
+"""All blows: `python -m support.recovery.matrix`; exits with 1 if anything differed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STOPS: tuple[tuple[EventType, bool], ...] = (
 
 @dataclass(slots=True)
 class Matrix:
-    """Runs plans in lanes side by side."""
+    """A runner of plans in parallel lanes."""
 
     folder: Path
     report: Report = field(default_factory=Report)
@@ -41,7 +41,7 @@ class Matrix:
 
     async def references(self) -> list[Plan]:
         """Run without a blow: on a fresh commit, on a known one, and cancelled. Return every
-        boundary that this showed.
+        boundary that occurred.
 
         Raises `AssertionError` for an event type that no run produced and nobody explained.
         """
@@ -64,7 +64,7 @@ class Matrix:
     async def run(
         self, plans: Sequence[Plan], lanes: int, ack_wait: float = 5.0, name: str = "lane"
     ) -> None:
-        """Do all plans, `lanes` at a time."""
+        """Run all plans, `lanes` at a time."""
         waiting = list(reversed(plans))
         self.total += len(plans)
 
@@ -119,7 +119,9 @@ def check_covered(produced: Iterable[EventType]) -> None:
 def _boundaries(
     types: Counter[EventType], plan: Plan, known: Iterable[EventType] = ()
 ) -> list[Plan]:
-    """The first and the last event of each type that is not `known`, without a victim yet."""
+    """Return the first and the last event of each type that is not `known`, without a victim
+    yet.
+    """
     done = set(known)
     return [
         replace(plan, blow=Blow("host", kind, nth))
@@ -130,7 +132,7 @@ def _boundaries(
 
 
 def kills(boundaries: Sequence[Plan], kinds: Sequence[Kind]) -> list[Plan]:
-    """Every boundary with every kind."""
+    """Return every boundary with every kind."""
     return [
         replace(plan, blow=replace(plan.blow, kind=kind))
         for plan in boundaries
@@ -140,7 +142,7 @@ def kills(boundaries: Sequence[Plan], kinds: Sequence[Kind]) -> list[Plan]:
 
 
 def stops(boundaries: Sequence[Plan], kind: Kind) -> list[Plan]:
-    """The boundaries at which a kind is stopped for a minute."""
+    """Return the boundaries at which a kind is stopped for a minute."""
     found = []
     for event_type, last in STOPS:
         at = [plan for plan in boundaries if plan.blow and plan.blow.type is event_type]
@@ -153,13 +155,13 @@ def stops(boundaries: Sequence[Plan], kind: Kind) -> list[Plan]:
 
 
 def say(text: str) -> None:
-    """Tell whoever watches."""
+    """Print progress."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 async def whole(options: argparse.Namespace, folder: Path) -> bool:
-    """Run what the options ask for and say what came of it."""
+    """Run what the options select and report the result."""
     matrix = Matrix(folder)
     boundaries = await matrix.references()
     say(

@@ -1,6 +1,6 @@
 """The processes of a lane: `python -m support.recovery.parts serve|collector|host|model`.
 
-Each ends at SIGTERM with what it opened closed. Settings come from the environment, as everywhere.
+Each closes its resources at SIGTERM and ends. Settings come from the environment, as everywhere.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from moothall.settings import load_settings
 
 
 async def serve() -> None:
-    """The callers' door: gRPC before a deliberation service, and the packages that a door needs
-    besides.
+    """Serve the gRPC API in front of a deliberation service, with the other packages that it
+    needs.
     """
     from moothall.api.bundles import BUCKET as BUNDLES
     from moothall.api.bundles import Bundles
@@ -83,7 +83,7 @@ async def serve() -> None:
 
 
 async def collector() -> None:
-    """The collector."""
+    """Run the collector."""
     from moothall.app.repositories import trusted_repositories
     from moothall.collector import Collector
     from moothall.events.nats.jetstream import open_bus
@@ -94,7 +94,7 @@ async def collector() -> None:
 
 
 async def host(name: str) -> None:
-    """A host, without the Ray actor round it."""
+    """Run a host, without the Ray actor around it."""
     from moothall.app.host import host_main
     from moothall.workers.owner import Process
 
@@ -111,8 +111,8 @@ async def host(name: str) -> None:
 
 
 async def model(port: str, journal: str) -> None:
-    """A scripted model server. Its journal has a line for each call that arrived: when, and
-    which.
+    """Run a scripted model server. Its journal has a line for each received call: time and
+    call id.
     """
     from moothall.testing.model import Fault, phase_of, scripted_model
     from support.recovery.scene import HANGING, scripted_reply

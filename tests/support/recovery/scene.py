@@ -1,5 +1,5 @@
-"""What the matrix deliberates on: a small repository, what the seats say, and how an end is
-compared.
+"""The matrix's deliberation: a small repository, scripted replies of the seats, and the comparison
+of outcomes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
 
 
 def repository(path: Path) -> Repo:
-    """Make the repository; its test fails until somebody adds hello_world()."""
+    """Create the repository; its test fails until somebody adds hello_world()."""
     words = ", ".join(json.dumps(word) for word in (*_CHECK, "tests"))
     return make_repo(
         path, {**SAMPLE, ".moothall.toml": f"setup = []\n[checks]\ntests = [{words}]\n"}
@@ -121,12 +121,11 @@ _NO_TURN = "I would rather talk about the weather."
 
 
 def scripted_reply(_: Mapping[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    """Two seats are wrong at first and mend it in their revisions, a third never says anything that
-    is a turn.
+    """Reply for three seats: two are wrong at first and correct it in their revisions, the third
+    never replies with a turn.
 
-    So nobody is good in the first round, and the two revisions tie: there are reviews. What is said
-    depends on the
-    call id alone.
+    So the first round has no good answer, and the two revisions tie and are reviewed. The reply
+    depends on the call id alone.
     """
     phase = phase_of(headers)
     if phase == "plan":
@@ -141,8 +140,8 @@ def scripted_reply(_: Mapping[str, Any], headers: Mapping[str, str]) -> str | Fa
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What must be the same, whatever was killed: everything of an outcome but ids, times and
-    commit dates.
+    """The outcome that must be the same, whatever was killed: everything but ids, times and commit
+    dates.
     """
 
     status: str
@@ -156,7 +155,9 @@ class End:
 
     @classmethod
     def of(cls, outcome: Outcome, delivered: str) -> End:
-        """`delivered` is what the branch holds, as a diff against the base."""
+        """Return the end of an outcome. `delivered` is the content of the branch, as a diff against
+        the base.
+        """
         ranking = tuple(
             (
                 r.rank,
@@ -185,7 +186,7 @@ class End:
         )
 
     def difference(self, other: End) -> str:
-        """Say in what `other` differs."""
+        """Describe the difference to `other`."""
         names = [name for name in self.__slots__ if getattr(self, name) != getattr(other, name)]
         return "; ".join(
             f"{name}: {getattr(self, name)!r} became {getattr(other, name)!r}"[:600]
