@@ -1,4 +1,4 @@
-"""How all unit tests run."""
+"""Configuration of all unit tests."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is there out of every later collection of garbage."""
+    """Exclude the existing objects from later garbage collections."""
     gc.freeze()
     gc.enable()

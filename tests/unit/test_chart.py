@@ -1,6 +1,4 @@
-"""deploy/helm makes what deploy/k8s makes, object by object, so that neither drifts; and what its
-users say wrong is told.
-"""
+"""deploy/helm renders the same objects as deploy/k8s, and wrong values are reported."""
 
 from __future__ import annotations
 
@@ -70,7 +68,7 @@ def accepted(each: dict[str, Any]) -> None:
 
 
 def in_order(each: dict[str, Any]) -> dict[str, Any]:
-    """Volumes by name: those that a patch of kustomize changes come first, which means nothing."""
+    """Return volumes sorted by name: kustomize puts patched ones first, which has no meaning."""
     if each["kind"] == "Deployment":
         each["spec"]["template"]["spec"]["volumes"].sort(key=lambda volume: str(volume["name"]))
     return each
@@ -260,7 +258,7 @@ vllm: {enabled: true, contextTokens: 1048576}
 
 
 def test_numbers_are_what_was_written(helm: str, tmp_path: Path) -> None:
-    """Helm reads those of a file as floats, and takes 0 and false for nothing."""
+    """Helm reads numbers of a file as floats, and takes 0 and false for nothing."""
     (tmp_path / "values.yaml").write_text(NUMBERS, encoding="utf-8")
     found = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
     settings = found["ConfigMap", "moothall", "moothall"]["data"]

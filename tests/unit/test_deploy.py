@@ -1,4 +1,4 @@
-"""The manifests say what the code reads."""
+"""The manifests match the code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def kustomization(folder: Path) -> dict[str, Any]:
 
 
 def patches(folder: Path) -> set[str]:
-    """The files of a folder that change others' manifests."""
+    """Return the files of a folder that change other manifests."""
     return {patch["path"] for patch in kustomization(folder).get("patches", ()) if "path" in patch}
 
 
@@ -72,7 +72,7 @@ def test_every_file_is_part_of_it_and_what_kubernetes_takes(folder: Path) -> Non
 
 
 def is_copied(each: dict[str, Any]) -> bool:
-    """Whether its pod is another's: test_chart.py looks at what comes of it."""
+    """Return whether its pod is copied from another; test_chart.py checks the result."""
     return each["kind"] == "Deployment" and not each["spec"]["template"]["spec"]
 
 
@@ -93,7 +93,7 @@ def test_the_examples_are_what_kubernetes_takes_and_the_pipeline_asks_for_what_t
 
 
 def configured(folder: Path) -> dict[str, str]:
-    """The ConfigMap of the services, as an overlay or a component leaves it."""
+    """Return the ConfigMap of the services after an overlay or a component."""
     below = [
         name
         for name in kustomization(folder).get("resources", ())
@@ -159,7 +159,7 @@ def test_the_services_may_make_jobs_in_one_namespace_and_nothing_else() -> None:
 
 
 def within(node: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping in a document."""
+    """Yield every mapping in a document."""
     if isinstance(node, dict):
         yield node
     for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
@@ -208,7 +208,7 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
 
 
 def test_no_pod_that_reads_settings_takes_a_services_variables_for_some() -> None:
-    """`MOOTHALL_METRICS_SERVICE_HOST`, of the Service moothall-metrics, would end it."""
+    """`MOOTHALL_METRICS_SERVICE_HOST`, set for the Service moothall-metrics, would end it."""
     pods = [
         each
         for each in within([[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")])
@@ -222,7 +222,9 @@ def test_no_pod_that_reads_settings_takes_a_services_variables_for_some() -> Non
 
 
 def test_files_that_are_their_owners_alone_stay_so_when_a_volume_is_mounted_again() -> None:
-    """Else every start gives them to the group, and a token that others may read is refused."""
+    """Otherwise every start makes them readable for the group, and a token that others may read is
+    refused.
+    """
     pods = [
         each for each in within([[*documents(folder)] for folder in FOLDERS]) if "fsGroup" in each
     ]
@@ -250,8 +252,8 @@ def test_the_ray_of_the_hosts_is_the_one_that_the_images_have() -> None:
 
 
 def test_the_bus_is_of_the_release_that_the_tests_run() -> None:
-    """2.12 takes three quarters of what is free at its start for its bound: half full and
-    restarted, it refused every write.
+    """2.12 limits itself to three quarters of the free space at its start: half full and restarted,
+    it refused every write.
     """
     (image,) = [
         each for each in kustomization(DEPLOY / "overlays/prod")["images"] if each["name"] == "nats"
@@ -261,8 +263,8 @@ def test_the_bus_is_of_the_release_that_the_tests_run() -> None:
 
 
 def test_a_node_with_a_host_on_ray_can_be_drained() -> None:
-    """`maxUnavailable` is reckoned from the scale of whoever owns the pods, which a RayCluster has
-    not: no pod could be evicted.
+    """`maxUnavailable` is computed from the scale of the pods' owner, which a RayCluster lacks: no
+    pod could be evicted.
     """
     cluster, budget, _ = documents(DEPLOY / "components/hosts")
     assert budget["kind"] == "PodDisruptionBudget"

@@ -1,6 +1,4 @@
-"""Deployments by role do together all that there is to do, and their doors, probes and ends are
-what the code has.
-"""
+"""Deployments by role cover all roles, and their ports, probes and termination match the code."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def settings(overlay: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def deployments(overlay: Objects) -> dict[str, dict[str, Any]]:
-    """The specs of ours, by name."""
+    """Return the specs of our deployments, by name."""
     return {
         name: each["spec"]
         for (kind, _, name), each in overlay.items()
@@ -78,7 +76,7 @@ def container(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def seen_keys(spec: dict[str, Any]) -> dict[str, str]:
-    """Which of the bus's keys a pod finds, and under which name."""
+    """Return the bus keys that a pod finds, with their file names."""
     (bus,) = [
         each["secret"] for each in spec["template"]["spec"]["volumes"] if each["name"] == "bus"
     ]
@@ -210,7 +208,7 @@ def test_the_page_of_doors_names_the_host_that_pipelines_reach(overlay: Objects)
 
 
 def services(ingress: dict[str, Any]) -> dict[str, str]:
-    """Which Service each path leads to."""
+    """Return the Service of each path."""
     (rule,) = ingress["spec"]["rules"]
     return {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
 

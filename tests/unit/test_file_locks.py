@@ -1,4 +1,4 @@
-"""Locks that processes share, and texts for their owner alone."""
+"""Locks that processes share, and files readable for their owner alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The images say what the code expects of them."""
+"""The images match the code's expectations."""
 
 from __future__ import annotations
 

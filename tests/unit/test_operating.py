@@ -1,4 +1,4 @@
-"""Each command of docs/operating.md names commands, options, files and objects that there are."""
+"""Each command of docs/operating.md names existing commands, options, files and objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MADE_BY_OTHERS = {"hosts"}  # KubeRay's Secret
 
 
 def commands() -> list[str]:
-    """Those on lines of their own and those within a sentence."""
+    """Yield commands on lines of their own and within sentences."""
     found = re.findall(r"^    (\S.*)$|`([^`\n]+)`", TEXT, re.MULTILINE)
     spans = (line or span for line, span in found)
     whole = [
@@ -36,7 +36,7 @@ def commands() -> list[str]:
 
 @functools.cache
 def named() -> set[tuple[str, str]]:
-    """Kind and name of every object in the manifests."""
+    """Return kind and name of every object in the manifests."""
     found = set()
     for path in MANIFESTS:
         for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):

@@ -1,5 +1,5 @@
-"""scripts/sbom.py says of an image what is installed in it: here one made of this machine's own
-records of packages.
+"""scripts/sbom.py lists what is installed in an image: here one made of this machine's own package
+records.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
 
 
 def behind_an_index(archive: Path, out: Path) -> None:
-    """As Docker saves an image that has attestations: the image's entry is one of two in an index,
-    which the archive names.
+    """Return an archive as Docker saves an image with attestations: the image is one of two entries
+    of an index, which the archive names.
     """
     with tarfile.open(archive) as source:
         blobs = {each.name: file.read() for each in source if (file := source.extractfile(each))}

@@ -1,4 +1,4 @@
-"""`scripts/setup` says what it downloads and how much, before it does."""
+"""`scripts/setup` announces its downloads and their size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running agents: order, limit, restarts, and what decides whether one completed."""
+"""The agent runner: order, concurrency limit, restarts, and the condition of completion."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ Decide = Callable[[DeliberationRequest], Outcome]
 
 
 def passed(request: DeliberationRequest, verdict: str = "passed") -> Outcome:
-    """An outcome whose winner has this verdict of every validation, and words that say that all is
-    well.
-    """
+    """Return an outcome whose winner passed every validation."""
     checks = {f"validation-{number}": verdict for number, _ in enumerate(request.checks, 1)}
     result = Result(
         1,
@@ -50,8 +48,8 @@ def failed(request: DeliberationRequest) -> Outcome:
 
 
 class FakeDeliberations:
-    """Decides what it is asked by `decide`, each after a turn of the loop; `most` were under way at
-    a time.
+    """Deliberations decided by `decide`, each after a turn of the event loop; `most` is the maximum
+    number of concurrent ones.
     """
 
     def __init__(self, decide: Decide = passed) -> None:

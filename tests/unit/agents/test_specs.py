@@ -1,4 +1,4 @@
-"""Files of agents: every shape loads, and what is wrong is named with its line."""
+"""Agent files: every format loads, and errors are reported with their line."""
 
 from __future__ import annotations
 

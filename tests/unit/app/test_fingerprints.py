@@ -1,4 +1,4 @@
-"""Which settings keep a command from attaching to the process that serves."""
+"""Settings that keep a command from attaching to the serving process."""
 
 from __future__ import annotations
 

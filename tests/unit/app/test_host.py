@@ -1,4 +1,4 @@
-"""What a host makes that comes first on its node is nobody else's."""
+"""Files that the first host on a node creates are private."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_host_that_makes_the_data_directory_makes_it_for_its_owner_alone
 
 
 def starting(error: Exception | None) -> Hosting:
-    """What starts hosts, or fails as that of Ray does: the error comes in a group."""
+    """Return a function that starts hosts, or fails like Ray's: the error comes in a group."""
 
     @asynccontextmanager
     async def hosting(*_: Any) -> AsyncIterator[Alive]:

@@ -1,4 +1,4 @@
-"""Which repository a command is about: real git, the registry of a data directory of its own."""
+"""The repository of a command: real git, and the registry of a temporary data directory."""
 
 from __future__ import annotations
 

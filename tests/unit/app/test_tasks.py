@@ -1,4 +1,4 @@
-"""Tasks as commands see them, over a bus in memory."""
+"""Tasks as commands see them, over an in-memory bus."""
 
 from __future__ import annotations
 

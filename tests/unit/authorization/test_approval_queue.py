@@ -26,7 +26,7 @@ SUBJECT = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
 
 
 class AsksFirst:
-    """A policy by which deleting needs a person's word."""
+    """A policy under which deletions require approval."""
 
     async def decide(self, document: Any) -> Any:
         return {"allow": document["tool"] != "files.delete", "reason": "ask first", "park": True}

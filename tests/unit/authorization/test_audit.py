@@ -224,7 +224,7 @@ def double(lines: Lines, at: int, dice: random.Random) -> Lines:
 
 
 def forge(lines: Lines, at: int, dice: random.Random) -> Lines:
-    """Change a record and give it a right hash of its own."""
+    """Change a record and recompute its hash."""
     record = json.loads(lines[at])
     record["tool"] = f"files.{dice.randrange(99)}"
     record["hash"] = record_hash(record)

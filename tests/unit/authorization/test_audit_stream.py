@@ -25,7 +25,7 @@ def entry(number: int, tenant: str = "local") -> AuditEntry:
 
 
 class Stream:
-    """Remembers what it is told; down, it takes nothing."""
+    """A stream that records published records; while down, it refuses them."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -132,7 +132,7 @@ HOSTS = b"h" * 32
 
 
 async def elsewhere(folder: Path, stream: Stream, count: int, key: bytes = HOSTS) -> None:
-    """Write as a host on a disk of its own does."""
+    """Write as a host with a disk of its own."""
     async with AuditLog(folder, "host-1-far", key=key, publish=stream.publish) as audit:
         for number in range(count):
             await audit.append(entry(number))
@@ -203,7 +203,7 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
 
 
 def signed(record: dict[str, Any], records: list[Any], **more: Any) -> Event:
-    """What a host says that knows the key of hosts, and of which nothing else is true."""
+    """Return a false record of a host, signed with the key of hosts."""
     mac = head_mac(HOSTS, Path("local", "far"), Head(int(record["seq"]), record["hash"]))
     data = {"writer": "far", "record": record, "mac": mac, "records": records, **more}
     return Event("x", EventType.AUDIT_RECORDED, "local", data)

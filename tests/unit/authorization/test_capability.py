@@ -1,4 +1,4 @@
-"""The steps of the gate from the token on, each in its place."""
+"""The steps of the gateway from the token on, in their order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ALL = Grant(tools=("*",))
 
 
 class Web:
-    """A toolkit that counts."""
+    """A toolkit that counts its calls."""
 
     def __init__(self, status: ToolStatus = ToolStatus.SUCCESS) -> None:
         self.calls: list[ToolCall] = []

@@ -28,7 +28,7 @@ decision := {"allow": false, "reason": "ask first", "park": true} if input.tool 
 
 
 class Down:
-    """An engine that cannot be reached."""
+    """An unreachable policy engine."""
 
     attempts = 0
 
@@ -38,7 +38,7 @@ class Down:
 
 
 class Says:
-    """An engine that gives one answer and counts."""
+    """A policy engine that returns one answer and records its queries."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -52,7 +52,9 @@ class Says:
 
 @contextmanager
 def rego(folder: Path, text: str = DENY_SECRETS) -> Iterator[Rego]:
-    """Closed at the end: an engine that a garbage collector drops in another thread complains."""
+    """A policy engine that is closed at the end: one that a garbage collector drops in another
+    thread complains.
+    """
     (folder / "tools.rego").write_text(text, encoding="utf-8")
     with closing(Rego(folder)) as engine:
         yield engine

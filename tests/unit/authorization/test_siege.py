@@ -1,4 +1,4 @@
-"""Callers who mean harm: what they send is as long, as odd and as often as they like."""
+"""Hostile callers: their requests are as long, odd and frequent as they like."""
 
 from __future__ import annotations
 

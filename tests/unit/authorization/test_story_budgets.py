@@ -1,4 +1,4 @@
-"""Budgets of stories, on a bus in memory and on a real one."""
+"""Story budgets, on an in-memory bus and on a real one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def _book(accounts: StoryBudgets, tokens: int) -> tuple[int, int, int]:
 async def test_processes_at_once_never_overspend(
     tokens: int, calls: list[tuple[int, int, int, int]]
 ) -> None:
-    """Each deliberation is of a process of its own, which knows the others only by the bucket."""
+    """Each deliberation runs in its own process, which knows the others only by the bucket."""
     bus = MemoryBus()
     apps = [StoryBudgets(bus.bucket(BUCKET), LimitSettings()) for _ in range(5)]
     purses = [

@@ -1,5 +1,5 @@
-"""The model of capacity: the simulation keeps within the bounds that arithmetic gives, and reaches
-them where nothing else is in the way.
+"""The capacity model: the simulation stays within the arithmetic bounds, and reaches them if
+nothing else limits it.
 """
 
 from __future__ import annotations

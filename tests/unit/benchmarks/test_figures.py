@@ -22,7 +22,7 @@ from moothall.testing.chat_contract import FINISH, ask
 
 
 class Work:
-    """A deliberation that takes a moment, and a clock of what it used."""
+    """A deliberation that takes a moment, with a clock of its CPU time."""
 
     def __init__(self) -> None:
         self.done = 0

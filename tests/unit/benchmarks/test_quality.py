@@ -1,5 +1,5 @@
-"""HumanEval's problems shared out, replies read, and the table made of results; no model and no
-sandbox.
+"""HumanEval's problems are split, replies are parsed, and the table of results is made; without a
+model or a sandbox.
 """
 
 from __future__ import annotations
@@ -149,9 +149,7 @@ def test_protocols_are_compared_on_what_all_were_asked_at_one_budget(tmp_path: P
 
 
 class Samples:
-    """A model whose samples take 100 tokens each, and a judge to whom the last of them is the
-    best.
-    """
+    """A model whose samples take 100 tokens each, and a judge that prefers the last of them."""
 
     def __init__(self) -> None:
         self.requests: list[ChatRequest] = []

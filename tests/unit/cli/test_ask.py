@@ -1,4 +1,4 @@
-"""What follows --continue: a task, or the question."""
+"""The arguments after --continue: a task, or the question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `moothall check` shows of a base, and when it says that nothing could be judged."""
+"""The output of `moothall check` about a base, and when it reports that nothing can be judged."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from moothall.cli.complete import remember
 
 
 def completed(data_dir: Path, *words: str) -> list[str]:
-    """What a shell would be offered after these words, the last of which is not finished."""
+    """Return a shell's completions for these words, the last of which is unfinished."""
     done = CliRunner().invoke(
         main, env=completion_environment(data_dir, *words), prog_name="moothall"
     )

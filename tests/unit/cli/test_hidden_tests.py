@@ -1,4 +1,4 @@
-"""`--hidden-tests`: which files are read, and where they go."""
+"""`--hidden-tests`: the files that are read, and their destination."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen while a council works: of every event with -v, of what matters without."""
+"""The output while a council works: every event with -v, important events without."""
 
 from __future__ import annotations
 

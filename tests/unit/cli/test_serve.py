@@ -1,4 +1,4 @@
-"""What `moothall serve` says at its start."""
+"""The output of `moothall serve` at its start."""
 
 from __future__ import annotations
 

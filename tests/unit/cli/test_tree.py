@@ -1,4 +1,4 @@
-"""All commands of the tree: what each requires, and the range of each number."""
+"""All commands of the CLI: their required arguments, and the range of each number."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_number_below_its_range_and_nan_are_refused(
 
 
 def _given(parameter: click.Parameter, but: str) -> list[str]:
-    """What fills a required parameter."""
+    """Return a value for a required parameter."""
     if isinstance(parameter, click.Argument):
         return ["x"]
     return [] if parameter.opts[0] == but else [parameter.opts[0], "1"]

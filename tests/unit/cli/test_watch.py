@@ -1,4 +1,4 @@
-"""A forge that the settings do not name well enough is refused before anything is opened."""
+"""A forge with incomplete settings is refused before anything is opened."""
 
 from __future__ import annotations
 

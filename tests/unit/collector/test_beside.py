@@ -1,4 +1,4 @@
-"""Several collectors on one bus: each is given some of the events, and what comes of them is as
+"""Several collectors on one bus: each receives some of the events, and the result is the same as
 with one.
 """
 
@@ -23,7 +23,7 @@ TASKS = [f"task-{letter}" for letter in "abcdefgh"]
 
 
 async def with_one(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what one collector decides of a story, and the branches that it makes."""
+    """Return the decision of a single collector on a story, and the branches that it creates."""
     bus, repositories = FaultyBus(), Remembering()
     running = asyncio.create_task(
         Collector(bus, repositories, LimitSettings(), clock=lambda: START).run()
@@ -36,9 +36,7 @@ async def with_one(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 class Two:
-    """Two collectors, each with repositories of its own; what is done under a name is one's at a
-    time.
-    """
+    """Two collectors with separate repositories; only one at a time works under a name."""
 
     def __init__(self, bus: FaultyBus, now: Callable[[], datetime] = lambda: START) -> None:
         self.bus = bus
@@ -73,7 +71,7 @@ class Two:
 
 
 def mixed(stories: Iterable[Story], seed: int) -> list[Event]:
-    """The events of deliberations that go on at the same time."""
+    """Return the events of concurrent deliberations."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     left = [list(story.events) for story in stories]
     found = []

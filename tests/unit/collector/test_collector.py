@@ -30,7 +30,7 @@ def collector(
 async def running(
     bus: FaultyBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START
 ) -> AsyncIterator[Collector]:
-    """A collector that is killed at the end: cancelled wherever it is."""
+    """Run a collector that is cancelled at the end, wherever it is."""
     one = collector(bus, repositories, now)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(one.run())

@@ -1,5 +1,5 @@
-"""Two hosts that worked at the same time: what was found of one proposal says nothing of another of
-the same name.
+"""Two hosts that worked at the same time: the evidence about one proposal does not apply to another
+of the same name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the collector takes in as it comes: its handling is never replaced by a crash."""
+"""Events that the collector folds on arrival: a crash never replaces their handling."""
 
 from __future__ import annotations
 

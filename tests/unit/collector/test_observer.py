@@ -1,4 +1,6 @@
-"""Who decides nothing knows what is under way as who decides does, whenever it came."""
+"""A process that does not decide knows the running deliberations as well as the collector, whenever
+it joined.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One seat: turns, checks, repair, limits. Real HTTP, gate, git and pytest."""
+"""One seat: turns, checks, repair, limits. Real HTTP, gateway, git and pytest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRONG = '\n\ndef hello_world() -> str:\n    return "Goodbye"\n'
 
 
 def script(*turns: Any) -> Any:
-    """Answer the n-th turn with the n-th text, and the last one for ever."""
+    """Answer the n-th turn with the n-th text, and later turns with the last one."""
 
     def answer(_body: Any, headers: Any) -> Any:
         turn = int(step_of(headers).split(".")[1])
@@ -449,8 +449,8 @@ async def test_a_seat_that_started_anew_goes_the_same_way_when_it_is_taken_up_ag
 async def test_what_was_found_of_a_turn_stands_though_its_checks_say_otherwise(
     council: Any,
 ) -> None:
-    """A test that fails at times may fail otherwise when a turn is done again: the answers on
-    record belong to one way.
+    """A flaky test may fail differently when a turn is repeated: the recorded answers belong to one
+    history.
     """
     turns = [append(f"\n\nX{number} = {number}\n") for number in range(1, 4)]
     async with council(script(*turns, append())) as app:

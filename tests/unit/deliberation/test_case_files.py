@@ -1,4 +1,4 @@
-"""Which test files and cases are about a change, in the ids of several runners."""
+"""The test files and cases that are relevant to a change, in the ids of several runners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deliberations whose answer is a document have phases and schemas of their own."""
+"""Deliberations that produce a document have separate phases and schemas."""
 
 from __future__ import annotations
 

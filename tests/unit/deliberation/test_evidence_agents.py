@@ -1,4 +1,4 @@
-"""Agents that look for evidence beside the seats: the test writer, the tie-breaker, reviewers with
+"""Agents that gather evidence beside the seats: the test writer, the tie-breaker, reviewers with
 tools. Real HTTP, gateway, git, pytest.
 """
 
@@ -58,7 +58,7 @@ def write(text: str, path: str = "src/price.py") -> tuple[str, Mapping[str, Any]
 
 
 def turns(*replies: Any) -> Callable[[str], Any]:
-    """Answer by the number of the turn; the last reply for ever."""
+    """Reply by the number of the turn; repeat the last reply."""
     turn_replies = [
         reply if isinstance(reply, NativeReply | str) else NativeReply(reply) for reply in replies
     ]
@@ -66,17 +66,18 @@ def turns(*replies: Any) -> Callable[[str], Any]:
 
 
 def change(text: str, *more: Any) -> Callable[[str], Any]:
-    """Answer as a seat that makes one change."""
+    """Reply as a seat that makes one change."""
     return turns((write(text), *more, SUBMIT), (SUBMIT,))
 
 
 def council_of(
     read: str = FINE, required: str = NONE_REQUIRED, **seats: Callable[[str], Any]
 ) -> Callable[[Any, Any], Any]:
-    """Answer by seat (`one`, `two`, `writer`, `breaker`).
+    """Reply by seat (`one`, `two`, `writer`, `breaker`).
 
-    `read`: the model's answer which tests contradict the task.
-    `required`: its answer which of the tests that fail everywhere the task asks for.
+    Args:
+        read: the reply about tests that contradict the task.
+        required: the reply about tests that fail everywhere and that the task asks for.
     """
     named = {"one": ONE, "two": TWO, "writer": "test-writer", "breaker": "tie-breaker"}
     known = {named[name]: answer for name, answer in seats.items()}
@@ -93,7 +94,7 @@ def council_of(
 
 
 def decided(app: Any, events: list[Event], d: Any) -> Outcome:
-    """Return what the collector makes of the events."""
+    """Return the collector's decision on the events."""
     state = fold(None, new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d)))
     for event in events:
         if event.type is not EventType.TOOL_FINISHED:
@@ -140,7 +141,7 @@ async def test_a_council_of_one_is_reproduced_by_the_test_writer(native: Any) ->
 async def test_the_examples_of_the_task_are_given_to_the_test_writer_and_missed_ones_are_named(
     native: Any,
 ) -> None:
-    """It hands in a test without them first, and one with them when it is told."""
+    """It first submits a test without them, and then one with them when prompted."""
     task = (
         "discount() is wrong: discount(200, 10) should be 180, and `discount(50, 50)` must return "
         "`25`."
@@ -171,7 +172,7 @@ async def test_the_examples_of_the_task_are_given_to_the_test_writer_and_missed_
 
 
 class _LostOnce(set[str]):
-    """Names of workspaces that are lost at their next call, and no more after it."""
+    """Names of workspaces that are lost at their next call, once."""
 
     def __contains__(self, name: object) -> bool:
         found = super().__contains__(name)
@@ -180,8 +181,8 @@ class _LostOnce(set[str]):
 
 
 async def test_a_lost_workspace_does_not_end_the_test_writer_s_work(native: Any) -> None:
-    """It corrects its tests in the second reply, in which its workspace is lost: the first one
-    comes again, and confirms nothing.
+    """It corrects its tests in the second reply and loses its workspace: the first one comes again,
+    and confirms nothing.
     """
     task = (
         "discount() is wrong: discount(200, 10) should be 180, and `discount(50, 50)` must return "
@@ -326,7 +327,7 @@ async def test_a_test_that_no_answer_passes_refutes_all_if_the_task_asks_for_it(
 
 
 async def test_what_the_test_writer_changes_beside_tests_is_never_run(native: Any) -> None:
-    """It mends the base's code and replaces data; its test only passes with that."""
+    """It fixes the base's code and replaces data; its test only passes with these."""
     test = (
         "from price import HELPER, discount\n\n\ndef test_x():\n    assert HELPER and "
         "discount(200, 10) == 180\n"
@@ -476,8 +477,8 @@ REVIEWS = EvidenceSettings(test_writer=False, tie_breaker=False)
 
 
 def reviewed(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Answer calls of the reviewing phases by `answer`, and the others as two seats whose answers
-    are level.
+    """Reply to calls of the reviewing phases with `answer`, and to the others as two seats with
+    equally good answers.
     """
     seats = council_of(one=change(OTHER_RIGHT), two=change(SPECIAL))
     return lambda body, headers: (answer if phase_of(headers) == "verify" else seats)(body, headers)
@@ -526,7 +527,7 @@ async def test_a_reviewer_has_the_answer_in_its_workspace_and_time_to_think(nati
 async def test_a_reviewer_that_never_answers_is_said_and_nothing_stands_in_its_place(
     native: Any,
 ) -> None:
-    """The other answer's review is bad; the one without a review does not win by it."""
+    """The other answer's review is bad; the one without a review does not win because of it."""
 
     def review(_body: Any, headers: Any) -> Any:
         if seat_of(headers) == TWO:
@@ -565,7 +566,7 @@ async def test_a_reviewer_that_stays_silent_is_said_before_the_time_is_up(native
 
 
 async def test_the_test_writer_s_tests_are_run_on_a_second_wave_too(native: Any) -> None:
-    """It writes once. What fails on every first answer is judged by the second ones again."""
+    """It writes once. Tests that fail on every first answer are run on the second ones again."""
     first, second = change(SPECIAL), change(RIGHT)
 
     def answer(body: Any, headers: Any) -> Any:

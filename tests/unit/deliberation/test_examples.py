@@ -1,4 +1,4 @@
-"""What a docstring shows of its function: found, and run on what a seat wrote."""
+"""Examples in a function's docstring: found, and run on a seat's change."""
 
 from __future__ import annotations
 

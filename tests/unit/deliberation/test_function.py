@@ -1,5 +1,5 @@
-"""A task that names one function: found, asked for as such, its code block read; and whole seats
-that work so.
+"""A task that names one function: detected, requested as such, its code block parsed; and whole
+seats that work this way.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def test_a_file_does_not_import_itself() -> None:
 async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(
     council: Any,
 ) -> None:
-    """The small model copied the signature and the docstring, and no body."""
+    """The small model copied the signature and the docstring, without a body."""
     stub = 'def hello_world() -> str:\n    """Return the greeting."""\n'
     files = {**SAMPLE, "src/utils.py": f"{SAMPLE['src/utils.py']}\n\n{stub}"}
     empty = f"```python\n{stub}```"
@@ -393,7 +393,7 @@ BODILESS = {
 
 
 def attempt_kind(body: Any) -> str:
-    """The way that a request asks in."""
+    """Return the kind of attempt that a request makes."""
     last = body["messages"][-1]
     if last["role"] == "user":
         return "whole"

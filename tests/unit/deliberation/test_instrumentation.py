@@ -1,4 +1,4 @@
-"""What a council's spans, events and figures say of where they belong."""
+"""The context in a council's spans, events and metrics."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def named(spans: list[ReadableSpan], name: str) -> list[ReadableSpan]:
 
 
 def parents(spans: list[ReadableSpan]) -> dict[str, set[str]]:
-    """The names of the parents of the spans of each name."""
+    """Return the names of the parents of the spans of each name."""
     by_id = {span.context.span_id: span.name for span in spans if span.context}
     found: dict[str, set[str]] = {}
     for span in spans:

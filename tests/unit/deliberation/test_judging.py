@@ -1,4 +1,4 @@
-"""Whole councils: reviews, revisions, each other's tests. Real HTTP, gate, git and pytest."""
+"""Whole councils: reviews, revisions, each other's tests. Real HTTP, gateway, git and pytest."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ async def test_debate_reviews_and_revises_and_keeps_the_original(council: Any) -
 
 
 async def test_a_case_that_only_one_run_of_a_slow_base_told_of_is_not_lost(council: Any) -> None:
-    """A base that takes long is run once: that a name holds the time is seen when a candidate seems
-    to lack the case.
+    """A slow base runs once: a time in a case's name is noticed when a candidate seems to lack the
+    case.
     """
     async with council(by_seat(one=append())) as app:
         (base,) = app.prepared.runs.values()

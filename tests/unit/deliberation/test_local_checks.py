@@ -1,4 +1,4 @@
-"""Which cases a seat runs after a change, and what it is told of them."""
+"""The cases that a seat runs after a change, and the report that it receives."""
 
 from __future__ import annotations
 
@@ -179,8 +179,8 @@ def test_nobody_is_told_to_repair_what_is_green() -> None:
 
 
 def test_a_changed_test_file_is_run_as_it_is_now() -> None:
-    """Its cases may have other names now, and pytest runs nothing at all where one that it is given
-    is not there.
+    """Its cases may have new names, and pytest runs nothing at all if a given case does not
+    exist.
     """
     change = patch("tests/test_b.py", tests=("tests/test_b.py",))
     assert list(select_checks(prepared(60_000), change, frozenset(), 10)) == [
@@ -192,8 +192,8 @@ def test_a_changed_test_file_is_run_as_it_is_now() -> None:
 
 
 class Checked(Room):
-    """A workspace with a change and a check, which remembers how it was asked to run and answers
-    with what the files hold.
+    """A workspace with a change and a check. It records how the check was called, and answers with
+    the cases of the files.
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-"""A deliberation that brings commits together: one seat, no call of the model, judged as any
-other.
-"""
+"""A deliberation that merges commits: one seat, no model call, judged like any other."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Which model a seat uses: several behind one council, one of them down, and what is on record of
-it.
-"""
+"""The model of a seat: several in one council, one of them down, and its records."""
 
 from __future__ import annotations
 
@@ -94,8 +92,8 @@ async def two_models(
     server: dict[str, Any] | None = None,
     **other: Any,
 ) -> AsyncIterator[tuple[CouncilEnvironment, ScriptedModel]]:
-    """A council's surroundings with a default model and one more, `large`, of which `other` says
-    more; `server` is for the scripted server of that one.
+    """Open the environment of a council with a default model and a second one, `large`, with the
+    settings `other`; `server` serves the second one.
     """
     async with (
         open_council(folder, first) as app,

@@ -1,4 +1,4 @@
-"""Whole councils: who proposes, reviews, revises, stops. Real HTTP, gate, git and pytest."""
+"""Whole councils: who proposes, reviews, revises, stops. Real HTTP, gateway, git and pytest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How far an agent is and what it used: measured, never falling, and stopped at a limit of its
-own.
+"""An agent's progress and resource usage: measured, never falling, and stopped at the agent's own
+limits.
 """
 
 from __future__ import annotations

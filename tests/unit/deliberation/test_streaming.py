@@ -1,6 +1,4 @@
-"""What is shown of an answer while it grows: whole words, no secret, and nothing that stops the
-work.
-"""
+"""The visible part of a partial reply: whole words, no secret, and nothing that stops the work."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ KEY = "ghp_" + "a1" * 18
 
 
 class Heard:
-    """Keeps what it is told."""
+    """A publisher that records partial replies."""
 
     def __init__(self, *, down: bool = False) -> None:
         self.partial_replies: list[Writing] = []

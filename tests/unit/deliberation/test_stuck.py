@@ -91,9 +91,7 @@ _STEPS = st.builds(
 def test_whoever_repeats_itself_is_found_within_one_round_more(
     steps: list[TurnStep], limit: int
 ) -> None:
-    """However a seat came here, the same change once more is a circle; and the same look is, twice
-    more.
-    """
+    """Whatever came before, a repeated change is a loop, and so is a look repeated twice."""
     last = TurnStep("same", "9", changed=True)
     assert find_stuck_reason([*steps, last, last], limit)
     look = TurnStep("look", "9")

@@ -12,7 +12,7 @@ SOON = datetime.now(UTC) + timedelta(hours=1)
 
 
 class Parrot:
-    """Replies with a call, and with notes where it is asked for them; remembers the requests."""
+    """A model that replies with a call, or with notes on request, and records the requests."""
 
     def __init__(self) -> None:
         self.requests: list[ChatRequest] = []

@@ -1,5 +1,5 @@
 """A seat whose model calls tools natively: calls and answers, submit, limits, compaction. Real
-HTTP, gate, git and pytest.
+HTTP, gateway, git and pytest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def calls(*tool_calls: tuple[str, Any], text: str = "", **fields: Any) -> Native
 
 
 def script(*turns: Any) -> Callable[[Any, Any], Any]:
-    """Answer the n-th turn with the n-th reply, and the last one for ever. Notes are "NOTES"."""
+    """Answer the n-th turn with the n-th reply, and later turns with the last one. Notes are
+    "NOTES".
+    """
 
     def answer(_body: Any, headers: Any) -> Any:
         if phase_of(headers) != "propose":

@@ -37,8 +37,8 @@ SUMMARY = {"approach": "adds a function", "behaviour": "", "left_out": "", "risk
 
 
 def _judge(prompt: str, best: str) -> str:
-    """Answer a comparison: what `best` occurs in stands first; and a summary, with the value that
-    is returned.
+    """Reply to a comparison by ranking the answer that contains `best` first, and to a summary with
+    the value that is returned.
     """
     if "Now summarize" in prompt:
         value = re.search(r"return \"([^\"]*)\"", prompt.rpartition("--- answer")[2])
@@ -51,7 +51,7 @@ def _judge(prompt: str, best: str) -> str:
 
 
 async def test_a_second_wave_begins_anew_on_notes(council: Any) -> None:
-    """Nothing is reproduced in the first wave, so every seat begins on the original code, with
+    """Nothing is reproduced in the first wave, so every seat starts on the original code, with
     notes and without patches.
     """
     second = act(
@@ -128,8 +128,8 @@ async def test_a_proven_answer_needs_no_second_wave(council: Any) -> None:
 
 @pytest.mark.parametrize("seats", [3, 6])
 async def test_level_answers_are_compared_in_small_groups(council: Any, seats: int) -> None:
-    """Each group is asked twice, in opposite orders; the best of each is compared again. Nobody is
-    named.
+    """Each group is compared twice, in opposite orders; the best of each are compared again.
+    Authors are anonymous.
     """
     right = seat_id("dev", seats - 1)
 

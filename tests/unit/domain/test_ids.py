@@ -1,4 +1,4 @@
-"""Keys: what tells ids of tenants apart within the server."""
+"""Keys, which distinguish equal ids of different tenants within the server."""
 
 from __future__ import annotations
 

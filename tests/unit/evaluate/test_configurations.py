@@ -1,4 +1,4 @@
-"""What `--config` means, and which configurations can be compared."""
+"""The meaning of `--config`, and the configurations that can be compared."""
 
 from __future__ import annotations
 

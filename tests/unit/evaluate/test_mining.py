@@ -1,4 +1,4 @@
-"""Which commits may become tasks, and what their text keeps."""
+"""The commits that may become tasks, and the parts of their messages that are kept."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_text_has_no_trailers_numbers_links_and_tests(message: str, text: st
 
 
 def test_a_message_without_end_is_cut() -> None:
-    """Read whole, it would take an hour."""
+    """Parsing all of it would take an hour."""
     text = task_text(f"{_SAYS}\n\n{'a.a-' * 250_000}")
     assert text.startswith(_SAYS)
     assert len(text) <= 4000

@@ -18,7 +18,7 @@ _HOSTILE = (
 
 
 class _Elements(HTMLParser):
-    """Notes the elements and attributes of a page."""
+    """A parser that records the elements and attributes of a page."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What models and strangers wrote is text on a forge and nothing else."""
+"""Text of models and strangers remains text on a forge."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What asks, what does not, and what is done about it, against a forge over HTTP; the council is
-played.
-"""
+"""Requests on a forge over HTTP, other text, and the reaction to them; the council is simulated."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def lost(d: Deliberation) -> Outcome:
 
 @dataclass
 class App:
-    """A played council, and clones whose commits go straight to the forge."""
+    """A simulated council, and clones whose commits go straight to the forge."""
 
     forge: FakeForge
     deliberations: MemoryDesk = field(default_factory=MemoryDesk)
@@ -47,7 +45,7 @@ class App:
     commits_made: int = 0
 
     async def offer(self, repository: str, sha: str, branch: str) -> None:
-        """Do as the real one does."""
+        """Offer the change like the real one."""
         there, repo = self.forge.sha(branch), self.forge.repo
         if there not in {"", sha, repo.git("rev-parse", f"{sha}^")}:
             raise AlreadyExists("the branch is already another commit")
@@ -55,7 +53,7 @@ class App:
         self.offered.append((repository, sha))
 
     def commit(self, after: str) -> str:
-        """Make a commit."""
+        """Create a commit."""
         self.commits_made += 1  # no two are the same
         return self.forge.repo.git(
             "commit-tree", f"{after}^{{tree}}", "-p", after, "-m", f"work {self.commits_made}"
@@ -88,7 +86,7 @@ class App:
 
     @asynccontextmanager
     async def watching(self, **settings: object) -> AsyncIterator[Watch]:
-        """A watch of its own, as after a start."""
+        """Open a new watch, as after a restart."""
         given = {
             "kind": self.forge.kind,
             "url": self.forge.url,
@@ -109,7 +107,7 @@ class App:
             )
 
     async def look(self, ends: Callable[[Deliberation], Outcome], **settings: object) -> bool:
-        """Look once, with a council that ends like this."""
+        """Poll once, with a council that ends like this."""
 
         async def play() -> None:
             while True:
@@ -345,14 +343,14 @@ async def test_it_looks_when_it_is_woken(app: App, forge: FakeForge) -> None:
 
 
 class _Late(list[dict[str, object]]):
-    """Comments that nobody sees yet."""
+    """Comments that are not visible yet."""
 
     def __init__(self) -> None:
         super().__init__()
         self.told: list[dict[str, object]] = []
 
     def append(self, item: dict[str, object]) -> None:
-        """Take it, and show nothing."""
+        """Store the comment without showing it."""
         self.told.append(item)
 
 

@@ -1,4 +1,4 @@
-"""Only what the forge signed wakes anybody."""
+"""Only webhooks signed by the forge trigger a poll."""
 
 from __future__ import annotations
 

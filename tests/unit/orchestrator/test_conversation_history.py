@@ -1,4 +1,4 @@
-"""Conversations: what was asked and answered before a question, and the files that it begins on."""
+"""Conversations: the questions and answers before a question, and the files that it starts with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks: the recorded turns are done again without a call of the model, and then it goes on."""
+"""Forks: the recorded turns are replayed without a model call, and then the fork continues."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def run(app: Any, d: Deliberation) -> list[Event]:
 
 
 def script(_body: Any, headers: Any) -> str:
-    """Look, write a note, say that it is done; forked from the second turn, do it."""
+    """Look, write a note and finish; when forked from the second turn, do the task."""
     turn = int(step_of(headers).split(".")[1])
     prompt = str(_body["messages"][-1]["content"])
     if INSTEAD in prompt:
@@ -293,10 +293,10 @@ async def test_a_tool_of_any_family_may_act_outside(
 
 
 class Slow(MemoryBus):
-    """Others come in between before anything is recorded."""
+    """A bus on which others come in between before anything is recorded."""
 
     async def create(self, event: Event, after_seq: int = 0) -> int:
-        """Record it after a while."""
+        """Record the event after a while."""
         await asyncio.sleep(0.02)
         return await super().create(event, after_seq)
 
@@ -325,14 +325,14 @@ async def test_forks_that_are_asked_for_at_once_have_ids_of_their_own() -> None:
 
 
 class Noting(MemoryBus):
-    """Notes of what is put on the queue whether it is said that nothing is recorded of it yet."""
+    """A bus that records whether queued work is marked as fresh."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fresh: list[object] = []
 
     async def enqueue(self, *given: Any, **more: Any) -> None:
-        """Note it."""
+        """Record the mark."""
         self.fresh.append(more.get("fresh"))
         await super().enqueue(*given, **more)
 

@@ -1,4 +1,4 @@
-"""Who writes a story better: rules, which add no wish, and a model where its reply scores
+"""The better draft of a story: by rules, which add no wishes, or by a model if its reply scores
 higher.
 """
 
@@ -43,7 +43,7 @@ Criteria:
 
 
 async def decide(deliberations: MemoryDesk, content: str) -> str:
-    """Play the council; return what it was asked."""
+    """Play the council; return its prompt."""
     await deliberations.submitted.wait()
     (task_id,) = deliberations.known()
     result = Result(

@@ -1,5 +1,5 @@
-"""Rego in process and an OPA server behind one contract, and what a server that is ill brings
-about: nothing runs.
+"""Rego in process and an OPA server under one contract, and the effect of a failing server: nothing
+runs.
 """
 
 from __future__ import annotations

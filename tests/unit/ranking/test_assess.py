@@ -260,7 +260,7 @@ def test_what_only_one_run_of_the_base_told_of_is_known_unless_one_of_them_told_
 
 @pytest.mark.parametrize("advisory", [("lint",), ()], ids=["advisory", "required"])
 def test_a_linter_does_not_tell_candidates_apart(advisory: tuple[str, ...]) -> None:
-    """What it finds in one change alone is no difference in what the changed code does."""
+    """A finding in one change alone is no difference in the behaviour of the code."""
     profile = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)}, advisory=advisory)
     tests = suite(new="passed", old="passed")
     finding = CheckRun("lint", Verdict.FAILED, findings=("src/a.py: SIM102",))

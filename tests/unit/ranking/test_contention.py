@@ -50,7 +50,7 @@ def test_a_limit_of_time_says_nothing_on_a_busy_machine(message: str) -> None:
 
 @pytest.mark.parametrize("message", ["assert 5 == 2", "Failed: hit the limit of 10 s"])
 def test_what_failed_otherwise_failed(message: str) -> None:
-    """Also what had all of its time."""
+    """This includes a case that had all of its time."""
     assert not hit_limit_under_load(run(message))
 
 
@@ -85,5 +85,5 @@ def test_the_evidence_of_such_a_check_is_errored_and_says_why() -> None:
 
 
 def test_the_clock_of_a_case_says_the_same_as_the_executor() -> None:
-    """It cannot import it: it runs in the project's own interpreter."""
+    """The reporter cannot import the executor: it runs in the project's own interpreter."""
     assert f'"{BUSY}"' in (FOLDER / "moothall_clock.py").read_text(encoding="utf-8")

@@ -1,5 +1,5 @@
-"""Councils drawn by chance, of three seats without a deciding test on the base: how often a right
-answer wins.
+"""Random councils of three seats without a deciding test on the base: how often a right answer
+wins.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
 
 
 def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list[bool]]:
-    """Three candidates, and which are right. `dropped`: share of the unfit tests that a reader of
-    the task takes out.
+    """Return three candidates, and which are right. `dropped`: the share of the invalid tests that
+    a reader of the task removes.
     """
     right = [drawn.random() < RIGHT for _ in range(3)]
     brings = [drawn.random() < BRINGS for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Examples of documentation are tests that stand in the code: what its author alters of them proves
+"""Examples in documentation are tests inside the code: changes by the code's author prove
 nothing.
 """
 

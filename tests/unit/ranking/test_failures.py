@@ -1,4 +1,4 @@
-"""The assertion of a failed case, read from what real runners printed."""
+"""The assertion of a failed case, parsed from the output of real runners."""
 
 from __future__ import annotations
 

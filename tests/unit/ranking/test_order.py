@@ -130,8 +130,8 @@ def test_everyone_has_one_place_and_scores_fall_with_it(field: list[Candidate]) 
 
 @given(fields())
 def test_the_order_of_any_two_is_transitive(field: list[Candidate]) -> None:
-    """With what depends on the field (clusters, revisions, shared reviews, whose tests count) taken
-    out, pairs agree with the whole.
+    """Pairs agree with the whole field if everything that depends on the field (clusters,
+    revisions, shared reviews, whose tests count) is removed.
     """
     alone = [
         candidate(1 + index, f"{index}", **{**_own(item, index), "behaviour": str(index)})
@@ -145,8 +145,8 @@ def test_the_order_of_any_two_is_transitive(field: list[Candidate]) -> None:
 
 
 def _own(item: Candidate, index: int) -> dict[str, Any]:
-    """What depends on nobody else: a reviewer of several counts as far as it tells right from wrong
-    among them.
+    """Return the facts that depend on nobody else: a reviewer of several candidates counts as far
+    as it distinguishes right from wrong ones.
     """
     found = {
         name: getattr(item.assessment, name)
@@ -207,8 +207,8 @@ def test_ties_are_distinct_answers_that_share_the_first_place(field: list[Candid
 
 
 def test_the_criteria_decide_in_their_order() -> None:
-    """Each candidate of the list is better than the one before by the next criterion, and worse by
-    all that follow.
+    """Each candidate of the list is better than the previous one by the next criterion, and worse
+    by all later ones.
     """
     other = (CrossRun(SEATS[4], passed=False),)
     liked = (Review(SEATS[4], "c", 0.9),)
@@ -255,7 +255,7 @@ def test_the_same_change_by_two_seats_outweighs_one_and_words_alone_are_no_answe
 def brings(
     number: int, text: str, *passed: int, failed: tuple[int, ...] = (), **facts: Any
 ) -> Candidate:
-    """A candidate of a seat that brought valid tests, and passes or fails those of the others."""
+    """Return a candidate of a seat with valid tests that passes or fails those of the others."""
     proposal = Proposal(
         SEATS[number - 1], "dev", "done", diff(text), own_tests=("tests/test_new.py",)
     )
@@ -398,7 +398,7 @@ def test_the_same_answer_has_the_same_reviews() -> None:
 
 
 def test_of_two_that_are_level_the_one_with_a_test_of_another_seat_is_first() -> None:
-    """Its level is the higher one, so that no hash decides what is claimed."""
+    """Its level is higher, so that no hash decides the reported level."""
     own = (*GREEN, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
     for text, other in (("a", "b"), ("b", "a")):
         author = candidate(1, text, evidence=own)
@@ -411,7 +411,7 @@ def test_of_two_that_are_level_the_one_with_a_test_of_another_seat_is_first() ->
 
 
 def test_an_answer_that_changes_a_test_which_it_breaks_is_told_which_version_counts() -> None:
-    """The task may ask for what the test forbids: a person sees why such an answer is refused."""
+    """The task may require what the test forbids: a person sees why such an answer is refused."""
     proposal = Proposal(SEATS[0], "dev", "done", diff("a"), own_tests=("t.py",))
     (refused,) = rank([candidate(1, proposal=proposal, regressions=("t.py::x",))])
     assert refused.reasons[0] == (
@@ -506,8 +506,8 @@ def _review(number: int, score: float) -> Review:
 
 
 def test_a_missing_review_has_no_score() -> None:
-    """Of two level answers, one was reviewed badly and the review of the other is missing: reviews
-    do not decide.
+    """Of two equally good answers, one has a bad review and the other has none: reviews do not
+    decide.
     """
     bad, unread = (
         candidate(1, "a", reviews=(_review(3, 0.2),)),

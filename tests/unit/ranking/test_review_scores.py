@@ -1,4 +1,4 @@
-"""What reviews come to, by reviewers who tell right from wrong, and by such who do not."""
+"""The effect of reviews by reviewers who distinguish right from wrong, and by others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GREEN, RED = (
 
 
 def answer(seat: str, *, proven: bool, **scores: float) -> Candidate:
-    """A candidate of a seat, and what reviewers give it."""
+    """Return a candidate of a seat with the scores of its reviewers."""
     reviews = tuple(Review(name, seat, score) for name, score in scores.items())
     diff = f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{seat}\n"
     found = Assessment(
@@ -34,7 +34,9 @@ def answer(seat: str, *, proven: bool, **scores: float) -> Candidate:
 
 
 def test_who_tells_right_from_wrong_decides_and_the_other_is_named() -> None:
-    """Two proven answers are level; the reviewer who also liked the red one does not count."""
+    """Two proven answers are equally good; the reviewer who also liked the failing one does not
+    count.
+    """
     field = [
         answer("a", proven=True, sure=0.9, blind=0.2),
         answer("b", proven=True, sure=0.5, blind=0.6),

@@ -1,4 +1,4 @@
-"""Taking a diff over into somebody's files: real git."""
+"""Applying a diff to a person's files: real git."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def repo(tmp_path: Path) -> Repo:
 
 @pytest.fixture
 def diff(tmp_path: Path, repo: Repo) -> str:
-    """Changes one file, makes one and removes one."""
+    """Return a diff that changes one file, creates one and removes one."""
     repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "other"))
     other = Repo(tmp_path / "other")
     other.write(

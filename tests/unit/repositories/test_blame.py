@@ -1,4 +1,4 @@
-"""Which commit a line comes from."""
+"""The commit that a line comes from."""
 
 from __future__ import annotations
 

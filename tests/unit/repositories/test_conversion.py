@@ -1,4 +1,4 @@
-"""Checkouts and changes are converted as git itself does it: every case is compared with a real
+"""Checkouts and changes are converted like by git itself: every case is compared with a real
 git.
 """
 
@@ -81,7 +81,7 @@ def files() -> dict[str, bytes]:
 
 
 def store(repo: Repo, contents: dict[str, bytes]) -> str:
-    """Commit blobs as they are, whatever the attributes say."""
+    """Commit blobs unaltered, whatever the attributes."""
     lines = [f"100644 {repo.blob(content)}\t{path}" for path, content in contents.items()]
     repo.git(
         "update-index",

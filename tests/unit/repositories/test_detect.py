@@ -19,14 +19,14 @@ def found(files: Mapping[str, str], most: int = 20) -> Detected:
 
 
 def words(files: Mapping[str, str]) -> tuple[str, ...]:
-    """The words of the first installation, after pip's own."""
+    """Return the words of the first installation after pip's own."""
     first = found({**TESTED, **files}).steps[0].argv
     assert first[: len(PIP)] == PIP
     return first[len(PIP) :]
 
 
 def commands(steps: tuple[SetupStep, ...]) -> Iterator[str]:
-    """Every command of a set-up, ways out included."""
+    """Return every command of a set-up, including fallbacks."""
     for step in steps:
         yield " ".join(step.argv)
         yield from commands(step.instead)

@@ -12,7 +12,7 @@ from support.repos import Repo, make_repo
 
 
 async def written(tmp_path: Path, repo: Repo) -> tuple[Repo, str]:
-    """Write the history of HEAD over a checkout, as set-up sees them."""
+    """Write the history of HEAD over a checkout, as set-up sees both."""
     clone = TrustedClone(tmp_path / "repos" / "r.git", WorkspaceSettings())
     sha = await clone.fetch(str(repo.path), "HEAD", tags=True)
     tree = tmp_path / "tree"

@@ -1,6 +1,4 @@
-"""Tests of a repository that `.moothall.toml` hides: the base on which seats work lacks them, and
-so does its history.
-"""
+"""Tests that `.moothall.toml` hides: the base of the seats and its history lack them."""
 
 from __future__ import annotations
 

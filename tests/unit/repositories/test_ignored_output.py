@@ -1,4 +1,4 @@
-"""What .gitignore files leave out of a change is not read, and refuses nothing."""
+"""Files ignored by .gitignore are not read, and refuse nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BASE = {
 
 
 class Work:
-    """A work tree that is written to: the upper folder of an overlay, or a whole tree."""
+    """A work tree with changes: the upper folder of an overlay, or a whole tree."""
 
     def __init__(self, folder: Path, clone: TrustedClone, sha: str, *, whole: bool) -> None:
         self.tree, self.clone, self.sha, self.whole = folder, clone, sha, whole
@@ -41,7 +41,7 @@ class Work:
             os.truncate(self.tree / path, size)
 
     async def paths(self, caps: ChangeCaps = CAPS) -> tuple[list[str], dict[str, str], int]:
-        """Return what is changed, what is ignored, and how often git was asked."""
+        """Return the changed files, the ignored ones, and the number of queries to git."""
         survey = ChangeScan(
             self.tree, list(BASE), caps, base=None if self.whole else self.base, stamps=self.before
         )

@@ -1,4 +1,4 @@
-"""A git of the trusted side that is killed by somebody else costs time, not a seat and not a
+"""A git process of the trusted side that somebody else kills costs time, but neither a seat nor a
 delivery.
 """
 
@@ -56,7 +56,7 @@ COMMANDS = (
 
 
 class Unprepared:
-    """Prepares nothing."""
+    """A preparer that does nothing."""
 
     async def prepare(self, base: Base, on_progress: object = None) -> Prepared:
         del on_progress

@@ -1,4 +1,4 @@
-"""What becomes of an approved commit at its origin, by the repository's policy."""
+"""Delivery of an approved commit to its origin, by the repository's policy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def registered(
 async def work(
     trusted: RepositoryService, ref: RepositoryRef, path: str = "new.txt", text: str = "new\n"
 ) -> str:
-    """Return a commit on the newest one that changes a file."""
+    """Return a commit on top of the newest one that changes a file."""
     base = await trusted.resolve(ref)
     change = Change(path, "100644", text.encode())
     return (

@@ -49,7 +49,7 @@ async def refuse(_base: Base, _tell: Any) -> Prepared:
 
 @dataclass(slots=True)
 class Wire:
-    """A bus that remembers what was asked, and how many bytes came."""
+    """A bus that records requests and the number of received bytes."""
 
     bus: MemoryBus = field(default_factory=MemoryBus)
     requests: list[Mapping[str, Any]] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Wire:
 
 @dataclass(slots=True)
 class World:
-    """The server with a repository, and a host whose disk begins empty."""
+    """The server with a repository, and a host whose disk is empty at first."""
 
     repo: Repo
     app: RepositoryService

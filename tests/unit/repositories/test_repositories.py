@@ -29,7 +29,7 @@ SETTINGS = WorkspaceSettings()
 
 
 class FileLister:
-    """Prepares by listing the files."""
+    """A preparer that lists the files."""
 
     async def prepare(
         self, base: Base, on_progress: Callable[[str], None] | None = None

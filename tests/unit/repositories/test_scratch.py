@@ -1,4 +1,4 @@
-"""Temporary folders of killed processes go; those of living ones stay."""
+"""Temporary folders of killed processes are removed; those of living ones remain."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def repositories(tmp_path: Path, *allowed: str, **settings: object) -> Repositor
 async def listening(
     answer: bytes = b"", *, silent: bool = False
 ) -> AsyncIterator[tuple[int, list[str]]]:
-    """A server of this machine: its port, and who called."""
+    """Run a server on this machine; yield its port, and the received requests."""
     calls: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The documents say what there is: figures, spans, the dashboard."""
+"""The documentation matches the metrics, the spans and the dashboard."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def queried() -> set[str]:
 
 
 def samples() -> dict[str, str]:
-    """What Prometheus stores, by the figure it is of."""
+    """Return the samples that Prometheus stores, by their metric."""
     found = {}
     for figure in REGISTRY.figures.values():
         for end in ("_bucket", "_sum", "_count") if isinstance(figure, Histogram) else ("",):

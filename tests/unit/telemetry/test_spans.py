@@ -22,7 +22,7 @@ CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Spans(InMemorySpanExporter):
-    """Keeps what was sent."""
+    """An exporter that records spans."""
 
     def named(self, name: str) -> ReadableSpan:
         (found,) = [span for span in self.get_finished_spans() if span.name == name]

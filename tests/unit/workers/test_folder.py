@@ -1,4 +1,4 @@
-"""What a killed owner leaves of its Ray: nothing."""
+"""A killed owner leaves nothing of its Ray behind."""
 
 from __future__ import annotations
 

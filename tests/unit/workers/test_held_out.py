@@ -1,4 +1,4 @@
-"""Which failing tests are held back from seats."""
+"""The failing tests that are held back from seats."""
 
 from __future__ import annotations
 

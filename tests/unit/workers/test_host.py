@@ -1,4 +1,4 @@
-"""A host with a council of text: what is taken from it, cancelled or delivered twice."""
+"""A host with a council about text: its work is lost, cancelled or delivered twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
 class Answering:
-    """A model that hangs until it is told to go on."""
+    """A model that hangs until a signal."""
 
     def __init__(self) -> None:
         self.hangs = True
@@ -139,7 +139,7 @@ async def test_a_cancel_whose_signal_was_lost_is_heard_from_the_log(tmp_path: Pa
 
 
 async def test_a_cancel_ends_calls_under_way_by_its_signal_alone(tmp_path: Path) -> None:
-    """Nobody looks at the log here."""
+    """Nobody reads the log here."""
     async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
         host = host_of(app)
         d = app.deliberation(repository=None, base_sha=None)
@@ -192,7 +192,7 @@ async def test_a_cancel_before_fresh_work_was_taken_up_is_seen_within_a_second(
 
 
 class Looked:
-    """A bus that counts how often its log is read."""
+    """A bus that counts reads of its log."""
 
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus
@@ -204,7 +204,7 @@ class Looked:
 
 
 class Unsteady:
-    """Repositories whose executor dies under the first preparations."""
+    """Repositories whose executor dies during the first preparations."""
 
     def __init__(self, app: CouncilEnvironment, deaths: int) -> None:
         self._app = app
@@ -329,7 +329,7 @@ async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
 async def _with_story(
     app: CouncilEnvironment, budget: Budget
 ) -> tuple[Host, Deliberation, StoryBudgets]:
-    """A host, a deliberation of a story with a budget, and the books."""
+    """Open a host, a deliberation of a story with a budget, and the budget."""
     card = await Board(app.bus).create(StoryDraft("Write a haiku"), LOCAL, key="one", budget=budget)
     accounts = StoryBudgets(app.bus.bucket(BUCKET), app.parts.limits)
     host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4, accounts)

@@ -1,5 +1,5 @@
-"""A deliberation that is paused: it stops between turns, stays so over a restart, and goes on
-without repeating a call.
+"""A paused deliberation: it stops between turns, stays paused over a restart, and continues without
+repeating a call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ASKED = DeliberationRequest(
 async def working(
     app: CouncilEnvironment, request: Event
 ) -> AsyncIterator[tuple[Host, asyncio.Task[None]]]:
-    """A host with this in hand, which listens; at the end it is killed."""
+    """Run a host with this work in hand that listens for pauses; kill it at the end."""
     host = Host("host", app.bus, Remembering(), app.parts, 4)
     listening = asyncio.create_task(host._listen_for_words())
     work = asyncio.create_task(host._work(Recorded(1, request, {"deliveries": "1"})))

@@ -1,5 +1,5 @@
-"""What is said to a council while it is under way: heard at the next turn, and the same again after
-a restart.
+"""Steering messages to a running council: read at the next turn, and the same again after a
+restart.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The engine round hands that are a list: what is appended is the workspace, what is posted has
-left it.
+"""The workflow engine around a simulated workspace: appended lines are the workspace, posted ones
+have left it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Killed(Exception):
 
 @dataclass
 class World:
-    """A workspace, what lies beyond it, and the log; `kill` is how many more facts or calls the
-    process lives for.
+    """A workspace, the outside world, and the log; `kill` is the number of further events or calls
+    before the process is killed.
     """
 
     plan: Workflow
@@ -132,7 +132,7 @@ class World:
         return await Engine(self.plan, record, cast("Any", self), tell, CATALOGUE).run()
 
     async def run_to_the_end(self, lives: list[int]) -> tuple[End, str]:
-        """Run, be killed and run again; the last life is long."""
+        """Run, be killed and run again; the last run is long."""
         for life in lives:
             self.kill = life
             try:

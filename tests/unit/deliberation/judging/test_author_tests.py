@@ -1,4 +1,4 @@
-"""What counts as passing the tests of another seat."""
+"""The definition of passing another seat's tests."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _NEW = (
 async def test_an_answer_that_breaks_what_another_seat_s_tests_keep_is_not_reproduced(
     tmp_path: Path,
 ) -> None:
-    """It passes the case that fails on the base, and fails a new one that holds there: it was right
-    before.
+    """It passes the case that fails on the base, and fails a new one that passes there: it was
+    right before.
     """
     repo = make_repo(
         tmp_path / "repo", {"price.py": _BASE, "tests/test_price.py": _OLD, "conftest.py": ""}

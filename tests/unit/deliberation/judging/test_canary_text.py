@@ -1,4 +1,4 @@
-"""The text of the test that must fail, in the words of each runner."""
+"""The source of the test that must fail, in the language of each runner."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ STOPPED = CheckRun(
 
 @dataclass
 class _Workspaces:
-    """Workspaces whose checks return `runs` in order; `checked` has the workspace and `alone` of
-    each.
+    """Workspaces whose checks return `runs` in order; `checked` records the workspace and `alone`
+    of each.
     """
 
     runs: list[CheckRun]

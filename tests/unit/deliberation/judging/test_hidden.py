@@ -1,4 +1,4 @@
-"""What seats and reviewers may know of an answer: nothing of hidden tests."""
+"""What seats and reviewers may learn about an answer: nothing of hidden tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an agent's change is taken over as tests."""
+"""The part of an agent's change that is adopted as tests."""
 
 from __future__ import annotations
 

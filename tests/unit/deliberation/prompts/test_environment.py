@@ -1,4 +1,4 @@
-"""What the first prompt says of the sandbox."""
+"""The first prompt's description of the sandbox."""
 
 from __future__ import annotations
 

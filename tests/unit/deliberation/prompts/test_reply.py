@@ -265,7 +265,7 @@ def test_a_review_is_read_and_what_is_not_in_it_left_out() -> None:
 
 
 def test_what_a_server_told_of_a_score_is_on_record() -> None:
-    """Else a review would count otherwise when its deliberation is taken up again."""
+    """Otherwise a review would count differently when its deliberation is resumed."""
     answer = ChatReply('{"score": 7}', "stop", Usage(), digits=((("7", 0.6), ("8", 0.4)),))
     data = json.loads(
         json.dumps({"call_id": "t/a/verify/1.1", "answer": answer.text, **dump(answer)})

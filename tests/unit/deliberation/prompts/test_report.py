@@ -1,4 +1,4 @@
-"""What a seat is told of a tool call."""
+"""The text about a tool call that a seat receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Examples are found in a task's text, literally, and what code does at present is none."""
+"""Examples in a task's text are found literally; the current behaviour of code is not an
+example.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a seat with native tools reads: the words it is shown an outline for, folders, and results
-as they are.
+"""Prompts of a seat with native tools: words that cause an outline, folders, and unaltered
+results.
 """
 
 from __future__ import annotations

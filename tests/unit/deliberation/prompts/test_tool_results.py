@@ -1,4 +1,4 @@
-"""What a seat with native tools reads at submit."""
+"""The text that a seat with native tools receives at submit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies as models write them, one row for each spelling."""
+"""Replies as models write them, one row per spelling."""
 
 from __future__ import annotations
 
@@ -633,7 +633,7 @@ MARKS = [
 
 
 def read_anything(text: str) -> None:
-    """Read a text in every way. Raises nothing but what says that it is malformed."""
+    """Parse a text in every mode. Raises only errors that report it as malformed."""
     for mode in MODES:
         for specs in (SPECS, ()):
             try:
