@@ -205,7 +205,7 @@ async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[st
     environment = {**os.environ, **_RAY, **TOKEN, "RAY_TMPDIR": str(folder)}
     (
         folder / "ray"
-    ).mkdir()  # where it says to others on this machine that it is there, and expects a folder
+    ).mkdir()  # Ray writes its address there for other processes, and expects a folder
     start = (
         sys.executable,
         "-m",

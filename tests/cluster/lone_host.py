@@ -22,7 +22,7 @@ async def main(address: str) -> None:
     """Host until the input ends."""
     settings = RaySettings(address=address)
     async with ray_fleet.cluster(settings), ray_fleet.hosting(settings, host):
-        os.write(1, b"ready\n")  # Ray's driver turns sys.stdout elsewhere
+        os.write(1, b"ready\n")  # Ray's driver redirects sys.stdout
         await asyncio.to_thread(sys.stdin.read)
 
 

@@ -54,7 +54,7 @@ async def growing_nodes(
             while not (line := await process.stdout.readline()).startswith(b"{"):
                 assert line, "the cluster did not start"
         node = json.loads(line)
-        # Beside its sessions Ray writes where it is; a machine that never ran it has no /tmp/ray
+        # Ray writes its address beside its sessions. A machine that never ran Ray has no /tmp/ray
         # for that.
         assert (folder / "ray" / "ray_current_cluster").is_file()
         yield (

@@ -95,9 +95,7 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
         }
         command = Command(data, model_there, extra)
         async with serving(command) as port, asyncio.TaskGroup() as group:
-            for (
-                one
-            ) in machines:  # nothing of the server is within reach, but for the bus and the model
+            for one in machines:  # only the bus and the model are reachable
                 assert not one.sees(repo.path).exists()
                 assert not one.sees(data / "token").exists()
                 assert not any(
@@ -126,8 +124,8 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
         assert len(list(machines[0].sees(data / "audit" / "local").glob("host-*.jsonl"))) == 1
         assert not list((data / "audit" / "local").glob("host-*.jsonl"))
         records = int(verified.out.strip().splitlines()[-1].split()[0])
-        assert records > 0  # all of them come from the stream
-        # As on one machine, from the same commit: the same files.
+        assert records > 0  # all events come from the stream
+        # The files are the same as on one machine, from the same commit.
         local = await one_machine(folder, model)(
             "deliberate", "--repo", str(other.path), "--json", "--task-id", "one", TASK
         )

@@ -57,7 +57,7 @@ async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path:
         }
         command = Command(tmp_path / "data", model.base_url, extra)
         async with serving(command), asyncio.TaskGroup() as group:
-            assert len(hosts_below(second)) == 1  # they are spread
+            assert len(hosts_below(second)) == 1  # the work is spread over both hosts
             ask = ("deliberate", "--repo", str(repo), "--json", "--task-id")
             deliberations = [
                 group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")
@@ -116,7 +116,7 @@ async def hosts(command: Command) -> set[str]:
     done = await command("fleet", "--json")
     return {
         "-".join(host["name"].split("-")[:2]) for host in done.document["hosts"]
-    }  # then whose they are
+    }  # then check the owners
 
 
 @asynccontextmanager

@@ -116,7 +116,7 @@ class Command:
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")
         }
-        # Nor the settings of whoever runs the tests.
+        # Remove the settings of whoever runs the tests.
         ours = {
             "MOOTHALL_DATA_DIR": str(self.data_dir),
             "MOOTHALL_LLM__MODEL": "",

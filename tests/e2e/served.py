@@ -110,6 +110,6 @@ async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> Asyn
             async with asyncio.timeout(90):
                 await server.wait()
         tail = (await drain).decode()
-        # Before anything else: whatever failed here failed because of this.
+        # Check this first: later failures may be caused by it.
         assert ended is None, f"serve ended by itself with {ended}: {tail}"
     assert server.returncode == (130 if end is signal.SIGTERM else -end), tail

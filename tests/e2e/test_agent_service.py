@@ -269,7 +269,7 @@ async def test_a_callers_timeout_has_one_answer_after_that_time(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(240):  # a machine that is busy is long about preparing a repository
+    async with asyncio.timeout(240):  # preparing a repository takes long on a busy machine
         while not condition():
             await asyncio.sleep(0.02)
 

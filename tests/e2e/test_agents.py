@@ -227,7 +227,7 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
         "late": ("failed", 1),
         "nosy": ("failed", 1),
     }
-    # By the seat's own clock or the council's, whichever is first.
+    # The seat's own deadline or the council's, whichever is first.
     assert re.search("deadline|not done in time", ended["late"]["reason"])
     assert "changed nothing" in ended["nosy"]["reason"]
     records = [

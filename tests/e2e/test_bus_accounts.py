@@ -97,7 +97,7 @@ async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> N
         encoding="utf-8",
     )
     before = accounts._credentials(identity, accounts._public(identity), "services", accounts._FREE)
-    await asyncio.sleep(2.1)  # revoked is what was issued in a second before
+    await asyncio.sleep(2.1)  # a revocation covers credentials issued in an earlier second
     make_keys(str(new), "--renew", str(conf))
     async with served(tmp_path, new) as app:
         async with open_bus(app.services, app.url):
@@ -140,7 +140,7 @@ async def test_a_link_hears_and_answers_its_own_host(app: App) -> None:
             asyncio.ensure_future(anext(requests)),
             asyncio.ensure_future(anext(answered)),
         )
-        await asyncio.sleep(0.2)  # until both are heard
+        await asyncio.sleep(0.2)  # until both subscriptions are active
         await host.send("job-1-in", b"ask")
         assert await first == b"ask"
         await link.send("job-1-out", b"answer")

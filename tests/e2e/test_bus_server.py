@@ -127,7 +127,7 @@ async def test_one_that_comes_later_is_waited_for(tmp_path: Path) -> None:
         async with asyncio.TaskGroup() as tasks:
             waiting = open_bus(SETTINGS.model_copy(update={"wait_seconds": 60.0}), later)
             bus = tasks.create_task(stack.enter_async_context(waiting))
-            await asyncio.sleep(0.1)  # it has tried by then, or tries later: both must do
+            await asyncio.sleep(0.1)  # the attempt may come before or after this: both must work
             await stack.enter_async_context(relayed(("127.0.0.1", parts.port or 0), port=port))
         assert (await bus.result().state("EVENTS")).last_seq == 0
 
@@ -199,7 +199,7 @@ async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None
     """SIGKILL twice while publishers and a consumer work: all acknowledged messages exist and are
     consumed.
     """
-    # What the server had sent, and we had not got, comes again after this time.
+    # What the server had sent and we had not received is redelivered after this time.
     settings = BusSettings(ack_wait_seconds=1.0)
     async with (
         embedded_server(settings, tmp_path) as url,
@@ -289,7 +289,7 @@ async def test_a_bus_that_stays_away_is_an_error(tmp_path: Path) -> None:
     settings = BusSettings(publish_seconds=0.5)
     async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus:
         await bus.publish(seat(1))
-        # Stopped, not killed: a dead one would come back by itself.
+        # Stopped, not killed: a killed one would be restarted.
         server = server_of(tmp_path)
         server.suspend()
         while server.status() != psutil.STATUS_STOPPED:
@@ -334,7 +334,7 @@ async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
         await parent.wait()
     gone, alive = await asyncio.to_thread(psutil.wait_procs, [server], timeout=10)
     assert (len(gone), alive) == (1, [])
-    # Nothing holds the directory any more.
+    # Nothing holds the directory any longer.
     async with embedded_server(SETTINGS, tmp_path) as url:
         assert url
 
@@ -359,7 +359,7 @@ async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(
             request = new_event(EventType.DELIBERATION_REQUESTED, "task-1", {"task_id": "task-1"})
             await bus.enqueue(Channel.WORK.of("dev"), request, fresh=True)
             await held.get()
-        # The next listens elsewhere: whoever holds the work hears nothing of it.
+        # The next server has another address: the host that holds the work is not notified.
         url = await stack.enter_async_context(embedded_server(settings, tmp_path))
         async with open_bus(settings, url, alone=alone) as bus, asyncio.TaskGroup() as group:
             taking = group.create_task(bus.consume("host-dev", hold))

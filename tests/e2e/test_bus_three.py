@@ -85,7 +85,7 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
         await three.start(number, old)
     turn = new_event(EventType.SEAT_TURN, "t", {"task_id": "t", "turn": 1}, ordinal=1)
     async with AsyncExitStack() as stack:
-        # Who decides is first: it makes the streams, for which the others would wait.
+        # The collector is first: it creates the streams, for which the others would wait.
         decides, api, host = [
             await stack.enter_async_context(open_bus(settings, str(settings.url)))
             for settings in (
@@ -124,7 +124,7 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
             turn.id,
         ]
     accounts.make(new, old / "accounts.conf")
-    for number in range(3):  # as a StatefulSet does it
+    for number in range(3):  # like a StatefulSet
         await three.stop(number)
         await three.start(number, new)
         one = three.of(new, "services", number)

@@ -58,7 +58,7 @@ async def test_an_event_goes_from_role_to_role(app: App, decider: JetStreamBus) 
     ):
         request = new_event(
             EventType.DELIBERATION_REQUESTED, "t", {"task_id": "t", "description": "x" * 300_000}
-        )  # as a blob
+        )  # stored as a blob
         await api.create(request)
         await api.enqueue(Channel.WORK.of("dev"), request)
         taken: asyncio.Queue[str] = asyncio.Queue()
@@ -110,7 +110,7 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
 @pytest.mark.parametrize(
     ("who", "subject"),
     [
-        # what only the collector decides, and what only doors are asked
+        # what only the collector decides, and what only API servers receive
         *(
             ("hosts", one)
             for one in (
@@ -134,7 +134,7 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
                 *(_COLLECTOR.format(act) for act in ("CREATE", "DELETE", "MSG.NEXT")),
             )
         ),
-        # what a host is
+        # the permissions of a host
         *(
             (who, one)
             for who in ("api", "tools")

@@ -84,7 +84,7 @@ async def test_a_deliberation_about_text_needs_no_repository(command: Command) -
         "--json",
         "Write a HAIKU",
     )
-    assert done.code == 3, done.err  # no test can prove a text
+    assert done.code == 3, done.err  # no test can prove an answer in text
     assert done.document["results"][0]["content"] == "An old silent pond"
     assert done.document["final_state"] == "answered"
 

@@ -60,7 +60,7 @@ async def dependencies(
             app = await end.enter_async_context(served(command, how))
             channel = await stack.enter_async_context(
                 grpc.aio.insecure_channel(app.command.served_at)
-            )  # it outlives the door
+            )  # it outlives the API server
             open_.append(replace(app, channel=channel))
         yield await stack.enter_async_context(open_bus(BusSettings(), url)), ends, open_
 
@@ -87,7 +87,7 @@ async def watch(app: Served, updates: list[pb.DeliberationUpdate]) -> None:
     known = {update.event.id for update in updates}
     async for update in app.stub().WatchDeliberation(request):
         if update.event.id not in known:
-            updates.append(update)  # noqa: PERF401 - each as it comes
+            updates.append(update)  # noqa: PERF401 - as each arrives
 
 
 async def poll(app: Served, statuses: list[int]) -> None:
@@ -146,7 +146,7 @@ async def test_callers_of_a_door_that_is_killed_go_on_at_another(
             for one in (watch(killed, updates), poll(killed, statuses), listen(killed, heard, 9))
         ]
         await until(lambda: bool(updates and statuses and heard))
-        await ends[0].aclose()  # with -9
+        await ends[0].aclose()  # with SIGKILL
         for broken in (calling, *left[:2]):
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await broken

@@ -183,7 +183,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
         calls = len(right.requests)
         first = results.read_text(encoding="utf-8")
         with results.open("a", encoding="utf-8") as file:
-            file.write('{"task": "torn')  # a write that the kill cut off
+            file.write('{"task": "torn')  # a write truncated by the kill
         done = await command(*args, seconds=900)
         assert done.code == 0, done.err
         assert len(right.requests) == calls
@@ -200,7 +200,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
             str(harbor),
             "--json",
             "--config",
-            # measured with others, which mining does not ask for
+            # measured with other agents, which mining does not request
             f"right={tmp_path / 'wrong.toml'}",
         )
         read = await command(

@@ -44,7 +44,7 @@ async def test_what_a_host_logs_beside_a_command_stays_in_its_file(
     command = Command(tmp_path / "data", model.base_url)
     async with scripted_model(
         scripted(by_task)
-    ) as other:  # its reply mode is found out, which a host logs
+    ) as other:  # its reply mode is probed, which a host logs
         command.model_url = other.base_url
         done = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
     assert done.code == 3, done.err
@@ -112,7 +112,7 @@ async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_e
                 first_waits.set()
                 _, rest = await first.communicate()
                 done = await second
-        finally:  # nothing waits on where the first has ended without a word
+        finally:  # nothing waits after the first has ended without a message
             second_called.set()
             first_waits.set()
             if first.returncode is None:
@@ -137,7 +137,7 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
         for url, extra, message in (
             *(
                 away if args[0] != "serve" else ()
-            ),  # which goes on, and says so: tests/hands/test_doors.py
+            ),  # it continues and reports this: tests/hands/test_doors.py
             (
                 locked.base_url,
                 {},
@@ -209,7 +209,7 @@ async def test_killed_with_9_in_the_middle_it_goes_on_where_it_was(
             await asyncio.Event().wait()
         return by_task(body, headers)
 
-    async with scripted_model(scripted(answer)) as server:  # type: ignore[arg-type]  # a coroutine is an answer too
+    async with scripted_model(scripted(answer)) as server:  # type: ignore[arg-type]  # a coroutine is a valid answer
         command = Command(tmp_path / "data", server.base_url)
         args = ("deliberate", "--repo", str(repo), "--agents", "2", "--task-id", "cut-off", TASK)
         process = await command.start(*args, "-v")

@@ -49,7 +49,7 @@ async def test_ctrl_c_leaves_nothing_behind(
     await read_until(process.stderr, "agent-dev-003")
     await asyncio.sleep(0.5)
     below = descendants(process.pid)
-    assert len(below) > 5  # bus and sandboxes, and with Ray its own
+    assert len(below) > 5  # bus and sandboxes; with Ray also Ray's processes
     os.kill(process.pid, signal.SIGINT)
     _, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 130, err.decode()
@@ -91,10 +91,10 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
     below = descendants(process.pid)
     process.kill()
     await process.wait()
-    # Two agents of Ray's own notice their parent's end only after about a minute.
+    # Two of Ray's agents notice their parent's end only after about a minute.
     assert await all_gone(below, 150) == []
     assert mounts_below(tmp_path) == []
-    # The same model answers now: the recorded request is taken up and decided.
+    # The same model replies now: the recorded request is resumed and decided.
     async with scripted_model(scripted(_cured)) as cured:
         done = await Command(tmp_path / "data", cured.base_url, hosted)(*args, hanging)
     assert done.code == 0, done.err
@@ -124,7 +124,7 @@ async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
     for process in hosts:
         if process.ppid() not in {
             host.pid for host in hosts
-        }:  # else a host's child that is about to be another program
+        }:  # otherwise a host's child that is about to exec
             process.suspend()
     server.kill()
     await asyncio.gather(server.wait(), client.communicate())
@@ -135,7 +135,7 @@ async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
             if "ray::" not in command_line(process) or "ray::Host" in command_line(process)
         ]
         assert await all_gone(ours, 10) == []
-        assert await all_gone(below, 150) == []  # two agents of Ray's own, as above
+        assert await all_gone(below, 150) == []  # Ray's two agents, as above
 
 
 def _cured(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
@@ -177,7 +177,7 @@ async def slow_model() -> AsyncIterator[ScriptedModel]:
     ("fault", "code", "exit_code"),
     [
         (Fault("status", status=500), "MODEL_UNAVAILABLE", 2),
-        (Fault("empty"), "MALFORMED_REPLIES", 1),  # the server works; its model gives no answer
+        (Fault("empty"), "MALFORMED_REPLIES", 1),  # the server works, and its model does not reply
         (Fault("cut", text='{"thou'), "MODEL_UNAVAILABLE", 2),
     ],
 )

@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 SEED = 20_261_122
 ON_GRPC, ON_BUS = 10_000, 4_000
 AT_ONCE = 48
-# These begin work that takes a while; what is meant of the fuzz is what they refuse.
+# These start slow work; the fuzz test is about what they refuse.
 WORKING = {"Deliberate", "SubmitDeliberation", "StreamDeliberation", "Orchestrate"}
 SERVICE = pb.DESCRIPTOR.services_by_name["OrchestratorService"]
 TEXTS = (

@@ -76,7 +76,7 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -
         assert remote.git("rev-parse", "moothall/task-1") == sha
         with pytest.raises(AlreadyExists):
             await trusted.deliver(base, diff, "moothall/task-1", "other")
-        assert (await trusted.register(url)).push == "push"  # what isn't said stays
+        assert (await trusted.register(url)).push == "push"  # unspecified fields remain
         await trusted.register(url, push="none")
         await trusted.deliver(base, diff, "moothall/task-2", "m")
         assert remote.git("branch", "--list", "moothall/task-2") == ""

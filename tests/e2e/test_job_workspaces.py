@@ -359,7 +359,7 @@ async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_chan
             async with host.workspaces.open(prepared, "seat") as workspace:
                 await workspace.check("see")
 
-        async with asyncio.TaskGroup() as group:  # two at once, and one that comes later
+        async with asyncio.TaskGroup() as group:  # two at once, and a later one
             group.create_task(use(0))
             group.create_task(use(1))
         await use(2)

@@ -39,7 +39,7 @@ async def test_a_file_of_a_gigabyte_is_carried_but_never_held(tmp_path: Path) ->
         assert "big.bin" in prepared.files
         async with hands.workspaces.open(prepared, "large") as workspace:
             run = await workspace.check("tests")
-            assert run.verdict == Verdict.FAILED  # the sample's own: it ran
+            assert run.verdict == Verdict.FAILED  # the sample's own check: it ran
             patch = await workspace.patch("nothing")
             assert patch.diff == ""
     await asyncio.to_thread(shutil.rmtree, tmp_path)  # pytest would keep it for three runs

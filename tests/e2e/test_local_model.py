@@ -164,13 +164,14 @@ def places_of(process: psutil.Process) -> set[Any]:
 
 async def test_it_listens_on_the_loopback_only(url: str) -> None:
     port = int(url.rpartition(":")[2].removesuffix("/v1"))
-    # Other tests' servers may run below this process too: the model's is the one with this port.
+    # Other tests' servers may run below this process too: the model's server is the one with this
+    # port.
     listening = [places_of(child) for child in psutil.Process().children(recursive=True)]
     own = [places for places in listening if port in {place.port for place in places}]
     assert [{place.ip for place in places} for places in own] == [{"127.0.0.1"}]
 
 
-# A shell that starts the suite in the background has SIGINT ignored, and children inherit that.
+# A shell that starts the suite in the background ignores SIGINT, and children inherit this.
 PARENT = """
 import asyncio, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -24,11 +24,11 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
     for name in ("early", "gone"):
         await command(
             "deliberate", "--text", "--task-id", name, "--json", "Say hello"
-        )  # however it ends
+        )  # whatever the outcome
     done = await command("deliberate", "--repo", str(repo), "--task-id", "hurt", "--json", TASK)
     assert done.code == 0, done.err
     assert (await command("rm", "gone")).code == 0
-    whole = await command("log", "check")  # what was removed on purpose is not lost
+    whole = await command("log", "check")  # a deliberate removal is not a loss
     assert (whole.code, "the log is whole" in whole.out) == (0, True), whole.out
     block = next((tmp_path / "data").rglob("streams/EVENTS/msgs/1.blk"))
     stored = bytearray(block.read_bytes())

@@ -85,7 +85,7 @@ async def test_an_assistant_lets_a_council_work_and_asks_why(tmp_path: Path) -> 
             "repository": str(repo),
             "ref": outcome["branch"],
         }
-        async with asyncio.timeout(60):  # the graph comes behind the answers
+        async with asyncio.timeout(60):  # the graph lags behind the answers
             while not (reasons := structured(await client.call_tool("why", place)))["proposals"]:
                 await asyncio.sleep(0.5)
         assert reasons["line"]["commit"] == outcome["commit_sha"]

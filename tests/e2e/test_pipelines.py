@@ -76,7 +76,7 @@ async def run(script: str, folder: Path, variables: Mapping[str, str]) -> tuple[
     """Run a step's script as both kinds of runners do: in bash with `set -e`."""
     command = Command(
         folder / "mine", extra={"MOOTHALL_LOG__LEVEL": "error", **variables}
-    )  # a machine that knows nothing of the server
+    )  # a machine without configuration of the server
     environment = command.environment()
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     process = await asyncio.create_subprocess_exec(

@@ -61,13 +61,13 @@ def reads(port: int, path: str) -> bool:
             return True
     except HTTPError as error:
         return error.code not in {401, 404}
-    except (URLError, OSError, BadStatusLine):  # a server of gRPC answers with no line of HTTP
+    except (URLError, OSError, BadStatusLine):  # a gRPC server does not answer with HTTP
         return False
 
 
 async def test_a_ray_of_our_own_tells_nothing_without_its_token(tmp_path: Path) -> None:
     async with scripted_model(lambda *_: "") as model:
-        # Whatever the environment says of tokens: it is about another Ray.
+        # Ignore tokens of the environment: they are for another Ray cluster.
         extra = {**NO_TOKEN, "MOOTHALL_RAY__MODE": "ray"}
         async with served(Command(tmp_path / "data", model.base_url, extra)) as server:
             processes = [one for one in descendants(server.pid) if "nats" not in one.name()]

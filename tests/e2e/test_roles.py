@@ -118,11 +118,11 @@ async def cluster(
         base = make_command(folder, model.base_url)
         base.extra |= {
             "MOOTHALL_BUS__URL": app.url,
-            "MOOTHALL_BUS__WAIT_SECONDS": "120",  # until who decides has made the streams
+            "MOOTHALL_BUS__WAIT_SECONDS": "120",  # until the collector has created the streams
             "MOOTHALL_WEB__PORT": "0",
             "MOOTHALL_METRICS__PORT": "0",
             "MOOTHALL_METRICS__TOKEN": SCRAPER,
-            "MOOTHALL_LOG__LEVEL": "warning",  # what the bus refuses is said
+            "MOOTHALL_LOG__LEVEL": "warning",  # logs what the bus refuses
             "MOOTHALL_SERVE__LEASE_SECONDS": "4",
         }
         parts: dict[str, list[Part]] = {}
@@ -131,14 +131,14 @@ async def cluster(
                 "MOOTHALL_BUS__CREDENTIALS_FILE": str(folder / f"keys/{user}.creds")
             }
             for number in range(2):
-                # An embedded graph is a file of its own; all else shares one data directory.
+                # An embedded graph is a separate file; everything else shares one data directory.
                 data = folder / f"graph-{number}" if "graph" in roles else base.data_dir
                 part = Part(replace(base, data_dir=data, extra=extra), roles)
                 parts.setdefault(roles, []).append(part)
                 stack.push_async_callback(part.end)
         await asyncio.gather(*(part.start() for two in parts.values() for part in two))
-        # A process that starts before the collector has made all streams and consumers asks for
-        # those that are missing.
+        # A process that starts before the collector has created all streams and consumers requests
+        # the missing ones.
         early = refused(parts, folder)
         assert not [one for one in early if ".CREATE." not in one.upper()]
         bus = await stack.enter_async_context(open_bus(app.services, app.url))
@@ -164,7 +164,7 @@ async def deliberate(
             task_description=words, role="DEV", num_agents=1, task_id=task_id
         )
         stub: Any = OrchestratorServiceStub(channel)
-        for last in (False, True):  # by the wire's rules UNAVAILABLE may be asked again once
+        for last in (False, True):  # the API allows one retry on UNAVAILABLE
             try:
                 answer: pb.DeliberateResponse = await stub.Deliberate(
                     request, metadata=WHO, timeout=180, wait_for_ready=last

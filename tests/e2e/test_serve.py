@@ -99,7 +99,7 @@ async def test_stream_then_watch_from_a_seq(
     assert len(ids) == len(set(ids))
     assert seen[-1].status == "COMPLETED"
     assert seen[-1].progress_percent == 100
-    for place in range(len(ids)):  # also within what came in one message
+    for place in range(len(ids)):  # also within a single message
         watch = pb.WatchDeliberationRequest(task_id=seen[0].task_id, after_seq=seqs[place])
         again = [
             update.event.id
@@ -129,7 +129,7 @@ async def test_cancel_stops_calls_and_workspaces(
     assert last.status == "CANCELLED"
     async with asyncio.timeout(
         10
-    ):  # the calls end at the model server, and no sandbox works for it any more
+    ):  # the calls end at the model server, and no sandbox works for them any longer
         while model.in_flight or any(
             submitted.task_id in command_line(child) for child in descendants(command.server_pid)
         ):
@@ -222,4 +222,4 @@ async def test_a_pipeline_elsewhere_convenes_a_council_and_fails_by_its_exit_cod
     assert wrong.code in {1, 3}, wrong.err
     refused = await client(*arguments, "--seed", "1", TASK)
     assert (refused.code, "does not accept seed" in refused.err) == (2, True)
-    assert not (tmp_path / "mine" / "lock").exists()  # no server was opened
+    assert not (tmp_path / "mine" / "lock").exists()  # no server was started

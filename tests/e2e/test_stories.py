@@ -66,8 +66,8 @@ async def test_a_house_of_two_tenants(own: Command) -> None:
         ).councils[0]
         assert [agent.agent_id for agent in council.agents] == ["agent-dev-001", "specialist"]
         await _figures_are_true(again, deliberations=6)
-        # The plan goes on after the restart: its first task ends without a winner, so the second
-        # cannot start, and says why.
+        # The plan continues after the restart: its first task ends without a winner, so the second
+        # cannot start and reports why.
         pending = await again.stub().GetDeliberationResult(
             pb.GetDeliberationResultRequest(task_id=held)
         )
@@ -181,7 +181,7 @@ async def _a_story_is_planned(app: Served, story: str, word: str) -> tuple[str, 
 
 async def _figures_are_true(app: Served, *, deliberations: int) -> None:
     stub = app.stub()
-    async with asyncio.timeout(20):  # what is asked for shows once the collector has seen it
+    async with asyncio.timeout(20):  # the request is visible once the collector has seen it
         while True:
             stats = (await stub.GetStatus(pb.GetStatusRequest(include_stats=True))).stats
             if stats.total_deliberations >= deliberations:

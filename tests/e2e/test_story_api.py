@@ -136,7 +136,7 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: 
         )
         (task, *_) = json.loads(document["plan_json"])["tasks"]
         found = await ask("GET", f"deliberations/{task['task_id']}")
-        assert "onerror=alert(1)" in json.dumps(found["results"])  # as text of a JSON document
+        assert "onerror=alert(1)" in json.dumps(found["results"])  # as a string in a JSON document
         assert await move("accept") == "done"
         events = await live
         states = [state for _, state in events]
@@ -151,7 +151,7 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: 
         ]
         assert (
             await follow(session, url, "done", events[1][0]) == events[2:]
-        )  # nothing lost, nothing twice
+        )  # nothing is lost or duplicated
     shown = subprocess.run(
         ["git", "show", f"{checked['branch']}:greet.py"],
         cwd=repo,

@@ -141,7 +141,7 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
         assert (await person.delivered())["status"] == "merged"
         place = ("--repo", str(repo), "--file", "tools/both.py", "--line", "1")
         async with asyncio.timeout(240):
-            while True:  # the graph is behind the answer
+            while True:  # the graph lags behind the answer
                 query = await own("graph", "query", "provenance", "tenant=team-p", "--json", *place)
                 if query.code == 0 and len(query.document["proposals"][0]["decisions"]) == 3:
                     break

@@ -48,7 +48,7 @@ async def test_a_story_is_built_sent_back_and_done_through_a_restart(
         await person.move("refine", "submit")
         await person.move_once_allowed("accept_design")
         await person.stands("test")
-    async with served(own) as app:  # the check of the whole goes on, or begins
+    async with served(own) as app:  # the check of the whole story continues or starts
         person = Person(app, person.story_id)
         await person.move_once_allowed("accept_test")
         branch = f"moothall/team-p_{person.story_id}"
@@ -56,7 +56,7 @@ async def test_a_story_is_built_sent_back_and_done_through_a_restart(
             "one",
             "two",
             "both",
-        ):  # three tasks of the architects, the last after both others
+        ):  # the architects' three tasks, the last of which depends on both others
             assert git(repo, "show", f"{branch}:tools/{part}.py").startswith(f"def {part}")
         await person.move("reject", comment="Say it in French.")
         await person.stands("test")

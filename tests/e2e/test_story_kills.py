@@ -69,7 +69,7 @@ async def begun(app: Served, task_id: str) -> None:
     async with asyncio.timeout(60):
         while found is None:
             await asyncio.sleep(0.02)
-            with suppress(grpc.aio.AioRpcError):  # it is asked for in a moment
+            with suppress(grpc.aio.AioRpcError):  # the request follows in a moment
                 found = await stub.GetDeliberationResult(request)
     await asyncio.sleep(0.5)
     assert (
@@ -92,7 +92,7 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
             assert await person.board_now() == seen
         return person
 
-    async with served(own, signal.SIGKILL) as app:  # the design's council is asked
+    async with served(own, signal.SIGKILL) as app:  # the design's council has its request
         person = await stage(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
@@ -102,7 +102,7 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
         await person.move("refine", "submit")
         await model.wait_for_call()
         seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as app:  # its tasks are built
+    async with served(own, signal.SIGKILL) as app:  # its tasks are in progress
         person = await stage(app)
         model.hold("the first")
         await person.move_once_allowed("accept_design")
@@ -110,17 +110,17 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
         seen = await person.board_now()
     async with served(
         own, signal.SIGKILL
-    ) as app:  # the last, whose base is two others' work, merged
+    ) as app:  # the last task, based on the merged work of two others
         person = await stage(app)
         model.hold("the last")
         await model.wait_for_call()
         seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as app:  # the whole is checked
+    async with served(own, signal.SIGKILL) as app:  # the whole story is checked
         person = await stage(app)
         await person.stands("test")
         await begun(app, story_id)
         seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as app:  # a move is acked
+    async with served(own, signal.SIGKILL) as app:  # a move is acknowledged
         person = await stage(app)
         await person.move_once_allowed("accept_test")
         seen = await person.board_now()

@@ -31,7 +31,7 @@ def replay(recording: Mapping[str, Any]) -> Any:
 
     def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
         if "tools" not in body and phase_of(headers) == "verify" and seat_of(headers) in AGENTS:
-            return json.dumps({"dropped": []})  # who reads tests against the task
+            return json.dumps({"dropped": []})  # the reader of tests against the task
         if phase_of(headers) != "propose" and seat_of(headers) not in AGENTS:
             return json.dumps({"comment": "fine", "met": [], "unmet": [1], "score": 6})
         turns = recording["seats"][seat_of(headers)]

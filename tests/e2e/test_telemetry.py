@@ -205,8 +205,8 @@ async def test_one_trace_from_the_call_to_each_model_and_tool_call(tmp_path: Pat
             )
             _assert_one_trace(receiver, model)
             await _assert_figures(figures)
-            # A collector that goes away neither fails nor stops anything, nor does the end wait for
-            # it for long.
+            # A collector that goes away causes no failure and stops nothing, and the shutdown does
+            # not wait for it for long.
             await server.stop(0)
             assert (await deliberate(command, task_description="Write a HAIKU")).winner_id
 
@@ -218,7 +218,7 @@ def _assert_one_trace(receiver: Receiver, model: ScriptedModel) -> None:
         for span in receiver.spans.values()
     }
     documented = {name.strip("`") for name, _ in table("telemetry.md", "span")}
-    assert seen == documented - {"<METHOD> <route>"}  # this caller comes over gRPC
+    assert seen == documented - {"<METHOD> <route>"}  # this caller uses gRPC
     call = receiver.named("orchestrator.v1.OrchestratorService/Deliberate")[0]
     assert call.parent == CALLER_SPAN
     root = ["deliberation", "submit", call.name]
@@ -242,9 +242,7 @@ def _assert_one_trace(receiver: Receiver, model: ScriptedModel) -> None:
     ]
     assert {span.process.split("-")[0] for span in (call, *receiver.named("decide"))} == {"serve"}
     assert {span.process.split("-")[0] for span in (*chats, *tools)} == {"host"}
-    for (
-        model_call
-    ) in model.requests:  # and the model server's own spans join the call that they answer
+    for model_call in model.requests:  # the model server's own spans join the call that they answer
         assert model_call.headers["traceparent"].split("-")[2] in {span.id for span in chats}
     assert f"x-key={SECRET}" in receiver.headers
     assert SECRET.encode() not in receiver.raw

@@ -59,7 +59,7 @@ async def test_what_one_tenant_calls_a_task_is_no_business_of_another(
         assert found.status in {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
         await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
         listed = await command("list", "--json")
-        assert listed.document["tasks"] == []  # those of this machine's own tenant
+        assert listed.document["tasks"] == []  # the stories of this machine's own tenant
 
 
 def _request(task_id: str, words: str, repo: Path | None = None) -> pb.DeliberateRequest:
@@ -200,7 +200,7 @@ async def _tenant_view(app: Served, token: str) -> Any:
     _, listed = await _http(app, token, "/tasks?state=ended")
     found["ended"] = sorted(task["task_id"] for task in listed["tasks"])
     assert found["ended"] == ["hands", SAME]
-    async with asyncio.timeout(30):  # the graph hears of it a moment later
+    async with asyncio.timeout(30):  # the graph is updated a moment later
         while SAME not in (response := await stub.GetTaskContext(_context())).context_text:
             await asyncio.sleep(0.1)
     found["context"] = response.context_text

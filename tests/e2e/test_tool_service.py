@@ -88,7 +88,7 @@ async def test_who_calls_comes_from_tokens_alone(app: ToolServer) -> None:
     assert (narrowed.status, "not granted" in narrowed.error) == ("blocked", True)
     await Revocations(app.bus.bucket(REVOKED)).revoke(other.workspace_id, who="ann")
     async with asyncio.timeout(60):
-        with pytest.raises(grpc.aio.AioRpcError, match="revoked"):  # noqa: PT012 - called until the word is around
+        with pytest.raises(grpc.aio.AioRpcError, match="revoked"):  # noqa: PT012 - repeated until the switch has taken effect
             while True:
                 await app.call(
                     other, "files.info", f"r-{asyncio.get_running_loop().time()}", path="src/a.py"
@@ -131,9 +131,9 @@ async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_ki
     )
     read = await app.call(opened, "files.read", "last", path="log.txt")
     assert appended <= read.output["total_lines"] <= appended + counts["outcome_unknown"]
-    # The same again, as a bus delivers it: nothing runs, and no second result is told.
+    # The bus delivers the same request again: nothing runs, and there is no second result.
     await app.send(opened.workspace_id, requests[0], ordinal="again")
-    assert len(await app.results(opened.workspace_id, 101)) == 101  # with the one of `last`
+    assert len(await app.results(opened.workspace_id, 101)) == 101  # including the one of `last`
     assert verify_all(app.data_dir).ok
 
 

@@ -77,7 +77,7 @@ async def test_a_setup_that_fails_says_how_and_is_tried_again(app: Local) -> Non
     for _ in range(2):
         with pytest.raises(RepositoryError, match=r"(?s)exit code 3.*it broke here"):
             await app.preparer.prepare(base)
-    assert os.listdir(app.settings.data_dir / "environments") == []  # noqa: PTH208 - names are what is meant
+    assert os.listdir(app.settings.data_dir / "environments") == []  # noqa: PTH208 - only the names matter
 
 
 async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_up(

@@ -23,7 +23,7 @@ TOKENS = (
     f'[[principals]]\ntoken = "{PERSON}"\nname = "pat"\ntenant = "team-p"\nroles = ["po", "qa", '
     '"architect"]\n'
 )
-_PATIENCE = 240  # seconds; a busy machine
+_PATIENCE = 240  # in seconds, for a busy machine
 METADATA = (("authorization", f"Bearer {PERSON}"),)
 AC = (
     "Given the module, when upper('a') is called, then it returns 'A'",

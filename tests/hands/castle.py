@@ -127,7 +127,7 @@ def canaries(folder: Path) -> Iterator[Canaries]:
     os.environ["CANARY_OF_THE_OPERATOR"] = SECRET
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        # Of the very user that a sandbox runs as: no difference of users protects it.
+        # Owned by the same user as the sandbox: user permissions do not protect it.
         uid = drop_uid(SandboxSettings())
         environment = {"PATH": "/usr/bin:/bin", "CANARY_OF_THE_OPERATOR": SECRET}
         neighbour = subprocess.Popen(
@@ -192,7 +192,7 @@ class Castle:
         try:
             result = await self._face(attempt)
         except AssertionError:
-            await self.standing.rewind("")  # what it left must not fail the attempts after it
+            await self.standing.rewind("")  # its leftovers must not fail the following attempts
             raise
         await self.clean()
         return result

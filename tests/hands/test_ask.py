@@ -64,7 +64,7 @@ async def test_a_question_is_answered_and_nothing_is_changed(command: Command, r
     done = await command("ask", "-v", "What does add do?", cwd=repo / "src")
     assert done.code == 0, done.err
     assert "add returns the sum of two numbers." in done.out
-    assert "\x1b[2J" not in done.out + done.err  # what a model wrote moves no cursor
+    assert "\x1b[2J" not in done.out + done.err  # a model's text moves no cursor
     assert "files.read success" in done.err
     assert git(repo, "branch", "--list", "moothall/*") == ""
     assert git(repo, "status", "--porcelain") == ""
@@ -187,4 +187,4 @@ async def test_a_server_elsewhere_is_asked_by_its_kernel(
     (tmp_path / "token").write_text("x" * 20, encoding="ascii")
     refused = await client(*arguments, "What does add do?", cwd=repo)
     assert (refused.code, "UNAUTHENTICATED" in refused.err) == (2, True)
-    assert not (tmp_path / "mine" / "lock").exists()  # no server was opened
+    assert not (tmp_path / "mine" / "lock").exists()  # no server was started

@@ -188,7 +188,7 @@ async def test_every_container_is_bounded(deliberations: DockerWorkspace) -> Non
     assert {
         name: host[name] or (None if name == "CapAdd" else host[name]) for name in expected
     } == expected
-    assert not host["Binds"] and not host["Devices"] and not inspected["Mounts"]  # noqa: PT018 - three ways in
+    assert not host["Binds"] and not host["Devices"] and not inspected["Mounts"]  # noqa: PT018 - three ways to mount
 
 
 async def test_limits_hold_and_say_so(

@@ -135,7 +135,7 @@ async def test_open_call_close_and_a_parked_request_that_runs_once(app: Served, 
     assert (await call("files.delete", "r-4", path="README.md"))[1]["status"] in {
         "error",
         "parked",
-    }  # spent
+    }  # used up
     assert (await web("DELETE", f"/v1/workspaces/{workspace['workspace_id']}"))[0] == 204
     assert (await call("files.read", "r-5", path="src/utils.py"))[0] == 404
     assert (repo_of(app) / "README.md").exists()
@@ -188,7 +188,7 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(app: Served) -> N
         kernel.StreamTaskEventsRequest(task_id=task.task_id), **as_(ALICE)
     )
     seen = [await first.read() for _ in range(3)]
-    first.cancel()  # the client goes away and comes back
+    first.cancel()  # the client disconnects and returns
 
     def execution(
         execution_id: str, tool: str, token: str = task.capability_token, **arguments: Any
@@ -221,7 +221,7 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(app: Served) -> N
         "content"
     ]
     assert content.count("# mine") == 1
-    assert "hello_world" not in content  # the agent's own workspace is another one
+    assert "hello_world" not in content  # the agent's own workspace is a different one
     with pytest.raises(grpc.aio.AioRpcError, match="token"):
         await execution("e-3", "files.read", token="x.y.z", path="src/utils.py")
 
@@ -238,9 +238,7 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(app: Served) -> N
     )
     assert whole[-1].time.seconds > 0
     branch = str(decided["branch"])
-    assert (
-        branch == "moothall/team-a_kernel-1"
-    )  # a tenant's ids have a key of their own in the server
+    assert branch == "moothall/team-a_kernel-1"  # ids of a tenant have a distinct key in the server
     assert "hello_world" in git(repo_of(app), "show", f"{branch}:src/utils.py")
     git(repo_of(app), "branch", "-D", branch)
 
@@ -302,7 +300,7 @@ async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: P
             async with asyncio.timeout(60):
                 while (found := await health())[
                     0
-                ] != 503:  # Ray is quick to start it again: until somebody looks meanwhile
+                ] != 503:  # Ray restarts it quickly: retry until a request falls in between
                     for child in descendants(app.pid):
                         if command_line(child).startswith("ray::HostActor"):
                             with suppress(psutil.NoSuchProcess):
@@ -311,7 +309,7 @@ async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: P
                 assert [name for name, part in found[2].items() if part["status"] == "down"] == [
                     "fleet"
                 ]
-                while (await health())[0] != 200:  # Ray starts it again
+                while (await health())[0] != 200:  # Ray restarts it
                     await asyncio.sleep(0.2)
         async with asyncio.timeout(60):
             while (found := await health())[0] != 503:

@@ -109,7 +109,7 @@ async def test_an_effect_outside_that_a_kill_cut_off_is_unknown_and_was_asked_fo
             async with asyncio.timeout(120):
                 while not site.seen:
                     await asyncio.sleep(0.05)
-            # A workflow beside it, in a workspace of its own, is cut off in just the same place.
+            # A concurrent workflow in another workspace is interrupted at the same place.
             other = await open_on(stub, metadata, tmp_path)
             flow = pb.RunWorkflowRequest(
                 workspace_id=other.workspace_id, capability_token=other.capability_token
@@ -134,7 +134,7 @@ async def test_an_effect_outside_that_a_kill_cut_off_is_unknown_and_was_asked_fo
             async with bus_of(command) as bus, asyncio.timeout(120):
                 while not await results(bus, opened.workspace_id):
                     await asyncio.sleep(0.1)
-                await asyncio.sleep(3)  # for one too many
+                await asyncio.sleep(3)  # waits for an excess one
                 [result] = await results(bus, opened.workspace_id)
             assert (result["request_id"], result["status"]) == ("order-1", "outcome_unknown")
             assert dict(site.seen) == {"POST /order": 1, "POST /flow": 1}

@@ -61,7 +61,7 @@ async def test_a_tenant_has_nothing_of_anothers(app: ToolServer, site: Site) -> 
     await app.call(ours, "files.write", "r-1", path="ours.txt", content="our secret\n")
     page = await app.call(ours, "web.fetch", "r-2", url=f"{site.url}/page")
     assert (page.status, site.seen["GET /page"]) == ("success", 1)
-    # Files: another checkout; and ours is closed to them, with our token and with theirs.
+    # Files: they have another checkout, and ours is closed to them, with our token and with theirs.
     missing = await app.call(theirs, "files.read", "r-1", OTHER, path="ours.txt")
     assert missing.status == "error"
     for token, capability in (
@@ -75,15 +75,15 @@ async def test_a_tenant_has_nothing_of_anothers(app: ToolServer, site: Site) -> 
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await app.call(crossed, "files.read", "r-9", token, path="ours.txt")
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    # Results: a request id is one's own.
+    # Results: request ids belong to a caller.
     assert "our secret" not in str(missing)
     assert (await app.call(theirs, "files.list", "r-2", OTHER)).status == "success"
-    # The cache: ours does not answer them.
+    # The cache: ours does not answer their requests.
     again = await app.call(ours, "web.fetch", "r-3", url=f"{site.url}/page")
     fresh = await app.call(theirs, "web.fetch", "r-3", OTHER, url=f"{site.url}/page")
     assert (again.output["text"], site.seen["GET /page"]) == (page.output["text"], 2)
     assert fresh.output["text"] != page.output["text"]
-    # Tools that were taken from them are not there for them, and are for us.
+    # Tools that were disabled for them are unavailable to them, and available to us.
     await Switches(app.bus.bucket(SWITCHES)).switch(
         "elsewhere", "files.read", enabled=False, who="ann"
     )
@@ -123,7 +123,7 @@ async def test_five_failures_open_the_circuit_and_one_success_closes_it(
     before = site.seen.total()
     assert (await get(), site.seen.total()) == ("circuit_open", before)
     site.pause, site.broken = 0.0, False
-    await asyncio.sleep(2)  # its rest is over: half open, one call may try
+    await asyncio.sleep(2)  # the pause is over: half open, one call may try
     assert await get() == "success"
     assert await get() == "success"
 

@@ -95,7 +95,7 @@ def test_a_missing_wall_is_named_and_stops_the_start(tmp_path: Path, wall: str) 
     assert (found[wall]["ok"], bool(found[wall]["mend"])) == (False, True)
     alike = (
         {wall, "executor"} if wall == "seccomp" else {wall}
-    )  # what spares the executor is such a filter
+    )  # the executor is spared by such a filter
     assert {name for name, part in found.items() if not part["ok"]} == alike
 
 

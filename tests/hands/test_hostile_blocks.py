@@ -195,7 +195,7 @@ async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(evaluator:
         os.kill(pid, signal.SIGKILL)
         psutil.wait_procs(
             inside, timeout=10
-        )  # they die with it, on a busy machine a moment later: an answer must not come first
+        )  # they die with it, on a busy machine a moment later: no answer may come before that
         killed.append(pid)
         return ToolResult("", "files.read", ToolStatus.SUCCESS, {"content": "", "total_lines": 0})
 

@@ -220,9 +220,8 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
             )
             assert written.status is ToolStatus.SUCCESS
             if name == "go":
-                await asyncio.sleep(
-                    2.1
-                )  # of files that rest so long it would write an index into its read-only cache
+                # For files unchanged for so long, it would write an index into its read-only cache.
+                await asyncio.sleep(2.1)
             green = await workspace.call(replace(tests, request_id="3"))
             assert (green.status, green.output["verdict"]) == (ToolStatus.SUCCESS, "passed"), green
             assert green.usage.cpu_ms > 0
@@ -262,7 +261,7 @@ async def test_the_package_manager_that_a_project_names_sets_it_up(
         **PROJECTS["npm"].files,
         "package.json": _PACKAGE.replace('"scripts"', f'"packageManager": "{manager}", "scripts"'),
     }
-    if manager == "yarn@4.5.3":  # its own registry may not be reached where npm's is
+    if manager == "yarn@4.5.3":  # its own registry may be unreachable even if npm's is reachable
         registry = subprocess.run(
             ["npm", "config", "get", "registry"], capture_output=True, text=True, check=True
         )

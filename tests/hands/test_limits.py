@@ -122,7 +122,7 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(
             stopped = await running
             if (
                 status == "disk"
-                # it is still full, and whatever runs longer than a look takes would be stopped
+                # it is still full, and a command that outlasts one sample would be stopped
                 # again
             ):
                 for name in (await app.call(bad, "files.list")).output["entries"]:

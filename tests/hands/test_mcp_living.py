@@ -75,7 +75,7 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
                 await asyncio.sleep(0.05)
         await asyncio.sleep(
             0.5
-        )  # a process lets go of its memory, by which it is found, before its connection
+        )  # a process releases its memory, by which it is found, before its connection
         gone = await words("notes", "e")
         assert "the MCP server notes has ended since its last call: it ended" in gone
         assert "what it remembered is gone, and the next call starts it anew" in gone
@@ -135,7 +135,7 @@ async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_say
         living = there.toolkit._server_pool._servers
         (flooding,) = [one for key, one in living.items() if key[2] == "between"]
         async with asyncio.timeout(60):
-            await flooding.task  # nobody calls it
+            await flooding.task  # between calls
         gone = await there.call("mcp.between.honest")
         assert (
             "has ended since its last call: it sent more than 200000 bytes (mcp.receive_bytes)"
@@ -145,5 +145,5 @@ async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_say
             "it is begun anew"
         )
         for _ in range(4):
-            await asyncio.sleep(0.5)  # more than it may send, all calls together
+            await asyncio.sleep(0.5)  # more than it may send in all calls together
             assert (await there.call("mcp.within.honest")).status is ToolStatus.SUCCESS

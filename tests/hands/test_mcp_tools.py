@@ -244,7 +244,7 @@ async def test_over_http_it_is_reached_where_tools_may_go_and_its_intent_is_reco
         kinds = [event.type for event in there.facts.events]
         assert [kind.rpartition(".")[2] for kind in kinds] == ["started", "finished"]
         assert (await there.call("mcp.notes.waits")).status is ToolStatus.TIMEOUT
-        there.gate._rules.toolkits["mcp"] = FAMILY.tools(closed).call  # type: ignore[index] # http.allow is taken back
+        there.gate._rules.toolkits["mcp"] = FAMILY.tools(closed).call  # type: ignore[index]  # http.allow is removed
         assert (await there.call("mcp.notes.about")).status is ToolStatus.BLOCKED
 
 

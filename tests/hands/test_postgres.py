@@ -186,7 +186,7 @@ async def test_postgres_changes_nothing(boss: str, reader: str, query: str) -> N
     )
     if not query.startswith(
         "select lo_from_bytea"
-    ):  # PostgreSQL before 16 lets it pass, and it is rolled back
+    ):  # PostgreSQL before 16 accepts it, and it is rolled back
         assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID, ToolStatus.ERROR}, result
         assert result.error
 
@@ -354,7 +354,7 @@ async def test_postgres_says_what_is_wrong_with_a_query(reader: str) -> None:
         ), result
 
 
-# Through the gate
+# Through the gateway
 
 
 async def test_a_granted_query_passes_the_gate_where_policy_allows_it_and_leaves_no_secret(

@@ -161,7 +161,7 @@ async def test_what_is_wrong_is_named(
     opened = await app.open()
     arguments = {"execution_id": "e-1", "code": "1", **fields}
     with pytest.raises(grpc.aio.AioRpcError, match=message) as refused:
-        await app.execute(opened, **arguments)  # type: ignore[arg-type]  # that is what is tested
+        await app.execute(opened, **arguments)  # type: ignore[arg-type]  # this is what the test is about
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

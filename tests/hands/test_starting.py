@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-# In a process of its own: another test may have loaded gRPC before our settings were read.
+# In a separate process: another test may have loaded gRPC before our settings were read.
 PROGRAM = """
 import asyncio
 import moothall.config

@@ -63,7 +63,7 @@ async def test_three_are_in_flight_at_once_and_answer_in_order(council: Open) ->
 
     async def agent(body: dict[str, Any], _number: int) -> str:
         async with asyncio.timeout(30):
-            await all_there.wait()  # in a row, the first would wait for ever
+            await all_there.wait()  # sequentially, the first would wait forever
         return finish(
             next(word for word in ("one", "two", "three") if f"say {word}" in prompt_of(body))
         )
@@ -166,8 +166,8 @@ async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(
         await app.run(app.deliberation("single", 1))
     below = calls_of(app)
     assert len(below) == len(set(below))
-    # two agents, and two of each of theirs, but a block and all below it have four: the last two
-    # were refused
+    # Two agents with two sub-agents each; a block and everything below it has four, so the last two
+    # were refused.
     assert len({int(item.split(".")[2]) for item in below}) >= 6
     second = next(call.prompt for call in app.server.requests if call.call_id.endswith("/0.2"))
     assert "middle" in second

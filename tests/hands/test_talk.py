@@ -43,7 +43,7 @@ def by_talk(body: dict[str, Any], _headers: Mapping[str, str]) -> str | Fault:
         return Fault("silent", delay=0.1)
     if "SLOWLY" in task and "files.read: success" not in prompt:
         return turn("files.read", path="src/utils.py")
-    if "SLOWLY" in task:  # with words, what they say
+    if "SLOWLY" in task:  # the contents, if there are words
         words = re.findall(r"SAY (\w+)", prompt)
         return turn(
             "files.append",
@@ -338,7 +338,7 @@ async def killed_and_again(
         async with asyncio.timeout(180):
             while not calls():
                 await asyncio.sleep(0.05)
-            # The next call is made once the first is on record, and begins with what it did.
+            # The next call follows once the first is recorded, and starts with its result.
             while len(calls()) < 2 and name == "second":
                 await asyncio.sleep(0.05)
     finally:

@@ -122,8 +122,8 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
         bodies = [json.dumps(call.body) for call in model.requests]
     assert (graph.code, "agent-dev-001" in graph.out) == (0, True), graph.err
 
-    # The one who did the task won, whatever reviews said, and its branch is what was run, the old
-    # token beside it included.
+    # The seat that did the task won, whatever the reviews, and its branch has the tested content,
+    # including the old token.
     document = done.document
     by_seat = {result["seat"]: result for result in document["results"]}
     assert (document["winner_id"], document["proven"], document["final_state"]) == (
@@ -136,7 +136,8 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
         == (FILES["src/utils.py"] + RIGHT).strip()
     )
     assert "[redacted]" in by_seat["agent-dev-001"]["diff"]
-    # Who brought a secret has no candidate; who followed the order was refused by the gate.
+    # The seat that brought a secret has no candidate; the gateway refused the one that followed the
+    # instruction.
     assert "agent-dev-002" not in by_seat
     assert "agent-dev-003" not in by_seat
     events = log.out
@@ -148,7 +149,7 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
         document["branch"],
     ]
 
-    # Fenced wherever it was shown: an order never stands at the beginning of a message, nor outside
+    # Fenced wherever it was shown: an instruction is never at the beginning of a message or outside
     # a fence.
     showing = [body for body in bodies if "IGNORE ALL PREVIOUS" in body]
     assert showing
@@ -182,7 +183,7 @@ def outside_fences(text: str) -> str:
 
 
 HALF, REST = GITHUB[:12], GITHUB[12:]
-# So far from what is added that no diff shows both.
+# So far from the added lines that no diff shows both.
 WITH_HALF = {
     **SAMPLE,
     "src/utils.py": "\n".join((f"BEGIN = {HALF!r}", *["# more"] * 20, SAMPLE["src/utils.py"])),

@@ -79,7 +79,7 @@ async def test_a_command_that_is_killed_goes_on_under_its_id(tmp_path: Path) -> 
         "d": 1,
         "read": 1,
     }
-    repeated = await command(*run)  # it is over: told again, and nothing runs
+    repeated = await command(*run)  # it is over: its events are repeated, and nothing runs
     assert (repeated.code, repeated.out.splitlines()[-1]) == (
         0,
         "[5/5] workflow counting: succeeded",
@@ -99,7 +99,7 @@ async def test_a_server_that_is_killed_in_a_step_and_between_two_goes_on_by_itse
     tmp_path: Path,
 ) -> None:
     repo = make_flow(tmp_path)
-    nobody = "http://127.0.0.1:9/v1"  # no model is asked for anything
+    nobody = "http://127.0.0.1:9/v1"  # no model is called
     command = Command(
         tmp_path / "data",
         nobody,

@@ -106,7 +106,7 @@ async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
     assert (events[-1].done, events[-1].steps) == (3, 3)
     assert [event.seq for event in events] == sorted({event.seq for event in events})
     assert await read(app, opened, "b.py") == "# copied\nA = 1\n"
-    # Sent again it is told again, and after a seq only the rest; nothing runs.
+    # Sent again, its events are repeated, and after a seq only the rest; nothing runs.
     assert state_lines(await app.flow(opened, flow)) == state_lines(events)
     assert state_lines(await app.flow(opened, flow, after_seq=events[-2].seq)) == [
         "workflow succeeded"
@@ -189,7 +189,7 @@ async def test_a_workspace_is_its_workflows_until_that_ends(app: ToolServer) -> 
     ):
         with pytest.raises(grpc.aio.AioRpcError, match="workflow long has this workspace"):
             await attempt
-    call.cancel()  # it goes on without its caller
+    call.cancel()  # it continues without its caller
     events = await app.flow(
         opened,
         {

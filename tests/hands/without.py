@@ -43,7 +43,7 @@ def main() -> None:
             case _:
                 sys.exit(f"{what} cannot be taken away")
     rules.load()
-    os.execvp(sys.argv[split + 1], sys.argv[split + 1 :])  # noqa: S606 - no shell is what we want
+    os.execvp(sys.argv[split + 1], sys.argv[split + 1 :])  # noqa: S606 - no shell is intended
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ async def test_a_story_from_sign_in_to_the_commit(
         assert "Passed the gates" in shown
         assert "hello_world" in shown
         was = who.page.locator(".line.was").first
-        await expect(was).to_be_visible()  # what was stands beside what is
+        await expect(was).to_be_visible()  # old and new values are side by side
         await who.page.set_viewport_size({"width": 390, "height": 844})
         await expect(was).to_be_hidden()
         await who.page.set_viewport_size({"width": 1440, "height": 900})
@@ -170,7 +170,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         await expect(who.page.get_by_role("alert")).to_contain_text(
             "builds on '7', which there is not"
         )
-        assert "400" in who.wrong.pop()  # as the browser tells of the refusal
+        assert "400" in who.wrong.pop()  # the browser's message about the refusal
         await who.page.get_by_label("Builds on tasks").nth(1).fill("1")
         await who.press("Save")
         await expect(who.page.get_by_text("Changed by local")).to_be_visible()

@@ -69,7 +69,7 @@ async def _built(who: Reader) -> bool:
     async def ended() -> bool:
         await who.page.reload()
         text = await who.text()
-        begun = "begins when those before it" not in text  # said until its task is handed out
+        begun = "begins when those before it" not in text  # shown until its task is dispatched
         return ("What next:" in text and begun) or await _may_accept(who)
 
     await until(ended, 500)

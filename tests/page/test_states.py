@@ -99,7 +99,7 @@ async def test_a_move_that_came_too_late_is_said_on_the_board(
         await write(who, "Greet the world", "Greet.", ())
         await other.take_session(who)
         await other.open("/")
-        await other.page.evaluate("source.close()")  # it hears nothing any more
+        await other.page.evaluate("source.close()")  # it receives nothing any longer
         await who.press("Refine")
         await expect(who.page.locator("strong.state")).to_have_text("Draft")
         await other.page.locator("[data-card]").drag_to(column(other, "draft"))
@@ -108,7 +108,7 @@ async def test_a_move_that_came_too_late_is_said_on_the_board(
         assert who.wrong == []
         assert re.fullmatch(
             "console: .* 4[0-9][0-9] .*", other.wrong.pop()
-        )  # as the browser tells of the refusal
+        )  # the browser's message about the refusal
         assert other.wrong == []
 
 
@@ -163,7 +163,7 @@ async def test_a_provider_on_another_site_signs_a_browser_in(
     async with provider(claims={"sub": "ann", "groups": ["product"]}) as there:
         there.issuer = there.issuer.replace(
             "127.0.0.1", "localhost"
-        )  # another site than the page's, as cookies see it
+        )  # a different site than the page's, for cookies
         command.extra |= {
             "MOOTHALL_OIDC__ISSUER": there.issuer,
             "MOOTHALL_OIDC__CLIENT_ID": CLIENT,

@@ -51,7 +51,7 @@ _SWAPS = (
     ("if !", "if "),
     ("if (!", "if ("),
 )
-# What a word-by-word reading must step over. A slash begins a pattern where no value can stand
+# Text that a token-by-token reading must skip. A slash begins a pattern if no value can stand
 # before it.
 _COMMENT, _DOUBLE, _SINGLE = r"//[^\n]*|/\*.*?\*/", r'"(?:\\.|[^"\\\n])*"', r"'(?:\\.|[^'\\\n])*'"
 _PATTERN = (
@@ -120,7 +120,7 @@ def mutable(path: str) -> bool:
         "dist",
     }
     if path.endswith((".d.ts", ".d.mts")):
-        return False  # says types alone
+        return False  # only types
     return suffix in {".py", *_SKIPPED} and not aside & set(pure.parts) and not _aside(pure)
 
 

@@ -183,7 +183,7 @@ async def main(
                     print(show(rows[-1]), flush=True)
                     if keep:
                         write(rows, [each.name for each in projects()])
-                except Exception as error:  # noqa: BLE001 - of one project; the others are tried too
+                except Exception as error:  # noqa: BLE001 - a failed project; the others are tried too
                     wrong.append(project.name)
                     print(
                         f"WRONG {project.name}, {time.monotonic() - begun:.0f} s: "

@@ -94,7 +94,7 @@ def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
     """Return every fault of the sources, taking files in turn so that a long table does not
     dominate.
     """
-    order = random.Random(seed)  # noqa: S311 - a test's dice
+    order = random.Random(seed)  # noqa: S311 - random choices of a test
     protected = prepared.base.profile.protected
     rows = []
     for path in prepared.files:

@@ -143,8 +143,8 @@ async def serving(
             grpc_settings, config.LimitSettings(), dependencies or doors_of(deliberations), TOKENS
         ) as server,
     ):
-        # The caller outlives the server, to see how it ends: what the server sent last may still be
-        # on its way.
+        # The caller outlives the server, so that its shutdown is visible: the last sent data may
+        # still be in transit.
         channel = grpc.aio.insecure_channel(server.target)
         callers.push_async_callback(channel.close, _LAST_WORDS_SECONDS)
         yield Serving(server, channel, Client(channel))

@@ -70,7 +70,7 @@ class Court:
             protocol="vote",
             seats=("agent-dev-001", "agent-dev-002", "agent-dev-003"),
             rounds=0,
-            deadline=datetime.now(UTC) + timedelta(seconds=1200),  # of a busy machine
+            deadline=datetime.now(UTC) + timedelta(seconds=1200),  # for a busy machine
             max_turns=1,
             repository=RepositoryRef(id=self.prepared.base.repository),
             base_sha=self.prepared.base.sha,

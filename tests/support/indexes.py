@@ -129,7 +129,7 @@ def serving(folder: Path) -> Iterator[Index]:
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            pass  # who does not trust it ends the connection
+            pass  # a client that does not trust the certificate closes the connection
 
     server = Server(("127.0.0.1", 0), Handler)
     context: ssl.SSLContext = authority.inside("localhost")

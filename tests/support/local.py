@@ -133,7 +133,7 @@ async def _local(
     sha = await clone.fetch(str(repo.path), "HEAD")
     async with AsyncExitStack() as stack:
         make, pods = None, None
-        if in_pods:  # below a short path: a socket's has a limit of 107 bytes
+        if in_pods:  # below a short path: a socket's path is limited to 107 bytes
             make, pods = nearby(
                 Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mp-"))), settings
             )

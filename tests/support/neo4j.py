@@ -251,10 +251,10 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
-    )  # it ends as by Ctrl-C, and the server with it
+    )  # SIGTERM acts like Ctrl-C, and ends the server too
     try:
         if arguments.fetch:
-            print(jars())  # noqa: T201 - a script's answer
+            print(jars())  # noqa: T201 - output of a script
             return
         with (
             tempfile.TemporaryDirectory(prefix="moothall-neo4j-") as home,

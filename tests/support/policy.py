@@ -118,7 +118,7 @@ async def data_api(folder: Path) -> AsyncIterator[Api]:
         try:
             decision = await rego.decide((await request.json())["input"])
         except PolicyUnavailable:
-            return web.json_response({})  # as OPA says of what is undefined
+            return web.json_response({})  # like OPA for an undefined decision
         return web.json_response({"result": decision})
 
     app = web.Application()

@@ -117,7 +117,7 @@ def make_repo(path: Path, files: Mapping[str, str | bytes] | None = None) -> Rep
     for name, (content, mode) in _committed_files(tuple(files.items())).items():
         repo.write({name: content})
         (path / name).chmod(mode)
-    repo.git("update-index", "-q", "--refresh")  # it knows the files by their inodes
+    repo.git("update-index", "-q", "--refresh")  # the index identifies files by their inodes
     return repo
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-_STEPS = 20_000  # lines that a call may run
+_STEPS = 20_000  # maximum number of lines that a call may execute
 
 
 @dataclass(frozen=True, slots=True)

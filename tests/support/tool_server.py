@@ -127,7 +127,7 @@ class ToolServer:
             "tool": tool,
             "arguments": arguments,
             "capability_token": token,
-            "requirements": {"network_access": True},  # a claim that nobody reads
+            "requirements": {"network_access": True},  # an ignored claim
         }
 
     async def results(self, workspace: str, count: int) -> list[Mapping[str, Any]]:

@@ -48,7 +48,7 @@ _ENV = {
     "PATH": os.environ["PATH"],
     "PYTEST_ADDOPTS": " ".join(
         f"-p no:{name}" for name in _UNUSED
-    ),  # a quarter of the time of a small suite
+    ),  # saves a quarter of the time of a small suite
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }

@@ -7,12 +7,12 @@ import gc
 from hypothesis import settings
 
 # Few examples, because the suite runs often; each run draws new ones. No deadline, because machines
-# stall.
+# may stall.
 settings.register_profile("unit", max_examples=30, deadline=None)
 settings.load_profile("unit")
 
-# What is imported and collected stays to the end: walking all of it again and again is a third of
-# the work of collecting tests.
+# Imported and collected objects live to the end: walking them repeatedly is a third of the work of
+# collecting tests.
 gc.disable()
 
 

@@ -28,7 +28,7 @@ IMAGES = ("--set=images.moothall=a/moothall:1", "--set=images.workspace=a/worksp
 TEMPLATE = (
     "template",
     "--kube-version=1.34",
-)  # a Helm that `go install` built takes the cluster for one of long ago
+)  # a Helm built by `go install` assumes a very old cluster
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,15 +80,15 @@ def same(ours: Objects, theirs: Objects) -> None:
         if name.startswith("moothall"):
             if (
                 kind == "Deployment"
-                # Kustomize leaves the pods alone when settings change; Helm's users expect
-                # otherwise.
+                # Kustomize leaves the pods alone when settings change; Helm's users expect a
+                # restart.
             ):
                 assert each["spec"]["template"]["metadata"].pop("annotations").keys() == {
                     "checksum/settings"
                 }
             if (
                 kind == "PersistentVolumeClaim"
-            ):  # Kustomize takes nothing away that is no longer said.
+            ):  # Kustomize does not remove objects that are no longer in the manifests.
                 assert each["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert ours.keys() == theirs.keys()
     for key, each in theirs.items():
@@ -110,7 +110,7 @@ COMPONENTS = {
     "egress": "egress.enabled=true,egress.apiServer={192.0.2.1/32}",
     "environments": "environments.enabled=true",
 }
-BESIDE = {"roles"}  # wants an overlay whose doors have TLS: prod-roles has it
+BESIDE = {"roles"}  # requires an overlay with TLS endpoints: prod-roles has them
 
 
 def test_every_component_is_a_value_of_the_chart(helm: str, tmp_path: Path) -> None:

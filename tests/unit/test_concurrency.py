@@ -16,7 +16,7 @@ async def test_parts_start_side_by_side_and_close() -> None:
 
     @asynccontextmanager
     async def part(name: str) -> AsyncIterator[str]:
-        await both.wait()  # neither passes before the other has begun
+        await both.wait()  # neither passes before the other has started
         yield name
         closed.append(f"{name} closed")
 
@@ -111,7 +111,7 @@ async def test_a_fan_reads_its_source_once_for_all_and_who_is_slow_gets_more_at_
     one, other = fan.listen(), fan.listen()
     go.put_nowait(1)
     assert await anext(one) == [1]
-    assert await anext(other) == [1]  # it came later, and hears the latest first
+    assert await anext(other) == [1]  # it came later, and receives the latest first
     for item in (2, 3, 4):
         go.put_nowait(item)
     while not go.empty():
@@ -122,7 +122,7 @@ async def test_a_fan_reads_its_source_once_for_all_and_who_is_slow_gets_more_at_
     assert (begun, ended) == (1, 0)
     await other.aclose()
     await asyncio.sleep(0.01)
-    assert (begun, ended) == (1, 1)  # nobody listens any more
+    assert (begun, ended) == (1, 1)  # there is no listener any longer
     again = fan.listen()
     go.put_nowait(5)
     assert await anext(again) == [5]
@@ -141,7 +141,7 @@ async def test_who_listens_hears_how_the_source_failed() -> None:
     assert await anext(listening) == [1]
     with pytest.raises(BusUnavailable):
         await anext(listening)
-    assert await anext(fan.listen()) == [1]  # and it may be tried again
+    assert await anext(fan.listen()) == [1]  # and it may be retried
 
 
 async def test_who_comes_as_the_last_one_goes_has_a_source_too() -> None:

@@ -25,7 +25,7 @@ DEFINED = {
     "RayCluster",
     "ServiceMonitor",
     "VolumeSnapshot",
-}  # not Kubernetes' own: test_chart.py holds these against their definitions
+}  # custom kinds: test_chart.py validates these against their definitions
 
 
 def read(path: Path) -> Iterator[Any]:
@@ -191,7 +191,7 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
             }
         if any(
             "image" in container for container in each.get("containers", ())
-        ):  # else it is a patch
+        ):  # otherwise it is a patch
             assert each["securityContext"]["runAsNonRoot"] is True
             assert each["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         if "image" in each:

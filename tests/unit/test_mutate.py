@@ -175,7 +175,7 @@ def test_half_of_the_seats_are_right() -> None:
     counts = [len(Player(0.5).right_seats(str(number))) for number in range(400)]
     assert (
         1.6 < sum(counts) / len(counts) < 1.85
-    )  # 12/7: nobody is right in one of eight, and is drawn again
+    )  # 12/7: nobody is right in one of eight draws, which are repeated
 
 
 def test_the_corpus_is_as_large_as_promised_and_every_package_is_pinned() -> None:

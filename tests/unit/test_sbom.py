@@ -84,7 +84,7 @@ def test_it_says_what_the_last_layer_leaves(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["metadata"]["component"]["name"] == "registry.local/an-image:dev"
 
 
-@pytest.mark.e2e  # asks the tools of the whole machine
+@pytest.mark.e2e  # queries the tools of the whole machine
 def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
     if shutil.which("dpkg-query") is None:
         pytest.skip(

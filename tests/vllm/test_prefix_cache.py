@@ -76,7 +76,7 @@ async def test_a_council_of_five_computes_its_context_once(
         tmp_path, lambda _b, _h: "", files=files, context_tokens=16_384, max_tokens=300
     ) as app:
         app.parts = replace(app.parts, model=watched)
-        await model.reply_mode()  # found out once, by a call of its own
+        await model.reply_mode()  # probed once, by a separate call
         before = await model.figures()
         events = await deliberate(app, council_options)
         after = await model.figures()
@@ -99,7 +99,7 @@ async def test_a_council_of_five_computes_its_context_once(
         prompt_tokens == sum(map(len, prompts)) == delta(before.prompt_tokens, after.prompt_tokens)
     )
     assert prompt_tokens - computed == delta(before.cached_tokens, after.cached_tokens)
-    assert shared * 5 > CONTEXT  # the context is what they have in common
+    assert shared * 5 > CONTEXT  # the context is their common prefix
     assert len(of(events, EventType.SEAT_FINISHED)) == SEATS
     assert computed <= MOST_OVER_PREDICTED * predicted
 
@@ -111,7 +111,7 @@ def delta(before: float | None, after: float | None) -> int:
 
 
 async def deliberate(app: CouncilEnvironment, options: dict[str, Any]) -> Any:
-    # A tenant of its own begins with a cache of its own, whatever ran before.
+    # A new tenant starts with an empty cache, whatever ran before.
     d = app.deliberation(
         seats=SEATS, seconds=600, tenant=f"tenant-{secrets.token_hex(8)}", **options
     )

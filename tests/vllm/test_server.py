@@ -120,7 +120,7 @@ async def test_a_turn_with_every_tool_is_obeyed(model: OpenAIModel) -> None:
         )
         if (
             reply.finish_reason == "stop"
-        ):  # what a model of random weights says is often cut at its limit
+        ):  # the output of a model with random weights is often cut at its limit
             assert all(action.tool in CATALOGUE for action in read_turn(reply, "json").actions)
             whole += 1
         if whole == 3:
@@ -153,8 +153,7 @@ async def test_a_reviewers_score_comes_with_how_likely_others_were(model: OpenAI
     written = json.loads(scored.text)["score"]
     assert "".join(token[0][0] for token in scored.digits) == str(written)
     assert all(0 < sum(chance for _, chance in token) <= 1.0001 for token in scored.digits)
-    # A model of random weights is sure of nothing, so that what it expects lies between the
-    # numbers.
+    # A model with random weights is sure of nothing, so its expectation lies between the numbers.
     assert 0 <= read_review(scored, 3).score <= 10
     assert read_review(scored, 3).score != read_review(bare, 3).score == written
 

@@ -39,7 +39,7 @@ ODD, NEWLINE = 'it\'s $(touch pwned) `id` "d";&|.txt', "a\nb.txt"
 """Names of files."""
 
 
-class SharedCluster(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+class SharedCluster(LoadScopeScheduling):  # type: ignore[misc]  # untyped
     """A scheduler for workers that share a cluster: tests of the same server, overlay or namespace
     run on one worker. xdist's own groups have no effect with pytest 9.2.
     """
@@ -68,7 +68,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(scope="session")
 def api() -> client.ApiClient:
-    found: client.ApiClient = config.new_client_from_config()  # type: ignore[no-untyped-call]  # the client publishes none
+    found: client.ApiClient = config.new_client_from_config()  # type: ignore[no-untyped-call]  # the client publishes no types
     return found
 
 
@@ -88,7 +88,7 @@ def odd_or_by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fa
         {"tool": "files.append", "args": {"path": name, "content": "$(id)\n'\"\n"}}
         for name in (ODD, NEWLINE)
     )
-    turn["actions"] = [first, *turn["actions"], last]  # what is refused ends a turn
+    turn["actions"] = [first, *turn["actions"], last]  # a refused action ends a turn
     return json.dumps(turn)
 
 

@@ -66,7 +66,7 @@ async def defined() -> None:
         await ask("apply", "--server-side", "-f", str(definition))
         async with asyncio.timeout(
             60
-        ):  # one that is just made has no conditions yet, at which `kubectl wait` gives up
+        ):  # `kubectl wait` gives up on a new object, which has no conditions yet
             while "condition met" not in await ask(
                 "wait", "--for=condition=Established", "-f", str(definition), check=False
             ):
@@ -123,7 +123,7 @@ async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: dict[st
 async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(
     installed: dict[str, Path],
 ) -> None:
-    output = await inside("moothall", "doctor", "--json")  # fails where it does not exit with 0
+    output = await inside("moothall", "doctor", "--json")  # fails if the exit code is not 0
     parts = {
         one["part"]: one["detail"]
         for one in json.loads(output[output.index("[") : output.rindex("]") + 1])
@@ -139,7 +139,7 @@ async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(
 
 async def test_a_bus_server_that_is_killed_is_not_missed(installed: dict[str, Path]) -> None:
     going = asyncio.create_task(deliberate("second", "Add hello_world() function to src/utils.py"))
-    await asyncio.sleep(6)  # into its seats' work
+    await asyncio.sleep(6)  # while its seats work
     await ask("-n", "moothall", "delete", "pod", "nats-1", "--grace-period=0", "--force")
     assert (await going)["proven"] is True
 

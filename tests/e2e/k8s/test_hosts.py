@@ -146,7 +146,7 @@ async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_th
                     WORKSPACES,
                     grace_period_seconds=0,
                 )
-        await asyncio.sleep(3)  # until the host has heard of it
+        await asyncio.sleep(3)  # until the host has received it
         with telemetry.bound(task_id="warm", seat="third"):
             async with hands.workspaces.open(base, "three") as workspace:
                 assert (await call(workspace, "files.list", path=".")).status is ToolStatus.SUCCESS

@@ -233,7 +233,7 @@ async def test_a_quota_that_is_used_up_is_said(
     )
     await asyncio.to_thread(core.create_namespaced_resource_quota, WORKSPACES, quota)
     try:
-        await asyncio.sleep(2)  # until the quota is counted
+        await asyncio.sleep(2)  # until the quota is updated
         with pytest.raises(
             SandboxUnavailable, match=r"the cluster refuses its pod: .*exceeded quota: none"
         ):
@@ -293,7 +293,7 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
         async with beside(watch_jobs(api, seen), "jobs"):
             done = await command(
                 *arguments, seconds=900
-            )  # about ten pods, one after the other's set-up: minutes on a busy machine
+            )  # about ten pods with sequential set-up: minutes on a busy machine
         assert done.code == 0, done.err
         assert done.document["proven"] is True
         assert len(done.document["results"]) == 3

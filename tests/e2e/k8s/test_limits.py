@@ -22,8 +22,8 @@ from support.repos import SAMPLE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
-# Each below sandbox.memory_bytes (600 MB), so that no limit of one process ends it; together above
-# the container's.
+# Each is below sandbox.memory_bytes (600 MB), so that no per-process limit ends it; together they
+# exceed the container's limit.
 TOGETHER = """
 import os, sys, time
 children = []
@@ -37,7 +37,7 @@ ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
 print(ended)
 sys.exit(any(ended))
 """
-# Above what the pod may have, below sandbox.disk_bytes, so that the node's count comes first.
+# Above the pod's limit and below sandbox.disk_bytes, so that the node's limit applies first.
 FILL = (
     "import time\nfor n in range(800):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n"
     "time.sleep(150)"

@@ -37,7 +37,7 @@ SPACE, PUBLIC = "walls", "203.0.113.9"
 RAY = {"ray.io/cluster": "hosts"}
 NEO4J, VLLM, SERVICES = ({"app.kubernetes.io/name": name} for name in ("neo4j", "vllm", "moothall"))
 TRIED = {
-    # what: who, whom, port, whether it gets through
+    # columns: source, target, port, whether it is allowed
     "services ask Ray's head": ("services", "head", 6379, True),
     "hosts ask Ray's head": ("ray-host", "head", 6379, True),
     "somebody in the namespace asks Ray's head": ("stranger", "head", 6379, False),

@@ -67,5 +67,5 @@ async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
     for what in (
         "statefulset/nats",
         "deployment/moothall",
-    ):  # of the overlay, where tests before this one installed it
+    ):  # pods of the overlay, if earlier tests installed it
         await ask("-n", "moothall", "rollout", "status", what, "--timeout=180s", check=False)

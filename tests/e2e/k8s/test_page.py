@@ -36,7 +36,7 @@ async def test_its_scale_is_none_and_one_again(installed: dict[str, Path]) -> No
 
 async def test_its_doors_are_reached_by_port_forward(installed: dict[str, Path]) -> None:
     (documented,) = re.findall(r"`(kubectl [^`]*port-forward [^`]*)`", page.TEXT)
-    command = re.sub(r" (50055|8080)\b", r" :\1", documented)  # whatever ports are free here
+    command = re.sub(r" (50055|8080)\b", r" :\1", documented)  # use free local ports
     process = await asyncio.create_subprocess_exec(*command.split(), stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     dependencies: dict[str, str] = {}

@@ -38,8 +38,8 @@ OF_NODES = (
     "the kubelet",
     "the metadata address",
 )
-# With the credentials that it is given, hears some subjects and says something on another; prints
-# what came of it.
+# Subscribes to some subjects with the given credentials, publishes on another one, and prints the
+# result.
 SAY = """
 import asyncio, sys
 from nats.aio.client import Client, RawCredentials
@@ -96,7 +96,7 @@ async def listeners(probes: dict[str, str]) -> AsyncIterator[dict[str, tuple[str
 async def test_a_workspace_reaches_the_bus_and_nothing_else(
     probes: dict[str, str], listeners: dict[str, tuple[str, int]], api: client.ApiClient
 ) -> None:
-    for what, (host, port) in listeners.items():  # nobody holds the cluster to its policies yet
+    for what, (host, port) in listeners.items():  # no policy is enforced yet
         assert await reaches("held", probes["held"], host, port), f"nobody answers as {what}"
     with enforced(api, Home.of_user(), *HELD):
         await asyncio.sleep(1)

@@ -166,8 +166,8 @@ ATTEMPTS = (
         "import sys\nsys.set_int_max_str_digits(0)\nprint(len(str(7 ** (10 ** 7))))",
         statuses=("cpu", "timeout", "success"),
     ),
-    # Refused at once, or, where the kernel promises more memory than there is (every Kubernetes
-    # node), killed at the limit.
+    # Refused at once, or killed at the limit if the kernel overcommits memory (as on every
+    # Kubernetes node).
     python(
         "huge-allocation",
         "x = bytearray(10 ** 12)",

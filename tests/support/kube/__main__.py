@@ -29,7 +29,7 @@ def up(home: Home, count: int) -> None:
     """Start a cluster of this many nodes, or the missing parts of one. Raises `Missing`."""
     if home.run.exists() and not nodes(
         home
-    ):  # its etcd and images are only as far as they were written
+    ):  # its etcd and images exist only as far as they were written
         say("a machine went down with its cluster: what is left of that is taken away")
         _forget(home)
     programs.install(say)
@@ -125,8 +125,7 @@ def _control(node: Node) -> None:
         f"--service-account-issuer={issuer}",
         f"--service-account-key-file={folder}/sa.key",
         f"--service-account-signing-key-file={folder}/sa.key",
-        # What adds to the API, as the metrics server does, knows by these that it is asked by this
-        # server.
+        # API extensions such as the metrics server verify with these that this server calls them.
         f"--proxy-client-cert-file={folder}/front-proxy.crt",
         f"--proxy-client-key-file={folder}/front-proxy.key",
         f"--requestheader-client-ca-file={folder}/ca.crt",

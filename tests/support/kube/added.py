@@ -65,7 +65,7 @@ class Added:
         names = [Path(part).name for part in self.parts]
         for name, part in zip(names, self.parts, strict=True):
             shutil.copytree(source / part, folder / name, copy_function=shutil.copyfile)
-        for path in (folder, *folder.rglob("*")):  # what lies in Go's cache is read-only
+        for path in (folder, *folder.rglob("*")):  # files in Go's cache are read-only
             path.chmod(0o755 if path.is_dir() else 0o644)
         space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.space}}
         (folder / "space.yaml").write_text(json.dumps(space), encoding="utf-8")
@@ -110,7 +110,7 @@ METRICS = Added(
     image="gcr.io/k8s-staging-metrics-server/metrics-server",
     parts=("manifests/base",),
     space="kube-system",
-    # The kubelets' certificates are the cluster's own, whose authority every namespace has in a
+    # The kubelets' certificates are signed by the cluster's CA, which every namespace has in a
     # ConfigMap.
     patches=(
         {

@@ -71,7 +71,7 @@ def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any
         "rootfs": {"type": "layers", "diff_ids": [_digest(each) for each in layers]},
         "history": [
             {"created_by": "archive"} for _ in layers
-        ],  # without it buildah cannot keep what it builds on this, layer by layer
+        ],  # otherwise buildah cannot store layers built on it
     }
     blobs = [*packed, _json(image)]
     *parts, about = ({"digest": _digest(blob), "size": len(blob)} for blob in blobs)
@@ -126,12 +126,12 @@ def debian(packages: str) -> bytes:
         "--dpkgopt=path-exclude=/usr/share/doc/*",
         "--dpkgopt=path-exclude=/usr/share/locale/*",
     ]
-    # An image that is half made is made anew: nothing has to be on the disk before the end, here or
-    # in what is built on it.
+    # A partial image is rebuilt from scratch: nothing needs to be on the disk before the end, here
+    # or in images built on this one.
     command += ["--dpkgopt=force-unsafe-io", _SUITE, "-", str(source_list)]
     command.append(
         '--essential-hook=mkdir -p "$1/usr/share/man/man1"'
-    )  # without it Java's packages cannot be set up
+    )  # otherwise Java's packages cannot be set up
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
         raise Missing(f"mmdebstrap made no base: {done.stderr.decode(errors='replace')[-1200:]}")

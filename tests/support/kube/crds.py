@@ -58,7 +58,7 @@ def _strict(node: Any) -> Any:
     found = {
         key: _strict(value) for key, value in node.items() if key not in {"format", "properties"}
     }
-    if "properties" in node:  # whose keys are names
+    if "properties" in node:  # the keys are names
         found["properties"] = {name: _strict(value) for name, value in node["properties"].items()}
     if node.get("x-kubernetes-int-or-string"):
         found.pop("type", None)

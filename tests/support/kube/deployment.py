@@ -87,8 +87,8 @@ def places(folders: Folders) -> str:
             "kind": "Namespace",
             "metadata": {"name": SPACE, "labels": _RESTRICTED},
         },
-        # The scheduler binds: it leaves a pod whose claim is bound by others in the moment of its
-        # first try for five minutes.
+        # Let the scheduler bind claims: otherwise a pod whose claim is bound just during its first
+        # attempt waits for five minutes.
         {
             "apiVersion": "storage.k8s.io/v1",
             "kind": "StorageClass",

@@ -283,13 +283,13 @@ class Node:
             "failSwapOn": False,
             "oomScoreAdj": 0,
             "featureGates": {
-                # a machine that is a container itself may not set all it wants
+                # a machine that is itself a container may not change all settings
                 "KubeletInUserNamespace": True,
                 "KubeletCrashLoopBackOffMax": True,
             },
             "crashLoopBackOff": {
                 "maxContainerRestartPeriod": "2s"
-            },  # what tests kill once more is not one that fails by itself
+            },  # a test may kill it again; this is not a failure of its own
             "podLogsDir": f"{folder}/podlogs",
             "volumePluginDir": f"{folder}/plugins",
             "nodeStatusUpdateFrequency": "5s",

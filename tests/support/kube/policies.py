@@ -133,7 +133,7 @@ def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
         while not over.wait(0 if not last else _POLL_SECONDS):
             try:
                 last = _apply(api, home, spaces, last)
-            except Exception as error:  # noqa: BLE001 - told to whoever waits
+            except Exception as error:  # noqa: BLE001 - reported to the waiting caller
                 failed.append(error)
                 over.set()
             first.set()

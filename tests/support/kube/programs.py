@@ -18,7 +18,7 @@ from moothall.config import environment
 KUBERNETES, COREDNS = (
     "v1.34.4",
     "v1.13.1",
-)  # with all that they need in go/*/go.mod and go.sum; etcd 3.6.4 is in hyperkube
+)  # dependencies are pinned in go/*/go.mod and go.sum; etcd 3.6.4 is in hyperkube
 _PARTS = (
     "etcd",
     "kube-apiserver",

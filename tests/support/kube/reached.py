@@ -32,7 +32,7 @@ def make_namespaces() -> None:
         for text in (manifest, manifest.replace("moothall-workspaces", WORKSPACES)):
             kubectl(
                 "apply", "--server-side", "-f", "-", given=text
-            )  # several workers may do it at once
+            )  # several workers may do this at once
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ Kind = Literal["serve", "collector", "host", "executor", "bus", "model"]
 KINDS: tuple[Kind, ...] = ("serve", "collector", "host", "executor", "bus", "model")
 _STOP_SECONDS = 40.0
 _AGAIN_SECONDS = 0.05
-_CONSUMER_SECONDS = 90.0  # a killed reader's own consumer goes after a minute without it
+_CONSUMER_SECONDS = 90.0  # a killed reader's own consumer expires after a minute
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ _OPEN_SECONDS = 180.0
 _CALL_SECONDS = 5.0
 _QUIET_SECONDS = 60.0
 _EXECUTOR_SECONDS = 1.5
-_CANCELLABLE = EventType.SEAT_STARTED  # a run that is cancelled is cancelled here
+_CANCELLABLE = EventType.SEAT_STARTED  # in a cancelled run, the cancellation is here
 _UNREACHED = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -177,7 +177,7 @@ class Lane:
         seen.hit = hit(pids, signal.SIGSTOP)
         try:
             async with asyncio.TaskGroup() as group:
-                # What one host holds and cannot work on, another takes up.
+                # Work that one host holds and cannot do is resumed by another.
                 spare = (
                     group.create_task(self.app.part("host-2", "host-2").keep())
                     if blow.kind == "host"
@@ -186,9 +186,7 @@ class Lane:
                 await asyncio.sleep(STOPPED_SECONDS)
                 hit(pids, signal.SIGCONT)
                 if spare is not None:
-                    await asyncio.sleep(
-                        3.0
-                    )  # both are awake: the one that lost its work lets it be
+                    await asyncio.sleep(3.0)  # both run: the one that lost its work stops it
                     spare.cancel()
         finally:
             hit(pids, signal.SIGCONT)

@@ -74,7 +74,7 @@ class Matrix:
                 apps += 1
                 async with self._lane(f"{name}-{number}-{apps}", ack_wait) as here:
                     while waiting and not await self._one(here, waiting.pop()):
-                        pass  # after trouble the next begins in a fresh house
+                        pass  # after trouble the next plan starts in a fresh lane
 
         async with asyncio.TaskGroup() as group:
             for number in range(1, min(lanes, len(plans)) + 1):
@@ -94,7 +94,7 @@ class Matrix:
     @asynccontextmanager
     async def _lane(self, name: str, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
         async with AsyncExitStack() as stack:
-            async with self.opening:  # four processes that start at once are enough
+            async with self.opening:  # four simultaneous process starts are enough
                 here = await stack.enter_async_context(lane(self.folder / name, ack_wait))
             yield here
         self.report.lanes += 1

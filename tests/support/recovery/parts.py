@@ -99,7 +99,7 @@ async def host(name: str) -> None:
     from moothall.workers.owner import Process
 
     settings = load_settings()
-    nobody = Process(0, 0, "")  # each part is killed by itself
+    nobody = Process(0, 0, "")  # each part is killed separately
     await host_main(
         name,
         lambda: None,

@@ -89,8 +89,8 @@ def _function(docstring: str, words: str) -> str:
 
 
 def _tests(name: str) -> tuple[str, dict[str, Any]]:
-    # == on plain texts: what a red test prints then has no address in memory, so that all runs'
-    # prompts are the same.
+    # == on plain strings: the output of a failing test then contains no memory address, so that the
+    # prompts of all runs are the same.
     content = (
         f"from utils import hello_world\n\n\ndef test_{name}():\n    assert hello_world()[:5] == "
         "'Hello'\n"
@@ -173,7 +173,7 @@ class End:
             )
             for r in outcome.results
         )
-        usage = outcome.usage  # what the server had cached is its own business
+        usage = outcome.usage  # cached tokens depend on the server
         return cls(
             status=str(outcome.status),
             final_state=outcome.final_state,

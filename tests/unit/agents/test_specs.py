@@ -377,7 +377,7 @@ def test_the_table_of_capabilities_is_published_and_names_tools_that_there_are()
         f"| `{name}` | {', '.join(f'`{tool}`' for tool in tools)} |"
         for name, tools in CAPABILITIES.items()
     ]
-    families = {"web.*", "http.*", "browser.*", "db.*"}  # of toolkits that a machine may have
+    families = {"web.*", "http.*", "browser.*", "db.*"}  # toolkits that a machine may have
     for tool in {tool for tools in CAPABILITIES.values() for tool in tools} - families:
         assert tool in CATALOGUE
     assert is_granted(Grant(tools_of(["cargo-execution"])), "tests.cargo")

@@ -15,7 +15,7 @@ from moothall.config import LimitSettings, LlmSettings, RaySettings
 from moothall.settings import AllSettings
 
 
-def serving(path: Path, settings: AllSettings, port: int = 50055) -> data_dir_lock.Address:  # type: ignore[valid-type] # made at run time
+def serving(path: Path, settings: AllSettings, port: int = 50055) -> data_dir_lock.Address:  # type: ignore[valid-type]  # created at run time
     data_dir_lock.announce(
         path, data_dir_lock.Address(4711, "nats://127.0.0.1:1", port, fingerprints(settings))
     )

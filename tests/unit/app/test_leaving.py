@@ -23,7 +23,7 @@ async def test_who_wants_to_know_hears_of_every_end() -> None:
         heard.append(workspace_id)
 
     leaving = NotifyingWorkspaces(FakeWorkspaces(), left)
-    async with leaving.open(None, "a") as workspace:  # type: ignore[arg-type]  # these rooms need no repository
+    async with leaving.open(None, "a") as workspace:  # type: ignore[arg-type]  # these workspaces need no repository
         assert (workspace.id, heard) == ("ws-1", [])
     assert heard == ["ws-1"]
     with pytest.raises(ZeroDivisionError):

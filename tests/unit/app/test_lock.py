@@ -47,7 +47,7 @@ async def test_who_waits_for_one_that_ends_without_serving_takes_its_place(tmp_p
     async with AsyncExitStack() as stack, AsyncExitStack() as ours:
         stack.enter_context(
             data_dir_lock.hold(tmp_path)
-        )  # as a short command does, which says of no address
+        )  # like a short command, which publishes no address
         waiting = asyncio.create_task(hold_or_find(tmp_path, messages.append, ours))
         while not messages:
             await asyncio.sleep(0.01)

@@ -79,7 +79,7 @@ async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it
     tmp_path: Path,
 ) -> None:
     keys = keys_of(settings(tmp_path).guard, tmp_path)
-    here, there = keys, pickle.loads(pickle.dumps(keys.of_hosts()))  # noqa: S301 - as Ray hands it on
+    here, there = keys, pickle.loads(pickle.dumps(keys.of_hosts()))  # noqa: S301 - like Ray
     assert there.guard not in {here.guard, hashlib.sha256(here.guard).digest()}
     assert here.guard.hex() not in repr(there) + repr(here)
     subject = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
@@ -106,7 +106,7 @@ async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it
             seconds=60,
         )
         assert far.tokens.check(token, "ws").principal == "ann"
-        with pytest.raises(Refused):  # what a host signs is good for its own seats alone
+        with pytest.raises(Refused):  # a host's signature is valid only for its own seats
             near.tokens.check(token, "ws")
     assert not (tmp_path / "host/data/guard.key").exists()
 
@@ -128,7 +128,7 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     assert sees(same.data_dir, home)
     assert not sees(other.data_dir, home)
     shutil.copytree(tmp_path / "data", tmp_path / "copy/data")
-    assert home_of(far) is not None  # the server starts anew
+    assert home_of(far) is not None  # the server restarts
     assert not sees(settings(tmp_path / "copy").data_dir, home_of(far) or home)
     assert (for_hosts(far).guard.key, for_hosts(one)) == (None, one)
     secret = SecretStr("a secret of these tests")

@@ -65,7 +65,7 @@ async def tasks_of(*events: Event) -> tuple[MemoryBus, Tasks]:
         await bus.publish(event)
         if event.type is EventType.DELIBERATION_DECIDED:
             await bus.put(event.subject, event.data)
-    return bus, Tasks(bus, None, Defaults(LimitSettings()), served=False)  # type: ignore[arg-type] # no repository is looked at
+    return bus, Tasks(bus, None, Defaults(LimitSettings()), served=False)  # type: ignore[arg-type]  # no repository is used
 
 
 async def test_what_is_under_way_is_read_from_the_log_alone() -> None:
@@ -162,7 +162,7 @@ async def test_on_a_bus_of_its_own_a_cancel_waits_for_who_decides(tmp_path: Path
             ]
             assert await decision(bus, "task-a1") is None
             async with open_log(shared, messages.append, alone=False):
-                pass  # as `log tail --follow` does
+                pass  # like `log tail --follow`
         messages = []
         assert (await cancel(shared, "task-b2", "", messages.append))[
             1

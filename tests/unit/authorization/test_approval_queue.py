@@ -74,7 +74,7 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
         ids = [event.id for event in app.facts.events]
         assert len(ids[:1] + ids[2:3]) == len(
             {ids[0], ids[2]}
-        )  # that it was parked, and how it ended, are two events
+        )  # parking and its end are two events
         assert [record["status"] for record in app.records() if record["phase"] == "finish"] == [
             "parked",
             "parked",
@@ -92,7 +92,9 @@ async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) 
         await parking.resolve("local", "request-1", allow=True, approver="ann")
         assert (await delete(app, 3, role="qa"))[0] is ToolStatus.PARKED  # another seat
         assert (await delete(app, 4))[0] is ToolStatus.SUCCESS
-        assert (await delete(app, 5))[0] is ToolStatus.PARKED  # once is once; this waits anew
+        assert (await delete(app, 5))[
+            0
+        ] is ToolStatus.PARKED  # an approval is for one call; this one waits again
         assert {item.request_id for item in parking.list_waiting("local")} == {
             "request-3",
             "request-5",

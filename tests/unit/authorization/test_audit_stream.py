@@ -146,7 +146,7 @@ async def test_chains_of_hosts_elsewhere_are_read_from_the_stream(tmp_path: Path
     chains = await read_stream_chains(stream.replay([*stream.events, *stream.events]), KEY, HOSTS)
     report = verify_all(tmp_path / "house", KEY, chains, HOSTS)
     assert (report.problems, report.chains, report.records, report.unfinished) == ((), 2, 110, 110)
-    # Where the disk is shared after all, the file is the chain.
+    # If the disk is shared, the file is the chain.
     shared = verify_all(tmp_path / "far", KEY, chains, HOSTS)
     assert [problem.path.stem for problem in shared.problems] == ["host-1"]
 
@@ -191,7 +191,7 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
             [True],
         )
     other = Stream()
-    await elsewhere(tmp_path / "other", other, 2)  # another chain of the same name
+    await elsewhere(tmp_path / "other", other, 2)  # another chain with the same name
     report = verify_all(
         tmp_path / "house",
         KEY,

@@ -218,7 +218,7 @@ async def test_a_seat_that_is_not_what_it_says_is_stopped(
     assert result.status in {
         ToolStatus.BLOCKED,
         ToolStatus.ERROR,
-    }  # an unwritable tenant has no audit to go through
+    }  # an unwritable tenant has no audit
     assert app.workspace.calls == []
 
 
@@ -338,7 +338,7 @@ async def test_calls_side_by_side_are_bounded_for_a_seat_and_wait_for_the_gate(
             await app.workspace.entered.wait()
             while (
                 seat.meter.in_flight < 2
-            ):  # the second one waits for a slot, which nothing announces
+            ):  # the second one waits for a slot, which causes no event
                 await asyncio.sleep(0)
             refused = await app.gate.call(seat, tool_call(path="a", number=3))
             assert len(app.workspace.calls) == 1
@@ -456,7 +456,7 @@ def test_whatever_a_model_says_there_is_one_result_two_records_and_one_event(
                 assert (result.request_id, result.tool) == (
                     call.request_id,
                     shorten(call.tool, 200),
-                )  # half a character is none
+                )  # half a surrogate pair is invalid
                 phases = [
                     record["phase"]
                     for record in app.records()

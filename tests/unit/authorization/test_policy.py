@@ -97,7 +97,7 @@ async def test_an_engine_that_is_down_blocks_where_it_is_enforced(
             await app.gate.call(app.seat(), tool_call(path="a", number=number)) for number in (1, 2)
         ]
     assert bool(app.workspace.calls) is ran
-    assert engine.attempts == (0 if mode == "off" else 2)  # what failed is asked again
+    assert engine.attempts == (0 if mode == "off" else 2)  # a failed query is repeated
     assert {result.status for result in results} == {
         ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED
     }

@@ -115,7 +115,7 @@ def test_five_failures_in_a_row_open_the_circuit_and_one_good_call_closes_it() -
         )  # one tries, the others wait
         record_status(ToolStatus.TIMEOUT)
     clock.now += 31
-    assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN  # the rest has doubled
+    assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN  # the pause has doubled
     clock.now += 31
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.SUCCESS
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.SUCCESS
@@ -232,7 +232,7 @@ async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_works
                 group.create_task(push(number))
         assert Counter(statuses) == {ToolStatus.SUCCESS: 10, ToolStatus.RATE_LIMITED: 14}
         assert sum(len(app.workspace.calls) for app in apps) == 10
-        # What stays in a workspace asks nobody.
+        # Calls that stay in a workspace need no decision.
         before = await bus.bucket("rates").entries()
         assert (
             await apps[0].gate.call(apps[0].seat(), tool_call(path="a"))

@@ -79,7 +79,7 @@ async def test_a_child_that_was_killed_counts(mount: Path) -> None:
             lines = dict(root.stdout.readline().split() for _ in range(2))
             system = System(root.pid, group)
             assert system.used().total > _BURNT
-            # Nobody waits for the child of a killed parent: its CPU seconds reach no parent.
+            # Nobody waits for the child of a killed parent: its CPU seconds are added to no parent.
             _kill(int(lines["parent"]), int(lines["child"]))
             used = system.used()
             assert used.total > _BURNT

@@ -132,7 +132,7 @@ def test_protocols_are_compared_on_what_all_were_asked_at_one_budget(tmp_path: P
         row("single@900", found.id, 2, 300),
         row("vote@900", found.id, 3, 700),
         row("tests_then_verify@900", found.id, 3, 600),
-        row("single@900", other.id, 3, 100),  # which the others were not asked
+        row("single@900", other.id, 3, 100),  # a problem that the others did not get
         row("vote@500", "HumanEval/elsewhere", 3, 100),
         row("seat", found.id, 3, 100),
     ]

@@ -61,7 +61,7 @@ def test_names_and_values_are_completed(
 
 def test_nothing_known_is_nothing_offered(tmp_path: Path) -> None:
     assert completed(tmp_path / "absent", "show", "") == []
-    remember(tmp_path / "absent", "task")  # cannot be written: left
+    remember(tmp_path / "absent", "task")  # cannot be written, so it is skipped
 
 
 def test_a_shell_asks_a_process() -> None:

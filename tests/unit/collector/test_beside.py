@@ -181,7 +181,7 @@ async def test_who_could_not_deliver_takes_the_decision_that_another_recorded_me
     second = Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START)
     running = asyncio.create_task(
         first.handle(bus.log[-1])
-    )  # stands still, so that nothing keeps the other from it
+    )  # it is stopped, so that nothing keeps the other from it
     await until(lambda: slow.deliveries > 0)
     await second.handle(bus.log[-1])
     (decision,) = bus.decisions

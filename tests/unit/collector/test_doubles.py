@@ -80,9 +80,7 @@ def test_evidence_belongs_to_the_proposal_that_it_judged() -> None:
     for seat in SEATS:
         story.finished(seat)
     outcome = decide(folded(story))
-    assert [result.diff for result in outcome.results] == [
-        good.diff
-    ]  # the one that was judged stands
+    assert [result.diff for result in outcome.results] == [good.diff]  # the judged one remains
     assert outcome.winner_id == FIRST
     assert outcome.results[0].checks == {"applies": "passed", "tests": "passed"}
 
@@ -98,7 +96,7 @@ def test_of_two_that_were_judged_the_earlier_stands_with_its_own_evidence() -> N
     outcome = decide(folded(story))
     assert [result.diff for result in outcome.results] == [bad.diff]
     assert outcome.results[0].checks == {"applies": "passed", "tests": "failed"}
-    assert outcome.results[0].reviews == ()  # they were about the other one
+    assert outcome.results[0].reviews == ()  # they belonged to the other one
     assert outcome.winner_id == ""
 
 

@@ -80,7 +80,7 @@ async def test_a_request_is_not_acked_before_its_deadline_is_told_of() -> None:
     collector = Collector(
         bus, Remembering(), LimitSettings(), tick_seconds=0.01, clock=lambda: START
     )
-    for number in range(100):  # many at once are not held back: each is a message in hand
+    for number in range(100):  # concurrent requests are not held back: each is a message in hand
         data = dict(requested.data) | {"task_id": f"task-{number}"}
         folded = collector.try_fold(
             Recorded(

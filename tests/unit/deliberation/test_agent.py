@@ -19,7 +19,7 @@ from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
-URL = "http://127.0.0.1:9/v1"  # only whether there is one counts
+URL = "http://127.0.0.1:9/v1"  # only its presence counts
 WRONG = '\n\ndef hello_world() -> str:\n    return "Goodbye"\n'
 
 
@@ -434,7 +434,7 @@ async def test_a_seat_that_started_anew_goes_the_same_way_when_it_is_taken_up_ag
         d = app.deliberation("single", 1, max_turns=9)
         first = await app.run(d)
         calls = len(app.server.requests)
-        # Killed after the second turn, and then at the end: what is recorded is not asked again.
+        # Killed after the second turn, and then at the end: recorded calls are not repeated.
         for kept in (
             len(first),
             next(n for n, event in enumerate(first) if event.data.get("stuck")) + 1,
@@ -510,7 +510,7 @@ async def test_of_a_slow_suite_the_near_cases_are_run_and_what_the_re_check_lost
         {"tests": "passed"},
         {"tests": "passed"},
     ]
-    # Its own tests were those of utils alone at first, and then also the one that was lost.
+    # Its own tests were only those of utils at first, and later also the lost one.
     calls = [
         cases
         for (_tree, _name, *cases) in app.workspaces.runs

@@ -98,7 +98,7 @@ async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
         )
         assert (
             await find_broken_examples(examples, "b.py", seat, 10) == ()
-        )  # it cannot be loaded: that tells nothing
+        )  # it cannot be imported: that proves nothing
         assert await find_broken_examples((), "lib/a.py", seat, 10) == ()
 
 

@@ -25,7 +25,7 @@ def change(fingerprint: str, tree: str, failing: frozenset[str] = A) -> TurnStep
     [
         ([], ""),
         ([change("one", "1")], ""),
-        # What repeats but changes a file: an append, again and again.
+        # A repeated action that changes a file: an append, again and again.
         ([change("append", "1"), change("append", "2")], "the same change as in an earlier turn"),
         (
             [change("append", "1"), change("edit", "2", B), change("append", "3", B)],

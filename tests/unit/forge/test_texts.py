@@ -28,7 +28,8 @@ HOSTILE = (
     "[here](javascript:x) <img src=x onerror=y> www.example.org `code` | a | \u202eback\u200b "
     "```\n# head\n- [ ] todo\n<!-- x -->"
 )
-# What either forge looks for, in the raw text (a squashed commit's) and in the rendered one.
+# Patterns that either forge looks for, in the raw text (of a squashed commit) and in the rendered
+# one.
 _FINDS = (
     r"@[\w-]",
     r"#\d",
@@ -100,7 +101,7 @@ def test_nobody_is_called_nothing_is_linked_or_closed(comment: str, find: str) -
         r"www\.\w",
         r"\]\(",
         r"<[a-z!/]",
-    }:  # these are looked for before what is escaped is read
+    }:  # these are searched before escapes are read
         assert not re.search(find, shown)
 
 

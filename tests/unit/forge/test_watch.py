@@ -54,7 +54,7 @@ class App:
 
     def commit(self, after: str) -> str:
         """Create a commit."""
-        self.commits_made += 1  # no two are the same
+        self.commits_made += 1  # commits are unique
         return self.forge.repo.git(
             "commit-tree", f"{after}^{{tree}}", "-p", after, "-m", f"work {self.commits_made}"
         )

@@ -100,7 +100,7 @@ async def test_recorded_turns_are_not_asked_again_and_it_goes_on_with_the_words(
     assert [data["turn"] for data in of(events, EventType.SEAT_TURN)] == [1, 2, 3]
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
     assert "+def hello_world" in proposed["proposal"]["diff"]
-    assert "NOTES.md" in proposed["proposal"]["diff"]  # what a recorded turn did is there
+    assert "NOTES.md" in proposed["proposal"]["diff"]  # the effect of a recorded turn is there
 
 
 async def test_it_goes_on_after_the_turn_that_was_the_end(council: Any) -> None:

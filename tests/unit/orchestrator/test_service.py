@@ -477,7 +477,7 @@ async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_not
             )
         )
 
-    for numbers in ((1, 2, 3), (4,), (2, 5, 6), (5,), (7, 8)):  # 2 and 5 were said by two hosts
+    for numbers in ((1, 2, 3), (4,), (2, 5, 6), (5,), (7, 8)):  # 2 and 5 came from two hosts
         await bus.put_raw(
             "agent.results.task-1", encode_batch([turn(number) for number in numbers])
         )

@@ -131,7 +131,7 @@ async def test_the_better_one_is_taken_and_who_wrote_it_is_said(
     )
     assert written.by == by
     assert (written.score.total == 100) == (by == MODEL)
-    assert "--- end ---" in prompt  # fenced, with a mark of its own
+    assert "--- end ---" in prompt  # fenced, with a unique mark
 
 
 async def test_without_an_answer_the_rules_write(deliberations: MemoryDesk) -> None:

@@ -12,11 +12,11 @@ from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.ranking import rank
 
-DRAWS, RIGHT, BRINGS = 1500, 0.7, 0.5  # a seat is right, and brings tests
+DRAWS, RIGHT, BRINGS = 1500, 0.7, 0.5  # probability that a seat is right, and that it brings tests
 FITS = {
     True: 0.85,
     False: 0.4,
-}  # by whether its author is right: a test asks for what the task asks for
+}  # by the author's correctness: a test asks for what the task asks for
 GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
 
 
@@ -54,7 +54,7 @@ def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list
 
 @pytest.mark.parametrize(("dropped", "least"), [(0.0, 0.8), (0.8, 0.83)])
 def test_a_right_answer_wins_where_there_is_one(dropped: float, least: float) -> None:
-    drawn = random.Random(7)  # noqa: S311 - drawn alike each time
+    drawn = random.Random(7)  # noqa: S311 - the same draws each time
     councils = [council(drawn, dropped) for _ in range(DRAWS)]
     won = [right[int(rank(found)[0].seat[-1])] for found, right in councils if any(right)]
     assert sum(won) / len(won) > least

@@ -165,7 +165,7 @@ def _own(item: Candidate, index: int) -> dict[str, Any]:
 def test_a_failing_candidate_more_does_not_change_the_winner(
     field: list[Candidate], more: dict[str, Any], number: int
 ) -> None:
-    # One that was reviewed may show that a reviewer does not tell right from wrong.
+    # A reviewed candidate may show that a reviewer does not distinguish right from wrong.
     loser = candidate(number, "z", revision=7, **{**more, "regressions": ("a::b",), "reviews": ()})
     before, after = rank(field), rank([*field, loser])
     assert [place.candidate for place in before if place.passed_gates] == [

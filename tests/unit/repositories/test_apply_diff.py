@@ -131,7 +131,7 @@ async def test_no_hook_and_no_filter_runs(repo: Repo, diff: str, tmp_path: Path)
     hook.write_text(f"#!/bin/sh\ntouch {touched}\n")
     hook.chmod(0o755)
     touched.unlink(missing_ok=True)
-    (repo.path / "src/utils.py").touch()  # git has to look at what is in it
+    (repo.path / "src/utils.py").touch()  # git has to read its content
     await apply(repo, diff, tmp_path)
     assert not touched.exists()
 
@@ -214,7 +214,7 @@ async def test_line_ends_are_those_that_git_would_write(
     if attributes:
         repo.write({".git/info/attributes": attributes})
     (repo.path / ".git/index").unlink()
-    repo.git("checkout", "--force", "main", "--", ".")  # as a fresh clone with these settings
+    repo.git("checkout", "--force", "main", "--", ".")  # like a fresh clone with these settings
     assert repo.git("status", "--porcelain") == ""
     assert (repo.path / "src/utils.py").read_bytes().count(b"\r\n") == (0 if end == "\n" else 6)
     await apply(repo, diff, tmp_path)
@@ -226,7 +226,7 @@ async def test_line_ends_are_those_that_git_would_write(
     assert [line.split("\t")[1] for line in changed] == [
         "3",
         "0",
-    ]  # no line changed by its end alone
+    ]  # no line changed only by its line ending
 
 
 async def test_own_changes_are_found_whatever_the_line_ends(

@@ -166,7 +166,7 @@ async def test_what_was_only_touched_is_no_change(clone: TrustedClone, tmp_path:
     assert (await clone.commit_changes(sha, await clone.clean(sha, touched), "touched")).diff == ""
     plain = [
         Change("a.w16", "100644", "größer\n".encode())
-    ]  # as whoever knows nothing of the attribute writes it
+    ]  # written by a git that ignores the attribute
     assert await clone.clean(sha, plain) == plain
 
 

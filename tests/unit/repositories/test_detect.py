@@ -547,7 +547,7 @@ def test_the_package_manager_that_is_named_goes_first() -> None:
         command_line
         for command_line in commands(found(berry).steps[1:2])
         if command_line.endswith("--no-immutable")
-    )  # there is no lock to keep to
+    )  # there is no lock file to respect
     assert first.startswith("env YARN_NODE_LINKER")
 
 

@@ -52,7 +52,7 @@ async def test_hidden_tests_are_in_no_base_of_seats_and_in_no_history_of_it(tmp_
     assert patch.diff.splitlines()[-2:] == ["-x = 1", "+x = 2"]
     assert (
         await repositories.diff(base, patch.commit_sha) == patch.diff
-    )  # the hidden file is not removed by it
+    )  # it does not remove the hidden file
     delivered = await clone.apply(base.sha, patch.diff)
     assert "tests/hidden/test_b.py" in await clone.files(delivered.commit_sha)
 

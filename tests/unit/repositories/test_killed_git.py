@@ -21,8 +21,8 @@ from support.repos import SAMPLE, SOLUTION, Repo, make_sample
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
-# Stands before the real git: the first of each command dies, before its work with its locks taken,
-# or after it.
+# Runs in place of the real git: the first process of each command dies, before its work with its
+# locks taken, or after it.
 KILLED = """#!/bin/sh
 for word; do case "$word" in {words}) command=$word; break;; esac; done
 if [ -n "$command" ] && mkdir "{marks}/$command" 2>/dev/null; then
@@ -77,7 +77,7 @@ def real_git() -> str:
     return found
 
 
-@pytest.mark.e2e  # some hundred processes of git
+@pytest.mark.e2e  # some hundred git processes
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_every_command_may_be_killed_once_and_the_same_is_delivered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str

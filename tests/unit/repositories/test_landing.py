@@ -89,7 +89,7 @@ async def test_merge_makes_one_merge_commit_on_the_branch(
     assert repo.git("status", "--porcelain").split() == ["M", "b.txt"]
     again = await trusted.land(
         ref, sha, BRANCH, SAID, "local"
-    )  # whoever was killed in between asks again
+    )  # a caller that was killed in between repeats the request
     assert (again.status, again.commit_sha) == ("merged", repo.git("rev-parse", main))
 
 

@@ -128,7 +128,7 @@ async def test_a_commit_comes_with_its_profile_and_nothing_travels_twice(tmp_pat
         assert parts > 0
         assert await here.pin() == base
         assert here.wire.parts == parts
-        # An origin that is not there, or another one, is none of the host's business.
+        # A missing or different origin does not matter to the host.
         assert not (tmp_path / "host" / "token").exists()
         here.repo.path.rename(tmp_path / "moved")
         assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
@@ -311,7 +311,7 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
         here.host._bus = ask_server
         assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
         kinds = [one["ask"] for one in here.wire.requests]
-        assert kinds.count("base") > 1  # it was told to wait
+        assert kinds.count("base") > 1  # the server asked it to wait
         assert away < 0
         away = 9
         with pytest.raises(Temporary, match="out of reach"):

@@ -86,7 +86,7 @@ class Clock:
 def test_a_report_replaces_the_last_one_and_a_silent_process_is_forgotten() -> None:
     clock = Clock()
     known = Reports(5.0, clock)
-    for value in (3, 1):  # it began again
+    for value in (3, 1):  # it restarted
         known.take(
             {"process": "host-1", "figures": {"moothall_model_retries_total": [[[], value]]}}
         )
@@ -95,7 +95,7 @@ def test_a_report_replaces_the_last_one_and_a_silent_process_is_forgotten() -> N
     assert shown["host-1"] == {"moothall_model_retries_total": [[[], 1]]}
     assert shown["serve"] != {
         "moothall_model_retries_total": [[[], 99]]
-    }  # nobody speaks for this process
+    }  # this process reports nothing
     clock.now = 31
     assert set(known.snapshots("serve")) == {"serve"}
 

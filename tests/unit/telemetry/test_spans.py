@@ -43,7 +43,7 @@ def context_of(span: ReadableSpan) -> tuple[int, int]:
     return span.context.trace_id, span.context.span_id
 
 
-@pytest.mark.e2e  # a process of its own
+@pytest.mark.e2e  # a separate process
 def test_with_the_exporter_off_nothing_is_imported_and_spans_are_nothing() -> None:
     program = (
         "import sys; from moothall import telemetry\n"

@@ -78,7 +78,7 @@ async def test_a_host_that_lost_its_work_stops_without_a_word_and_the_other_ends
         d = app.deliberation(repository=None, base_sha=None)
         listening = group.create_task(slow._listen_for_takers())
         first = group.create_task(gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))))
-        await until(lambda: len(app.server.requests) >= 3)  # the seats have asked
+        await until(lambda: len(app.server.requests) >= 3)  # the seats have called the model
         model.hangs = False
         await quick._work(Recorded(1, request(d), {"deliveries": "2"}))
         assert await first == "SUPERSEDED"
@@ -110,7 +110,7 @@ async def test_work_that_comes_again_while_the_first_run_is_lost_is_done_and_not
         again = group.create_task(host._work(Recorded(1, request(d), {"deliveries": "2"})))
         await asyncio.sleep(0)
         model.hangs = False
-        first.cancel()  # as the bus does with what it holds no more
+        first.cancel()  # like the bus after a host has lost its hold
         await again
         assert finished(await app.events()) == 3
 
@@ -162,7 +162,7 @@ async def test_fresh_work_is_not_looked_up_and_once_begun_it_is(tmp_path: Path) 
         await host._work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
         assert looked.replays == 0
         calls = len(app.server.requests)
-        # A bus that was killed may give it out anew as if nobody had had it.
+        # A bus that was killed may deliver it again as if it were new.
         await host._work(Recorded(2, request(d), {"deliveries": "1", "fresh": "1"}))
         assert looked.replays > 0
         assert len(app.server.requests) == calls

@@ -107,7 +107,7 @@ class World:
         record = self.record()
         self.lines = list(
             self.commits[int(record.commit or 0)]
-        )  # as a workspace that was opened again
+        )  # like a workspace that was reopened
         self.in_hand = 0
 
         async def tell(step: str, state: StepState, attempt: int, **more: Any) -> None:

@@ -27,7 +27,7 @@ from support.kube.node import nodes
 from support.kube.programs import Home, Missing
 from support.kube.stood import stood
 
-_SECONDS_A_TURN = 2.0  # so that there is a middle in which something is killed
+_SECONDS_A_TURN = 2.0  # leaves time to kill something during a turn
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ async def counted() -> AsyncIterator[Counted]:
             await counter.answers.wait()
             if not seat_of(headers).endswith(
                 "3"
-            ):  # one is right: who wins is no matter of evidence that a busy machine leaves out
+            ):  # one is right, so the winner does not depend on evidence that a busy machine skips
                 return turn("files.append", path="src/utils.py", content=WRONG)
         reply: Any = council(body, headers)
         return await reply  # type: ignore[no-any-return]

@@ -55,7 +55,7 @@ async def test_what_is_killed_in_the_middle_changes_nothing(
 async def test_a_node_that_is_lost_in_the_middle_and_comes_back_changes_nothing(
     standing: Standing, undisturbed: Seen, home: Home
 ) -> None:
-    lost = Node(home, 2)  # the first has what governs the cluster
+    lost = Node(home, 2)  # the first node runs the control plane
 
     async def blow() -> int:
         there = [pod for pod in await standing.pods("") if pod.spec.node_name == lost.name]

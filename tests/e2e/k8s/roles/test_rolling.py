@@ -26,7 +26,7 @@ from support.kube.stood import DEPLOYMENTS, rolled_out
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
 SEATS = 3
-_PAUSE = 0.25  # of a caller: some deliberations a second, all in all
+_PAUSE = 0.25  # per caller; in total a few deliberations per second
 
 
 async def deliberate(standing: Standing, task_id: str) -> pb.DeliberateResponse:
@@ -123,7 +123,7 @@ async def replaced_under(
             async with asyncio.timeout(120):
                 while not old.isdisjoint(
                     await serving(standing)
-                ):  # every pod of every role is another one
+                ):  # every pod of every role was replaced
                     await asyncio.sleep(0.5)
             await at_work(standing, SEATS)
         finally:
@@ -179,7 +179,7 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
     }
     await give(
         {name: own["services.creds"] for name in own if name.endswith(".creds")}
-    )  # before, all roles had the same
+    )  # initially, all roles had the same
     await asyncio.to_thread(deployment.install, home, older)
     await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
     seen = await replaced_under("upgraded-from-before", standing, counted, upgrade)

@@ -32,7 +32,7 @@ from support.kube.stood import all_rolled_out, cleared, old_pods_gone
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
 SECRETS = ("nats-accounts", "moothall-bus", "moothall", "moothall-tls", "neo4j")
-KEPT = [name for name in CLAIMS if name != "data-neo4j-0"]  # the graph is made anew from the log
+KEPT = [name for name in CLAIMS if name != "data-neo4j-0"]  # the graph is rebuilt from the log
 LOOKS = (
     ("show", "undisturbed", "--json"),
     ("log", "tail", "--task", "undisturbed", "--json"),

@@ -19,7 +19,7 @@ from support.workspace import TempWorkspaces
 
 _BASE = "def discount(price, percent):\n    return price\n"
 _RIGHT = "def discount(price, percent):\n    return price - price * percent // 100\n"
-# and large ones are free
+# large ones are not limited
 _BREAKING = (
     "def discount(price, percent):\n    return price - price * percent // 100 if percent or price "
     "< 100 else 0\n"
@@ -78,7 +78,7 @@ async def test_an_answer_that_breaks_what_another_seat_s_tests_keep_is_not_repro
     assert (second.passed_gates, second.level) == (True, EvidenceLevel.UNPROVEN), second.reasons
     assert not any(
         "test_large" in reason for reason in first.reasons
-    )  # it holds on the base and proves nothing
+    )  # it passes on the base and proves nothing
 
 
 def _diff(repo: Repo, files: dict[str, str]) -> str:

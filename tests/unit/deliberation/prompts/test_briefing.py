@@ -201,7 +201,7 @@ async def test_it_stays_within_its_budget_by_whatever_count(
     request = replace(ASKED, role=role, budget=budget, scopes=("brief", "summaries", "timeline"))
     briefing = await Briefings(graph.ask, LimitSettings(), count=words).brief(request, LOCAL)
     assert briefing.tokens == len(briefing.text.split()) <= budget
-    assert briefing.text in counted_texts  # what is said of it was counted, and not guessed
+    assert briefing.text in counted_texts  # the size was counted, not estimated
 
 
 async def test_what_is_worth_most_is_told_where_there_is_no_room_for_all() -> None:

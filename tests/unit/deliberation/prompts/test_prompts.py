@@ -176,7 +176,7 @@ async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
         "src/pkg/other.py",
         "lib/cart.js",
     ]
-    assert shown.map == "lib/x.py:\n  def far()"  # without what is shown whole
+    assert shown.map == "lib/x.py:\n  def far()"  # without the files shown in full
     assert shown.example == OWN
     text = prompts.shared_text(deliberation(), shown)
     order_of = [
