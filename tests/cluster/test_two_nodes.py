@@ -120,7 +120,7 @@ async def hosts(command: Command) -> set[str]:
 
 
 @asynccontextmanager
-async def a_head(folder: Path, port: int) -> AsyncIterator[None]:
+async def ray_head(folder: Path, port: int) -> AsyncIterator[None]:
     """Run a Ray head; kill it with all its children at the end."""
     place = await asyncio.to_thread(tempfile.mkdtemp, prefix="mh-", dir=folder)
     program = (
@@ -143,7 +143,7 @@ async def a_head(folder: Path, port: int) -> AsyncIterator[None]:
     )
     try:
         async with asyncio.timeout(240):
-            while (await asyncio.to_thread(answers, port)) is False:
+            while (await asyncio.to_thread(is_listening, port)) is False:
                 assert process.returncode is None, "the head did not start"
                 await asyncio.sleep(0.2)
         yield
@@ -163,7 +163,7 @@ async def end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def answers(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """True if somebody listens on loopback."""
     with socket.socket() as connection:
         return connection.connect_ex(("127.0.0.1", port)) == 0
@@ -182,12 +182,12 @@ async def test_a_head_that_is_replaced_by_another_ends_serving_with_a_word(tmp_p
             "MOOTHALL_BUS__URL": bus_url,
         }
         command = Command(tmp_path / "data", model.base_url, extra)
-        async with a_head(folder, port):
+        async with ray_head(folder, port):
             server = await command.start("serve", "--port", "0")
             stack.push_async_callback(end, server)
             await until_serving(server)
         assert server.stderr is not None
-        async with a_head(folder, port), asyncio.timeout(240):
+        async with ray_head(folder, port), asyncio.timeout(240):
             stderr = await server.stderr.read()
             assert await server.wait() == 2
     assert b"another head answers at its address" in stderr, stderr.decode()

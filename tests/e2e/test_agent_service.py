@@ -298,12 +298,12 @@ async def test_a_stream_that_is_cancelled_ends_the_tools_at_work_for_it(
         task_request(context=shell),
     ):
         stream = agent.StreamExecuteTask(request)
-        await until(lambda: naps(agent.pid))
+        await until(lambda: has_sleeping_child(agent.pid))
         stream.cancel()
-        await until(lambda: not naps(agent.pid))
+        await until(lambda: not has_sleeping_child(agent.pid))
 
 
-def naps(pid: int) -> bool:
+def has_sleeping_child(pid: int) -> bool:
     """True if a process below this one sleeps."""
     return any(command_line(process) == NAP for process in descendants(pid))
 

@@ -103,17 +103,17 @@ async def test_acked_work_does_not_stay_after_a_kill_between_ack_and_removal(
         await bus.enqueue(Channel.WORK.of("dev"), work(1))
     shutil.copytree(messages, kept)
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
-        assert await taken(bus, until=1) == ["task-1"]
+        assert await take_work(bus, until=1) == ["task-1"]
     shutil.rmtree(messages)
     shutil.move(kept, messages)
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
         assert (await bus.state(WORK.name)).messages == 1, "as a kill may leave it"
         await bus.enqueue(Channel.WORK.of("dev"), work(2))
-        assert await taken(bus, until=1) == ["task-2"]
+        assert await take_work(bus, until=1) == ["task-2"]
         assert (await bus.state(WORK.name)).messages == 0
 
 
-async def taken(bus: JetStreamBus, until: int) -> list[str]:
+async def take_work(bus: JetStreamBus, until: int) -> list[str]:
     """Take work until this many items were taken and none is left; return their task ids."""
     seen: list[str] = []
 

@@ -122,7 +122,7 @@ def _history(project: Project, path: Path) -> Repo:
     return repo
 
 
-def _writes(project: Project, text: str) -> Answer:
+def _writing_seats(project: Project, text: str) -> Answer:
     """Return seats that write `text` as the source and finish."""
 
     def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str:
@@ -151,8 +151,8 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
     folder = tmp_path / "evaluation"
     command = Command(tmp_path / "data", extra=QUICK)
     async with (
-        scripted_model(_writes(project, project.right)) as right,
-        scripted_model(_writes(project, project.wrong)) as wrong,
+        scripted_model(_writing_seats(project, project.right)) as right,
+        scripted_model(_writing_seats(project, project.wrong)) as wrong,
     ):
         args = (
             "evaluate",
@@ -244,9 +244,9 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
     sealed = folder / "sealed" / f"{task['id']}.git"
     (clone,) = (folder / "data" / "repos").glob(f"{task['id']}*.git")
     for repository in (sealed, clone):
-        assert _knows(repository, task["parent"])
-        assert not _knows(repository, task["commit"])
-        assert not _knows(repository, repo.head)
+        assert _has_object(repository, task["parent"])
+        assert not _has_object(repository, task["commit"])
+        assert not _has_object(repository, repo.head)
     trajectory = json.loads(
         (folder / "trajectories" / "right" / task["id"] / "agent-dev-001.json").read_text(
             encoding="utf-8"
@@ -261,7 +261,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
         )
 
 
-def _knows(repository: Path, sha: str) -> bool:
+def _has_object(repository: Path, sha: str) -> bool:
     """True if a repository has the object of a commit."""
     return not subprocess.run(
         ["git", "-C", str(repository), "cat-file", "-e", sha], check=False, capture_output=True

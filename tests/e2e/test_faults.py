@@ -35,15 +35,15 @@ async def read_until(stream: asyncio.StreamReader, word: str, seconds: float = 1
 
 
 @pytest.fixture(params=["process", "ray"])
-def hosted(request: pytest.FixtureRequest) -> dict[str, str]:
+def host_settings(request: pytest.FixtureRequest) -> dict[str, str]:
     """Return settings that put the command's hosts where the parameter says."""
     return {"MOOTHALL_RAY__MODE": request.param}
 
 
 async def test_ctrl_c_leaves_nothing_behind(
-    model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]
+    model: ScriptedModel, repo: Path, tmp_path: Path, host_settings: dict[str, str]
 ) -> None:
-    command = Command(tmp_path / "data", model.base_url, hosted)
+    command = Command(tmp_path / "data", model.base_url, host_settings)
     process = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
     assert process.stderr is not None
     await read_until(process.stderr, "agent-dev-003")
@@ -61,9 +61,9 @@ async def test_ctrl_c_leaves_nothing_behind(
 
 
 async def test_sigterm_ends_as_quietly_as_ctrl_c(
-    model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]
+    model: ScriptedModel, repo: Path, tmp_path: Path, host_settings: dict[str, str]
 ) -> None:
-    command = Command(tmp_path / "data", model.base_url, hosted)
+    command = Command(tmp_path / "data", model.base_url, host_settings)
     process = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
     assert process.stderr is not None
     await read_until(process.stderr, "agent-dev-003")
@@ -80,9 +80,9 @@ async def test_sigterm_ends_as_quietly_as_ctrl_c(
 
 
 async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work(
-    model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]
+    model: ScriptedModel, repo: Path, tmp_path: Path, host_settings: dict[str, str]
 ) -> None:
-    command = Command(tmp_path / "data", model.base_url, hosted)
+    command = Command(tmp_path / "data", model.base_url, host_settings)
     hanging = f"HANG {TASK}"
     args = ("deliberate", "--repo", str(repo), "--task-id", "killed", "--json")
     process = await command.start(*args[:-1], "-v", hanging)
@@ -95,8 +95,8 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
     assert await all_gone(below, 150) == []
     assert mounts_below(tmp_path) == []
     # The same model replies now: the recorded request is resumed and decided.
-    async with scripted_model(scripted(_cured)) as cured:
-        done = await Command(tmp_path / "data", cured.base_url, hosted)(*args, hanging)
+    async with scripted_model(scripted(_answer_normally)) as cured:
+        done = await Command(tmp_path / "data", cured.base_url, host_settings)(*args, hanging)
     assert done.code == 0, done.err
     assert done.document["task_id"] == "killed"
     assert git(repo, "branch", "--list", "moothall/killed")
@@ -138,7 +138,7 @@ async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
         assert await all_gone(below, 150) == []  # Ray's two agents, as above
 
 
-def _cured(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+def _answer_normally(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
     return by_task(json.loads(json.dumps(body).replace("HANG", "")), headers)
 
 

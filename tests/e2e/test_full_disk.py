@@ -50,7 +50,7 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-async def full_meanwhile(here: Lane, disk: Path) -> Seen:
+async def deliberate_on_full_disk(here: Lane, disk: Path) -> Seen:
     """Deliberate with a disk that is full at the start and has space again after a while."""
     ballast = fill(disk)
     running = asyncio.ensure_future(here.run(Plan()))
@@ -64,7 +64,7 @@ async def test_a_deliberation_asked_for_while_the_disk_is_full_ends_as_ever_when
 ) -> None:
     async with lane(small_disk / "lane") as here:
         reference = await here.run(Plan())
-        late = await full_meanwhile(here, small_disk)
+        late = await deliberate_on_full_disk(here, small_disk)
         after = await here.run(Plan())
     assert reference.end is not None
     assert reference.trouble == []

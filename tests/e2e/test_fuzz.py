@@ -94,7 +94,7 @@ async def test_ten_thousand_messages_that_nobody_meant(
         seen = await _fuzz_grpc(app)
         async with open_bus(BusSettings(), address.bus_url) as bus:
             await _fuzz_bus(bus, address.bus_url)
-            await _all_taken(bus)
+            await _wait_until_idle(bus)
             assert (await bus.state("DEAD")).messages > 100
         assert seen.total() == ON_GRPC
         assert set(seen) <= REFUSALS | {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED}, seen
@@ -234,7 +234,7 @@ async def _fuzz_bus(bus: JetStreamBus, url: str) -> None:
     dice = random.Random(SEED)  # noqa: S311 - repeatable
     client = await nats.connect(url)
     try:
-        for number, (subject, data) in zip(range(ON_BUS), _poison(dice), strict=False):
+        for number, (subject, data) in zip(range(ON_BUS), _malformed_messages(dice), strict=False):
             if subject.startswith("agent.cancel."):
                 await client.publish(subject, data)
             else:
@@ -243,7 +243,7 @@ async def _fuzz_bus(bus: JetStreamBus, url: str) -> None:
         await client.close()
 
 
-def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
+def _malformed_messages(dice: random.Random) -> Iterator[tuple[str, bytes]]:
     """Yield subjects that we read with random bytes, random JSON, and events with altered parts."""
     honest = [(event.type, dict(event.data)) for event in full().events]
     request = dump(deliberation("task-fuzz", text=True, seats=("agent-dev-001",))) | {
@@ -338,7 +338,7 @@ def _junk(dice: random.Random) -> Any:
     )
 
 
-async def _all_taken(bus: JetStreamBus) -> None:
+async def _wait_until_idle(bus: JetStreamBus) -> None:
     """Wait until no work is left: malformed items are in the dead-letter queue, and real work is
     done.
     """

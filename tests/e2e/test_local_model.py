@@ -155,7 +155,7 @@ async def test_nobody_talks_to_it_without_its_key(url: str) -> None:
         assert response.status == 401
 
 
-def places_of(process: psutil.Process) -> set[Any]:
+def listening_addresses(process: psutil.Process) -> set[Any]:
     """Return the addresses on which a process listens; none if it has ended meanwhile."""
     with suppress(psutil.NoSuchProcess):
         return {c.laddr for c in process.net_connections() if c.status == psutil.CONN_LISTEN}
@@ -166,7 +166,7 @@ async def test_it_listens_on_the_loopback_only(url: str) -> None:
     port = int(url.rpartition(":")[2].removesuffix("/v1"))
     # Other tests' servers may run below this process too: the model's server is the one with this
     # port.
-    listening = [places_of(child) for child in psutil.Process().children(recursive=True)]
+    listening = [listening_addresses(child) for child in psutil.Process().children(recursive=True)]
     own = [places for places in listening if port in {place.port for place in places}]
     assert [{place.ip for place in places} for places in own] == [{"127.0.0.1"}]
 

@@ -139,14 +139,14 @@ async def cluster(
         await asyncio.gather(*(part.start() for two in parts.values() for part in two))
         # A process that starts before the collector has created all streams and consumers requests
         # the missing ones.
-        early = refused(parts, folder)
+        early = refused_subjects(parts, folder)
         assert not [one for one in early if ".CREATE." not in one.upper()]
         bus = await stack.enter_async_context(open_bus(app.services, app.url))
         yield Cluster(bus, parts)
-        assert refused(parts, folder) == early
+        assert refused_subjects(parts, folder) == early
 
 
-def refused(parts: Mapping[str, Sequence[Part]], folder: Path) -> Counter[str]:
+def refused_subjects(parts: Mapping[str, Sequence[Part]], folder: Path) -> Counter[str]:
     """Count the subjects that the bus refused to each part."""
     logs = "".join(line for two in parts.values() for part in two for line in part.stderr_lines)
     for path in folder.rglob("logs/*.log"):
@@ -206,13 +206,13 @@ async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(
 ) -> None:
     await deliberate(cluster.api_address(0), "graph-1")
     graph = BusGraphClient(cluster.bus, 30)
-    await written(cluster, graph)
-    writer = await holder(cluster, "graph")
+    await wait_for_graph(cluster, graph)
+    writer = await lease_holder(cluster, "graph")
     await writer.end(signal.SIGKILL)
     try:
         await deliberate(cluster.api_address(1), "graph-2")
-        await written(cluster, graph)
-        assert await holder(cluster, "graph") is not writer
+        await wait_for_graph(cluster, graph)
+        assert await lease_holder(cluster, "graph") is not writer
         for task_id in ("graph-1", "graph-2"):
             (row,) = await graph.ask("deliberation", tenant="team-a", task_id=task_id)
             assert row["deliberation"]["status"] == "COMPLETED"
@@ -222,12 +222,12 @@ async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(
 
 async def test_both_collectors_and_both_planners_do_their_part(cluster: Cluster) -> None:
     before = [
-        await figure(part, "moothall_deliberations_decided_total")
+        await metric_sum(part, "moothall_deliberations_decided_total")
         for part in cluster.parts[WORKERS]
     ]
     submitted = 0
     async with asyncio.timeout(300):
-        while not all(await shares(cluster, "moothall_deliberations_decided_total", before)):
+        while not all(await have_counted(cluster, "moothall_deliberations_decided_total", before)):
             await asyncio.gather(
                 *(
                     deliberate(cluster.api_address(n % 2), f"share-{submitted}-{n}")
@@ -236,11 +236,11 @@ async def test_both_collectors_and_both_planners_do_their_part(cluster: Cluster)
             )
             submitted += 4
         story = 0
-        while not all(await shares(cluster, "moothall_story_steps_total", [0, 0])):
+        while not all(await have_counted(cluster, "moothall_story_steps_total", [0, 0])):
             tasks = await asyncio.gather(
-                *(tell_story(cluster, f"share-{story}-{n}") for n in range(4))
+                *(plan_story(cluster, f"share-{story}-{n}") for n in range(4))
             )
-            await are_decided(cluster, [task for of in tasks for task in of])
+            await wait_until_decided(cluster, [task for of in tasks for task in of])
             story += 4
     for task in (f"share-{round_}-{n}" for round_ in range(0, submitted, 4) for n in range(4)):
         assert len(await decided(cluster.bus, task)) == 1
@@ -257,17 +257,17 @@ async def test_one_that_decides_and_plans_is_killed_in_the_middle_and_nothing_is
             group.create_task(deliberate(cluster.api_address(n % 2), name))
             for n, name in enumerate(names)
         ]
-        tasks = [task for n in range(4) for task in await tell_story(cluster, f"kill-{killed}-{n}")]
+        tasks = [task for n in range(4) for task in await plan_story(cluster, f"kill-{killed}-{n}")]
         await part.end(signal.SIGKILL)
     try:
         assert {answer.result().status for answer in answers} == {pb.DELIBERATION_STATUS_COMPLETED}
-        await are_decided(cluster, tasks)
+        await wait_until_decided(cluster, tasks)
         for task in (*names, *tasks):
             assert len(await decided(cluster.bus, task)) == 1
         ends: list[str] = []
         async with asyncio.timeout(120):
             while len(ends) < 4:
-                ends = await finished(cluster.bus, f"kill-{killed}-")
+                ends = await finished_stories(cluster.bus, f"kill-{killed}-")
         assert len(ends) == len(set(ends)) == 4
     finally:
         await part.start()
@@ -299,7 +299,7 @@ async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_n
         assert len(await decided(cluster.bus, task_id)) == 1
 
 
-async def tell_story(cluster: Cluster, name: str) -> list[str]:
+async def plan_story(cluster: Cluster, name: str) -> list[str]:
     """Derive the tasks of a story, which are then dispatched; return their ids."""
     request = pb.ProcessPlanningEventRequest(
         event_type="story.transitioned",
@@ -319,14 +319,14 @@ async def tell_story(cluster: Cluster, name: str) -> list[str]:
     return list(planned.derived_task_ids)
 
 
-async def are_decided(cluster: Cluster, tasks: Sequence[str]) -> None:
+async def wait_until_decided(cluster: Cluster, tasks: Sequence[str]) -> None:
     """Wait until all tasks have ended."""
     async with asyncio.timeout(180):
         while not all([await decided(cluster.bus, task) for task in tasks]):
             await asyncio.sleep(0.2)
 
 
-async def finished(bus: JetStreamBus, name: str) -> list[str]:
+async def finished_stories(bus: JetStreamBus, name: str) -> list[str]:
     """Return the stories whose names begin so, once for each recorded end of a plan."""
     ends = [
         one.event
@@ -336,15 +336,15 @@ async def finished(bus: JetStreamBus, name: str) -> list[str]:
     return [story for end in ends if (story := str(end.data["story_id"])).startswith(name)]
 
 
-async def shares(cluster: Cluster, name: str, before: Sequence[float]) -> list[bool]:
+async def have_counted(cluster: Cluster, name: str, before: Sequence[float]) -> list[bool]:
     """For each process that decides or plans, return whether its counters have grown."""
     return [
-        await figure(part, name) > known
+        await metric_sum(part, name) > known
         for part, known in zip(cluster.parts[WORKERS], before, strict=True)
     ]
 
 
-async def figure(part: Part, name: str) -> float:
+async def metric_sum(part: Part, name: str) -> float:
     """Return the sum of a metric of a process."""
     async with (
         aiohttp.ClientSession() as session,
@@ -359,7 +359,7 @@ async def figure(part: Part, name: str) -> float:
     )
 
 
-async def written(cluster: Cluster, graph: BusGraphClient) -> None:
+async def wait_for_graph(cluster: Cluster, graph: BusGraphClient) -> None:
     """Wait until the graph, whichever process writes it, holds everything recorded so far."""
     last = (await cluster.bus.state("EVENTS")).last_seq
     async with asyncio.timeout(120):
@@ -370,7 +370,7 @@ async def written(cluster: Cluster, graph: BusGraphClient) -> None:
             await asyncio.sleep(0.2)
 
 
-async def holder(cluster: Cluster, name: str) -> Part:
+async def lease_holder(cluster: Cluster, name: str) -> Part:
     """Return the part that holds a lease."""
     document = await cluster.bus.bucket(BUCKET).get(name)
     assert document is not None

@@ -58,14 +58,14 @@ async def test_a_house_of_two_tenants(own: Command) -> None:
         design, code = await _a_story_is_planned(app, "story-1", "HAIKU")
         assert (await decided(app.stub(), design)).winner_id
         assert (await decided(app.stub(), code)).winner_id
-        await _figures_are_true(app, deliberations=5)
+        await _check_metrics(app, deliberations=5)
         waiting, held = await _a_story_is_planned(app, "story-2", "HANG")
     async with served(own) as again:
         council = (
             await again.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))
         ).councils[0]
         assert [agent.agent_id for agent in council.agents] == ["agent-dev-001", "specialist"]
-        await _figures_are_true(again, deliberations=6)
+        await _check_metrics(again, deliberations=6)
         # The plan continues after the restart: its first task ends without a winner, so the second
         # cannot start and reports why.
         pending = await again.stub().GetDeliberationResult(
@@ -179,7 +179,7 @@ async def _a_story_is_planned(app: Served, story: str, word: str) -> tuple[str, 
     return design, code
 
 
-async def _figures_are_true(app: Served, *, deliberations: int) -> None:
+async def _check_metrics(app: Served, *, deliberations: int) -> None:
     stub = app.stub()
     async with asyncio.timeout(20):  # the request is visible once the collector has seen it
         while True:

@@ -68,25 +68,25 @@ def commit(repo: Path, path: str, text: str) -> None:
     git(repo, *WHO, "commit", "-qm", f"change {path}")
 
 
-async def in_docs(person: Person, brief: str) -> None:
+async def move_to_last_gate(person: Person, brief: str) -> None:
     """Bring the story to its last gate."""
     await person.create(brief)
     await person.move("refine", "submit")
     await person.move_once_allowed("accept_design")
-    await person.stands("test")
+    await person.wait_for_state("test")
     await person.move_once_allowed("accept_test")
 
 
 async def test_a_story_is_merged_into_a_branch_that_moved(own: Command, repo: Path) -> None:
     async with served(own) as app:
         person = Person(app)
-        await in_docs(person, BRIEF)
+        await move_to_last_gate(person, BRIEF)
         commit(repo, "other.txt", "meanwhile\n")
         (repo / "other.txt").write_text("not committed\n", encoding="utf-8")
         (repo / "new.txt").write_text("not known\n", encoding="utf-8")
         before = git(repo, "rev-parse", "HEAD")
         await person.move("accept")
-        delivery = await person.delivered()
+        delivery = await person.delivery_record()
         assert (delivery["status"], delivery["branch"]) == ("merged", "main")
         head = git(repo, "rev-parse", "HEAD")
         assert (head, git(repo, "rev-parse", "HEAD^1")) == (delivery["commit_sha"], before)
@@ -136,9 +136,9 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
     (tmp_path / "tokens.toml").write_text(TOKENS + stranger, encoding="utf-8")
     async with served(own) as app:
         person = Person(app)
-        await in_docs(person, BRIEF + " ALONE")
+        await move_to_last_gate(person, BRIEF + " ALONE")
         await person.move("accept", comment="It reads well.")
-        assert (await person.delivered())["status"] == "merged"
+        assert (await person.delivery_record())["status"] == "merged"
         place = ("--repo", str(repo), "--file", "tools/both.py", "--line", "1")
         async with asyncio.timeout(240):
             while True:  # the graph lags behind the answer
@@ -166,19 +166,19 @@ async def test_a_conflict_with_the_branch_goes_back_to_the_council(
 ) -> None:
     async with served(own) as app:
         person = Person(app)
-        await in_docs(person, BRIEF + " ALONE MODE")
+        await move_to_last_gate(person, BRIEF + " ALONE MODE")
         text = (repo / "tools/texts.py").read_text(encoding="utf-8")
         commit(repo, "tools/texts.py", text.replace('"old"', '"moved"'))
         moved = git(repo, "rev-parse", "HEAD")
         await person.move("accept")
-        delivery = await person.delivered()
+        delivery = await person.delivery_record()
         assert delivery["status"] == "failed"
         assert "tools/texts.py" in delivery["why"]
         assert git(repo, "rev-parse", "HEAD") == moved
-        await person.stands("test")
+        await person.wait_for_state("test")
         await person.move_once_allowed("accept_test")
         await person.move("accept")
-        assert (await person.delivered())["status"] == "merged"
+        assert (await person.delivery_record())["status"] == "merged"
         assert git(repo, "merge-base", "HEAD", moved) == moved
         assert 'mode = "both"' in (repo / "tools/texts.py").read_text(encoding="utf-8")
         assert git(repo, "status", "--porcelain") == ""
@@ -187,11 +187,11 @@ async def test_a_conflict_with_the_branch_goes_back_to_the_council(
 async def test_what_its_owner_has_not_committed_stays(own: Command, repo: Path) -> None:
     async with served(own) as app:
         person = Person(app)
-        await in_docs(person, BRIEF)
+        await move_to_last_gate(person, BRIEF)
         head = git(repo, "rev-parse", "HEAD")
         (repo / "tools/one.py").write_text("mine\n", encoding="utf-8")
         await person.move("accept")
-        delivery: dict[str, Any] = await person.delivered()
+        delivery: dict[str, Any] = await person.delivery_record()
         assert delivery["status"] == "left"
         assert "changes of your own in tools/one.py" in delivery["why"]
         assert (repo / "tools/one.py").read_text(encoding="utf-8") == "mine\n"

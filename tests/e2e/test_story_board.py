@@ -47,7 +47,7 @@ async def test_a_story_is_built_sent_back_and_done_through_a_restart(
         )
         await person.move("refine", "submit")
         await person.move_once_allowed("accept_design")
-        await person.stands("test")
+        await person.wait_for_state("test")
     async with served(own) as app:  # the check of the whole story continues or starts
         person = Person(app, person.story_id)
         await person.move_once_allowed("accept_test")
@@ -59,7 +59,7 @@ async def test_a_story_is_built_sent_back_and_done_through_a_restart(
         ):  # the architects' three tasks, the last of which depends on both others
             assert git(repo, "show", f"{branch}:tools/{part}.py").startswith(f"def {part}")
         await person.move("reject", comment="Say it in French.")
-        await person.stands("test")
+        await person.wait_for_state("test")
         await person.move_once_allowed("accept_test")
         answer = await person.move("accept")
         assert answer.state == "done"
@@ -83,7 +83,7 @@ async def test_the_work_of_two_tasks_is_brought_together(
             + (" MODE" if conflict else "")
         )
         await person.move("refine", "submit")
-        await person.stands("design")
+        await person.wait_for_state("design")
         strategy = orchestrator.DerivationStrategy(
             parallel_execution=True, max_tasks_per_role=2, auto_publish_to_nats=True
         )
@@ -94,9 +94,9 @@ async def test_the_work_of_two_tasks_is_brought_together(
         )
         assert [list(task.dependencies) for task in derived.tasks] == [[], []]
         await person.move_once_allowed("accept_design")
-        await person.stands("test")
+        await person.wait_for_state("test")
         await person.move_once_allowed("accept_test")
-        check = (await person.stands("docs")).check
+        check = (await person.wait_for_state("docs")).check
         branch = check.branch
         assert check.passed
         assert git(repo, "rev-parse", branch) == check.commit_sha

@@ -89,7 +89,7 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
         """Return the story's owner; the board is the same as when the server was killed."""
         person = Person(app, story_id)
         if seen is not None:
-            assert await person.board_now() == seen
+            assert await person.current_board() == seen
         return person
 
     async with served(own, signal.SIGKILL) as app:  # the design's council has its request
@@ -101,37 +101,37 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
         model.hold("Divide this story")
         await person.move("refine", "submit")
         await model.wait_for_call()
-        seen = await person.board_now()
+        seen = await person.current_board()
     async with served(own, signal.SIGKILL) as app:  # its tasks are in progress
         person = await stage(app)
         model.hold("the first")
         await person.move_once_allowed("accept_design")
         await model.wait_for_call()
-        seen = await person.board_now()
+        seen = await person.current_board()
     async with served(
         own, signal.SIGKILL
     ) as app:  # the last task, based on the merged work of two others
         person = await stage(app)
         model.hold("the last")
         await model.wait_for_call()
-        seen = await person.board_now()
+        seen = await person.current_board()
     async with served(own, signal.SIGKILL) as app:  # the whole story is checked
         person = await stage(app)
-        await person.stands("test")
+        await person.wait_for_state("test")
         await begun(app, story_id)
-        seen = await person.board_now()
+        seen = await person.current_board()
     async with served(own, signal.SIGKILL) as app:  # a move is acknowledged
         person = await stage(app)
         await person.move_once_allowed("accept_test")
-        seen = await person.board_now()
+        seen = await person.current_board()
     async with served(own, signal.SIGKILL) as app:  # it is done, and about to be merged
         person = await stage(app)
         assert (await person.move("accept")).state == "done"
-        seen = await person.board_now()
+        seen = await person.current_board()
     async with served(own) as app:
         person = await stage(app)
-        check = (await person.stands("done")).check
-        assert (await person.delivered())["status"] == "merged"
+        check = (await person.wait_for_state("done")).check
+        assert (await person.delivery_record())["status"] == "merged"
     assert check.passed
     assert check.branch == f"moothall/team-p_{story_id}"
     for part in ("one", "two", "both"):

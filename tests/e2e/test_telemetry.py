@@ -74,7 +74,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
     def named(self, name: str) -> list[Seen]:
         return [span for span in self.spans.values() if span.name == name]
 
-    def way_up(self, span: Seen) -> list[str]:
+    def path_to_root(self, span: Seen) -> list[str]:
         """Return the names from a span up to the one without a parent here."""
         names = [span.name]
         while (above := self.spans.get(span.parent)) is not None:
@@ -132,7 +132,7 @@ async def served(command: Command) -> AsyncIterator[str]:
     assert process.returncode == 130, tail
 
 
-async def figures_at(url: str, token: str) -> dict[tuple[str, ...], float]:
+async def read_metrics(url: str, token: str) -> dict[tuple[str, ...], float]:
     """Read the page: (name, process, other label values in the order of their names) → value."""
     async with (
         aiohttp.ClientSession() as session,
@@ -227,14 +227,14 @@ def _assert_one_trace(receiver: Receiver, model: ScriptedModel) -> None:
         model_call.call_id for model_call in model.requests
     }
     for span in chats:
-        assert receiver.way_up(span) in (["chat", "turn", "seat", *root], ["chat", *root])
+        assert receiver.path_to_root(span) in (["chat", "turn", "seat", *root], ["chat", *root])
     tools = receiver.named("execute_tool")
     assert len(tools) >= 2
     for span in tools:
-        assert receiver.way_up(span) == ["execute_tool", "turn", "seat", *root]
-    assert receiver.way_up(receiver.named("decide")[0]) == ["decide", "submit", call.name]
+        assert receiver.path_to_root(span) == ["execute_tool", "turn", "seat", *root]
+    assert receiver.path_to_root(receiver.named("decide")[0]) == ["decide", "submit", call.name]
     assert receiver.named("decide")[0].links == (TRACE,)
-    assert receiver.way_up(receiver.named("deliver")[0]) == [
+    assert receiver.path_to_root(receiver.named("deliver")[0]) == [
         "deliver",
         "decide",
         "submit",
@@ -253,7 +253,7 @@ async def _assert_figures(url: str) -> None:
         assert refused.status == 401
     async with asyncio.timeout(30):
         while True:
-            found = await figures_at(url, "scraper-scraper")
+            found = await read_metrics(url, "scraper-scraper")
             if (
                 found.get(("moothall_tool_calls_total", "host-1", "success", "files.append"), 0)
                 >= 2

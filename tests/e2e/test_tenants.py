@@ -40,10 +40,10 @@ async def test_what_one_tenant_calls_a_task_is_no_business_of_another(
         alice = app.stub()
         await alice.SubmitDeliberation(_request(SAME, "WRONG: make hello_world", repo))
         await alice.SubmitDeliberation(_request(LATER, "HANG"))
-        await _as_if_absent(app, EVE, SAME)
-        await asyncio.gather(_alices(app), _eves(app, repo))
-        await _workspaces_are_two(app, repo)
-        await _stories_are_two(app)
+        await _assert_unknown(app, EVE, SAME)
+        await asyncio.gather(_run_alice(app), _run_eve(app, repo))
+        await _check_separate_workspaces(app, repo)
+        await _check_separate_stories(app)
         views = {token: await _tenant_view(app, token) for token in TEAMS}
     async with served(command) as again:
         for token, team in TEAMS.items():
@@ -71,7 +71,7 @@ def _request(task_id: str, words: str, repo: Path | None = None) -> pb.Deliberat
     return request
 
 
-async def _alices(app: Served) -> None:
+async def _run_alice(app: Served) -> None:
     updates = [
         update
         async for update in app.stub().WatchDeliberation(
@@ -84,7 +84,7 @@ async def _alices(app: Served) -> None:
     ).proven
 
 
-async def _eves(app: Served, repo: Path) -> None:
+async def _run_eve(app: Served, repo: Path) -> None:
     eve = app.stub(EVE)
     body = {
         "task_description": "HANG",
@@ -106,7 +106,7 @@ async def _eves(app: Served, repo: Path) -> None:
     assert caught.value.details() == f"task_id {SAME!r} is taken by another deliberation"
 
 
-async def _as_if_absent(app: Served, token: str, task_id: str) -> None:
+async def _assert_unknown(app: Served, token: str, task_id: str) -> None:
     """Assert that every endpoint answers as for an unknown id."""
     assert await _answers(app, token, task_id) == [
         [str(part).replace("nobodys", task_id) for part in answer]
@@ -141,7 +141,7 @@ async def _http(app: Served, token: str, path: str, body: Any = None) -> tuple[i
         return answer.status, await answer.json(content_type=None)
 
 
-async def _workspaces_are_two(app: Served, repo: Path) -> None:
+async def _check_separate_workspaces(app: Served, repo: Path) -> None:
     kernel: Any = AgentKernelStub(app.channel)
 
     def by(token: str) -> dict[str, Any]:
@@ -169,7 +169,7 @@ async def _workspaces_are_two(app: Served, repo: Path) -> None:
         await kernel.CancelTask(kernel_pb2.CancelTaskRequest(task_id="hands"), **by(token))
 
 
-async def _stories_are_two(app: Served) -> None:
+async def _check_separate_stories(app: Served) -> None:
     for token, team in TEAMS.items():
         moved = pb.ProcessPlanningEventRequest(
             event_type="story.changed",

@@ -126,7 +126,7 @@ class Person:
             while (await self.board.Transition(request, metadata=METADATA)).blocked:
                 await asyncio.sleep(0.1)
 
-    async def delivered(self) -> dict[str, Any]:
+    async def delivery_record(self) -> dict[str, Any]:
         """Return the delivery of the story, recorded after its last move to done."""
         headers = {"Authorization": METADATA[0][1]}
         url = f"http://{self.app.web}/api/v1/stories/{self.story_id}"
@@ -148,11 +148,11 @@ class Person:
                     return dict(deliveries[0])
                 await asyncio.sleep(0.1)
 
-    async def board_now(self) -> Any:
+    async def current_board(self) -> Any:
         """Return the current board."""
         return (await self.board.ListStories(pb.ListStoriesRequest(), metadata=METADATA)).stories
 
-    async def stands(self, state: str) -> Any:
+    async def wait_for_state(self, state: str) -> Any:
         async with asyncio.timeout(_PATIENCE):
             while True:
                 answer = await self.board.GetStory(

@@ -107,7 +107,7 @@ class Canaries:
         return True
 
 
-def picture(*folders: Path) -> dict[str, str]:
+def snapshot(*folders: Path) -> dict[str, str]:
     """Return what lies beneath the folders: path → kind, owner, mode and content."""
     seen = {}
     for folder in folders:
@@ -187,17 +187,17 @@ class Castle:
         await self.standing.ready()
         return self.standing._opened.result()
 
-    async def face(self, attempt: Attempt) -> ToolResult:
+    async def make_attempt(self, attempt: Attempt) -> ToolResult:
         """Make an attempt, and assert that it had no effect."""
         try:
-            result = await self._face(attempt)
+            result = await self._make_attempt(attempt)
         except AssertionError:
             await self.standing.rewind("")  # its leftovers must not fail the following attempts
             raise
         await self.clean()
         return result
 
-    async def _face(self, attempt: Attempt) -> ToolResult:
+    async def _make_attempt(self, attempt: Attempt) -> ToolResult:
         mark = f"escaped-{attempt.name}"
         words = {
             OUTSIDE: str(self.canaries.file),
@@ -235,7 +235,7 @@ class Castle:
         """Assert that everything outside is unchanged."""
         assert not self.canaries.reached(), "somebody inside reached a port of this machine"
         assert self.canaries.neighbour.poll() is None, "a process outside was ended"
-        assert picture(*self._kept) == self.canaries.kept
+        assert snapshot(*self._kept) == self.canaries.kept
         found = [
             place
             for place in (*_HOST_PLACES, str(Path.home()))
@@ -264,10 +264,10 @@ class Castle:
         )
 
     def remember(self) -> None:
-        """Take the picture that later states are compared with."""
+        """Take the snapshot that later states are compared with."""
         for folder in ("hooks", "info"):
             (self.app.clone.path / folder).mkdir(exist_ok=True)
-        self.canaries.kept = picture(*self._kept)
+        self.canaries.kept = snapshot(*self._kept)
 
     async def clean(self) -> None:
         """Restore the workspace by its own means, or open a new one."""

@@ -210,8 +210,8 @@ async def test_open_click_type_wait_text_and_screenshot(site: Site, tmp_path: Pa
     texts = [done["text"] for done in result.output["results"] if done["do"] == "text"]
     assert texts == ["go", "Hello Ada", "Hello Bob"]
     assert (result.output["title"], result.output["url"]) == ("Hello", f"{site.url}/hello?name=Bob")
-    picture = (tmp_path / "shots/one.png").read_bytes()
-    assert (picture[:8], int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])) == (
+    snapshot = (tmp_path / "shots/one.png").read_bytes()
+    assert (snapshot[:8], int.from_bytes(snapshot[16:20]), int.from_bytes(snapshot[20:24])) == (
         b"\x89PNG\r\n\x1a\n",
         1280,
         800,

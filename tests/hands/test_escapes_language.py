@@ -11,4 +11,4 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
 async def test_it_is_contained(walled: Castle, attempt: Attempt) -> None:
-    await walled.face(attempt)
+    await walled.make_attempt(attempt)

@@ -52,7 +52,7 @@ class Bench:
         block = CodeBlock(code, TOOLS, in_seconds(60), "local", **more)
         return await self.runner.run(block, self.workspace, self.ask)
 
-    def boxes(self) -> list[int]:
+    def sandboxes(self) -> list[int]:
         """The sandboxes of the runner."""
         return [box.pid for boxes in self.runner._idle.values() for box in boxes]
 
@@ -187,7 +187,7 @@ told"""  # noqa: E501 - a line of embedded text
 
 async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(evaluator: Bench) -> None:
     assert (await evaluator.run("1")).value == 1
-    (pid,) = evaluator.boxes()
+    (pid,) = evaluator.sandboxes()
     killed: list[int] = []
 
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
@@ -204,7 +204,7 @@ async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(evaluator:
     assert (killed, ran.status) == ([pid], ToolStatus.ERROR)
     assert "was lost" in ran.error
     assert (await evaluator.run("2")).value == 2
-    assert evaluator.boxes() != [pid]
+    assert evaluator.sandboxes() != [pid]
 
 
 @pytest.mark.parametrize("first", ["", FULL])
@@ -264,10 +264,10 @@ async def test_a_block_stops_with_its_caller_and_at_its_deadline(
 
 async def test_tenants_have_boxes_of_their_own(evaluator: Bench) -> None:
     await evaluator.run("1")
-    (first,) = evaluator.boxes()
+    (first,) = evaluator.sandboxes()
     block = CodeBlock("2", TOOLS, in_seconds(30), "other")
     assert (await evaluator.runner.run(block, evaluator.workspace, evaluator.ask)).value == 2
-    assert first not in evaluator.boxes()
+    assert first not in evaluator.sandboxes()
 
 
 async def test_the_files_of_the_workspace_can_be_read_by_cpython_and_changed_by_tools_alone(

@@ -40,7 +40,7 @@ decision := {"allow": true} if {
 
 
 @pytest.fixture(scope="module")
-def boss() -> Iterator[str]:
+def superuser() -> Iterator[str]:
     try:
         with servers.postgres() as url:
             yield url
@@ -49,9 +49,9 @@ def boss() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def reader(boss: str) -> str:
+def reader(superuser: str) -> str:
     """A role with all rights on the tables of the test, and no others."""
-    with psycopg.connect(boss, autocommit=True) as connection:
+    with psycopg.connect(superuser, autocommit=True) as connection:
         for statement in (
             f"create role reader login password '{PASSWORD}'",
             (
@@ -68,8 +68,8 @@ def reader(boss: str) -> str:
         ):
             connection.execute(statement)
     return (
-        urlsplit(boss)
-        ._replace(netloc=f"reader:{PASSWORD}@{urlsplit(boss).netloc.rpartition('@')[2]}")
+        urlsplit(superuser)
+        ._replace(netloc=f"reader:{PASSWORD}@{urlsplit(superuser).netloc.rpartition('@')[2]}")
         .geturl()
     )
 
@@ -168,9 +168,9 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("query", CHANGES)
-async def test_postgres_changes_nothing(boss: str, reader: str, query: str) -> None:
+async def test_postgres_changes_nothing(superuser: str, reader: str, query: str) -> None:
     def state() -> Any:
-        with psycopg.connect(boss) as connection:
+        with psycopg.connect(superuser) as connection:
             return connection.execute(
                 """select (select count(*) from items), (select max(name) from items), (select last_value from items_id_seq),
                    (select count(*) from pg_class), (select count(*) from pg_largeobject_metadata),
@@ -192,15 +192,15 @@ async def test_postgres_changes_nothing(boss: str, reader: str, query: str) -> N
 
 
 async def test_postgres_refuses_roles_that_a_transaction_does_not_hold(
-    boss: str, reader: str
+    superuser: str, reader: str
 ) -> None:
-    result = await ask("db.postgres", postgres(boss), query="select 1")
+    result = await ask("db.postgres", postgres(superuser), query="select 1")
     assert (result.status, "superuser boss" in result.error, "CREATE ROLE" in result.error) == (
         ToolStatus.BLOCKED,
         True,
         True,
     )
-    with psycopg.connect(boss, autocommit=True) as connection:
+    with psycopg.connect(superuser, autocommit=True) as connection:
         connection.execute("grant pg_read_server_files to reader")
         try:
             refused = await ask(
@@ -252,11 +252,11 @@ async def test_postgres_answers_are_bounded(reader: str) -> None:
     assert after.output["rows"] == [[7]]
 
 
-async def test_postgres_leaves_no_session_behind(boss: str, reader: str) -> None:
+async def test_postgres_leaves_no_session_behind(superuser: str, reader: str) -> None:
     await ask(
         "db.postgres", postgres(reader, seconds=1), query="select pg_sleep(60), pg_advisory_lock(1)"
     )
-    with psycopg.connect(boss, autocommit=True) as connection:
+    with psycopg.connect(superuser, autocommit=True) as connection:
         async with asyncio.timeout(20):
             while connection.execute(
                 "select count(*) from pg_stat_activity where usename = 'reader'"
@@ -264,7 +264,7 @@ async def test_postgres_leaves_no_session_behind(boss: str, reader: str) -> None
                 await asyncio.sleep(0.05)
 
 
-async def test_postgres_writes_where_the_operator_says_so(boss: str, reader: str) -> None:
+async def test_postgres_writes_where_the_operator_says_so(superuser: str, reader: str) -> None:
     may = postgres(reader, write=True)
     try:
         done = await ask(
@@ -283,7 +283,7 @@ async def test_postgres_writes_where_the_operator_says_so(boss: str, reader: str
         seen = await ask("db.postgres", may, query="select price from items where name = 'new'")
         assert seen.output["rows"] == [["3"]]
     finally:
-        with psycopg.connect(boss, autocommit=True) as connection:
+        with psycopg.connect(superuser, autocommit=True) as connection:
             connection.execute("delete from items where name = 'new'")
 
 
@@ -308,8 +308,8 @@ async def test_postgres_that_does_not_answer_or_lets_nobody_in(reader: str) -> N
     )
 
 
-async def test_postgres_by_its_socket(boss: str, reader: str) -> None:
-    with psycopg.connect(boss) as connection:
+async def test_postgres_by_its_socket(superuser: str, reader: str) -> None:
+    with psycopg.connect(superuser) as connection:
         row = connection.execute("show unix_socket_directories").fetchone()
     url = f"postgresql://reader:{PASSWORD}@/postgres?host={row[0] if row else ''}&port={urlsplit(reader).port}"
     assert (await ask("db.postgres", postgres(url), query="select ok()")).output["rows"] == [[7]]

@@ -24,7 +24,7 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 240) 
             await asyncio.sleep(0.2)
 
 
-async def stands(who: Reader, state: str, button: str = "") -> None:
+async def wait_for_state(who: Reader, state: str, button: str = "") -> None:
     """Wait until a story is in a state, and until its buttons are enabled."""
 
     async def so() -> bool:
@@ -42,7 +42,7 @@ async def stands(who: Reader, state: str, button: str = "") -> None:
         ) from None
 
 
-async def write(
+async def write_story(
     who: Reader, title: str, brief: str = BRIEF, criteria: tuple[str, ...] = AC
 ) -> list[int]:
     """Write a story with the coach beside it; return the score after each added criterion."""
@@ -59,7 +59,7 @@ async def write(
     return points
 
 
-async def look(who: Reader, name: str) -> None:
+async def check_appearance(who: Reader, name: str) -> None:
     """Check the current view, wide and narrow, light and dark: axe-core finds nothing and it fits.
     Take screenshots if they are wanted.
     """

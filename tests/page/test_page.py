@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, expect
 from served import Served, served
-from steps import AC, BRIEF, look, stands, write
+from steps import AC, BRIEF, check_appearance, wait_for_state, write_story
 
 from command import Command, git
 from moothall.api.web.user_accounts import UserAccounts
@@ -31,14 +31,14 @@ async def test_a_story_from_sign_in_to_the_commit(
         await who.sign_in(app.link)
         await other.sign_in(app.link)
         assert "used before" in await other.text()
-        points = await write(who, "Greet the world")
+        points = await write_story(who, "Greet the world")
         assert points[0] < points[1] <= points[2], points
         await who.press("Refine")
         await who.press("Submit")
         story = who.page.url
-        await stands(who, "design", "Accept design")
+        await wait_for_state(who, "design", "Accept design")
         await who.press("Accept design")
-        await stands(who, "test", "Accept test")
+        await wait_for_state(who, "test", "Accept test")
         await who.page.get_by_role("link", name="ranking, checks and diff").click()
         shown = await who.text()
         assert "Passed the gates" in shown
@@ -56,11 +56,11 @@ async def test_a_story_from_sign_in_to_the_commit(
         assert "Say it in French." in await who.text()
         await who.page.goto(story)
         await who.press("Reject")
-        await stands(who, "test", "Accept test")
+        await wait_for_state(who, "test", "Accept test")
         await who.press("Accept test")
-        await stands(who, "docs", "Accept")
+        await wait_for_state(who, "docs", "Accept")
         await who.press("Accept")
-        await stands(who, "done")
+        await wait_for_state(who, "done")
         branch = await who.page.locator("tr:has(th:text-is('Branch')) td").inner_text()
         assert branch in git(repo, "branch", "--format=%(refname:short)").splitlines()
         assert "def bonjour" in commits(repo, branch)
@@ -89,7 +89,7 @@ async def test_text_full_of_html_scripts_and_bidi_characters_does_nothing(
 ) -> None:
     async with served(command) as app, reader(chromium) as who:
         await who.sign_in(app.link)
-        await write(
+        await write_story(
             who,
             f"Greet {HOSTILE}"[:200],
             f"{BRIEF} HOSTILE {HOSTILE}",
@@ -98,9 +98,9 @@ async def test_text_full_of_html_scripts_and_bidi_characters_does_nothing(
         await who.press("Refine")
         await who.press("Submit")
         story = who.page.url
-        await stands(who, "design", "Accept design")
+        await wait_for_state(who, "design", "Accept design")
         await who.press("Accept design")
-        await stands(who, "test", "Accept test")
+        await wait_for_state(who, "test", "Accept test")
         pages = [story, f"{who.web}/"]
         await who.page.get_by_role("link", name="ranking, checks and diff").click()
         pages.append(who.page.url)
@@ -119,7 +119,7 @@ async def test_two_browsers_see_each_others_changes_by_themselves_and_what_one_w
     async with reader(chromium) as who, reader(chromium, "narrow") as other:
         async with served(command, signal.SIGKILL) as app:
             await who.sign_in(app.link)
-            await write(who, "Greet the world")
+            await write_story(who, "Greet the world")
             story = who.page.url
             await other.take_session(who)
             await other.page.goto(who.web)
@@ -157,13 +157,13 @@ async def test_a_council_is_watched_told_something_and_cancelled(
     ):
         await who.sign_in(app.link)
         await other.take_session(who)
-        await write(who, "Greet the world", criteria=(f"{AC[0]} SLOW", AC[1]))
+        await write_story(who, "Greet the world", criteria=(f"{AC[0]} SLOW", AC[1]))
         await who.press("Refine")
         await who.press("Submit")
         story = who.page.url
-        await stands(who, "design", "Accept design")
+        await wait_for_state(who, "design", "Accept design")
         await who.page.get_by_role("link", name="Change these tasks").click()
-        await look(who, "plan")
+        await check_appearance(who, "plan")
         await who.page.get_by_label("What is to be done").nth(1).fill("Test it twice")
         await who.page.get_by_label("Builds on tasks").nth(1).fill("1, 7")
         await who.press("Save")
@@ -176,10 +176,10 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         await expect(who.page.get_by_text("Changed by local")).to_be_visible()
         await expect(who.page.get_by_text("Test it twice", exact=True)).to_be_visible()
         await who.press("Accept design")
-        await stands(who, "build")
+        await wait_for_state(who, "build")
         await expect(who.page.get_by_text("At work", exact=True)).to_be_visible(timeout=60_000)
         await expect(who.page.get_by_role("img", name="Which task builds on which")).to_be_visible()
-        await look(who, "story-building")
+        await check_appearance(who, "story-building")
         await who.page.get_by_role("link", name="evidence of").first.click()
         await other.page.goto(who.page.url)
         for page in (who.page, other.page):
@@ -192,7 +192,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         await other.page.get_by_label("Tell the seats something").fill("Say it in French.")
         await other.press("Tell them")
         await expect(who.page.get_by_text("nobody has heard it yet")).to_be_visible()
-        await look(who, "council-running")
+        await check_appearance(who, "council-running")
         await other.page.get_by_text("Cancel this deliberation").click()
         await other.press("Cancel it for good")
         for page in (who.page, other.page):
@@ -201,7 +201,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         await expect(who.page.get_by_text("What next: read its evidence")).to_have_count(
             2, timeout=30_000
         )
-        await look(who, "story-failed")
+        await check_appearance(who, "story-failed")
         assert who.wrong == other.wrong == []
 
 
@@ -213,14 +213,14 @@ async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(
         async with served(command) as app:
             who.web = app.link.partition("/sign-in")[0]
             await who.open("/sign-in")
-            await look(who, "sign-in-account")
+            await check_appearance(who, "sign-in-account")
             await who.page.get_by_label("Name").fill("alice")
             await who.page.get_by_label("Password").fill("no horse battery")
             await who.page.keyboard.press("Enter")
             await expect(who.page.get_by_role("alert")).to_have_text(
                 "Nobody has this name and this password."
             )
-            await look(who, "sign-in-refused")
+            await check_appearance(who, "sign-in-refused")
             await who.page.get_by_label("Name").fill("alice")
             await who.page.get_by_label("Password").fill("correct horse battery")
             await who.page.keyboard.press("Enter")
@@ -266,15 +266,15 @@ async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(
 async def _views(app: Served, who: Reader) -> dict[str, str]:
     """Create a story in its check and one in the backlog, and return the views by name."""
     await who.sign_in(app.link)
-    await write(who, "Greet the moon")
+    await write_story(who, "Greet the moon")
     waiting = who.page.url
-    await write(who, "Greet the world")
+    await write_story(who, "Greet the world")
     await who.press("Refine")
     await who.press("Submit")
     story = who.page.url
-    await stands(who, "design", "Accept design")
+    await wait_for_state(who, "design", "Accept design")
     await who.press("Accept design")
-    await stands(who, "test", "Accept test")
+    await wait_for_state(who, "test", "Accept test")
     council = await who.page.get_by_role("link", name="ranking, checks and diff").get_attribute(
         "href"
     )
@@ -313,10 +313,10 @@ async def test_axe_finds_nothing_on_any_view_wide_and_narrow_light_and_dark(
 ) -> None:
     async with served(command) as app, reader(chromium) as who:
         await who.page.goto(f"http://{app.web}/sign-in")
-        await look(who, "sign-in")
+        await check_appearance(who, "sign-in")
         for name, path in (await _views(app, who)).items():
             await who.open(path)
-            await look(who, name)
+            await check_appearance(who, name)
 
 
 async def test_the_keyboard_alone_is_enough(chromium: Browser, command: Command) -> None:

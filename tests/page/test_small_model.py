@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, expect
 from served import served
-from steps import AC, BRIEF, stands, until, write
+from steps import AC, BRIEF, until, wait_for_state, write_story
 
 from command import git
 from moothall.llm.weights import fetch_weights
@@ -39,10 +39,12 @@ async def test_a_story_is_built_by_the_small_model_and_approved_to_its_commit(
     async with served(command) as app, reader(chromium) as who:
         await who.sign_in(app.link)
         for number in range(ROUNDS):
-            await write(who, f"Add hello_world() to src/utils.py, try {number + 1}", BRIEF, AC[:1])
+            await write_story(
+                who, f"Add hello_world() to src/utils.py, try {number + 1}", BRIEF, AC[:1]
+            )
             await who.press("Refine")
             await who.press("Submit")
-            await stands(who, "design", "Accept design")
+            await wait_for_state(who, "design", "Accept design")
             await who.press("Accept design")
             if await _built(who):
                 break
@@ -53,9 +55,9 @@ async def test_a_story_is_built_by_the_small_model_and_approved_to_its_commit(
         assert "proven" in await who.text()
         await who.page.go_back()
         await who.press("Accept test")
-        await stands(who, "docs", "Accept")
+        await wait_for_state(who, "docs", "Accept")
         await who.press("Accept")
-        await stands(who, "done")
+        await wait_for_state(who, "done")
         branch = await who.page.locator("tr:has(th:text-is('Branch')) td").inner_text()
         assert "def hello_world" in git(tmp_path / "project", "show", f"{branch}:src/utils.py")
         assert who.wrong == []

@@ -10,7 +10,7 @@ import signal
 import pytest
 from playwright.async_api import Browser, Locator, expect
 from served import served
-from steps import BRIEF, look, write
+from steps import BRIEF, check_appearance, write_story
 
 from command import Command
 from moothall.stories.coach import CRITERIA, TITLE_CHARS
@@ -37,9 +37,9 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
         await expect(
             who.page.get_by_role("heading", name="Nothing is on the board yet")
         ).to_be_visible()
-        await look(who, "board-blank")
+        await check_appearance(who, "board-blank")
         await who.page.get_by_role("link", name="Write the first story").click()
-        await write(who, "Greet the world", "Greet.", ())
+        await write_story(who, "Greet the world", "Greet.", ())
         await other.take_session(who)
         await other.page.goto(who.web)
         await who.open("/")
@@ -54,7 +54,7 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
         await expect(who.page.locator("#told")).to_be_hidden()
         await card.drag_to(column(who, "design"))
         await expect(who.page.locator("#told")).to_contain_text("It stays where it is:")
-        await look(who, "board-blocked")
+        await check_appearance(who, "board-blocked")
         await other.page.keyboard.press("Tab")
         for _ in range(20):
             if (
@@ -64,7 +64,7 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
                 break
             await other.page.keyboard.press("Tab")
         await other.page.keyboard.press("Enter")
-        await look(other, "board-moving")
+        await check_appearance(other, "board-moving")
         for _ in range(3):
             await other.page.keyboard.press("Tab")
             if "Shelve" in await other.page.evaluate("document.activeElement.innerText"):
@@ -84,9 +84,9 @@ async def test_the_longest_story_fits_and_does_nothing(chromium: Browser, comman
             "\n".join(["Given a, when b, then c"] * (CRITERIA - 1) + ["W" * 4000])
         )
         await who.press("Create")
-        await look(who, "story-longest")
+        await check_appearance(who, "story-longest")
         await who.open("/")
-        await look(who, "board-longest")
+        await check_appearance(who, "board-longest")
         assert await who.page.title() != "owned"
         assert who.wrong == []
 
@@ -96,7 +96,7 @@ async def test_a_move_that_came_too_late_is_said_on_the_board(
 ) -> None:
     async with served(command) as app, reader(chromium) as who, reader(chromium) as other:
         await who.sign_in(app.link)
-        await write(who, "Greet the world", "Greet.", ())
+        await write_story(who, "Greet the world", "Greet.", ())
         await other.take_session(who)
         await other.open("/")
         await other.page.evaluate("source.close()")  # it receives nothing any longer
@@ -119,18 +119,18 @@ async def test_the_coach_reads_along_and_nothing_is_lost_to_a_server_that_is_awa
         async with served(command, signal.SIGKILL) as app:
             await who.sign_in(app.link)
             await who.open("/stories/new")
-            await look(who, "new-story")
+            await check_appearance(who, "new-story")
             await who.page.get_by_label("Title").fill("Greet the world")
             await expect(who.page.locator("#score")).to_contain_text("of 100 points")
             first = await who.page.locator("#score").inner_text()
             await who.page.get_by_label("Brief").fill(BRIEF)
             await expect(who.page.locator("#score")).not_to_have_text(first)
             assert who.wrong == []
-            await look(who, "new-story-scored")
+            await check_appearance(who, "new-story-scored")
         await expect(who.page.locator("#offline")).to_contain_text(
             "The server does not answer since"
         )
-        await look(who, "offline")
+        await check_appearance(who, "offline")
         await who.page.get_by_role("button", name="Create").click()
         await expect(who.page.locator("#offline")).to_be_focused()
         assert await who.page.get_by_label("Brief").input_value() == BRIEF
@@ -146,7 +146,7 @@ async def test_what_is_nowhere_is_said_on_a_page_and_programs_get_a_document(
             page.web = who.web
             await page.open("/nowhere/at/all")
             await expect(page.page.get_by_role("heading", name="Not Found")).to_be_visible()
-        await look(who, "nowhere")
+        await check_appearance(who, "nowhere")
         answer = await who.page.request.get(
             f"{who.web}/nowhere", headers={"Accept": "application/json"}
         )
@@ -173,14 +173,14 @@ async def test_a_provider_on_another_site_signs_a_browser_in(
         async with served(command) as app, reader(chromium) as who:
             who.web = f"http://{app.web}"
             await who.open("/sign-in")
-            await look(who, "sign-in-provider")
+            await check_appearance(who, "sign-in-provider")
             await who.page.get_by_role("link", name="Sign in at localhost").click()
             await expect(who.page.get_by_role("heading", name="Board", exact=True)).to_be_visible()
             await expect(who.page.get_by_role("button", name="Sign out ann")).to_be_visible()
             await who.page.reload()
             await expect(who.page.get_by_role("button", name="Sign out ann")).to_be_visible()
             await who.press("Sign out")
-            await look(who, "signed-out")
+            await check_appearance(who, "signed-out")
             await who.page.get_by_role("link", name="Sign out at localhost, too").click()
             await expect(who.page.get_by_text("You are signed out.")).to_be_visible()
             await who.open("/")

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from moothall.config import environment
+from support.cache import cached
 from support.forge import REPOSITORY, TOKENS, Person, Place
 from support.gobuilt import Missing, module
-from support.kept import kept
 from support.repos import Repo, make_sample
 from support.servers import free_port, running, wait_for
 
@@ -63,7 +63,7 @@ def gitea() -> Path:
     """Return the folder of Gitea: its program and its files. The first call builds it (52 minutes
     on two busy cores). Raises `Missing`.
     """
-    return kept(f"gitea-{VERSION}", _build)
+    return cached(f"gitea-{VERSION}", _build)
 
 
 def _build(draft: Path) -> Path:

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from moothall.config import environment
-from support.kept import kept
+from support.cache import cached
 
 _BUILD_SECONDS, _FETCH_SECONDS = 1800.0, 300.0
 PROGRAMS = {
@@ -47,7 +47,7 @@ def program(name: str) -> Path:
         )
         return draft / name
 
-    return kept(f"{name}-{version}", build)
+    return cached(f"{name}-{version}", build)
 
 
 def module(path: str, version: str) -> Path:

@@ -26,7 +26,7 @@ from neo4j import GraphDatabase
 from neo4j.exceptions import DriverError, Neo4jError
 
 from moothall.config import environment
-from support.kept import kept
+from support.cache import cached
 
 VERSION = "5.26.12"
 IMAGE = f"neo4j:{VERSION}-community"
@@ -75,7 +75,7 @@ def jars() -> Path:
     """Return the folder of the server's jars. The first call fetches them (about 115 MB, two
     minutes). Raises `Missing`.
     """
-    return kept(f"neo4j-{VERSION}", _fetch)
+    return cached(f"neo4j-{VERSION}", _fetch)
 
 
 def _fetch(draft: Path) -> Path:

@@ -482,7 +482,7 @@ class Remembering:
         return sha
 
 
-async def told(bus: FaultyBus, story: Story) -> None:
+async def publish_story(bus: FaultyBus, story: Story) -> None:
     """Publish the events of a story."""
     for event in story.events:
         await bus.publish(event)

@@ -41,14 +41,14 @@ for words in (("init", "-q", "-b", "main"), ("add", "."), (*who, "commit", "-q",
 """  # noqa: E501 - a line of embedded text
 
 
-async def inside(*command: str, check: bool = True) -> str:
+async def run_in_pod(*command: str, check: bool = True) -> str:
     return await ask("-n", "moothall", "exec", "deploy/moothall", "--", *command, check=check)
 
 
 async def deliberate(name: str, task: str) -> dict[str, Any]:
     """Run a council in the cluster on a fresh sample repository."""
-    await inside("python", "-c", SAMPLE, f"/data/{name}")
-    output = await inside(
+    await run_in_pod("python", "-c", SAMPLE, f"/data/{name}")
+    output = await run_in_pod(
         "moothall", "deliberate", "--repo", f"/data/{name}", "--agents", "3", "--json", task
     )
     found: dict[str, Any] = json.loads(output[output.index("{") : output.rindex("}") + 1])
@@ -56,7 +56,7 @@ async def deliberate(name: str, task: str) -> dict[str, Any]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def defined() -> None:
+async def custom_resources() -> None:
     """The custom resource definitions of KubeRay and of the Prometheus operator."""
     try:
         definitions = crds.files()
@@ -77,14 +77,14 @@ OVERLAYS = sorted(path.name for path in (DEPLOY / "overlays").iterdir())
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-async def test_the_cluster_accepts_every_overlay(overlay: str, defined: None) -> None:
+async def test_the_cluster_accepts_every_overlay(overlay: str, custom_resources: None) -> None:
     output = await ask("apply", "--dry-run=server", "-k", str(DEPLOY / "overlays" / overlay))
     assert "would violate PodSecurity" not in output
     assert "(server dry run)" in output
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-async def test_the_cluster_accepts_the_chart(overlay: str, defined: None) -> None:
+async def test_the_cluster_accepts_the_chart(overlay: str, custom_resources: None) -> None:
     try:
         helm = gobuilt.program("helm")
     except gobuilt.Missing as missing:
@@ -113,7 +113,7 @@ async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: dict[st
     result = await deliberate("first", "Add hello_world() function to src/utils.py")
     assert result["proven"] is True
     assert len(result["results"]) == 3
-    shown = await inside("git", "-C", "/data/first", "show", "--format=", result["branch"])
+    shown = await run_in_pod("git", "-C", "/data/first", "show", "--format=", result["branch"])
     assert "def hello_world():" in shown
     await ask(
         "-n", "moothall-workspaces", "wait", "--for=delete", "jobs,pods", "--all", "--timeout=30s"
@@ -123,7 +123,7 @@ async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: dict[st
 async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(
     installed: dict[str, Path],
 ) -> None:
-    output = await inside("moothall", "doctor", "--json")  # fails if the exit code is not 0
+    output = await run_in_pod("moothall", "doctor", "--json")  # fails if the exit code is not 0
     parts = {
         one["part"]: one["detail"]
         for one in json.loads(output[output.index("[") : output.rindex("]") + 1])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from k8s.test_jobs import bare, bus, call, jobs_left, labelled, named  # noqa: F401 - `bus` is a fixture
+from k8s.test_jobs import bare, bus, call, job_labels, jobs_left, named  # noqa: F401 - `bus` is a fixture
 from kubernetes import client
 
 from moothall import telemetry
@@ -109,7 +109,7 @@ async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_th
         """Wait for a free Job other than these."""
         async with asyncio.timeout(90):
             while True:
-                for name, labels in (await labelled(api)).items():
+                for name, labels in (await job_labels(api)).items():
                     if name not in known and "moothall/task" not in labels:
                         return name
                 await asyncio.sleep(0.2)
@@ -117,7 +117,7 @@ async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_th
     async def of_seat(seat: str) -> str:
         async with asyncio.timeout(20):
             while True:
-                for name, labels in (await labelled(api)).items():
+                for name, labels in (await job_labels(api)).items():
                     if labels.get("moothall/seat") == seat:
                         return name
                 await asyncio.sleep(0.2)

@@ -67,7 +67,7 @@ async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
     return left
 
 
-async def labelled(api: client.ApiClient) -> dict[str, dict[str, str]]:
+async def job_labels(api: client.ApiClient) -> dict[str, dict[str, str]]:
     """Return the labels of each existing Job."""
     jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
     found: list[Any] = jobs.items
@@ -77,7 +77,7 @@ async def labelled(api: client.ApiClient) -> dict[str, dict[str, str]]:
 async def watch_jobs(api: client.ApiClient, seen: dict[str, dict[str, str]]) -> None:
     """Record every Job with its latest labels."""
     while True:
-        seen.update(await labelled(api))
+        seen.update(await job_labels(api))
         await asyncio.sleep(0.2)
 
 

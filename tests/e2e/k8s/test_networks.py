@@ -111,7 +111,7 @@ async def where() -> AsyncIterator[dict[str, str]]:
     await ask("delete", "namespace", SPACE, "--wait=false")
 
 
-async def through(where: dict[str, str]) -> dict[str, bool]:
+async def can_connect(where: dict[str, str]) -> dict[str, bool]:
     found = {}
     for what, (who, whom, port, _) in TRIED.items():
         host = await address(whom, where[whom]) if whom in where else whom
@@ -122,13 +122,13 @@ async def through(where: dict[str, str]) -> dict[str, bool]:
 async def test_hosts_neo4j_vllm_and_what_goes_outwards_are_held_to_what_their_policies_say(
     where: dict[str, str], api: client.ApiClient
 ) -> None:
-    free = await through(where)
+    free = await can_connect(where)
     assert [what for what, got in free.items() if not got] == [], (
         "nobody holds the cluster to them yet"
     )
     with enforced(api, Home.of_user(), SPACE):
         await asyncio.sleep(1)
-        assert await through(where) == {
+        assert await can_connect(where) == {
             what: expected for what, (_, _, _, expected) in TRIED.items()
         }
         assert await reaches("services", SPACE, "kubernetes.default", 443), (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from k8s.test_deploy import inside
+from k8s.test_deploy import run_in_pod
 
 from support.kube import page
 from support.kube.ctl import ask
@@ -31,7 +31,7 @@ async def test_its_scale_is_none_and_one_again(installed: dict[str, Path]) -> No
             await asyncio.sleep(0.5)
     await page.run(up)
     await ask("-n", "moothall", "rollout", "status", "deployment/moothall", "--timeout=180s")
-    assert "moothall" in await inside("moothall", "--version")
+    assert "moothall" in await run_in_pod("moothall", "--version")
 
 
 async def test_its_doors_are_reached_by_port_forward(installed: dict[str, Path]) -> None:
@@ -65,4 +65,4 @@ async def test_doctor_and_fleet_say_what_works_there(installed: dict[str, Path])
     text = await ask(*documented.split()[1:], check=False)
     for what in ("bus", "fleet", "model"):
         assert re.search(rf"^ok +{what} ", text, re.MULTILINE), text
-    assert json.loads(await inside("moothall", "fleet", "--json"))["hosts"]
+    assert json.loads(await run_in_pod("moothall", "fleet", "--json"))["hosts"]

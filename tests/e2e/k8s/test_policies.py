@@ -109,7 +109,9 @@ async def test_a_workspace_reaches_the_bus_and_nothing_else(
             )
 
 
-async def says(pod: str, namespace: str, credentials: str, subject: str, *heard: str) -> str:
+async def publish_from(
+    pod: str, namespace: str, credentials: str, subject: str, *heard: str
+) -> str:
     """Publish from a pod; return the server's response and the messages on the subscribed
     subjects.
     """
@@ -143,18 +145,18 @@ async def test_a_workspace_says_and_hears_nothing_on_another_ones_subjects(
             ("workspace.link.two-out", one, "held", True),
             ("workspace.link.one-out", one, "held", False),
         ):
-            output = await says(pod, probes[pod], credentials, subject)
+            output = await publish_from(pod, probes[pod], credentials, subject)
             assert ("permissions violation for publish" in output.lower()) == refused, (
                 subject,
                 pod,
                 output,
             )
-        output = await says("held", probes["held"], one, "-", "workspace.link.two-in")
+        output = await publish_from("held", probes["held"], one, "-", "workspace.link.two-in")
         assert "permissions violation for subscription" in output.lower(), output
         assert not await reaches("free", probes["free"], "nats.moothall", 4222), (
             "with whatever credentials"
         )
-        output = await says(
+        output = await publish_from(
             "house", probes["house"], services, "workspace.link.two-out", "workspace.link.*"
         )
         assert "heard workspace.link.two-out" in output, "what is accepted arrives"

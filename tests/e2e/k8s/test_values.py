@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from k8s.conftest import NEWLINE, ODD
-from k8s.test_deploy import SAMPLE, inside
+from k8s.test_deploy import SAMPLE, run_in_pod
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -32,14 +32,14 @@ for words in (("add", "."), (*who, "commit", "-q", "-m", "second"), ("checkout",
 
 
 async def git(*words: str) -> str:
-    return await inside("git", "-C", "/data/odd", *words)
+    return await run_in_pod("git", "-C", "/data/odd", *words)
 
 
 async def test_values_full_of_quotes_and_newlines_change_nothing(
     installed: dict[str, Path],
 ) -> None:
-    await inside("python", "-c", SAMPLE, "/data/odd")
-    await inside("python", "-c", ON_BRANCH, "/data/odd", BRANCH, ODD, BEFORE)
+    await run_in_pod("python", "-c", SAMPLE, "/data/odd")
+    await run_in_pod("python", "-c", ON_BRANCH, "/data/odd", BRANCH, ODD, BEFORE)
     arguments = (
         "deliberate",
         "--repo",
@@ -54,7 +54,7 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
         "--",
         TASK,
     )
-    output = await inside("moothall", *arguments)
+    output = await run_in_pod("moothall", *arguments)
     result = json.loads(output[output.index("{") : output.rindex("}") + 1])
     assert result["proven"] is True
     tip = f"refs/heads/{BRANCH}"
@@ -64,13 +64,13 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
     changed = await git("diff", "--name-only", "-z", tip, result["branch"])
     assert set(changed.strip("\0").split("\0")) == {ODD, "src/utils.py"}
     assert await git("show", f"{result['branch']}:{ODD}") == BEFORE + "$(id)\n'\"\n"
-    listed = json.loads(await inside("moothall", "list", "--json"))
+    listed = json.loads(await run_in_pod("moothall", "list", "--json"))
     (description,) = [one["description"] for one in listed["tasks"] if one["task_id"] == "odd"]
     assert description == TASK
     events = [
         json.loads(line)
         for line in (
-            await inside("moothall", "log", "tail", "--task", "odd", "--json")
+            await run_in_pod("moothall", "log", "tail", "--task", "odd", "--json")
         ).splitlines()
     ]
     turns = [one["data"]["operations"] for one in events if one["type"] == "moothall.seat.turn"]
@@ -78,7 +78,7 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
     assert ends == [["success", "success", "blocked"]] * 3, (
         "a name of two lines is the one that no tool takes"
     )
-    assert await inside("find", "/data", "/tmp", "-name", "pwned*", check=False) == "", (
+    assert await run_in_pod("find", "/data", "/tmp", "-name", "pwned*", check=False) == "", (
         "nothing was run that is a value"
     )
 
@@ -86,8 +86,8 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
 async def test_a_repository_with_a_name_of_two_lines_is_refused_in_words(
     installed: dict[str, Path],
 ) -> None:
-    await inside("python", "-c", SAMPLE, "/data/lines")
-    await inside("python", "-c", ON_BRANCH, "/data/lines", "lines", NEWLINE, BEFORE)
+    await run_in_pod("python", "-c", SAMPLE, "/data/lines")
+    await run_in_pod("python", "-c", ON_BRANCH, "/data/lines", "lines", NEWLINE, BEFORE)
     arguments = (
         "deliberate",
         "--repo",
@@ -99,6 +99,7 @@ async def test_a_repository_with_a_name_of_two_lines_is_refused_in_words(
         "--json",
         "Add hello_world()",
     )
-    assert "'a\\nb.txt': a name holds a control character [REPOSITORY_UNUSABLE]" in await inside(
-        "moothall", *arguments, check=False
+    assert (
+        "'a\\nb.txt': a name holds a control character [REPOSITORY_UNUSABLE]"
+        in await run_in_pod("moothall", *arguments, check=False)
     )

@@ -18,7 +18,7 @@ from support.kube.programs import Home, Say, build_go
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class Addon:
     """A Go program with its manifests.
 
     Attributes:
@@ -90,7 +90,7 @@ class Added:
 
 
 _RAY_MODULE, _RAY_VERSION = KUBERAY
-RAY = Added(
+RAY = Addon(
     name="kuberay",
     module=_RAY_MODULE,
     version=_RAY_VERSION,
@@ -101,7 +101,7 @@ RAY = Added(
     space="ray-system",
 )
 _METRICS_MODULE = "sigs.k8s.io/metrics-server"
-METRICS = Added(
+METRICS = Addon(
     name="metrics-server",
     module=_METRICS_MODULE,
     version="0.8.0",

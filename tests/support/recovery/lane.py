@@ -123,9 +123,9 @@ class Lane:
             seen.end = End.of(
                 outcome, await asyncio.to_thread(self._delivered, task_id, outcome, seen)
             )
-        await self._quiet(seen)
+        await self._wait_until_idle(seen)
         if plan.blow is not None and plan.blow.kind == "host" and not plan.blow.stop:
-            await self._back(seen)
+            await self._wait_for_recovery(seen)
         self._calls(offset, recorded, seen)
         return seen
 
@@ -250,7 +250,7 @@ class Lane:
             )
         return self.repo.git("diff", f"{found}^", found) if found else ""
 
-    async def _quiet(self, seen: Seen) -> None:
+    async def _wait_until_idle(self, seen: Seen) -> None:
         """Wait until no work is left; report dead letters."""
         try:
             async with asyncio.timeout(_QUIET_SECONDS):
@@ -261,7 +261,7 @@ class Lane:
         if (await self.bus.state(DEAD.name)).messages:
             seen.trouble.append("there are dead letters")
 
-    async def _back(self, seen: Seen) -> None:
+    async def _wait_for_recovery(self, seen: Seen) -> None:
         """Wait until the restarted host has cleaned up after the killed one, because the lane may
         end next.
         """

@@ -18,7 +18,7 @@ from moothall.domain.event import EventType
 from moothall.events.event_specs import EVENT_SPECS
 from support.recovery.app import KINDS, Kind
 from support.recovery.lane import Blow, Lane, Plan, lane
-from support.recovery.left import left_behind
+from support.recovery.leftovers import find_leftovers
 from support.recovery.report import Report
 from support.recovery.scene import NOT_SCRIPTED
 
@@ -98,7 +98,7 @@ class Matrix:
                 here = await stack.enter_async_context(lane(self.folder / name, ack_wait))
             yield here
         self.report.lanes += 1
-        left = [*here.app.left, *await asyncio.to_thread(left_behind, here.app, here.repo)]
+        left = [*here.app.left, *await asyncio.to_thread(find_leftovers, here.app, here.repo)]
         self.report.left += [f"{name}: {what}" for what in left]
 
 
@@ -160,7 +160,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-async def whole(options: argparse.Namespace, folder: Path) -> bool:
+async def run_matrix(options: argparse.Namespace, folder: Path) -> bool:
     """Run what the options select and report the result."""
     matrix = Matrix(folder)
     boundaries = await matrix.references()
@@ -218,7 +218,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="mh-recovery-"))
     fine = False
     try:
-        fine = asyncio.run(whole(options, folder))
+        fine = asyncio.run(run_matrix(options, folder))
     finally:
         if fine:
             shutil.rmtree(folder)

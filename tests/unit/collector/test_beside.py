@@ -16,7 +16,17 @@ import pytest
 from moothall.collector import Collector
 from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType, new_event
-from support.story import DEADLINE, SEATS, START, FaultyBus, Remembering, Story, full, told, until
+from support.story import (
+    DEADLINE,
+    SEATS,
+    START,
+    FaultyBus,
+    Remembering,
+    Story,
+    full,
+    publish_story,
+    until,
+)
 
 LATE = DEADLINE + timedelta(seconds=11)
 TASKS = [f"task-{letter}" for letter in "abcdefgh"]
@@ -28,7 +38,7 @@ async def with_one(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
     running = asyncio.create_task(
         Collector(bus, repositories, LimitSettings(), clock=lambda: START).run()
     )
-    await told(bus, story)
+    await publish_story(bus, story)
     await until(lambda: bool(bus.decisions))
     running.cancel()
     await asyncio.wait([running])
@@ -121,7 +131,7 @@ async def test_one_is_killed_anywhere_and_the_other_decides_the_same_once(
         for _ in range(7 * killed_after % 23):
             await asyncio.sleep(0)
         await two.kill(which)
-        await told(bus, Story(events=full().events[killed_after:]))
+        await publish_story(bus, Story(events=full().events[killed_after:]))
         await until(
             lambda: bus.documents.get("task-a", {}).get("status") == "COMPLETED" and not bus.pending
         )
@@ -137,7 +147,7 @@ async def test_what_waits_for_its_deadline_is_decided_whoever_was_given_its_requ
     bus, now = FaultyBus(), [START]
     async with Two(bus, lambda: now[0]) as two:
         for task in TASKS:
-            await told(bus, Story(task).begun())
+            await publish_story(bus, Story(task).begun())
         await bus.settled()
         await until(lambda: all(one.active_count == len(TASKS) for one in two.collectors))
         await two.kill(which)
@@ -154,7 +164,7 @@ async def test_both_know_of_a_pause_and_of_its_end_whoever_was_given_them() -> N
         return new_event(kind, "task-a", data, ordinal=number, time=START.isoformat())
 
     async with Two(bus, lambda: now[0]) as two:
-        await told(bus, Story().begun())
+        await publish_story(bus, Story().begun())
         await until(lambda: all(one.active_count for one in two.collectors))
         await bus.publish(turn(0, EventType.DELIBERATION_PAUSED))
         await until(
@@ -176,7 +186,7 @@ async def test_who_could_not_deliver_takes_the_decision_that_another_recorded_me
     gate = asyncio.Event()
     slow = Remembering()
     slow.gates["moothall/task-a"] = gate
-    await told(bus, full())
+    await publish_story(bus, full())
     first = Collector(bus, slow, LimitSettings(), tick_seconds=0.005, clock=lambda: DEADLINE)
     second = Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START)
     running = asyncio.create_task(

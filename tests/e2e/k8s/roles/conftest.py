@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from k8s.roles.standing import Seen, Standing
+from k8s.roles.standing import RoleDeployment, Seen
 from k8s.test_deploy import SAMPLE
 from kubernetes import client
 
@@ -95,26 +95,26 @@ async def keys(
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def standing(
     home: Home, api: client.ApiClient, counted: Counted, keys: tuple[Path, deployment.Folders]
-) -> AsyncIterator[Standing]:
+) -> AsyncIterator[RoleDeployment]:
     """All roles on three bus servers and a Neo4j, and a repository that they share."""
     folder, folders = keys
     inside = ("-n", deployment.SPACE, "exec", "deploy/moothall-api", "--")
     await ask(*inside, "python", "-c", SAMPLE, "/data/sample")
     await ask(*inside, "moothall", "repo", "add", "/data/sample", "--id", "sample")
     authority = (home.keys / "ca.crt").read_bytes()
-    found = Standing(
+    found = RoleDeployment(
         api, folders, folder / "bus/services.creds", authority, counted.arrived, "sample"
     )
-    await found.reach()
+    await found.connect()
     yield found
-    await found.leave()
+    await found.disconnect()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def undisturbed(standing: Standing) -> Seen:
+async def undisturbed(standing: RoleDeployment) -> Seen:
     """The outcome of a council in which nothing is killed."""
     seen = await standing.council("undisturbed")
     assert seen.end.proven
     assert "def hello_world():" in seen.end.delivered
-    assert await standing.left() == []
+    assert await standing.leftovers() == []
     return seen

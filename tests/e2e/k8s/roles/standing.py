@@ -72,7 +72,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Standing:
+class RoleDeployment:
     """The deployment in the cluster. `arrived` holds call id and time of each model call, as the
     model server received it.
     """
@@ -87,7 +87,7 @@ class Standing:
     _open: AsyncExitStack = field(default_factory=AsyncExitStack)
     _bus: JetStreamBus | None = None
 
-    async def reach(self) -> None:
+    async def connect(self) -> None:
         """Look up its endpoints and its bus; a new installation has new ones."""
         for name in ("moothall", "moothall-tools"):
             self.dependencies[name] = (
@@ -101,7 +101,7 @@ class Standing:
             open_bus(BusSettings(replicas=3, credentials_file=self.credentials), servers)
         )
 
-    async def leave(self) -> None:
+    async def disconnect(self) -> None:
         """Close the connection to its bus."""
         await self._open.aclose()
         self._bus = None
@@ -109,7 +109,7 @@ class Standing:
     @property
     def bus(self) -> JetStreamBus:
         """Its bus."""
-        assert self._bus is not None, "reach() comes first"
+        assert self._bus is not None, "connect() comes first"
         return self._bus
 
     @asynccontextmanager
@@ -245,7 +245,7 @@ class Standing:
             (*command, f"moothall/{task_id}"), capture_output=True, text=True, check=True
         ).stdout
 
-    async def left(self, seconds: float = _GONE_SECONDS) -> list[str]:
+    async def leftovers(self, seconds: float = _GONE_SECONDS) -> list[str]:
         """Return the Jobs, pods and work items that remain after a while."""
         until = asyncio.get_running_loop().time() + seconds
         while True:
@@ -260,7 +260,7 @@ class Standing:
                 return found
             await asyncio.sleep(0.5)
 
-    async def written(self, seconds: float = _GONE_SECONDS) -> None:
+    async def wait_for_graph(self, seconds: float = _GONE_SECONDS) -> None:
         """Wait until the graph holds everything recorded so far. Raises `TimeoutError`."""
         graph, last = BusGraphClient(self.bus, 10), (await self.bus.state(EVENTS.name)).last_seq
         async with asyncio.timeout(seconds):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from k8s.roles.standing import Seen, Standing
+from k8s.roles.standing import RoleDeployment, Seen
 
 from moothall.domain.event import EventType
 from support.kube.ctl import ask
@@ -39,21 +39,21 @@ KILLED: dict[str, tuple[dict[str, Any], EventType]] = {
 
 @pytest.mark.parametrize("what", KILLED)
 async def test_what_is_killed_in_the_middle_changes_nothing(
-    what: str, standing: Standing, undisturbed: Seen
+    what: str, standing: RoleDeployment, undisturbed: Seen
 ) -> None:
     who, at = KILLED[what]
     seen = await standing.council(f"without-{what.replace(' ', '-')}", standing.killing(**who), at)
     assert seen.hit, "somebody was there to be killed"
     assert undisturbed.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
-    assert await standing.left() == []
-    await standing.written()
+    assert await standing.leftovers() == []
+    await standing.wait_for_graph()
     await rolled_out("statefulset/nats", "statefulset/neo4j")
 
 
 @pytest.mark.alone
 async def test_a_node_that_is_lost_in_the_middle_and_comes_back_changes_nothing(
-    standing: Standing, undisturbed: Seen, home: Home
+    standing: RoleDeployment, undisturbed: Seen, home: Home
 ) -> None:
     lost = Node(home, 2)  # the first node runs the control plane
 
@@ -72,5 +72,5 @@ async def test_a_node_that_is_lost_in_the_middle_and_comes_back_changes_nothing(
     assert undisturbed.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
     await all_rolled_out()
-    assert await standing.left() == []
-    await standing.written()
+    assert await standing.leftovers() == []
+    await standing.wait_for_graph()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from k8s.roles.standing import TASK, Standing
+from k8s.roles.standing import TASK, RoleDeployment
 
 from support.kube.ctl import ask
 from support.kube.deployment import OURS, SPACE, TOKEN
@@ -51,7 +51,7 @@ async def secrets(values: Mapping[str, str], authority: bytes) -> AsyncIterator[
         await ask("-n", SPACE, "delete", "secret", "pipeline")
 
 
-async def ended(name: str) -> str:
+async def wait_for_end(name: str) -> str:
     """Wait for a Job to end and return its final state."""
     async with asyncio.timeout(300):
         while True:
@@ -70,7 +70,9 @@ ENDS = {
 
 
 @pytest.mark.parametrize("what", ENDS)
-async def test_a_job_of_a_pipeline_ends_as_its_deliberation(what: str, standing: Standing) -> None:
+async def test_a_job_of_a_pipeline_ends_as_its_deliberation(
+    what: str, standing: RoleDeployment
+) -> None:
     values, end, code = ENDS[what]
     async with secrets(
         {"token": TOKEN, "repository": standing.repository, "task": TASK} | values,
@@ -78,7 +80,7 @@ async def test_a_job_of_a_pipeline_ends_as_its_deliberation(what: str, standing:
     ):
         name = (await ask("create", "-f", "-", "-o", "name", given=json.dumps(manifest()))).strip()
         try:
-            state = await ended(name)
+            state = await wait_for_end(name)
             (pod,) = await standing.pods(f"job-name={name.rpartition('/')[2]}")
             text = await ask("-n", SPACE, "logs", name)
         finally:
@@ -97,4 +99,4 @@ async def test_a_job_of_a_pipeline_ends_as_its_deliberation(what: str, standing:
         )
     else:
         assert "token" in text, "it says what is wrong"
-    assert await standing.left() == []
+    assert await standing.leftovers() == []

@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from k8s.roles.conftest import Counted
-from k8s.roles.standing import WHO, Seen, Standing
+from k8s.roles.standing import WHO, RoleDeployment, Seen
 
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
@@ -29,7 +29,7 @@ SEATS = 3
 _PAUSE = 0.25  # per caller; in total a few deliberations per second
 
 
-async def deliberate(standing: Standing, task_id: str) -> pb.DeliberateResponse:
+async def deliberate(standing: RoleDeployment, task_id: str) -> pb.DeliberateResponse:
     """Request an answer in text; retry once on UNAVAILABLE, as the API allows."""
     request = pb.DeliberateRequest(
         task_description="HAIKU about a hall", role="DEV", num_agents=1, task_id=task_id
@@ -47,7 +47,7 @@ async def deliberate(standing: Standing, task_id: str) -> pb.DeliberateResponse:
 
 
 @asynccontextmanager
-async def called(standing: Standing, name: str) -> AsyncIterator[None]:
+async def concurrent_callers(standing: RoleDeployment, name: str) -> AsyncIterator[None]:
     """Let two callers call until the block ends, then assert that each call was answered and
     decided once.
     """
@@ -79,15 +79,15 @@ async def called(standing: Standing, name: str) -> AsyncIterator[None]:
 
 
 async def test_an_upgrade_of_all_roles_at_once_loses_no_call(
-    standing: Standing, home: Home, counted: Counted
+    standing: RoleDeployment, home: Home, counted: Counted
 ) -> None:
-    async with called(standing, "upgrade"):
+    async with concurrent_callers(standing, "upgrade"):
         values = deployment.values(counted.url, MOOTHALL_LOG__LEVEL="warning")
         await asyncio.to_thread(deployment.install, home, values)
         await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
 
-async def at_work(standing: Standing, pods: int) -> set[str]:
+async def wait_for_pods(standing: RoleDeployment, pods: int) -> set[str]:
     """Wait until this many workspace pods run; return their ids."""
     async with asyncio.timeout(180):
         while True:
@@ -101,13 +101,13 @@ async def at_work(standing: Standing, pods: int) -> set[str]:
             await asyncio.sleep(0.5)
 
 
-async def serving(standing: Standing) -> set[str]:
+async def serving(standing: RoleDeployment) -> set[str]:
     return {pod.metadata.uid for pod in await standing.pods("app.kubernetes.io/name=moothall")}
 
 
-async def replaced_under(
+async def replace_during_council(
     name: str,
-    standing: Standing,
+    standing: RoleDeployment,
     counted: Counted,
     replace: Callable[[], Coroutine[Any, Any, None]],
 ) -> Seen:
@@ -115,9 +115,9 @@ async def replaced_under(
     replaced; return its outcome.
     """
 
-    async def all_of_it() -> int:
+    async def replace_all() -> int:
         try:
-            await at_work(standing, SEATS)
+            await wait_for_pods(standing, SEATS)
             old = await serving(standing)
             await replace()
             async with asyncio.timeout(120):
@@ -125,32 +125,32 @@ async def replaced_under(
                     await serving(standing)
                 ):  # every pod of every role was replaced
                     await asyncio.sleep(0.5)
-            await at_work(standing, SEATS)
+            await wait_for_pods(standing, SEATS)
         finally:
             counted.answers.set()
         return len(old)
 
     counted.answers.clear()
-    return await standing.council(name, all_of_it, EventType.DELIBERATION_STARTED)
+    return await standing.council(name, replace_all, EventType.DELIBERATION_STARTED)
 
 
 async def test_each_role_is_replaced_under_load_and_a_council_in_its_jobs_comes_to_the_same(
-    standing: Standing, counted: Counted, undisturbed: Seen
+    standing: RoleDeployment, counted: Counted, undisturbed: Seen
 ) -> None:
     async def restart() -> None:
         for name in DEPLOYMENTS:
             await ask("-n", deployment.SPACE, "rollout", "restart", f"deployment/moothall-{name}")
             await rolled_out(f"deployment/moothall-{name}")
 
-    async with called(standing, "restart"):
-        seen = await replaced_under("rolled", standing, counted, restart)
+    async with concurrent_callers(standing, "restart"):
+        seen = await replace_during_council("rolled", standing, counted, restart)
     assert undisturbed.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
-    assert await standing.left() == []
+    assert await standing.leftovers() == []
 
 
 async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgraded_from_before(
-    standing: Standing, home: Home, counted: Counted, undisturbed: Seen
+    standing: RoleDeployment, home: Home, counted: Counted, undisturbed: Seen
 ) -> None:
     try:
         await asyncio.to_thread(before.give, home, print)
@@ -182,7 +182,7 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
     )  # initially, all roles had the same
     await asyncio.to_thread(deployment.install, home, older)
     await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
-    seen = await replaced_under("upgraded-from-before", standing, counted, upgrade)
+    seen = await replace_during_council("upgraded-from-before", standing, counted, upgrade)
     assert undisturbed.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
-    assert await standing.left() == []
+    assert await standing.leftovers() == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from k8s.roles.standing import WHO, Standing
+from k8s.roles.standing import WHO, RoleDeployment
 
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
@@ -21,12 +21,12 @@ from support.kube.stood import rolled_out
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def rpc(standing: Standing, method: str, request: object) -> Any:
+async def rpc(standing: RoleDeployment, method: str, request: object) -> Any:
     async with standing.channel("moothall-tools", 50059) as channel:
         return await getattr(ToolServiceStub(channel), method)(request, metadata=WHO, timeout=60)
 
 
-async def use_workspace(standing: Standing, request_id: str) -> None:
+async def use_workspace(standing: RoleDeployment, request_id: str) -> None:
     """Open a workspace, call a tool and close the workspace."""
     where = common_pb2.Repository(id=standing.repository)
     opened = await rpc(
@@ -49,7 +49,7 @@ async def use_workspace(standing: Standing, request_id: str) -> None:
 
 
 async def test_a_caller_of_tools_is_told_to_ask_again_while_they_restart_and_is_answered_then(
-    standing: Standing,
+    standing: RoleDeployment,
 ) -> None:
     await use_workspace(standing, "before")
     refused: list[grpc.StatusCode] = []
@@ -67,4 +67,4 @@ async def test_a_caller_of_tools_is_told_to_ask_again_while_they_restart_and_is_
     assert refused, "the old process's workspaces and doors went; somebody was refused"
     assert set(refused) == {grpc.StatusCode.UNAVAILABLE}, refused
     await use_workspace(standing, "after")
-    assert await standing.left() == []
+    assert await standing.leftovers() == []

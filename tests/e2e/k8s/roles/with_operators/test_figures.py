@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from k8s.roles.conftest import Counted
-from k8s.roles.standing import Standing
-from k8s.roles.test_rolling import called
+from k8s.roles.standing import RoleDeployment
+from k8s.roles.test_rolling import concurrent_callers
 
 from support import gobuilt
 from support.kube import deployment
@@ -27,7 +27,7 @@ SECONDS = 240.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def measured(standing: Standing, home: Home) -> None:
+async def metrics_server(standing: RoleDeployment, home: Home) -> None:
     """The metrics server, which reports the resource usage of pods."""
     try:
         await asyncio.to_thread(METRICS.make, home, print)
@@ -50,16 +50,16 @@ async def scaler(name: str) -> dict[str, Any]:
     return found
 
 
-def figure(found: dict[str, Any]) -> str:
+def reported_usage(found: dict[str, Any]) -> str:
     """Return the reported mean usage of a pod; '' if it is unknown."""
     known = found["status"].get("currentMetrics") or [{}]
     return str(((known[0].get("resource") or {}).get("current") or {}).get("averageValue", ""))
 
 
 @pytest.mark.parametrize("name", ["api", "collector"])
-async def test_a_scaler_knows_what_its_pods_use(name: str, measured: None) -> None:
+async def test_a_scaler_knows_what_its_pods_use(name: str, metrics_server: None) -> None:
     async with asyncio.timeout(SECONDS):
-        while not figure(found := await scaler(name)):
+        while not reported_usage(found := await scaler(name)):
             await asyncio.sleep(2)
     conditions = {one["type"]: one["status"] for one in found["status"]["conditions"]}
     assert conditions["ScalingActive"] == "True", found["status"]
@@ -67,11 +67,11 @@ async def test_a_scaler_knows_what_its_pods_use(name: str, measured: None) -> No
 
 
 async def test_doors_that_compute_more_than_they_should_become_more_and_no_call_is_lost(
-    standing: Standing, home: Home, counted: Counted, measured: None
+    standing: RoleDeployment, home: Home, counted: Counted, metrics_server: None
 ) -> None:
     values = deployment.values(counted.url)
     values["roles"]["cpu"] = "5m"
-    async with called(standing, "scaled"):
+    async with concurrent_callers(standing, "scaled"):
         await asyncio.to_thread(deployment.install, home, values)
         async with asyncio.timeout(SECONDS):
             while (await scaler("api"))["status"].get("currentReplicas", 0) < 3:

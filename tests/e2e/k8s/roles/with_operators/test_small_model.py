@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from k8s.roles.standing import WHO, Standing
+from k8s.roles.standing import WHO, RoleDeployment
 
 from moothall.config import LlmSettings
 from moothall.domain.event import EventType
@@ -28,7 +28,7 @@ TASK = "In one sentence: what does a queue between two services do when it is fu
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def on_small(standing: Standing, home: Home) -> AsyncIterator[None]:
+async def small_model_deployment(standing: RoleDeployment, home: Home) -> AsyncIterator[None]:
     """The model's pod, and a deployment that uses it."""
     weights = await fetch_weights(LlmSettings(), home.root, lambda done, total: None)
     await ask("delete", "pv", small.VOLUME, "--ignore-not-found", "--timeout=60s")
@@ -47,7 +47,9 @@ async def on_small(standing: Standing, home: Home) -> AsyncIterator[None]:
     await ask("delete", "pv", small.VOLUME, "--timeout=60s")
 
 
-async def test_a_council_is_answered_by_the_small_model(standing: Standing, on_small: None) -> None:
+async def test_a_council_is_answered_by_the_small_model(
+    standing: RoleDeployment, small_model_deployment: None
+) -> None:
     request = pb.DeliberateRequest(
         task_description=TASK, role="DEV", num_agents=2, task_id="on-the-small-model"
     )

@@ -15,7 +15,7 @@ from support.repos import Repo
 _HALF_MADE = ("*.lock", "tmp_*", ".*-????????")
 
 
-def left_behind(app: App, repo: Repo) -> list[str]:
+def find_leftovers(app: App, repo: Repo) -> list[str]:
     """Return the leftovers of a lane whose context has ended."""
     return [
         *(f"process {process}" for process in _processes(str(app.folder))),

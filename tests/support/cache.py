@@ -10,7 +10,7 @@ from pathlib import Path
 import platformdirs
 
 
-def kept(name: str, make: Callable[[Path], Path]) -> Path:
+def cached(name: str, make: Callable[[Path], Path]) -> Path:
     """Return the file or folder that is cached under a name.
 
     If it does not exist yet, `make` creates it in a temporary folder and returns what to cache. One
