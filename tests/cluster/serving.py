@@ -18,14 +18,14 @@ async def until_serving(server: asyncio.subprocess.Process) -> int:
     output = b""
     try:
         async with asyncio.timeout(240):
-            while (found := re.search(rb"serving gRPC on \S+:(\d+)", output)) is None:
+            while (match := re.search(rb"serving gRPC on \S+:(\d+)", output)) is None:
                 line = await server.stderr.readline()
                 assert line, output.decode()
                 output += line
     except TimeoutError:
         server.terminate()
         raise AssertionError(f"it did not serve within four minutes: {output.decode()}") from None
-    return int(found[1])
+    return int(match[1])
 
 
 @asynccontextmanager

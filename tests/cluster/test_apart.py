@@ -115,9 +115,9 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
                 "two",
             ]
             nodes[1].kill()
-        for done in (task.result() for task in deliberations):
-            assert done.code == 0, done.err
-            assert done.document["proven"] is True
+        for result in (task.result() for task in deliberations):
+            assert result.code == 0, result.err
+            assert result.document["proven"] is True
         verified = await command("audit", "verify")
         assert verified.code == 0, verified.out
         assert ": whole" in verified.out

@@ -66,10 +66,10 @@ async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path:
             for child in (second, *descendants(second.pid)):
                 with suppress(psutil.NoSuchProcess):
                     child.send_signal(signal.SIGKILL)
-        for done in (task.result() for task in deliberations):
-            assert done.code == 0, done.err
-            assert done.document["proven"] is True
-            assert git(repo, "branch", "--list", done.document["branch"])
+        for result in (task.result() for task in deliberations):
+            assert result.code == 0, result.err
+            assert result.document["proven"] is True
+            assert git(repo, "branch", "--list", result.document["branch"])
 
 
 async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without_one_that_is_gone(
@@ -106,16 +106,16 @@ async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without
                     await asyncio.sleep(0.5)
             assert await all_gone([gone]) == []
             assert "host-3" in left
-            done = await command("deliberate", "--repo", str(repo), "--json", TASK, seconds=300)
-        assert done.code == 0, done.err
-        assert done.document["proven"] is True
+            result = await command("deliberate", "--repo", str(repo), "--json", TASK, seconds=300)
+        assert result.code == 0, result.err
+        assert result.document["proven"] is True
 
 
 async def hosts(command: Command) -> set[str]:
     """Return the names of the hosts that answer."""
-    done = await command("fleet", "--json")
+    result = await command("fleet", "--json")
     return {
-        "-".join(host["name"].split("-")[:2]) for host in done.document["hosts"]
+        "-".join(host["name"].split("-")[:2]) for host in result.document["hosts"]
     }  # then check the owners
 
 

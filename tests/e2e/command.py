@@ -29,10 +29,10 @@ WRONG = '\n\ndef hello_world():\n    return "Goodbye"\n'
 
 def git(repo: Path, *args: str) -> str:
     """Run git in a repository and return its output."""
-    done = subprocess.run(
+    completed = subprocess.run(
         ["git", "-C", str(repo), *args], check=True, capture_output=True, text=True
     )
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 def turn(tool: str, **args: Any) -> str:
@@ -45,8 +45,8 @@ def task_of(body: dict[str, Any]) -> str:
     other tasks too.
     """
     prompt = "\n".join(str(message["content"]) for message in body["messages"])
-    found = re.search(r"(?s)--- the task \[(\w+)\] ---\n(.*?)\n--- end \[\1\] ---", prompt)
-    return found[2] if found else prompt
+    match = re.search(r"(?s)--- the task \[(\w+)\] ---\n(.*?)\n--- end \[\1\] ---", prompt)
+    return match[2] if match else prompt
 
 
 def scripted(propose: Answer) -> Answer:
@@ -113,7 +113,7 @@ class Command:
 
     def environment(self) -> dict[str, str]:
         """The environment of the process."""
-        kept = {
+        inherited = {
             name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")
         }
         # Remove the settings of whoever runs the tests.
@@ -124,7 +124,7 @@ class Command:
         }
         if self.model_url:
             ours["MOOTHALL_LLM__BASE_URL"] = self.model_url
-        return kept | ours | self.extra
+        return inherited | ours | self.extra
 
     async def start(
         self, *args: str, cwd: Path | None = None, stdout: int = asyncio.subprocess.PIPE

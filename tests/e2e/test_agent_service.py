@@ -136,8 +136,8 @@ async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(
         written.error_message
     )
     read = {"tool_parameters": {"tool": "files.read", "path": "3.py"}}
-    found = await agent.ExecuteTask(task_request(context=read, metadata=meta))
-    assert json_format.MessageToDict(found.tool_results[0].output)["content"] == "x = 3\n"
+    response = await agent.ExecuteTask(task_request(context=read, metadata=meta))
+    assert json_format.MessageToDict(response.tool_results[0].output)["content"] == "x = 3\n"
     elsewhere = await agent.ExecuteTask(task_request(context=read))
     assert (elsewhere.status, elsewhere.final_state) == (
         common.STATUS_CODE_ERROR,
@@ -309,10 +309,10 @@ def has_sleeping_child(pid: int) -> bool:
 
 
 async def test_what_it_offers_is_what_runs(agent: Caller) -> None:
-    found = await agent.GetCapabilities(pb.GetCapabilitiesRequest())
+    capabilities = await agent.GetCapabilities(pb.GetCapabilitiesRequest())
     tools = (await agent.DiscoverTools(pb.DiscoverToolsRequest())).tools
-    assert [tool.id for tool in tools] == list(found.supported_tools)
-    assert found.max_memory_mb > 0
+    assert [tool.id for tool in tools] == list(capabilities.supported_tools)
+    assert capabilities.max_memory_mb > 0
     health = await agent.HealthCheck(pb.HealthCheckRequest())
     assert (health.healthy, health.uptime_seconds >= 0) == (True, True), health.message
     one = (await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="code.shell"))).tool

@@ -119,7 +119,7 @@ async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_t
             assert red.returncode, f"{spec.name} is green before anybody has worked: {validation}"
     async with scripted_model(scripted(work)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
-        done = await command(
+        result = await command(
             "agents",
             "run",
             str(EXAMPLES),
@@ -130,12 +130,12 @@ async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_t
             "--json",
             seconds=540,
         )
-        assert done.code == 0, done.out + done.err
+        assert result.code == 0, result.out + result.err
         listed = await command("list", "--json", "--limit", "100")
-    ended = {end["name"]: end for end in done.document["agents"]}
+    ended = {end["name"]: end for end in result.document["agents"]}
     assert {name: end["state"] for name, end in ended.items()} == dict.fromkeys(
         NAMES, "completed"
-    ), done.err
+    ), result.err
     assert all(
         end["wall_ms"] and end["tools"]["cpu_ms"] and end["tools"]["max_rss_bytes"]
         for end in ended.values()
@@ -173,10 +173,10 @@ async def test_an_agent_that_uses_up_its_memory_is_stopped_and_restarted_within_
     hogging = turn("files.write", path="tests/test_hog.py", content=test)
     async with scripted_model(scripted(lambda *_: hogging)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
-        done = await command("agents", "run", str(files), "--repo", str(repo), "--json")
-    assert done.code == 1
-    (end,) = done.document["agents"]
-    assert (end["state"], end["runs"]) == ("failed", 2), done.err
+        result = await command("agents", "run", str(files), "--repo", str(repo), "--json")
+    assert result.code == 1
+    (end,) = result.document["agents"]
+    assert (end["state"], end["runs"]) == ("failed", 2), result.err
     assert (
         end["reason"]
         == "tests hit the agent's own limit (max_memory, 128 MB), and the agent was stopped"
@@ -218,11 +218,11 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
         command = Command(
             tmp_path / "data", model.base_url, QUICK | {"MOOTHALL_LIMITS__GRACE_SECONDS": "1"}
         )
-        done = await command(
+        result = await command(
             "agents", "run", str(files), "--repo", str(repo), "--json", seconds=540
         )
-    assert done.code == 1, done.err
-    ended = {end["name"]: end for end in done.document["agents"]}
+    assert result.code == 1, result.err
+    ended = {end["name"]: end for end in result.document["agents"]}
     assert {name: (end["state"], end["runs"]) for name, end in ended.items()} == {
         "late": ("failed", 1),
         "nosy": ("failed", 1),
@@ -325,50 +325,50 @@ async def test_wrong_files_are_named_and_nothing_runs(tmp_path: Path) -> None:
         "metadata: {name: a}\nobjectives:\n  - descripton: x\n", encoding="utf-8"
     )
     command = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
-    done = await command("agents", "validate", str(EXAMPLES), str(tmp_path / "bad.yaml"))
-    assert (done.code, done.out.splitlines()[-1]) == (1, "agents: 9 read, wrong places: 1")
+    result = await command("agents", "validate", str(EXAMPLES), str(tmp_path / "bad.yaml"))
+    assert (result.code, result.out.splitlines()[-1]) == (1, "agents: 9 read, wrong places: 1")
     assert (
         "bad.yaml, line 3: objectives.0: 'descripton' is not known here; did you mean description?"
-        in done.err
+        in result.err
     )
     lone = (
         "metadata: {name: lone}\nobjectives: [{description: x, validation: make}]\ndependencies: "
         "{nobody: all}\n"
     )
     (tmp_path / "lone.yaml").write_text(lone, encoding="utf-8")
-    done = await command("agents", "validate", str(tmp_path / "lone.yaml"))
-    assert (done.code, done.out.splitlines()[-1]) == (1, "agents: 1 read, wrong places: 1")
-    assert "nobody" in done.err
-    done = await command("agents", "run", str(tmp_path / "bad.yaml"))
-    assert (done.code, "nothing is run" in done.err) == (2, True)
+    result = await command("agents", "validate", str(tmp_path / "lone.yaml"))
+    assert (result.code, result.out.splitlines()[-1]) == (1, "agents: 1 read, wrong places: 1")
+    assert "nobody" in result.err
+    result = await command("agents", "run", str(tmp_path / "bad.yaml"))
+    assert (result.code, "nothing is run" in result.err) == (2, True)
     refused = lone.replace(
         "dependencies: {nobody: all}", "spec: {seats: 100}\nmodel: {profile: huge}"
     )
     (tmp_path / "lone.yaml").write_text(refused, encoding="utf-8")
-    done = await command("agents", "validate", str(tmp_path / "lone.yaml"))
+    result = await command("agents", "validate", str(tmp_path / "lone.yaml"))
     assert (
-        done.code,
-        "lone.yaml: unknown model_profile 'huge'; the settings have: default" in done.err,
-    ) == (1, True), done.err
+        result.code,
+        "lone.yaml: unknown model_profile 'huge'; the settings have: default" in result.err,
+    ) == (1, True), result.err
     (tmp_path / "lone.yaml").write_text(
         refused.replace("profile: huge", "seed: 1"), encoding="utf-8"
     )
-    done = await command("agents", "run", str(tmp_path / "lone.yaml"))
+    result = await command("agents", "run", str(tmp_path / "lone.yaml"))
     assert (
-        done.code,
-        "lone.yaml: num_agents is 100; allowed are 1 to 16 here (limits.agents)" in done.err,
-    ) == (2, True), done.err
+        result.code,
+        "lone.yaml: num_agents is 100; allowed are 1 to 16 here (limits.agents)" in result.err,
+    ) == (2, True), result.err
     forever = lone.replace(
         "dependencies: {nobody: all}", "security: {resource_limits: {timeout: 99999999h}}"
     )
     (tmp_path / "lone.yaml").write_text(forever, encoding="utf-8")
-    done = await command("agents", "validate", str(tmp_path / "lone.yaml"))
+    result = await command("agents", "validate", str(tmp_path / "lone.yaml"))
     assert (
-        done.code,
-        "its timeout is more than 1800 s, which hold (limits.deliberation_seconds)" in done.out,
-    ) == (0, True), done.out
-    done = await command("agents", "list", str(EXAMPLES))
-    listed = [line.split()[0] for line in done.out.splitlines()]
+        result.code,
+        "its timeout is more than 1800 s, which hold (limits.deliberation_seconds)" in result.out,
+    ) == (0, True), result.out
+    result = await command("agents", "list", str(EXAMPLES))
+    listed = [line.split()[0] for line in result.out.splitlines()]
     assert set(listed) == NAMES
     assert listed[:2] == ["security", "greeting"]
     assert listed.index("api") > listed.index("refactoring")

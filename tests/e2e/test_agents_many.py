@@ -44,9 +44,9 @@ async def test_thirty_agents_are_never_more_than_four_at_once(tmp_path: Path) ->
             ready.add(task)
             if len(ready) <= AT_ONCE:
                 await four.wait()
-        found = re.search(r"Write (note-\d\d\.txt)", str(body["messages"]))
-        assert found
-        return turn("files.write", path=found[1], content="x\n")
+        match = re.search(r"Write (note-\d\d\.txt)", str(body["messages"]))
+        assert match
+        return turn("files.write", path=match[1], content="x\n")
 
     async with scripted_model(scripted(answer)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
@@ -60,11 +60,11 @@ async def test_thirty_agents_are_never_more_than_four_at_once(tmp_path: Path) ->
             str(AT_ONCE),
             "--json",
         )
-        done = await command(*run, seconds=1800)
-        assert done.code == 0, done.out + done.err
+        result = await command(*run, seconds=1800)
+        assert result.code == 0, result.out + result.err
         listed = await command("list", "--json", "--limit", "100")
         tail = await command("log", "tail", "--json")
-    assert {end["state"] for end in done.document["agents"]} == {"completed"}
+    assert {end["state"] for end in result.document["agents"]} == {"completed"}
     tasks = listed.document["tasks"]
     assert (len(tasks), most_at_once(tasks)) == (COUNT, AT_ONCE)
     assert ready == {task["task_id"] for task in tasks}

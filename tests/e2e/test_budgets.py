@@ -32,8 +32,8 @@ async def _process(url: str, number: int) -> dict[str, int]:
     )
     stdout, _ = await process.communicate()
     assert process.returncode == 0
-    found: dict[str, int] = json.loads(stdout)
-    return found
+    counts: dict[str, int] = json.loads(stdout)
+    return counts
 
 
 async def test_two_hundred_at_once_in_several_processes_never_overspend(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ pytestmark = pytest.mark.e2e
 
 
 def make_keys(*arguments: str) -> None:
-    done = CliRunner().invoke(main, ["bus", "keys", *arguments])
-    assert done.exit_code == 0, done.output
-    assert "accounts.conf" in done.output
+    result = CliRunner().invoke(main, ["bus", "keys", *arguments])
+    assert result.exit_code == 0, result.output
+    assert "accounts.conf" in result.output
 
 
 @pytest.fixture
@@ -118,9 +118,9 @@ def test_what_is_renewed_must_be_an_accounts_conf_of_ours(
     conf = tmp_path / "accounts.conf"
     if text is not None:
         conf.write_text(text, encoding="utf-8")
-    done = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "new"), "--renew", str(conf)])
-    assert done.exit_code == 2
-    assert why in done.output
+    result = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "new"), "--renew", str(conf)])
+    assert result.exit_code == 2
+    assert why in result.output
     assert not (tmp_path / "new").exists()
 
 
@@ -206,9 +206,9 @@ def test_keys_are_private_and_never_written_over(tmp_path: Path) -> None:
     files = accounts.make(tmp_path / "keys")
     assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
     before = {path: path.read_bytes() for path in files.values()}
-    done = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "keys")])
-    assert done.exit_code == 2
-    assert "File exists; name a folder that holds no keys yet" in done.output
+    result = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "keys")])
+    assert result.exit_code == 2
+    assert "File exists; name a folder that holds no keys yet" in result.output
     assert {path: path.read_bytes() for path in files.values()} == before
 
 

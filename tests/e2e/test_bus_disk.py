@@ -97,15 +97,15 @@ async def test_a_full_disk_is_told_loses_nothing_and_is_over_when_there_is_room(
 async def test_acked_work_does_not_stay_after_a_kill_between_ack_and_removal(
     tmp_path: Path,
 ) -> None:
-    directory, kept = tmp_path / "bus", tmp_path / "kept"
+    directory, copied = tmp_path / "bus", tmp_path / "kept"
     [messages] = [directory / "store" / "jetstream" / "$G" / "streams" / WORK.name / "msgs"]
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
         await bus.enqueue(Channel.WORK.of("dev"), work(1))
-    shutil.copytree(messages, kept)
+    shutil.copytree(messages, copied)
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
         assert await take_work(bus, until=1) == ["task-1"]
     shutil.rmtree(messages)
-    shutil.move(kept, messages)
+    shutil.move(copied, messages)
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
         assert (await bus.state(WORK.name)).messages == 1, "as a kill may leave it"
         await bus.enqueue(Channel.WORK.of("dev"), work(2))

@@ -255,9 +255,9 @@ def test_every_stored_subject_is_somebodys_to_send() -> None:
         channel
         for channel in Channel
         if any(
-            registry.covers(kept, registry.subject(channel.all))
+            registry.covers(stored_subject, registry.subject(channel.all))
             for stream in registry.STREAMS
-            for kept in stream.subjects
+            for stored_subject in stream.subjects
         )
     }
     assert stored <= sent

@@ -74,8 +74,8 @@ async def test_a_check_that_hits_its_limit_says_which_and_names_the_setting(tmp_
     assert run.output.startswith(
         "tests hit the limit of 2 s (workspace.check_floor_seconds)\nbegun"
     )
-    found = diagnose(replace(prepared, runs={"tests": run}))
-    assert "tests hit the limit of 2 s (workspace.check_floor_seconds)" in found.text
+    diagnosis = diagnose(replace(prepared, runs={"tests": run}))
+    assert "tests hit the limit of 2 s (workspace.check_floor_seconds)" in diagnosis.text
 
 
 async def test_a_check_that_stood_still_has_its_time_back(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ async def ended(bus: Bus) -> str:
 
 
 async def decisions(bus: Bus) -> list[Recorded]:
-    found = [item async for item in bus.replay((Channel.RESPONSES.all,))]
-    return [item for item in found if item.event.type is EventType.DELIBERATION_DECIDED]
+    recorded = [item async for item in bus.replay((Channel.RESPONSES.all,))]
+    return [item for item in recorded if item.event.type is EventType.DELIBERATION_DECIDED]
 
 
 @pytest.mark.parametrize("killed_after", [1, 9, 20])

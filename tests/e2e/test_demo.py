@@ -24,11 +24,11 @@ async def test_the_demo_leaves_a_proven_branch_or_says_honestly_that_nobody_solv
     weights = await fetch_weights(settings.llm, settings.data_dir, lambda _done, _total: None)
     command = Command(tmp_path / "data", extra={"MOOTHALL_LLM__MODEL_PATH": os.fspath(weights)})
     for seed in SEEDS:
-        done = await command("demo", "--seed", seed, "--json", seconds=400)
-        _check_honest(tmp_path, done)
-        if done.code == 0:
+        result = await command("demo", "--seed", seed, "--json", seconds=400)
+        _check_honest(tmp_path, result)
+        if result.code == 0:
             return
-    pytest.fail(f"no winner with any of the seeds {SEEDS}: {done.out}")
+    pytest.fail(f"no winner with any of the seeds {SEEDS}: {result.out}")
 
 
 def _check_honest(tmp_path: Path, done: Run) -> None:

@@ -52,8 +52,8 @@ def assert_few(listing: str, leaked: Leak, most: int) -> None:
     listing itself.
     """
     assert leaked.path.name not in listing
-    found = re.findall(r"(?m) (\d+) -> ", listing)
-    assert 3 <= len(found) <= most, listing
+    descriptors = re.findall(r"(?m) (\d+) -> ", listing)
+    assert 3 <= len(descriptors) <= most, listing
 
 
 async def tools_list(app: Local, leaked: Leak) -> None:
@@ -214,7 +214,7 @@ async def test_a_server_with_twenty_inheritable_descriptors_gives_them_to_no_pro
             assert (
                 sum(path.name in {str(fd) for fd in leaked.descriptors} for path in listed) == COUNT
             )
-            done = await Command(command.data_dir, model.base_url, command.extra)(
+            result = await Command(command.data_dir, model.base_url, command.extra)(
                 "deliberate",
                 "--repo",
                 str(repo),
@@ -222,6 +222,6 @@ async def test_a_server_with_twenty_inheritable_descriptors_gives_them_to_no_pro
                 "1",
                 "Add hello_world() function to src/utils.py",
             )
-            assert done.code == 0, done.err
+            assert result.code == 0, result.err
             assert leaked.holders(app.pid) == []
     assert leaked.path.name not in listing.read_text(encoding="utf-8")

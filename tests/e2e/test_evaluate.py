@@ -184,8 +184,8 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
         first = results.read_text(encoding="utf-8")
         with results.open("a", encoding="utf-8") as file:
             file.write('{"task": "torn')  # a write truncated by the kill
-        done = await command(*args, seconds=900)
-        assert done.code == 0, done.err
+        result = await command(*args, seconds=900)
+        assert result.code == 0, result.err
         assert len(right.requests) == calls
         assert results.read_text(encoding="utf-8").startswith(first)
         again = await command(*args, "--report")
@@ -212,7 +212,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
             "--mine",
             "--json",
         )
-    report = done.document
+    report = result.document
     assert again.document == report
     (task,) = report["tasks"]
     assert (

@@ -392,13 +392,13 @@ async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_pa
         "shop/price.py": PYTHON.replace("return price", "return price * (100 - percent) // 100")
     }
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
-        found = {
+        ranked = {
             item.seat: item
             for item in await place.rank({**pool.right, **pool.test}, other, pool.wrong[0])
         }
-    levels = [found[f"agent-dev-00{number}"].level for number in (1, 2, 3)]
+    levels = [ranked[f"agent-dev-00{number}"].level for number in (1, 2, 3)]
     assert levels == [EvidenceLevel.SELF_TESTED, EvidenceLevel.REPRODUCED, EvidenceLevel.UNPROVEN]
-    assert found["agent-dev-003"].rank == 3
+    assert ranked["agent-dev-003"].rank == 3
 
 
 @pytest.mark.parametrize("seat", [1, 2])
@@ -528,11 +528,11 @@ async def test_a_test_that_passes_on_the_base_by_itself_proves_nothing(tmp_path:
     ) as place:
         assert place.prepared.runs["tests"].cases == {"tests/test_calc.py::test_time": "failed"}
         marker.write_text("")
-        (found,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
-    assert found.level is EvidenceLevel.UNPROVEN, found.reasons
+        (ranked,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
+    assert ranked.level is EvidenceLevel.UNPROVEN, ranked.reasons
     assert any(
         "differ from run to run: tests/test_calc.py::test_time" in reason
-        for reason in found.reasons
+        for reason in ranked.reasons
     )
 
 
@@ -555,11 +555,11 @@ async def test_a_test_that_fails_on_the_base_now_too_is_not_lost_by_the_change(
         tmp_path, files, PYTEST, task="Name the result", toolchains=(PACKAGES, marker.parent)
     ) as place:
         marker.write_text("")
-        (found,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
+        (ranked,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
         (broken,) = await place.rank({"calc.py": "def one():\n    return 2\n"})
-    assert found.passed_gates, found.reasons
+    assert ranked.passed_gates, ranked.reasons
     assert any(
         "differ from run to run: tests/test_time.py::test_time" in reason
-        for reason in found.reasons
+        for reason in ranked.reasons
     )
     assert not broken.passed_gates

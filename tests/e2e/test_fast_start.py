@@ -28,11 +28,11 @@ async def test_a_command_hosts_its_seats_itself_and_imports_no_ray(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
     command = Command(tmp_path / "data", model.base_url, {"PYTHONPROFILEIMPORTTIME": "1"})
-    done = await command("deliberate", "--repo", str(repo), "--json", TASK)
-    assert done.code == 0, done.err
-    assert done.document["proven"] is True
-    assert git(repo, "branch", "--list", done.document["branch"])
-    imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.err, re.MULTILINE))
+    result = await command("deliberate", "--repo", str(repo), "--json", TASK)
+    assert result.code == 0, result.err
+    assert result.document["proven"] is True
+    assert git(repo, "branch", "--list", result.document["branch"])
+    imported = set(re.findall(r"^import time:.*\| +(\S+)$", result.err, re.MULTILINE))
     assert "moothall.workers.in_process" in imported
     assert not {name for name in imported if name.partition(".")[0] == "ray"}
     assert (tmp_path / "data" / "logs").is_dir()
@@ -46,9 +46,9 @@ async def test_what_a_host_logs_beside_a_command_stays_in_its_file(
         scripted(by_task)
     ) as other:  # its reply mode is probed, which a host logs
         command.model_url = other.base_url
-        done = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
-    assert done.code == 3, done.err
-    assert done.err == ""
+        result = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
+    assert result.code == 3, result.err
+    assert result.err == ""
     assert "reply mode found out" in (tmp_path / "data" / "logs" / "host-1.log").read_text(
         encoding="utf-8"
     )
@@ -111,13 +111,13 @@ async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_e
                         break
                 first_waits.set()
                 _, rest = await first.communicate()
-                done = await second
+                result = await second
         finally:  # nothing waits after the first has ended without a message
             second_called.set()
             first_waits.set()
             if first.returncode is None:
                 first.kill()
-    assert done.code == 3, (done.err, lines, rest)
+    assert result.code == 3, (result.err, lines, rest)
     assert first.returncode not in {0, None}
 
 
@@ -146,11 +146,11 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
             (root, key, f"set MOOTHALL_LLM__BASE_URL={root}/v1"),
             (locked.base_url, key | {"MOOTHALL_LLM__MODEL": "no-such"}, "it has: scripted"),
         ):
-            done = await Command(tmp_path / "data", url, extra)(*args)
-            assert done.code == 2, (url, done.err)
-            assert message in done.err
-            assert "Traceback" not in done.err
-            assert len(done.err.strip().splitlines()) == 1, done.err
+            result = await Command(tmp_path / "data", url, extra)(*args)
+            assert result.code == 2, (url, result.err)
+            assert message in result.err
+            assert "Traceback" not in result.err
+            assert len(result.err.strip().splitlines()) == 1, result.err
     assert not (tmp_path / "data" / "bus").exists()  # nothing was started for it
 
 
@@ -188,13 +188,13 @@ async def test_a_port_that_is_taken_ends_serve_before_anything_is_started(
             ("METRICS", "metrics.port"),
         ):
             extra = {"MOOTHALL_GRPC__PORT": "0", f"MOOTHALL_{setting}__PORT": port}
-            done = await Command(tmp_path / "data", model.base_url, extra)("serve")
-            assert done.code == 2, done.err
+            result = await Command(tmp_path / "data", model.base_url, extra)("serve")
+            assert result.code == 2, result.err
             assert (
                 f"127.0.0.1:{port} cannot be listened on: address already in use; choose another"
-                in done.err
+                in result.err
             )
-            assert name in done.err
+            assert name in result.err
     assert not (tmp_path / "data" / "bus").exists()
 
 
@@ -223,8 +223,8 @@ async def test_killed_with_9_in_the_middle_it_goes_on_where_it_was(
         before = {
             request.call_id for request in server.requests if "agent-dev-002" not in request.call_id
         }
-        done = await command(*args, "--json")
-        assert done.code == 0, done.err
-        assert json.loads(done.out)["proven"] is True
+        result = await command(*args, "--json")
+        assert result.code == 0, result.err
+        assert json.loads(result.out)["proven"] is True
         again = [request.call_id for request in server.requests]
         assert [name for name in before if again.count(name) > 1] == []

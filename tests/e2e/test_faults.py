@@ -96,9 +96,9 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
     assert mounts_below(tmp_path) == []
     # The same model replies now: the recorded request is resumed and decided.
     async with scripted_model(scripted(_answer_normally)) as cured:
-        done = await Command(tmp_path / "data", cured.base_url, host_settings)(*args, hanging)
-    assert done.code == 0, done.err
-    assert done.document["task_id"] == "killed"
+        result = await Command(tmp_path / "data", cured.base_url, host_settings)(*args, hanging)
+    assert result.code == 0, result.err
+    assert result.document["task_id"] == "killed"
     assert git(repo, "branch", "--list", "moothall/killed")
 
 
@@ -190,7 +190,7 @@ async def test_a_broken_model_is_an_outcome_never_an_answer(
             server.base_url,
             {"MOOTHALL_LLM__RETRIES": "1", "MOOTHALL_LLM__RETRY_SECONDS": "0.05"},
         )
-        done = await command("deliberate", "--text", "--agents", "2", "--json", "Write a HAIKU")
-    assert done.code == exit_code, done.err
-    assert done.document["status"] == "FAILED"
-    assert {seat["error_code"] for seat in done.document["seats"]} == {code}
+        result = await command("deliberate", "--text", "--agents", "2", "--json", "Write a HAIKU")
+    assert result.code == exit_code, result.err
+    assert result.document["status"] == "FAILED"
+    assert {seat["error_code"] for seat in result.document["seats"]} == {code}

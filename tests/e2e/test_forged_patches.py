@@ -24,8 +24,8 @@ async def proven(place: Court, patches: Patches) -> list[str]:
 
     async def judge(name: str) -> str:
         async with gate:
-            (found,) = await place.rank(patches[name])
-        return name if found.passed_gates and found.proven else ""
+            (ranked,) = await place.rank(patches[name])
+        return name if ranked.passed_gates and ranked.proven else ""
 
     return [name for name in await asyncio.gather(*map(judge, patches)) if name]
 

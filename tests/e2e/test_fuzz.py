@@ -111,12 +111,12 @@ def _processes(pid: int) -> set[int]:
     """Return the server's own processes: the server, its bus, and the Ray processes of its
     hosts.
     """
-    found = {pid}
+    pids = {pid}
     for child in descendants(pid):
         line = command_line(child)
         if "nats-server" in line or line.startswith("ray::") or "raylet" in line:
-            found.add(child.pid)
-    return found
+            pids.add(child.pid)
+    return pids
 
 
 # ---- gRPC

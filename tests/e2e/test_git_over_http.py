@@ -83,9 +83,11 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -
         await trusted.register(url, id="app", credential="env:MISSING")
         with pytest.raises(ConfigurationError, match="env:MISSING"):
             await trusted.resolve(RepositoryRef(id="app"))
-    kept = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
-    assert b"s3cret" not in kept
-    assert pair.encode() not in kept
+    stored = b"".join(
+        path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()
+    )
+    assert b"s3cret" not in stored
+    assert pair.encode() not in stored
 
 
 async def test_what_nobody_registered_is_fetched_as_nobody(

@@ -25,19 +25,19 @@ TASK = "Add hello_world() function to src/utils.py"
 
 
 async def _delivered(command: Command, repo: Path) -> Any:
-    done = await command("deliberate", "--repo", str(repo), "--agents", "2", "--json", TASK)
-    assert done.code == 0, done.err
-    return done.document
+    result = await command("deliberate", "--repo", str(repo), "--agents", "2", "--json", TASK)
+    assert result.code == 0, result.err
+    return result.document
 
 
 async def _eventually(command: Command, *args: str) -> Any:
     """Retry the query, because the graph lags behind the answer."""
     for _ in range(50):
-        done = await command("graph", "query", *args, "--json")
-        assert done.code in {0, 1}, done.err
-        if done.code == 0:
-            return done.document
-    pytest.fail(f"the graph never knew: {done.out} {done.err}")
+        result = await command("graph", "query", *args, "--json")
+        assert result.code in {0, 1}, result.err
+        if result.code == 0:
+            return result.document
+    pytest.fail(f"the graph never knew: {result.out} {result.err}")
 
 
 async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(
@@ -122,10 +122,10 @@ async def test_what_a_caller_notes_is_told_and_kept(command: Command) -> None:
         bundle = context.RehydrateSessionRequest(
             case_id=created.story_id, roles=["dev"], persist_bundle=True
         )
-        kept = await known.RehydrateSession(bundle, metadata=bearer)
+        session = await known.RehydrateSession(bundle, metadata=bearer)
         bundle.persist_bundle = False
-        assert kept.expires_at_ms
-        assert await known.RehydrateSession(bundle, metadata=bearer) == kept
+        assert session.expires_at_ms
+        assert await known.RehydrateSession(bundle, metadata=bearer) == session
 
 
 async def _repository(command: Command, outcome: Any) -> str:
@@ -151,9 +151,9 @@ async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(
         (("deliberation", "--line", "1", "task_id=x"), "belong to provenance"),
         (("deliberation", "task_id"), "NAME=VALUE"),
     ):
-        done = await command("graph", "query", *args)
-        assert done.code == 2, done.out
-        assert words in done.err
+        result = await command("graph", "query", *args)
+        assert result.code == 2, result.out
+        assert words in result.err
     rebuild = await command("graph", "rebuild")
     assert rebuild.code == 2
     assert "another process writes the graph" in rebuild.err

@@ -54,8 +54,8 @@ async def test_from_a_failing_test_to_a_patch_that_holds(app: Local, prepared: P
             Verdict.FAILED,
             "failed",
         )
-        done = await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
-        assert done.status is ToolStatus.SUCCESS
+        result = await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
+        assert result.status is ToolStatus.SUCCESS
         tests = await app.call(workspace, "tests.pytest", keyword="hello_world")
         assert tests.output["verdict"] == "passed"
         patch = await workspace.patch("Add hello_world()")
@@ -265,10 +265,10 @@ async def test_the_doctor_opens_a_workspace_and_says_what_keeps_one_away(app: Lo
     assert (await _workspace(app.settings, make)).ok
     assert len(app.pods.labelled) == 1
     app.pods.refusal = "the image 'work:1' of hands cannot be pulled: not found"
-    found = await _workspace(app.settings, make)
-    assert not found.ok
-    assert "'work:1' of hands cannot be pulled" in found.detail
-    assert found.mend.startswith("kubectl -n moothall-workspaces get jobs,pods,events")
+    finding = await _workspace(app.settings, make)
+    assert not finding.ok
+    assert "'work:1' of hands cannot be pulled" in finding.detail
+    assert finding.mend.startswith("kubectl -n moothall-workspaces get jobs,pods,events")
     assert app.pods.pods == ()
 
 

@@ -25,8 +25,8 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
         await command(
             "deliberate", "--text", "--task-id", name, "--json", "Say hello"
         )  # whatever the outcome
-    done = await command("deliberate", "--repo", str(repo), "--task-id", "hurt", "--json", TASK)
-    assert done.code == 0, done.err
+    result = await command("deliberate", "--repo", str(repo), "--task-id", "hurt", "--json", TASK)
+    assert result.code == 0, result.err
     assert (await command("rm", "gone")).code == 0
     whole = await command("log", "check")  # a deliberate removal is not a loss
     assert (whole.code, "the log is whole" in whole.out) == (0, True), whole.out

@@ -42,12 +42,12 @@ async def assistant(data_dir: Path) -> AsyncIterator[Client]:
             yield client
 
 
-def structured(found: Any) -> Any:
-    assert not found.is_error, found.content
+def structured(tool_result: Any) -> Any:
+    assert not tool_result.is_error, tool_result.content
     return (
-        found.structured_content
-        if isinstance(found.structured_content, dict)
-        else json.loads(found.content[0].text)
+        tool_result.structured_content
+        if isinstance(tool_result.structured_content, dict)
+        else json.loads(tool_result.content[0].text)
     )
 
 

@@ -63,7 +63,7 @@ async def test_the_right_candidate_wins_with_independent_evidence(
     council = Council(dict(zip(seats, (wrong, right, other), strict=True)), replies)
     async with scripted_model(council.answer, tools=True) as model:
         command = Command(tmp_path / "data", model.base_url, {"MOOTHALL_LLM__RETRIES": "0"})
-        done = await command(
+        result = await command(
             "deliberate",
             "--repo",
             str(repository),
@@ -74,8 +74,8 @@ async def test_the_right_candidate_wins_with_independent_evidence(
             seconds=600,
         )
     called = {call.call_id.partition("/")[2] for call in model.requests}
-    assert done.document["winner_id"] == seats[1], done.document["results"]
-    assert done.document["evidence_level"] == EvidenceLevel.REPRODUCED
+    assert result.document["winner_id"] == seats[1], result.document["results"]
+    assert result.document["evidence_level"] == EvidenceLevel.REPRODUCED
     assert called >= replies.keys(), "a recorded judge was not asked"
 
 

@@ -43,9 +43,9 @@ def credentials(command: Command) -> tuple[tuple[str, str], ...]:
 
 
 async def registered(command: Command, repo: Path) -> common_pb2.Repository:
-    done = await command("repo", "add", str(repo), "--json")
-    assert done.code == 0, done.err
-    return common_pb2.Repository(id=json.loads(done.out)["id"])
+    result = await command("repo", "add", str(repo), "--json")
+    assert result.code == 0, result.err
+    return common_pb2.Repository(id=json.loads(result.out)["id"])
 
 
 async def test_submit_then_poll(
@@ -212,11 +212,11 @@ async def test_a_pipeline_elsewhere_convenes_a_council_and_fails_by_its_exit_cod
         known,
         "--json",
     )
-    done = await client(*arguments, "--summary", str(tmp_path / "summary.md"), TASK)
-    assert (done.code, done.document["proven"]) == (0, True), done.err
-    assert "hello_world" in git(repo, "show", done.document["branch"])
+    result = await client(*arguments, "--summary", str(tmp_path / "summary.md"), TASK)
+    assert (result.code, result.document["proven"]) == (0, True), result.err
+    assert "hello_world" in git(repo, "show", result.document["branch"])
     summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
-    assert f"branch `{done.document['branch']}`" in summary
+    assert f"branch `{result.document['branch']}`" in summary
     assert "| 1 | " in summary
     wrong = await client(*arguments, "Add hello_world() function to src/utils.py WRONG")
     assert wrong.code in {1, 3}, wrong.err

@@ -34,18 +34,18 @@ async def decided(stub: Any, task_id: str) -> Any:
     async with asyncio.timeout(180):
         while True:
             try:
-                found = await stub.GetDeliberationResult(
+                response = await stub.GetDeliberationResult(
                     pb.GetDeliberationResultRequest(task_id=task_id)
                 )
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     raise
             else:
-                if found.status not in {
+                if response.status not in {
                     pb.DELIBERATION_STATUS_PENDING,
                     pb.DELIBERATION_STATUS_IN_PROGRESS,
                 }:
-                    return found
+                    return response
             await asyncio.sleep(0.1)
 
 
@@ -190,14 +190,14 @@ async def _check_metrics(app: Served, *, deliberations: int) -> None:
     assert stats.total_deliberations == deliberations
     assert stats.total_orchestrations == 1
     assert stats.avg_deliberation_time_ms > 0
-    found = await stub.GetMetrics(pb.GetMetricsRequest())
+    metrics = await stub.GetMetrics(pb.GetMetricsRequest())
     assert (
         0
-        < found.performance.p50_latency_ms
-        <= found.performance.p95_latency_ms
-        <= found.performance.p99_latency_ms
+        < metrics.performance.p50_latency_ms
+        <= metrics.performance.p95_latency_ms
+        <= metrics.performance.p99_latency_ms
     )
-    assert found.councils.health_per_council["council-dev"].success_rate == 1.0
+    assert metrics.councils.health_per_council["council-dev"].success_rate == 1.0
     assert (
         await app.stub(EVE).GetStatus(pb.GetStatusRequest(include_stats=True))
     ).stats.total_deliberations == 1

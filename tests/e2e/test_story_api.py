@@ -76,7 +76,7 @@ async def follow(
     session: aiohttp.ClientSession, url: str, until: str, after: int = 0
 ) -> list[tuple[int, str]]:
     """Return seq and state of each board event up to the first one in a state."""
-    found: list[tuple[int, str]] = []
+    states: list[tuple[int, str]] = []
     async with session.get(
         f"{url}/api/v1/events", headers={"Last-Event-ID": str(after)}
     ) as response:
@@ -84,10 +84,10 @@ async def follow(
         async for line in response.content:
             if line.startswith(b"data: "):
                 event = json.loads(line[6:])
-                found.append((int(event["seq"]), event["story"]["state"]))
-                if found[-1][1] == until:
+                states.append((int(event["seq"]), event["story"]["state"]))
+                if states[-1][1] == until:
                     break
-    return found
+    return states
 
 
 async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: Path) -> None:
@@ -135,8 +135,10 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: 
             if event["type"] == "moothall.story.checked"
         )
         (task, *_) = json.loads(document["plan_json"])["tasks"]
-        found = await ask("GET", f"deliberations/{task['task_id']}")
-        assert "onerror=alert(1)" in json.dumps(found["results"])  # as a string in a JSON document
+        deliberation = await ask("GET", f"deliberations/{task['task_id']}")
+        assert "onerror=alert(1)" in json.dumps(
+            deliberation["results"]
+        )  # as a string in a JSON document
         assert await move("accept") == "done"
         events = await live
         states = [state for _, state in events]

@@ -111,10 +111,10 @@ async def test_the_work_of_two_tasks_is_brought_together(
 async def test_the_same_by_the_command_line(own: Command, repo: Path, tmp_path: Path) -> None:
     async def once_allowed(story: str) -> str:
         async with asyncio.timeout(90):
-            while (done := await own("story", "approve", story)).code:
-                assert "moothall:" in done.err
+            while (result := await own("story", "approve", story)).code:
+                assert "moothall:" in result.err
                 await asyncio.sleep(0.2)
-        return done.out.strip()
+        return result.out.strip()
 
     words = (
         "--brief",

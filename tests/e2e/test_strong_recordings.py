@@ -70,17 +70,17 @@ async def test_a_right_change_is_never_lost(place: Path, tmp_path: Path) -> None
         command = Command(tmp_path / "data", model.base_url, QUICK | settings)
         seats = [seat for seat in recording["seats"] if seat not in AGENTS]
         options = ("--protocol", recording.get("protocol", "single"), "--agents", str(len(seats)))
-        done = await command(
+        result = await command(
             "deliberate", "--repo", str(repo), *options, "--json", recording["task"], seconds=600
         )
-        assert done.document["winner_id"], done.err
-        assert recording.get("level") in {None, done.document["evidence_level"]}, done.document[
+        assert result.document["winner_id"], result.err
+        assert recording.get("level") in {None, result.document["evidence_level"]}, result.document[
             "results"
         ][0]["reasons"]
         calls = [call for call in model.requests if "tools" in call.body]
         assert len(calls) == sum(map(len, recording["seats"].values()))
         first = model.requests[0]
-        logged = await command("log", "tail", "--task", done.document["task_id"], "--json")
+        logged = await command("log", "tail", "--task", result.document["task_id"], "--json")
     assert len(first.prompt) < 9_000, "the first prompt stays short"
     turns = [
         event
@@ -88,7 +88,7 @@ async def test_a_right_change_is_never_lost(place: Path, tmp_path: Path) -> None
         if (event := json.loads(line)).get("type") == EventType.SEAT_TURN
     ]
     assert len(turns) == sum(map(len, recording["seats"].values()))
-    git(repo, "checkout", "--quiet", done.document["branch"])
+    git(repo, "checkout", "--quiet", result.document["branch"])
     for name, text in recording["hidden"].items():
         (repo / name).parent.mkdir(parents=True, exist_ok=True)
         (repo / name).write_text(text, encoding="utf-8")

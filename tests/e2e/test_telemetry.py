@@ -140,13 +140,15 @@ async def read_metrics(url: str, token: str) -> dict[tuple[str, ...], float]:
     ):
         assert response.status == 200
         page = await response.text()
-    found = {}
+    samples = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
             labels = dict(sample.labels)
             process = labels.pop("process")
-            found[(sample.name, process, *(labels[name] for name in sorted(labels)))] = sample.value
-    return found
+            samples[(sample.name, process, *(labels[name] for name in sorted(labels)))] = (
+                sample.value
+            )
+    return samples
 
 
 async def deliberate(command: Command, **request: Any) -> pb.DeliberateResponse:
@@ -253,21 +255,24 @@ async def _assert_figures(url: str) -> None:
         assert refused.status == 401
     async with asyncio.timeout(30):
         while True:
-            found = await read_metrics(url, "scraper-scraper")
+            metrics = await read_metrics(url, "scraper-scraper")
             if (
-                found.get(("moothall_tool_calls_total", "host-1", "success", "files.append"), 0)
+                metrics.get(("moothall_tool_calls_total", "host-1", "success", "files.append"), 0)
                 >= 2
             ):
                 break
             await asyncio.sleep(0.2)
-    assert found["moothall_model_calls_total", "host-1", "scripted", "ok"] >= 3
-    assert found["moothall_model_tokens_total", "host-1", "prompt", "scripted"] > 0
-    assert found["moothall_deliberations_requested_total", "serve", "tests_then_verify", "dev"] == 1
+    assert metrics["moothall_model_calls_total", "host-1", "scripted", "ok"] >= 3
+    assert metrics["moothall_model_tokens_total", "host-1", "prompt", "scripted"] > 0
     assert (
-        found["moothall_deliberations_decided_total", "serve", "committed", "dev", "COMPLETED"] == 1
+        metrics["moothall_deliberations_requested_total", "serve", "tests_then_verify", "dev"] == 1
     )
     assert (
-        found[
+        metrics["moothall_deliberations_decided_total", "serve", "committed", "dev", "COMPLETED"]
+        == 1
+    )
+    assert (
+        metrics[
             "moothall_grpc_calls_total",
             "serve",
             "OK",
@@ -276,14 +281,14 @@ async def _assert_figures(url: str) -> None:
         == 1
     )
     assert {
-        name: found["moothall_model_up", "serve", name] for name in ("default", "cool", "away")
+        name: metrics["moothall_model_up", "serve", name] for name in ("default", "cool", "away")
     } == {
         "default": 1,
         "cool": 1,
         "away": 0,
     }
-    assert found["moothall_bus_lag_messages", "serve", "collector"] >= 0
-    assert found["moothall_collector_under_way", "serve"] == 0
-    assert {name[2] for name in found if name[0] == "moothall_sandbox_layer"} >= {"seccomp"}
+    assert metrics["moothall_bus_lag_messages", "serve", "collector"] >= 0
+    assert metrics["moothall_collector_under_way", "serve"] == 0
+    assert {name[2] for name in metrics if name[0] == "moothall_sandbox_layer"} >= {"seccomp"}
     for process in ("serve", "host-1"):
-        assert found["moothall_process_resident_memory_bytes", process] > 1e6
+        assert metrics["moothall_process_resident_memory_bytes", process] > 1e6

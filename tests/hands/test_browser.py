@@ -152,8 +152,8 @@ async def site() -> AsyncIterator[Site]:
     if find_chromium(BrowserSettings()) is None:
         pytest.skip("no Chromium: `apt-get install chromium` brings it")
     bubblewrap()
-    async with serving() as found:
-        yield found
+    async with serving() as served:
+        yield served
 
 
 @pytest.fixture(autouse=True)
@@ -207,7 +207,7 @@ async def test_open_click_type_wait_text_and_screenshot(site: Site, tmp_path: Pa
         where={"path": "shots/one.png"},
     )
     assert result.status is ToolStatus.SUCCESS, result.error
-    texts = [done["text"] for done in result.output["results"] if done["do"] == "text"]
+    texts = [step["text"] for step in result.output["results"] if step["do"] == "text"]
     assert texts == ["go", "Hello Ada", "Hello Bob"]
     assert (result.output["title"], result.output["url"]) == ("Hello", f"{site.url}/hello?name=Bob")
     snapshot = (tmp_path / "shots/one.png").read_bytes()

@@ -40,8 +40,8 @@ CMD ["echo", "from the image"]
 @pytest.fixture(scope="module")
 def host() -> Iterator[str]:
     try:
-        with engine() as found:
-            yield found
+        with engine() as engine_host:
+            yield engine_host
     except Missing as missing:
         pytest.skip(str(missing))
 
@@ -132,10 +132,10 @@ async def test_a_container_that_goes_on(deliberations: DockerWorkspace) -> None:
     assert [(one["container"], one["image"], one["state"]) for one in listed] == [
         (container, "app", "running")
     ]
-    done = await deliberations.ask(
+    result = await deliberations.ask(
         "exec", container=container, command=["/bin/busybox", "sh", "-c", "echo $GREETING; exit 3"]
     )
-    assert (done.output["exit_code"], done.output["output"]) == (3, "hello\n"), done.error
+    assert (result.output["exit_code"], result.output["output"]) == (3, "hello\n"), result.error
     async with asyncio.timeout(30):
         while not (logs := await deliberations.ask("logs", container=container)).output["output"]:
             await asyncio.sleep(0.1)
@@ -271,7 +271,7 @@ async def test_what_expired_is_removed_whoever_made_it(
     assert (
         await short.ask("run", image="gone", command=["/bin/busybox", "sleep", "1000"], detach=True)
     ).status is ToolStatus.SUCCESS
-    kept = (await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)).output[
+    running = (await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)).output[
         "container"
     ]
     await deliberations.tools.sweep()
@@ -288,7 +288,7 @@ async def test_what_expired_is_removed_whoever_made_it(
             if tag.endswith(":gone")
         ] == []
     assert [one["container"] for one in (await deliberations.ask("ps")).output["containers"]] == [
-        kept
+        running
     ]
 
 

@@ -65,8 +65,8 @@ async def app(
         "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{folder}"]',
         "MOOTHALL_LLM__RETRIES": "1",
     }
-    async with served(command) as found:
-        yield found
+    async with served(command) as server:
+        yield server
 
 
 class Web:
@@ -212,10 +212,10 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(app: Served) -> N
     assert (ran.status, ran.tool_call_count, ran.result.number_value > 0) == ("success", 1, True), (
         ran
     )
-    done = await execution("e-1", "files.append", path="src/utils.py", content="# mine\n")
-    assert done.status == "success", done
+    result = await execution("e-1", "files.append", path="src/utils.py", content="# mine\n")
+    assert result.status == "success", result
     assert (
-        await execution("e-1", "files.append", path="src/utils.py", content="# mine\n") == done
+        await execution("e-1", "files.append", path="src/utils.py", content="# mine\n") == result
     )  # runs once
     content = dict((await execution("e-2", "files.read", path="src/utils.py")).output.struct_value)[
         "content"
@@ -298,7 +298,7 @@ async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: P
             assert parts["fleet"]["detail"] == "1 of 1 hosts are at work"
             assert not any(part["detail"] for part in (await health(token=""))[2].values())
             async with asyncio.timeout(60):
-                while (found := await health())[
+                while (report := await health())[
                     0
                 ] != 503:  # Ray restarts it quickly: retry until a request falls in between
                     for child in descendants(app.pid):
@@ -306,14 +306,14 @@ async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: P
                             with suppress(psutil.NoSuchProcess):
                                 child.kill()
                     await asyncio.sleep(0.2)
-                assert [name for name, part in found[2].items() if part["status"] == "down"] == [
+                assert [name for name, part in report[2].items() if part["status"] == "down"] == [
                     "fleet"
                 ]
                 while (await health())[0] != 200:  # Ray restarts it
                     await asyncio.sleep(0.2)
         async with asyncio.timeout(60):
-            while (found := await health())[0] != 503:
+            while (report := await health())[0] != 503:
                 await asyncio.sleep(0.2)
-        assert found[1] == "down"
-        assert {name for name, part in found[2].items() if part["status"] == "down"} == {"model"}
-        assert "does not answer" in found[2]["model"]["detail"]
+        assert report[1] == "down"
+        assert {name for name, part in report[2].items() if part["status"] == "down"} == {"model"}
+        assert "does not answer" in report[2]["model"]["detail"]

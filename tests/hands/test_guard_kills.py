@@ -175,9 +175,9 @@ async def test_the_audit_shows_who_approved_what_was_called_out_and_what_was_cha
         allowed = await command("tools", "requeue", "allow", "r-1")
         assert allowed.code == 0, allowed.err
         async with asyncio.timeout(120):
-            while (done := await call("r-1", "files.delete", path="a.txt")).status == "parked":
+            while (result := await call("r-1", "files.delete", path="a.txt")).status == "parked":
                 await asyncio.sleep(0.2)
-        assert (done.status, done.output["deleted"]) == ("success", True)
+        assert (result.status, result.output["deleted"]) == ("success", True)
         again = await command("tools", "requeue", "allow", "r-1")
         assert (again.code, "it was allowed already" in again.err) == (2, True)
         assert (

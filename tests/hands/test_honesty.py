@@ -56,7 +56,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def without(what: tuple[str, ...], *program: str, **variables: str) -> tuple[int, str]:
     command = [sys.executable, str(HERE / "without.py"), *what, "--", sys.executable, *program]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         env=environment(**variables),
         capture_output=True,
@@ -64,7 +64,7 @@ def without(what: tuple[str, ...], *program: str, **variables: str) -> tuple[int
         check=False,
         timeout=120,
     )
-    return done.returncode, done.stdout + done.stderr
+    return completed.returncode, completed.stdout + completed.stderr
 
 
 def doctor(what: tuple[str, ...], tmp_path: Path, **variables: str) -> dict[str, dict[str, Any]]:
@@ -80,7 +80,7 @@ def doctor(what: tuple[str, ...], tmp_path: Path, **variables: str) -> dict[str,
         **variables,
     )
     assert code == 0, output
-    return {found["part"].removeprefix("sandbox "): found for found in json.loads(output)}
+    return {finding["part"].removeprefix("sandbox "): finding for finding in json.loads(output)}
 
 
 @pytest.mark.parametrize("wall", ["landlock", "seccomp"])
@@ -91,12 +91,12 @@ def test_a_missing_wall_is_named_and_stops_the_start(tmp_path: Path, wall: str) 
         True,
     ), output
     assert f"sandbox.allow_degraded = ['{wall}']" in output
-    found = doctor((wall,), tmp_path)
-    assert (found[wall]["ok"], bool(found[wall]["mend"])) == (False, True)
+    findings = doctor((wall,), tmp_path)
+    assert (findings[wall]["ok"], bool(findings[wall]["mend"])) == (False, True)
     alike = (
         {wall, "executor"} if wall == "seccomp" else {wall}
     )  # the executor is spared by such a filter
-    assert {name for name, part in found.items() if not part["ok"]} == alike
+    assert {name for name, part in findings.items() if not part["ok"]} == alike
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_a_wall_that_was_accepted_is_shown_and_the_rest_works(
         f"GAUGE {name} 0.0" for name in named
     ]
     assert output.count(" 1.0\n") == len(LAYERS) - len(named)
-    found = doctor((wall,), tmp_path, MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed)
-    assert "missing, accepted by sandbox.allow_degraded" in found[wall]["detail"]
+    findings = doctor((wall,), tmp_path, MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed)
+    assert "missing, accepted by sandbox.allow_degraded" in findings[wall]["detail"]
     code, output = without((wall,), "-c", WORK, str(tmp_path / "work"), *named)
     assert (code, "success 42" in output) == (0, True), output
 
@@ -156,7 +156,7 @@ def test_without_user_namespaces_there_is_no_sandbox(tmp_path: Path) -> None:
 
 def test_without_bubblewrap_the_start_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-c", START, str(tmp_path)]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         env=environment(PATH=str(tmp_path)),
         capture_output=True,
@@ -164,12 +164,12 @@ def test_without_bubblewrap_the_start_is_refused(tmp_path: Path) -> None:
         check=False,
         timeout=60,
     )
-    assert done.returncode == 1
+    assert completed.returncode == 1
     assert (
         "REFUSED SANDBOX_UNAVAILABLE sandbox layer 'bubblewrap' is missing: bubblewrap: not found "
-        "on PATH" in done.stderr
+        "on PATH" in completed.stderr
     )
-    assert "apt-get install bubblewrap" in done.stderr
+    assert "apt-get install bubblewrap" in completed.stderr
 
 
 @pytest.mark.parametrize("name", ["bubblewrap", "overlay", "landlocks", "*", "all"])

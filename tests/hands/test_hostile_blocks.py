@@ -282,8 +282,8 @@ async def test_the_files_of_the_workspace_can_be_read_by_cpython_and_changed_by_
     )
     ran = await evaluator.run(code)
     assert (ran.status, ran.value) == (ToolStatus.SUCCESS, "x"), ran
-    found = await evaluator.run("ws.glob('*.txt')")
-    assert found.value == ["told.txt"]
+    listed = await evaluator.run("ws.glob('*.txt')")
+    assert listed.value == ["told.txt"]
 
 
 @pytest.mark.parametrize(

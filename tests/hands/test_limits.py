@@ -82,14 +82,14 @@ async def neighbour_works(
     app: Local, workspace: LocalWorkspace, until: asyncio.Task[ToolResult]
 ) -> int:
     """Write and read until the hog has ended."""
-    done = 0
-    while not until.done() or not done:
-        wrote = await app.call(workspace, "files.write", path="n.txt", content=str(done))
+    calls = 0
+    while not until.done() or not calls:
+        wrote = await app.call(workspace, "files.write", path="n.txt", content=str(calls))
         ran = await app.call(workspace, "code.python", code="print(open('n.txt').read())")
         assert (wrote.status, ran.status, ran.output["output"]) == (
             ToolStatus.SUCCESS,
             ToolStatus.SUCCESS,
-            f"{done}\n",
+            f"{calls}\n",
         )
         assert (
             min(
@@ -100,8 +100,8 @@ async def neighbour_works(
             )
             > 0
         )
-        done += 1
-    return done
+        calls += 1
+    return calls
 
 
 @pytest.mark.parametrize("hog", HOGS)
@@ -118,7 +118,7 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(
         ):
             seconds = 2.0 if status == "timeout" else 30.0
             running = asyncio.ensure_future(app.call(bad, "code.python", seconds, code=code))
-            done = await neighbour_works(app, good, running)
+            calls = await neighbour_works(app, good, running)
             stopped = await running
             if (
                 status == "disk"
@@ -128,7 +128,7 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(
                 for name in (await app.call(bad, "files.list")).output["entries"]:
                     await app.call(bad, "files.delete", path=name)
             after = await app.call(bad, "code.python", code="print('still here')")
-    assert (stopped.status, done > 0) == (status, True), stopped
+    assert (stopped.status, calls > 0) == (status, True), stopped
     assert min(stopped.usage.cpu_ms, stopped.usage.max_rss_bytes) > 0
     assert stopped.usage.max_rss_bytes < 2 * LIMITS["memory_bytes"]
     assert (after.status, after.output["output"]) == (ToolStatus.SUCCESS, "still here\n")

@@ -25,7 +25,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def running(folder: Path) -> list[int]:
     """Return the processes that run a server of this folder."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -33,8 +33,8 @@ def running(folder: Path) -> list[int]:
             except OSError:
                 continue
             if f"{folder}/mcp_server.py" in words and "python" in words[0]:
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
@@ -118,8 +118,8 @@ async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(
             "another one needed its place (mcp.kept)"
             in (await there.call("mcp.first.counts", word="x")).error
         )
-        kept = await there.call("mcp.second.counts", word="y")
-        assert list(kept.output["data"]["words"]) == ["second", "y"]
+        second = await there.call("mcp.second.counts", word="y")
+        assert list(second.output["data"]["words"]) == ["second", "y"]
 
 
 async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_says_so(

@@ -47,13 +47,13 @@ async def test_files_that_a_tool_changes_are_in_the_patch_and_reading_changes_no
             "string)" in wrong.error
         )
         assert (await there.workspace.patch("none")).diff == ""
-        done = await there.call(
+        result = await there.call(
             "mcp.notes.put", path="note.txt", text="hi\n", times=2, model_kind="draft"
         )
-        assert (done.status, done.output["text"]) == (
+        assert (result.status, result.output["text"]) == (
             ToolStatus.SUCCESS,
             "note.txt is written as draft",
-        ), done.error
+        ), result.error
         got = await there.call("mcp.looks.get", path="note.txt")
         assert got.output["data"] == {"path": "note.txt", "text": "hi\nhi\n"}, got.error
         lost = await there.call("mcp.looks.put", path="other.txt", text="x")

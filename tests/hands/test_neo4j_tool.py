@@ -141,12 +141,12 @@ async def test_neo4j_changes_nothing(graph: str, hits: Hits, query: str) -> None
             f"bolt://{parts.hostname}:{parts.port}",
             auth=(parts.username or "", parts.password or ""),
         ) as driver:
-            found = driver.execute_query(
+            nodes = driver.execute_query(
                 "MATCH (n) OPTIONAL MATCH (n)-[r]->() RETURN count(DISTINCT n), count(r), "
                 "collect(properties(n))"
             )
             schema = driver.execute_query("SHOW INDEXES YIELD name RETURN name")
-            return [record.values() for record in (*found.records, *schema.records)]
+            return [record.values() for record in (*nodes.records, *schema.records)]
 
     before = looked()
     result = await ask(
@@ -172,11 +172,11 @@ async def test_neo4j_answers_are_bounded(graph: str) -> None:
 
 async def test_neo4j_writes_where_the_operator_says_so(graph: str, hits: Hits) -> None:
     may = graphs(graph, write=True)
-    done = await ask(
+    result = await ask(
         "db.neo4j", may, query="CREATE (n:Note {text: $text}) RETURN n.text", params={"text": "t"}
     )
-    assert (done.output["rows"], done.output["changed"]["nodes_created"]) == ([["t"]], 1), (
-        done.error
+    assert (result.output["rows"], result.output["changed"]["nodes_created"]) == ([["t"]], 1), (
+        result.error
     )
     gone = await ask("db.neo4j", may, query="MATCH (n:Note) DELETE n")
     assert gone.output["changed"]["nodes_deleted"] == 1

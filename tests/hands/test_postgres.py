@@ -267,15 +267,17 @@ async def test_postgres_leaves_no_session_behind(superuser: str, reader: str) ->
 async def test_postgres_writes_where_the_operator_says_so(superuser: str, reader: str) -> None:
     may = postgres(reader, write=True)
     try:
-        done = await ask(
+        result = await ask(
             "db.postgres",
             may,
             query="insert into items (name) values ($1) returning name",
             params=["new"],
         )
-        assert (done.output["rows"], done.output["changed"]) == ([["new"]], 1), done.error
-        done = await ask("db.postgres", may, query="update items set price = 3 where name = 'new'")
-        assert done.output["changed"] == 1
+        assert (result.output["rows"], result.output["changed"]) == ([["new"]], 1), result.error
+        result = await ask(
+            "db.postgres", may, query="update items set price = 3 where name = 'new'"
+        )
+        assert result.output["changed"] == 1
         several = await ask(
             "db.postgres", may, query="delete from items where name = 'new'; select 1"
         )

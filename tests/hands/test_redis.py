@@ -163,8 +163,8 @@ async def test_redis_answers_are_bounded(redis_url: str, filled: redis.asyncio.R
 async def test_redis_writes_where_the_operator_says_so(
     redis_url: str, filled: redis.asyncio.Redis
 ) -> None:
-    done = await ask("db.redis", reds(redis_url, write=True), command="SET", args=["a", "5"])
-    assert done.output["reply"] == "OK", done.error
+    result = await ask("db.redis", reds(redis_url, write=True), command="SET", args=["a", "5"])
+    assert result.output["reply"] == "OK", result.error
     assert await filled.get("a") == b"5"
     for command, args in (
         ("FLUSHALL", []),

@@ -37,8 +37,8 @@ told
 """
 
 
-def data(done: pb.ExecuteResponse) -> Any:
-    return json_format.MessageToDict(done.result)
+def data(response: pb.ExecuteResponse) -> Any:
+    return json_format.MessageToDict(response.result)
 
 
 @pytest.fixture
@@ -51,9 +51,11 @@ async def test_code_without_network_or_files_reads_a_file_through_the_gate(
     app: ToolServer,
 ) -> None:
     opened = await app.open()
-    done = await app.execute(opened, "e-1", WITHOUT_REACH, tools=["files.read"])
-    assert (done.status, done.usage.tier, done.tool_call_count) == ("success", "monty", 1), done
-    assert data(done) == ["A = 1\n"]
+    result = await app.execute(opened, "e-1", WITHOUT_REACH, tools=["files.read"])
+    assert (result.status, result.usage.tier, result.tool_call_count) == ("success", "monty", 1), (
+        result
+    )
+    assert data(result) == ["A = 1\n"]
     socket = await app.execute(
         opened,
         "e-2",
@@ -70,9 +72,9 @@ async def test_code_without_network_or_files_reads_a_file_through_the_gate(
 async def test_inputs_value_output_and_figures(app: ToolServer) -> None:
     opened = await app.open()
     code = "print('sum of', numbers)\n{'sum': sum(numbers), 'half': sum(numbers) / 2}"
-    done = await app.execute(opened, "e-1", code, inputs={"numbers": [1, 2]})
-    assert (done.status, done.stdout) == ("success", "sum of [1, 2]\n"), done
-    assert data(done) == {"sum": 3.0, "half": 1.5}
+    result = await app.execute(opened, "e-1", code, inputs={"numbers": [1, 2]})
+    assert (result.status, result.stdout) == ("success", "sum of [1, 2]\n"), result
+    assert data(result) == {"sum": 3.0, "half": 1.5}
     none = await app.execute(opened, "e-2", "x = 1")
     assert none.result.WhichOneof("kind") == "null_value"
 
@@ -122,9 +124,9 @@ for path in ('../../etc/passwd', '/etc/passwd', 'src/../../etc/passwd'):
     except RuntimeError as error:
         told.append(str(error).split(': ')[1])
 told"""
-        done = await app.execute(opened, f"e-{number}", code, tools=["files.read"])
-        assert done.status == "success", done
-        assert set(data(done)) <= {"invalid", "blocked"}
+        result = await app.execute(opened, f"e-{number}", code, tools=["files.read"])
+        assert result.status == "success", result
+        assert set(data(result)) <= {"invalid", "blocked"}
 
 
 async def test_limits_of_the_request_hold(app: ToolServer) -> None:
@@ -189,8 +191,8 @@ async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it
     app.visits.await_calls(find)
     token = app.visits.token(LOCAL, "task-1", "dev", 60)
     task = tool_pb2.OpenWorkspaceResponse(workspace_id="task-1", capability_token=token)
-    done = await app.execute(task, "e-1", "ws.read('src/a.py')", tools=["files.read"])
-    assert (done.status, data(done)) == ("success", "A = 1\n"), done
+    result = await app.execute(task, "e-1", "ws.read('src/a.py')", tools=["files.read"])
+    assert (result.status, data(result)) == ("success", "A = 1\n"), result
 
 
 async def test_two_that_ask_at_once_have_one_run_and_one_that_goes_leaves_it_to_the_other(
@@ -200,7 +202,7 @@ async def test_two_that_ask_at_once_have_one_run_and_one_that_goes_leaves_it_to_
     code = "files.append('log.txt', 'once\\n')\nws.read('log.txt')"
     tools = ["files.append", "files.read"]
     both = await asyncio.gather(*(app.execute(opened, "e-1", code, tools=tools) for _ in range(2)))
-    assert [data(done) for done in both] == ["once\n"] * 2
+    assert [data(response) for response in both] == ["once\n"] * 2
     spin = "while True:\n    pass"
     gone = asyncio.ensure_future(
         app.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))

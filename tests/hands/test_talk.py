@@ -51,9 +51,11 @@ def by_talk(body: dict[str, Any], _headers: Mapping[str, str]) -> str | Fault:
             content=f"{SOLVED}\n# {words[-1]}\n" if words else SOLVED,
         )
     if "GREETING" in task:
-        done = "NOTES.md" in prompt.replace(task, "")
+        has_notes = "NOTES.md" in prompt.replace(task, "")
         return (
-            finish("Written down.") if done else turn("files.write", path="NOTES.md", content=NOTES)
+            finish("Written down.")
+            if has_notes
+            else turn("files.write", path="NOTES.md", content=NOTES)
         )
     if "before" in task:
         questions = re.findall(r"--- asked \[\w+\] ---\n(.*)\n", prompt)
@@ -136,8 +138,8 @@ async def test_nothing_that_could_go_on_is_said(
         ((), "nothing is asked"),
         (("--server", "127.0.0.1:9", "--continue", "What did I ask?"), "name it, --continue TASK"),
     ):
-        done = await command("ask", *args, cwd=repo)
-        assert (done.code, message in done.err) == (2, True), done.err
+        result = await command("ask", *args, cwd=repo)
+        assert (result.code, message in result.err) == (2, True), result.err
     text = await command("ask", "--continue", "What did I ask before?", cwd=tmp_path)
     assert "nothing was asked about text yet" in text.err
 
@@ -319,8 +321,8 @@ async def test_a_run_is_forked_without_a_call_of_what_it_takes_over(
         ),
         (("--turn", "1", "nowhere"), "no task 'nowhere'"),
     ):
-        done = await command("fork", *args)
-        assert (done.code, message in done.err) == (2, True), done.err
+        result = await command("fork", *args)
+        assert (result.code, message in result.err) == (2, True), result.err
 
 
 async def killed_and_again(

@@ -69,11 +69,11 @@ def answer(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
 
 def recorded(data_dir: Path) -> list[Path]:
     """Return all files in which the server recorded events, without checkouts of the repository."""
-    kept = {"repos", "checkouts", "environments", "run", "prepared", "models"}
+    checkouts = {"repos", "checkouts", "environments", "run", "prepared", "models"}
     return [
         path
         for path in data_dir.rglob("*")
-        if path.is_file() and path.relative_to(data_dir).parts[0] not in kept
+        if path.is_file() and path.relative_to(data_dir).parts[0] not in checkouts
     ]
 
 
@@ -104,8 +104,8 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
             "4",
             "--json",
         )
-        done = await command("deliberate", *options, story)
-        assert done.code == 0, done.err
+        completed = await command("deliberate", *options, story)
+        assert completed.code == 0, completed.err
         log = await command("log", "tail", "--json")
         asking = (
             "--repo",
@@ -115,7 +115,7 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
             "--line",
             "13",
             "--ref",
-            done.document["branch"],
+            completed.document["branch"],
             "--json",
         )
         graph = await command("graph", "query", "provenance", *asking)
@@ -124,7 +124,7 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
 
     # The seat that did the task won, whatever the reviews, and its branch has the tested content,
     # including the old token.
-    document = done.document
+    document = completed.document
     by_seat = {result["seat"]: result for result in document["results"]}
     assert (document["winner_id"], document["proven"], document["final_state"]) == (
         "agent-dev-001",
@@ -162,7 +162,7 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
         assert places(tmp_path / "data", secret) == []
         assert [
             name
-            for name, finished in (("deliberate", done), ("log", log), ("graph", graph))
+            for name, finished in (("deliberate", completed), ("log", log), ("graph", graph))
             if secret in finished.out + finished.err
         ] == []
     assert len(recorded(tmp_path / "data")) > 3
@@ -171,15 +171,15 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
 
 def outside_fences(text: str) -> str:
     """Return the text outside of all fences."""
-    kept, mark = [], ""
+    lines_outside, mark = [], ""
     for line in text.splitlines():
         if mark:
             mark = "" if line == f"--- end [{mark}] ---" else mark
         elif line.startswith("--- ") and line.endswith("] ---"):
             mark = line.rpartition("[")[2].removesuffix("] ---")
         else:
-            kept.append(line)
-    return "\n".join(kept)
+            lines_outside.append(line)
+    return "\n".join(lines_outside)
 
 
 HALF, REST = GITHUB[:12], GITHUB[12:]
@@ -219,11 +219,13 @@ async def test_a_key_in_parts_is_refused_or_shown_to_a_person(tmp_path: Path) ->
             "1",
             "--json",
         )
-        done = await command("deliberate", *options, "Add hello_world() to src/utils.py.")
-    by_seat = {result["seat"]: " ".join(result["reasons"]) for result in done.document["results"]}
-    assert "assembled from parts at src/utils.py:" in by_seat["agent-dev-001"], done.err
+        completed = await command("deliberate", *options, "Add hello_world() to src/utils.py.")
+    by_seat = {
+        result["seat"]: " ".join(result["reasons"]) for result in completed.document["results"]
+    }
+    assert "assembled from parts at src/utils.py:" in by_seat["agent-dev-001"], completed.err
     assert "agent-dev-002" not in by_seat
-    assert done.document["winner_id"] == "agent-dev-003"
+    assert completed.document["winner_id"] == "agent-dev-003"
     assert (
         "A person should check whether a key or password is hidden at src/utils.py:"
         in by_seat["agent-dev-003"]

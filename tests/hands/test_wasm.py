@@ -238,10 +238,10 @@ async def test_it_is_compiled_once_and_what_is_no_module_stops_the_start(tmp_pat
     async with _app(tmp_path) as run:
         assert (await run("echo", word="a", times=1)).status is ToolStatus.SUCCESS
     module_folder = tmp_path / "data" / "wasm"
-    kept = {file.name: file.stat().st_mtime_ns for file in module_folder.iterdir()}
-    assert len(kept) == len(_MODULES)
+    compiled = {file.name: file.stat().st_mtime_ns for file in module_folder.iterdir()}
+    assert len(compiled) == len(_MODULES)
     async with _app(tmp_path):
-        assert {file.name: file.stat().st_mtime_ns for file in module_folder.iterdir()} == kept
+        assert {file.name: file.stat().st_mtime_ns for file in module_folder.iterdir()} == compiled
     (tmp_path / "tools" / "echo.wasm").write_bytes(b"\0asm nonsense")
     with pytest.raises(ConfigurationError, match=r"echo\.wasm is no WebAssembly module"):
         async with _app(tmp_path):

@@ -64,10 +64,10 @@ def state_lines(events: list[pb.WorkflowEvent]) -> list[str]:
 
 
 async def read(app: ToolServer, opened: pb.OpenWorkspaceResponse, path: str) -> str:
-    found = await app.call(
+    result = await app.call(
         opened, "files.read", f"read-{path}-{asyncio.get_running_loop().time()}", path=path
     )
-    return str(found.output["content"]) if found.status == "success" else found.status
+    return str(result.output["content"]) if result.status == "success" else result.status
 
 
 async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(

@@ -63,17 +63,17 @@ async def check_appearance(who: Reader, name: str) -> None:
     """Check the current view, wide and narrow, light and dark: axe-core finds nothing and it fits.
     Take screenshots if they are wanted.
     """
-    found = []
+    violations = []
     for viewport, (width, height) in VIEWPORTS.items():
         await who.page.set_viewport_size({"width": width, "height": height})
         for scheme in ("light", "dark"):
             await who.page.emulate_media(color_scheme=scheme)
-            found += [f"{name} {viewport} {scheme}: {line}" for line in await who.violations()]
+            violations += [f"{name} {viewport} {scheme}: {line}" for line in await who.violations()]
             wide = await who.page.evaluate(
                 "document.documentElement.scrollWidth - window.innerWidth"
             )
             if wide > 0:
-                found.append(f"{name} {viewport}: {wide} px wider than the window")
+                violations.append(f"{name} {viewport}: {wide} px wider than the window")
             if PICTURES:
                 await who.page.screenshot(path=Path(PICTURES, f"{name}-{viewport}-{scheme}.png"))
-    assert found == []
+    assert violations == []

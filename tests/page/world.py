@@ -134,8 +134,8 @@ class Reader:
 
     async def violations(self) -> list[str]:
         """Return the findings of axe-core, a line each."""
-        found = (await Axe().run(self.page)).response["violations"]
-        return [f"{item['id']}: {node['html'][:200]}" for item in found for node in item["nodes"]]
+        entries = (await Axe().run(self.page)).response["violations"]
+        return [f"{item['id']}: {node['html'][:200]}" for item in entries for node in item["nodes"]]
 
 
 @asynccontextmanager
@@ -164,23 +164,25 @@ async def reader(
         java_script_enabled=scripts,
     )
     page = await context.new_page()
-    found = Reader(page, "", [])
-    page.on("dialog", lambda dialog: found.note(f"dialog: {dialog.message}"))
-    page.on("pageerror", lambda error: found.note(f"error: {error}"))
+    new_reader = Reader(page, "", [])
+    page.on("dialog", lambda dialog: new_reader.note(f"dialog: {dialog.message}"))
+    page.on("pageerror", lambda error: new_reader.note(f"error: {error}"))
     page.on(
         "console",
-        lambda message: found.note(f"console: {message.text}") if message.type == "error" else None,
+        lambda message: (
+            new_reader.note(f"console: {message.text}") if message.type == "error" else None
+        ),
     )
     page.on(
         "request",
         lambda request: (
             None
-            if request.url.startswith((found.web, "data:"))
-            else found.note(f"asked {request.url}")
+            if request.url.startswith((new_reader.web, "data:"))
+            else new_reader.note(f"asked {request.url}")
         ),
     )
     try:
-        yield found
+        yield new_reader
     finally:
         await context.close()
 

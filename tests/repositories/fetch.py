@@ -63,7 +63,7 @@ class Project:
 
 def projects(listed: Path = LIST) -> list[Project]:
     """Return a list of projects, in its order."""
-    found = tomllib.loads(listed.read_text(encoding="utf-8"))
+    entries = tomllib.loads(listed.read_text(encoding="utf-8"))
     return [
         Project(
             name,
@@ -74,7 +74,7 @@ def projects(listed: Path = LIST) -> list[Project]:
             entry.get("why", ""),
             entry.get("files", {}),
         )
-        for name, entry in found.items()
+        for name, entry in entries.items()
     ]
 
 
@@ -114,26 +114,26 @@ def make_repository(project: Project, folder: Path) -> Repo:
 
 def fetch(package: Package) -> Path:
     """Return the package's archive from the cache; fetch it first if it is missing."""
-    kept = (
+    cached = (
         cache_folder()
         / package.ecosystem
         / f"{package.name.replace('/', '_')}-{package.version}.archive"
     )
-    if not kept.is_file() or _hash(package.ecosystem, kept) != package.hash:
-        kept.parent.mkdir(parents=True, exist_ok=True)
+    if not cached.is_file() or _hash(package.ecosystem, cached) != package.hash:
+        cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             got = {"python": _sdist, "go": _module, "rust": _crate, "node": _tarball}[
                 package.ecosystem
             ](package, Path(folder))
-            if (found := _hash(package.ecosystem, got)) != package.hash:
+            if (digest := _hash(package.ecosystem, got)) != package.hash:
                 raise LookupError(
-                    f"{package.name} {package.version}: its hash is {found}, projects.toml says "
+                    f"{package.name} {package.version}: its hash is {digest}, projects.toml says "
                     f"{package.hash}"
                 )
-            making = kept.with_suffix(f".{os.getpid()}")
+            making = cached.with_suffix(f".{os.getpid()}")
             shutil.copyfile(got, making)
-            making.rename(kept)
-    return kept
+            making.rename(cached)
+    return cached
 
 
 def unpack(archive: Path, target: Path, inside: str = "") -> None:
@@ -218,9 +218,9 @@ def _go_hash(archive: Path) -> str:
 
 def _run(program: str, *words: str, cwd: Path) -> str:
     command = [shutil.which(program) or program, *words]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False
     )
-    if done.returncode:
-        raise LookupError(f"{' '.join(command)}: {done.stderr[-1000:]}")
-    return done.stdout
+    if completed.returncode:
+        raise LookupError(f"{' '.join(command)}: {completed.stderr[-1000:]}")
+    return completed.stdout

@@ -134,10 +134,10 @@ def _aside(path: PurePosixPath) -> bool:
 def faults(path: str, text: str) -> list[Fault]:
     """Return every fault known for a file, in text order; none if it cannot be parsed."""
     suffix = PurePosixPath(path).suffix
-    found = (
+    candidates = (
         _python(path, text) if suffix == ".py" else _words(path, text, _LIKE.get(suffix, suffix))
     )
-    return sorted(found, key=lambda fault: (fault.start, fault.end, fault.new))
+    return sorted(candidates, key=lambda fault: (fault.start, fault.end, fault.new))
 
 
 def _python(path: str, text: str) -> Iterator[Fault]:
@@ -217,23 +217,23 @@ def _words(path: str, text: str, suffix: str) -> Iterator[Fault]:
         text = text[: inner.start()]
     bare = re.sub(
         "|".join(_SKIPPED[suffix]),
-        lambda found: re.sub(r"[^\n]", "\0", found[0]),
+        lambda match: re.sub(r"[^\n]", "\0", match[0]),
         text,
         flags=re.DOTALL,
     )
     heads = [
-        (found.start(), next(name for name in found.groups() if name))
-        for found in _FUNCTIONS[suffix].finditer(bare)
+        (match.start(), next(name for name in match.groups() if name))
+        for match in _FUNCTIONS[suffix].finditer(bare)
     ]
     tests = set(_RUST_TEST.findall(bare)) if suffix == ".rs" else set()
     for old, new in _SWAPS:
-        for found in re.finditer(re.escape(old), bare):
-            if (name := _inside(bare, heads, found.start())) and name not in tests:
-                yield Fault(path, found.start(), found.end(), new, old.strip(), name)
-    for found in re.finditer(r"(?<=[ (\[])\d{1,6}(?=[ )\];,\n])", bare):
-        if (name := _inside(bare, heads, found.start())) and name not in tests:
+        for match in re.finditer(re.escape(old), bare):
+            if (name := _inside(bare, heads, match.start())) and name not in tests:
+                yield Fault(path, match.start(), match.end(), new, old.strip(), name)
+    for match in re.finditer(r"(?<=[ (\[])\d{1,6}(?=[ )\];,\n])", bare):
+        if (name := _inside(bare, heads, match.start())) and name not in tests:
             yield Fault(
-                path, found.start(), found.end(), str(int(found[0]) + 1), "off by one", name
+                path, match.start(), match.end(), str(int(match[0]) + 1), "off by one", name
             )
 
 

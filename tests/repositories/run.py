@@ -42,31 +42,31 @@ async def play(project: Project, settings: Settings, player: Player, url: str, f
     """
     repo = await asyncio.to_thread(make_repository, project, folder)
     released = repo.git("rev-parse", "HEAD^{tree}")
-    found = await search(settings, folder, project.name)
+    search_result = await search(settings, folder, project.name)
     task_id = f"{project.name}-{'half' if player.chance else 'wrong'}"
-    riddle = _break(repo, found)
+    riddle = _break(repo, search_result)
     player.riddles[task_id] = riddle
     before = repo.head
     begun = time.monotonic()
     code, document = await _deliberate(settings, url, folder, task_id)
-    row = Row(project, found, time.monotonic() - begun, len(player.right_seats(task_id)))
+    row = Row(project, search_result, time.monotonic() - begun, len(player.right_seats(task_id)))
     _judge(
         repo, document, code, right=player.right_seats(task_id), released=released, before=before
     )
     return row
 
 
-def _break(repo: Repo, found: Found) -> Riddle:
-    paths = {found.first.path, found.second.path}
+def _break(repo: Repo, search_result: Found) -> Riddle:
+    paths = {search_result.first.path, search_result.second.path}
     texts = {path: (repo.path / path).read_bytes().decode() for path in paths}
-    tests = {case.split("::")[1] for case in found.red if "::" in case}
+    tests = {case.split("::")[1] for case in search_result.red if "::" in case}
     riddle = Riddle(
         texts,
-        found.first,
-        found.second,
+        search_result.first,
+        search_result.second,
         tuple(sorted(test for test in tests if (repo.path / test).is_file())),
     )
-    repo.commit({found.first.path: riddle.broken}, f"Change {found.first.function}")
+    repo.commit({search_result.first.path: riddle.broken}, f"Change {search_result.first.function}")
     return riddle
 
 
@@ -87,14 +87,16 @@ async def _deliberate(
         "--json",
         _TASK,
     )
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")
+    }
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "moothall",
         *words,
         env={
-            **kept,
+            **inherited,
             "MOOTHALL_DATA_DIR": str(settings.data_dir),
             "MOOTHALL_LLM__BASE_URL": url,
             "MOOTHALL_LLM__MODEL": "",

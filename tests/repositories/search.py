@@ -71,19 +71,21 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
         if not any(_green(runs)):
             outputs = "; ".join(f"{name}: {run.output[-2000:]}" for name, run in runs.items())
             raise NothingFound(f"nothing is green before: {outputs or 'no check'}")
-        kept: list[tuple[Fault, frozenset[str]]] = []
+        chosen: list[tuple[Fault, frozenset[str]]] = []
         tried = 0
         async for fault, red in _tell(
             hands.workspaces, prepared, runs, _shuffled(folder, prepared, seed)
         ):
             tried += 1
-            if red and (not kept or (_apart(fault, kept[0][0]) and not _within(red, kept[0][1]))):
-                kept.append((fault, red))
-            if len(kept) == 2:
+            if red and (
+                not chosen or (_apart(fault, chosen[0][0]) and not _within(red, chosen[0][1]))
+            ):
+                chosen.append((fault, red))
+            if len(chosen) == 2:
                 break
-        if len(kept) < 2:
-            raise NothingFound(f"of {tried} faults {len(kept)} made a test red")
-    (first, red), (second, _) = kept
+        if len(chosen) < 2:
+            raise NothingFound(f"of {tried} faults {len(chosen)} made a test red")
+    (first, red), (second, _) = chosen
     checked = sum(run.duration_ms for run in runs.values()) / 1000
     return Found(
         first, second, red, runs, tried, ready - begun - checked, checked, time.monotonic() - ready
@@ -104,9 +106,11 @@ def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
             and "test" not in path.lower()
             and "spec/" not in path
         ):
-            found = faults(path, (folder / path).read_text(encoding="utf-8", errors="replace"))
-            order.shuffle(found)
-            rows.append(found[:_TRIES])
+            file_faults = faults(
+                path, (folder / path).read_text(encoding="utf-8", errors="replace")
+            )
+            order.shuffle(file_faults)
+            rows.append(file_faults[:_TRIES])
     order.shuffle(rows)
     return [row[turn] for turn in range(_TRIES) for row in rows if turn < len(row)]
 

@@ -27,10 +27,10 @@ class Row:
 
 def show(row: Row) -> str:
     """Return a line about the project."""
-    found = row.found
+    result = row.found
     return (
-        f"{row.project.name:<28} {_cases(row):<22} set-up {found.setup_seconds:4.0f} s, tests "
-        f"{found.check_seconds:5.1f} s, {found.tried} faults in {found.search_seconds:4.0f} s, "
+        f"{row.project.name:<28} {_cases(row):<22} set-up {result.setup_seconds:4.0f} s, tests "
+        f"{result.check_seconds:5.1f} s, {result.tried} faults in {result.search_seconds:4.0f} s, "
         f"{_fault(row)}, {row.right} right, mended in {row.council_seconds:4.0f} s"
     )
 
@@ -57,14 +57,14 @@ def write(rows: Sequence[Row], order: Sequence[str]) -> None:
 
 
 def _line(row: Row) -> str:
-    found, versions = (
+    result, versions = (
         row.found,
         ", ".join(package.version.removeprefix("v") for package in row.project.packages),
     )
     return (
         f"| {row.project.name} {versions} | {_ECOSYSTEMS[row.project.ecosystem]}: "
-        f"{row.project.why} | {_cases(row)} | {found.setup_seconds:.0f} s | "
-        f"{found.check_seconds:.1f} s | {_fault(row)} | {row.right} of 3 | "
+        f"{row.project.why} | {_cases(row)} | {result.setup_seconds:.0f} s | "
+        f"{result.check_seconds:.1f} s | {_fault(row)} | {row.right} of 3 | "
         f"{row.council_seconds:.0f} s |"
     )
 

@@ -65,7 +65,7 @@ class Browser:
 
 def form_of(text: str) -> str:
     """Return the CSRF secret in a page's forms."""
-    found = re.search(r'name="form" value="([^"]+)"', text)
-    if found is None:
+    match = re.search(r'name="form" value="([^"]+)"', text)
+    if match is None:
         raise AssertionError(text)
-    return found[1]
+    return match[1]

@@ -131,13 +131,13 @@ def of(events: list[Event], kind: EventType) -> list[Mapping[str, Any]]:
 
 def outcomes(events: list[Event]) -> dict[str, str]:
     """Return seat → status, with the error code if there is one. Fails if a seat finished twice."""
-    found: dict[str, str] = {}
+    statuses: dict[str, str] = {}
     for data in of(events, EventType.SEAT_FINISHED):
         outcome = data["outcome"]
-        if data["seat"] in found:
+        if data["seat"] in statuses:
             raise AssertionError(f"{data['seat']} finished twice")
-        found[data["seat"]] = " ".join(filter(None, (outcome["status"], outcome["error_code"])))
-    return found
+        statuses[data["seat"]] = " ".join(filter(None, (outcome["status"], outcome["error_code"])))
+    return statuses
 
 
 async def until(condition: Callable[[], bool]) -> None:

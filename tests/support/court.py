@@ -103,11 +103,11 @@ async def court(
 ) -> AsyncIterator[Court]:
     """Prepare a base. `argv` is the command of its tests; the default is the detected command."""
     if "Cargo.toml" in files:
-        found = subprocess.run(
+        output = subprocess.run(
             ["rustc", "--print", "sysroot"], check=True, capture_output=True, text=True
         ).stdout
         limits = {
-            "toolchains": (PACKAGES, Path(found.strip())),
+            "toolchains": (PACKAGES, Path(output.strip())),
             "memory_bytes": 2_000_000_000,
             **limits,
         }

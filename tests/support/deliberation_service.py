@@ -134,23 +134,23 @@ class MemoryDesk:
 
     async def wait(self, task_id: str, who: Principal) -> Outcome:
         """Return the final outcome."""
-        kept = self._visible(task_id, who)
+        entry = self._visible(task_id, who)
         async with self._changed:
-            await self._changed.wait_for(lambda: kept.outcome.status.ended)
-        return kept.outcome
+            await self._changed.wait_for(lambda: entry.outcome.status.ended)
+        return entry.outcome
 
     async def watch(
         self, task_id: str, after_seq: int, who: Principal
     ) -> AsyncGenerator[Recorded, None]:
         """Yield events and end after the decision."""
-        kept = self._visible(task_id, who)
+        entry = self._visible(task_id, who)
         self.watchers += 1
         sent: list[Recorded] = []
         try:
             while True:
                 async with self._changed:
-                    await self._changed.wait_for(lambda: len(kept.events) > len(sent))
-                recorded = kept.events[len(sent)]
+                    await self._changed.wait_for(lambda: len(entry.events) > len(sent))
+                recorded = entry.events[len(sent)]
                 sent.append(recorded)
                 if recorded.seq > after_seq:
                     yield recorded
@@ -177,8 +177,8 @@ class MemoryDesk:
 
     async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
         """Record a pause or its end."""
-        kept = self._visible(task_id, who)
-        before = Pauses.of(recorded.event for recorded in kept.events)
+        entry = self._visible(task_id, who)
+        before = Pauses.of(recorded.event for recorded in entry.events)
         if before.is_paused is paused:
             return False
         kind = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
@@ -189,22 +189,22 @@ class MemoryDesk:
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
         """Cancel it and decide it as cancelled."""
-        kept = self._visible(task_id, who)
-        if not kept.outcome.status.ended:
+        entry = self._visible(task_id, who)
+        if not entry.outcome.status.ended:
             self.cancelled[task_id] = reason
             await self.record(
                 task_id, EventType.DELIBERATION_CANCELLED, {"task_id": task_id, "reason": reason}
             )
             await self.decide(
-                replace(kept.outcome, status=DeliberationStatus.CANCELLED, final_state="cancelled")
+                replace(entry.outcome, status=DeliberationStatus.CANCELLED, final_state="cancelled")
             )
-        return kept.outcome.status
+        return entry.outcome.status
 
     async def record(self, task_id: str, kind: EventType, data: Mapping[str, Any]) -> int:
         """Record an event and return its seq."""
-        kept = self._kept[task_id]
+        entry = self._kept[task_id]
         self._seq += 1
-        kept.events.append(
+        entry.events.append(
             Recorded(
                 self._seq,
                 new_event(
@@ -223,7 +223,9 @@ class MemoryDesk:
 
     def under_way(self) -> list[Deliberation]:
         """Return the undecided deliberations."""
-        return [kept.deliberation for kept in self._kept.values() if not kept.outcome.status.ended]
+        return [
+            entry.deliberation for entry in self._kept.values() if not entry.outcome.status.ended
+        ]
 
     def known(self) -> list[str]:
         """Return the ids of all deliberations."""
@@ -238,7 +240,7 @@ class MemoryDesk:
         return self._kept[task_id].request
 
     def _visible(self, task_id: str, who: Principal) -> _Kept:
-        kept = self._kept.get(key_of(task_id, who.tenant))
-        if kept is None or kept.deliberation.tenant != who.tenant:
+        entry = self._kept.get(key_of(task_id, who.tenant))
+        if entry is None or entry.deliberation.tenant != who.tenant:
             raise NotFound(f"no deliberation {task_id!r}")
-        return kept
+        return entry

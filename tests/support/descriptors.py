@@ -26,19 +26,19 @@ class Leak:
     def holders(self, pid: int | None = None) -> list[str]:
         """Return the command lines of a process's descendants that have the file open."""
         identity = _identity(self.path)
-        found = []
+        command_lines = []
         for process in psutil.Process(pid).children(recursive=True):
             with suppress(OSError, psutil.Error):  # it has ended
                 opened = [_identity(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
                 if identity in opened:
-                    found.append(" ".join(process.cmdline())[:200])
-        return found
+                    command_lines.append(" ".join(process.cmdline())[:200])
+        return command_lines
 
 
 def _identity(path: Path) -> tuple[int, int]:
     with suppress(OSError):
-        found = path.stat()
-        return found.st_dev, found.st_ino
+        stat = path.stat()
+        return stat.st_dev, stat.st_ino
     return -1, -1
 
 

@@ -111,8 +111,8 @@ class FakeForge:
             raise _Wrong(401, "Bad credentials")
         method, _, path = call.partition(" ")
         for expected_method, pattern, act in self._routes():
-            if method == expected_method and (found := re.fullmatch(pattern, path)):
-                return act(who, query, body, *found.groups())
+            if method == expected_method and (match := re.fullmatch(pattern, path)):
+                return act(who, query, body, *match.groups())
         raise _Wrong(404, "Not Found")
 
     def _routes(self) -> list[tuple[str, str, Callable[..., Any]]]:
@@ -143,16 +143,16 @@ class FakeForge:
 
     def _list_issues(self, who: str, query: Mapping[str, list[str]], body: Any) -> list[Data]:
         label = query.get("labels", [""])[0]
-        found = [
+        issues = [
             item
             for item in self.issues.values()
             if not label or label in {one["name"] for one in item["labels"]}
         ]
         if self.kind == "github" and not label:  # there, pull requests are issues too
-            found += [
+            issues += [
                 {**item, "pull_request": {"url": ""}, "labels": []} for item in self.pulls.values()
             ]
-        return [item for item in found if item["state"] == query.get("state", ["open"])[0]]
+        return [item for item in issues if item["state"] == query.get("state", ["open"])[0]]
 
     def _number(self) -> int:
         number = len(self.issues) + len(self.pulls) + 1
@@ -208,14 +208,14 @@ class FakeForge:
         return refs.get(f"refs/heads/{branch}", "")
 
     def _list_pulls(self, who: str, query: Mapping[str, list[str]], body: Any) -> list[Data]:
-        found = list(self.pulls.values())[::-1]
+        pulls = list(self.pulls.values())[::-1]
         if self.kind == "github" and (head := query.get("head", [""])[0]):
-            found = [pull for pull in found if pull["head"]["label"] == head]
+            pulls = [pull for pull in pulls if pull["head"]["label"] == head]
         if self.kind == "gitea" and (poster := query.get("poster", [""])[0]):
-            found = [pull for pull in found if pull["user"]["login"] == poster]
+            pulls = [pull for pull in pulls if pull["user"]["login"] == poster]
         return [
             {**pull, "head": {**pull["head"], "sha": self.sha(pull["head"]["ref"])}}
-            for pull in found
+            for pull in pulls
         ]
 
     def _new_pull(self, who: str, query: Any, body: Data) -> Data:
@@ -266,8 +266,10 @@ class FakeForge:
         return review
 
     def _remarks(self, who: str, query: Any, body: Any, number: str, review: str) -> list[Data]:
-        found = next(item for item in self.reviews[int(number)] if item["id"] == int(review))
-        return list(found["remarks"])
+        stored_review = next(
+            item for item in self.reviews[int(number)] if item["id"] == int(review)
+        )
+        return list(stored_review["remarks"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def _build(draft: Path) -> Path:
         str(overlay / "gitea"),
         ".",
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=tree,
         env=env,
@@ -94,8 +94,10 @@ def _build(draft: Path) -> Path:
         timeout=_BUILD_SECONDS,
         check=False,
     )
-    if done.returncode:
-        raise Missing(f"no Gitea: go could not build it: {(done.stdout + done.stderr)[-600:]}")
+    if completed.returncode:
+        raise Missing(
+            f"no Gitea: go could not build it: {(completed.stdout + completed.stderr)[-600:]}"
+        )
     return overlay
 
 

@@ -71,10 +71,10 @@ def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> It
                 "REMOTE_USER": "tester",
                 "GIT_CONFIG_NOSYSTEM": "1",
             }
-            done = subprocess.run(
+            completed = subprocess.run(
                 ["git", "http-backend"], env=env, input=body, capture_output=True, check=True
             )
-            head, _, content = done.stdout.partition(b"\r\n\r\n")
+            head, _, content = completed.stdout.partition(b"\r\n\r\n")
             headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
             self._say(int(headers.pop("Status", "200 OK").split()[0]), headers, content)
 

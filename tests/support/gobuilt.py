@@ -32,8 +32,8 @@ def program(name: str) -> Path:
     `Missing`.
     """
     module, version = PROGRAMS[name]
-    if found := shutil.which(name):
-        return Path(found)
+    if path := shutil.which(name):
+        return Path(path)
 
     def build(draft: Path) -> Path:
         _go(
@@ -72,7 +72,7 @@ def _go(what: str, *arguments: str, into: str, seconds: float) -> str:
             "go.dev/dl"
         )
     env = {**environment(), "GOBIN": into, "GOFLAGS": "-buildvcs=false"}
-    done = subprocess.run(
+    completed = subprocess.run(
         ["nice", "go", *arguments],
         cwd=into,
         env=env,
@@ -81,9 +81,11 @@ def _go(what: str, *arguments: str, into: str, seconds: float) -> str:
         timeout=seconds,
         check=False,
     )
-    if done.returncode:
-        raise Missing(f"no {what}: go could not bring it: {(done.stdout + done.stderr)[-600:]}")
-    return done.stdout
+    if completed.returncode:
+        raise Missing(
+            f"no {what}: go could not bring it: {(completed.stdout + completed.stderr)[-600:]}"
+        )
+    return completed.stdout
 
 
 def main() -> None:

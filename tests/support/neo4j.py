@@ -96,11 +96,13 @@ def _fetch(draft: Path) -> Path:
         f"-DoutputDirectory={draft}/jars",
     ]
     command.append("-Dmdep.prependGroupId=true")  # two of the jars have the same name
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=draft, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False
     )
-    if done.returncode:
-        raise Missing(f"no Neo4j: Maven could not fetch it: {(done.stdout + done.stderr)[-600:]}")
+    if completed.returncode:
+        raise Missing(
+            f"no Neo4j: Maven could not fetch it: {(completed.stdout + completed.stderr)[-600:]}"
+        )
     return draft / "jars"
 
 

@@ -47,7 +47,7 @@ def run_as_ordinary_user(suite: str, root: Path) -> tuple[int, str]:
         f"--basetemp={home / 'tmp'}",
     )
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [*who, str(interpreter_for_all()), "-m", "pytest", suite, *options],
             cwd=root,
             env={
@@ -63,4 +63,4 @@ def run_as_ordinary_user(suite: str, root: Path) -> tuple[int, str]:
         )
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    return done.returncode, done.stdout[-4000:] + done.stderr[-1000:]
+    return completed.returncode, completed.stdout[-4000:] + completed.stderr[-1000:]

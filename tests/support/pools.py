@@ -104,5 +104,5 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _git(folder: Path, *argv: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *argv], check=True, capture_output=True)
-    return done.stdout.decode()
+    completed = subprocess.run(["git", "-C", str(folder), *argv], check=True, capture_output=True)
+    return completed.stdout.decode()

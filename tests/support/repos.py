@@ -58,12 +58,14 @@ class Repo:
             "init.defaultBranch=main",
         )
         command = ["git", *identity, "-c", "protocol.file.allow=always", *args]
-        done = subprocess.run(
+        completed = subprocess.run(
             command, cwd=self.path, env=env, input=stdin, capture_output=True, check=False
         )
-        if done.returncode:
-            raise AssertionError(f"git {' '.join(args)}: {done.stderr.decode(errors='replace')}")
-        return done.stdout.decode().strip()
+        if completed.returncode:
+            raise AssertionError(
+                f"git {' '.join(args)}: {completed.stderr.decode(errors='replace')}"
+            )
+        return completed.stdout.decode().strip()
 
     def write(self, files: Mapping[str, str | bytes]) -> None:
         """Write files below the work tree."""
@@ -128,10 +130,10 @@ def _committed_files(files: tuple[tuple[str, str | bytes], ...]) -> Mapping[str,
         repo = Repo(Path(folder))
         repo.git("init", "--quiet")
         repo.commit(dict(files), "first")
-        found = sorted(path for path in repo.path.rglob("*") if path.is_file())
+        paths = sorted(path for path in repo.path.rglob("*") if path.is_file())
         return {
             str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mode)
-            for path in found
+            for path in paths
         }
 
 

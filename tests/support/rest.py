@@ -73,8 +73,8 @@ async def opened(web: Web, **more: Any) -> dict[str, Any]:
     )
     if answer.status != HTTPStatus.CREATED:
         raise AssertionError(answer.json)
-    found: dict[str, Any] = answer.json
-    return found
+    document: dict[str, Any] = answer.json
+    return document
 
 
 def call(opened: Mapping[str, Any], request_id: str = "r-1", **arguments: Any) -> dict[str, Any]:

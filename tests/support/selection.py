@@ -275,8 +275,8 @@ def _new_go_tests(before: str, after: str) -> str:
 
 
 def _go_name(declared: str) -> str:
-    found = re.match(r"func (?:\([^)]*\) )?(\w+)|(?:type|var|const) (\w+)", declared)
-    return (found[1] or found[2]) if found else declared
+    match = re.match(r"func (?:\([^)]*\) )?(\w+)|(?:type|var|const) (\w+)", declared)
+    return (match[1] or match[2]) if match else declared
 
 
 def code_lines(diff: str) -> int:
@@ -405,14 +405,14 @@ class Pools:
             self._tell(f"{recipe.name}, {mode}: judged {name}")
         ranked = rank([item.candidate for item in await evaluator.run_cross_tests(judged)])
         right = {UPSTREAM, *(item.name for item in recipe.variants if item.right)}
-        found = outcome(
+        pool_outcome = outcome(
             recipe.name,
             mode,
             {names[item.seat]: item for item in ranked},
             pool,
             right & pool.keys(),
         )
-        return replace(found, seconds=round(asyncio.get_running_loop().time() - began, 1))
+        return replace(pool_outcome, seconds=round(asyncio.get_running_loop().time() - began, 1))
 
 
 def pool_of(recipe: Recipe, sources: Sources, mode: str) -> dict[str, str]:

@@ -88,14 +88,14 @@ def _accepts(port: int) -> bool:
 
 
 def _postgres_binaries() -> Path:
-    found = shutil.which("postgres")
+    executable = shutil.which("postgres")
     folders = sorted(
         Path("/usr/lib/postgresql").glob("*/bin"),
         key=lambda folder: int(folder.parent.name),
         reverse=True,
     )
-    if found or folders:
-        return Path(found).resolve().parent if found else folders[0]
+    if executable or folders:
+        return Path(executable).resolve().parent if executable else folders[0]
     raise Missing("no PostgreSQL: `apt-get install postgresql` brings it")
 
 

@@ -115,13 +115,13 @@ def pool(
     expected = [result for _, result in program.cases]
     outcomes: dict[str, list[Any]] = {}
     for text in dict.fromkeys(_mutants(program.text)):
-        found = results(program, text)
+        actual = results(program, text)
         if (
-            found != expected
-            and "TimeoutError" not in found
+            actual != expected
+            and "TimeoutError" not in actual
             and text != ast.unparse(ast.parse(program.wrong_text))
         ):
-            outcomes[text] = found
+            outcomes[text] = actual
     wrong = sorted(outcomes)
     plausible = [text for text in wrong if outcomes[text][::2] == expected[::2]]
     rng.shuffle(wrong)

@@ -52,12 +52,15 @@ async def main(url: str, process: str, count: int, tokens: int) -> None:
     """Run them all at once."""
     async with open_bus(BusSettings(), url) as bus:
         accounts = StoryBudgets(bus.bucket(BUCKET), LimitSettings())
-        done = await asyncio.gather(
+        spent = await asyncio.gather(
             *(deliberate(accounts, f"task-{process}-{number}", tokens) for number in range(count))
         )
     sys.stdout.write(
         json.dumps(
-            {"used": sum(used for used, _ in done), "refused": sum(refused for _, refused in done)}
+            {
+                "used": sum(used for used, _ in spent),
+                "refused": sum(refused for _, refused in spent),
+            }
         )
     )
 

@@ -132,11 +132,11 @@ class ToolServer:
 
     async def results(self, workspace: str, count: int) -> list[Mapping[str, Any]]:
         """Wait for this many results, and a moment longer for an excess one."""
-        found: list[Mapping[str, Any]] = []
+        payloads: list[Mapping[str, Any]] = []
         async with asyncio.timeout(240):
-            while len(found) < count:
+            while len(payloads) < count:
                 await asyncio.sleep(0.1)
-                found = [
+                payloads = [
                     item.event.data
                     async for item in self.bus.replay((Channel.TOOLS.of(workspace),))
                 ]
@@ -172,8 +172,8 @@ class ToolServer:
         empty if it does not exist.
         """
         standing: Any = self.visits._sessions[workspace].seat.workspace
-        found: Path = standing._opened.result()._executor.upper / path
-        return found.read_text(encoding="utf-8") if found.exists() else ""
+        host_path: Path = standing._opened.result()._executor.upper / path
+        return host_path.read_text(encoding="utf-8") if host_path.exists() else ""
 
     def pid(self, workspace: str) -> int:
         """Return the process id of the sandbox of a tool session's executor."""

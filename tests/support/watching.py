@@ -62,11 +62,11 @@ async def block_size(session: aiohttp.ClientSession, url: str) -> int:
     """
     async with session.get(f"{url.removesuffix('/v1')}/metrics") as response:
         response.raise_for_status()
-        found = re.search(
+        match = re.search(
             r'vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"', await response.text()
         )
-    assert found is not None, "this server does not say its cache_config_info"
-    return int(found[1])
+    assert match is not None, "this server does not say its cache_config_info"
+    return int(match[1])
 
 
 def perfect_prefill(prompts: Sequence[Sequence[int]], block: int) -> int:

@@ -308,18 +308,18 @@ class TempWorkspace:
                 process.kill()
             await process.wait()
         code = process.returncode or 0
-        found = cases.Cases()
-        cases.read_folder(found, str(folder))
-        verdict = Verdict(checks.verdict(argv, code, found.results))
+        parsed = cases.Cases()
+        cases.read_folder(parsed, str(folder))
+        verdict = Verdict(checks.verdict(argv, code, parsed.results))
         text = output.decode(errors="replace")[-20_000:]
         return CheckRun(
             name,
             verdict,
-            found.results,
+            parsed.results,
             text,
             exit_code=code,
-            details=found.details,
-            durations=found.ms,
+            details=parsed.details,
+            durations=parsed.ms,
         )
 
     async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:

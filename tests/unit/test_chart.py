@@ -54,9 +54,9 @@ def helm() -> str:
 
 def rendered(helm: str, *arguments: str, namespace: str = "moothall") -> str:
     command = [helm, *TEMPLATE, "a-release", str(CHART), f"--namespace={namespace}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def accepted(each: dict[str, Any]) -> None:
@@ -185,25 +185,28 @@ egress: {enabled: true, apiServer: [192.0.2.1/32, "::1/128"]}
 def test_what_a_user_says_is_there_in_another_namespace_too(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(EVERYTHING, encoding="utf-8")
     text = rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other")
-    found = objects(text)
-    for each in found.values():
+    manifests = objects(text)
+    for each in manifests.values():
         accepted(each)
-    assert {space for _, space, _ in found} == {"other", "other-workspaces"}
-    settings = found["ConfigMap", "other", "moothall"]["data"]
+    assert {space for _, space, _ in manifests} == {"other", "other-workspaces"}
+    settings = manifests["ConfigMap", "other", "moothall"]["data"]
     assert settings["MOOTHALL_LLM__MODEL"] == 'a "name"'
     assert settings["MOOTHALL_LLM__BASE_URL"] == "https://models.example/v1"
     assert settings["MOOTHALL_RAY__HOSTS"] == "7", "what a user says goes first"
     assert settings["MOOTHALL_BUS__REPLICAS"] == "5"
     assert settings["MOOTHALL_JOBS__NAMESPACE"] == "other-workspaces"
-    assert "nats-4.nats:6222" in found["ConfigMap", "other", "nats"]["data"]["nats.conf"]
-    assert found["PodDisruptionBudget", "other", "nats"]["spec"]["minAvailable"] == 3
-    assert found["PodDisruptionBudget", "other", "hosts"]["spec"]["minAvailable"] == 2, (
+    assert "nats-4.nats:6222" in manifests["ConfigMap", "other", "nats"]["data"]["nats.conf"]
+    assert manifests["PodDisruptionBudget", "other", "nats"]["spec"]["minAvailable"] == 3
+    assert manifests["PodDisruptionBudget", "other", "hosts"]["spec"]["minAvailable"] == 2, (
         "of three hosts"
     )
-    assert found["PersistentVolumeClaim", "other", "moothall"]["spec"]["storageClassName"] == "fast"
-    (claim,) = found["StatefulSet", "other", "neo4j"]["spec"]["volumeClaimTemplates"]
+    assert (
+        manifests["PersistentVolumeClaim", "other", "moothall"]["spec"]["storageClassName"]
+        == "fast"
+    )
+    (claim,) = manifests["StatefulSet", "other", "neo4j"]["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["storageClassName"] == "slow"
-    named = set(secrets(found.values()))
+    named = set(secrets(manifests.values()))
     assert named == {"own", "own-bus", "own-accounts", "own-tls", "neo4j", "hosts"}
 
 
@@ -220,9 +223,9 @@ def test_every_pod_runs_where_it_is_said_and_has_the_secrets_for_its_image(
     helm: str, tmp_path: Path
 ) -> None:
     (tmp_path / "values.yaml").write_text(PLACED, encoding="utf-8")
-    found = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
+    manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
     placed = {}
-    for (kind, _, name), each in found.items():
+    for (kind, _, name), each in manifests.items():
         spec = each.get("spec", {})
         groups = (
             (spec["headGroupSpec"], *spec["workerGroupSpecs"]) if kind == "RayCluster" else (spec,)
@@ -245,7 +248,7 @@ def test_every_pod_runs_where_it_is_said_and_has_the_secrets_for_its_image(
             [ours],
         ), name
     assert (
-        found["ConfigMap", "moothall", "moothall"]["data"]["MOOTHALL_JOBS__PULL_SECRETS"]
+        manifests["ConfigMap", "moothall", "moothall"]["data"]["MOOTHALL_JOBS__PULL_SECRETS"]
         == '["one","two"]'
     )
 
@@ -260,17 +263,19 @@ vllm: {enabled: true, contextTokens: 1048576}
 def test_numbers_are_what_was_written(helm: str, tmp_path: Path) -> None:
     """Helm reads numbers of a file as floats, and takes 0 and false for nothing."""
     (tmp_path / "values.yaml").write_text(NUMBERS, encoding="utf-8")
-    found = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
-    settings = found["ConfigMap", "moothall", "moothall"]["data"]
+    manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
+    settings = manifests["ConfigMap", "moothall", "moothall"]["data"]
     assert settings["MOOTHALL_WORKSPACE__ENVIRONMENTS_BYTES"] == "50000000000"
     assert settings["MOOTHALL_BUS__WAIT_SECONDS"] == "0", "what a user says goes first"
     assert settings["MOOTHALL_GRPC__GRACE_SECONDS"] == "89.5"
     assert settings["MOOTHALL_PAGE__X"] == "false"
     assert settings["MOOTHALL_LLM__CONTEXT_TOKENS"] == "1048576"
-    (server,) = found["Deployment", "moothall", "vllm"]["spec"]["template"]["spec"]["containers"]
+    (server,) = manifests["Deployment", "moothall", "vllm"]["spec"]["template"]["spec"][
+        "containers"
+    ]
     assert "--max-model-len=1048576" in server["args"]
     assert (
-        found["Deployment", "moothall", "moothall"]["spec"]["template"]["spec"][
+        manifests["Deployment", "moothall", "moothall"]["spec"]["template"]["spec"][
             "terminationGracePeriodSeconds"
         ]
         == 90 + 30
@@ -290,11 +295,11 @@ roles: {enabled: true, minReplicas: 3, maxReplicas: 9, cpu: 500m}
 
 def test_roles_are_had_with_parts_of_ones_own_and_without_ray(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(BY_ROLE, encoding="utf-8")
-    found = objects(rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other"))
-    for each in found.values():
+    manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other"))
+    for each in manifests.values():
         accepted(each)
     services = {
-        name: each["spec"] for (kind, _, name), each in found.items() if kind == "Deployment"
+        name: each["spec"] for (kind, _, name), each in manifests.items() if kind == "Deployment"
     }
     assert services.keys() == {
         "moothall-api",
@@ -308,12 +313,12 @@ def test_roles_are_had_with_parts_of_ones_own_and_without_ray(helm: str, tmp_pat
             "what settings say of the end, the pod gets"
         )
         assert "initContainers" not in pod
-    claim = found["PersistentVolumeClaim", "other", "moothall-shared"]["spec"]
+    claim = manifests["PersistentVolumeClaim", "other", "moothall-shared"]["spec"]
     assert (claim["accessModes"], claim["storageClassName"]) == (["ReadWriteMany"], "many")
     for name in ("moothall-api", "moothall-collector"):
-        scaled = found["HorizontalPodAutoscaler", "other", name]["spec"]
+        scaled = manifests["HorizontalPodAutoscaler", "other", name]["spec"]
         assert (scaled["minReplicas"], scaled["maxReplicas"]) == (3, 9)
-    annotations = found["Ingress", "other", "moothall"]["metadata"]["annotations"]
+    annotations = manifests["Ingress", "other", "moothall"]["metadata"]["annotations"]
     assert annotations["nginx.ingress.kubernetes.io/session-cookie-name"] == "own"
     assert annotations["nginx.ingress.kubernetes.io/affinity"] == "cookie"
 
@@ -365,32 +370,32 @@ def secrets(node: Any) -> Iterable[str]:
     ],
 )
 def test_values_that_are_wrong_are_named(helm: str, options: list[str], words: str) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [helm, *TEMPLATE, "a", str(CHART), *IMAGES, *options],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode != 0
-    assert words in done.stderr.replace("additional properties ", ""), done.stderr
+    assert completed.returncode != 0
+    assert words in completed.stderr.replace("additional properties ", ""), completed.stderr
 
 
 def test_the_command_that_installs_it_is_one(helm: str) -> None:
     text = (DEPLOY.parent / "docs/operating.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^    helm upgrade --install (.*)$", text, re.MULTILINE)
-    done = subprocess.run(
+    completed = subprocess.run(
         [helm, *TEMPLATE, *shlex.split(line)],
         cwd=DEPLOY.parent,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    found = objects(done.stdout)
-    assert ("PersistentVolumeClaim", "moothall", "moothall") in found, (
+    assert completed.returncode == 0, completed.stderr
+    manifests = objects(completed.stdout)
+    assert ("PersistentVolumeClaim", "moothall", "moothall") in manifests, (
         "what is not said keeps what was done"
     )
-    for each in found.values():
+    for each in manifests.values():
         accepted(each)
 
 
@@ -401,10 +406,10 @@ def test_the_examples_are_what_their_definitions_say() -> None:
 
 
 def test_the_chart_has_nothing_that_helm_complains_of(helm: str) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [helm, "lint", "--strict", str(CHART), *IMAGES], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def test_the_schema_of_the_values_leaves_none_out() -> None:

@@ -172,13 +172,13 @@ def test_what_is_kept_and_brought_back_is_every_volume_that_the_log_lies_on() ->
         for each in documents(DEPLOY / "examples")
         if each["kind"] == "PersistentVolumeClaim"
     }
-    kept = {
+    snapshotted = {
         each["spec"]["source"]["persistentVolumeClaimName"]
         for each in documents(DEPLOY / "examples")
         if each["kind"] == "VolumeSnapshot"
     }
     servers = range(one("StatefulSet", "nats")["spec"]["replicas"])
-    assert claims == kept == {"moothall", *(f"data-nats-{number}" for number in servers)}
+    assert claims == snapshotted == {"moothall", *(f"data-nats-{number}" for number in servers)}
 
 
 def test_both_namespaces_and_every_pod_are_restricted() -> None:

@@ -70,9 +70,9 @@ def deployments(overlay: Objects) -> dict[str, dict[str, Any]]:
 
 
 def container(spec: dict[str, Any]) -> dict[str, Any]:
-    (found,) = spec["template"]["spec"]["containers"]
-    assert isinstance(found, dict)
-    return found
+    (pod_container,) = spec["template"]["spec"]["containers"]
+    assert isinstance(pod_container, dict)
+    return pod_container
 
 
 def seen_keys(spec: dict[str, Any]) -> dict[str, str]:

@@ -45,9 +45,9 @@ def _mutations_of(path: str, text: str) -> list[tuple[str, str, str]]:
 
 def test_every_fault_of_python_is_one_change_that_still_can_be_read() -> None:
     text = inspect.getsource(search)
-    found = faults("src/all.py", text)
-    assert len(found) > 20
-    for fault in found:
+    all_faults = faults("src/all.py", text)
+    assert len(all_faults) > 20
+    for fault in all_faults:
         broken = fault.broken(text)
         assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(text)), fault
         assert fault.function
@@ -64,11 +64,11 @@ def test_python_s_faults_are_in_functions_and_said_by_kind() -> None:
             return a != b and not True
         '''
     )
-    found = [
+    described = [
         (fault.kind, fault.function, text[fault.start : fault.end])
         for fault in faults("a.py", text)
     ]
-    assert set(found) == {
+    assert set(described) == {
         ("return", "néw", "return a != b and not True"),
         ("and/or", "néw", "a != b and not True"),
         ("comparison", "néw", "a != b"),
@@ -132,8 +132,10 @@ def test_any_text_is_read_to_its_end(text: str, path: str) -> None:
 
 
 def _riddle(text: str, first: int, second: int) -> Riddle:
-    found = faults("src/sums.py", text)
-    return Riddle({"src/sums.py": text}, found[first], found[second], ("tests/test_sums.py",))
+    all_faults = faults("src/sums.py", text)
+    return Riddle(
+        {"src/sums.py": text}, all_faults[first], all_faults[second], ("tests/test_sums.py",)
+    )
 
 
 def _after(text: str, actions: list[dict[str, object]]) -> str:

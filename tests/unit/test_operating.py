@@ -24,8 +24,8 @@ MADE_BY_OTHERS = {"hosts"}  # KubeRay's Secret
 
 def commands() -> list[str]:
     """Yield commands on lines of their own and within sentences."""
-    found = re.findall(r"^    (\S.*)$|`([^`\n]+)`", TEXT, re.MULTILINE)
-    spans = (line or span for line, span in found)
+    matches = re.findall(r"^    (\S.*)$|`([^`\n]+)`", TEXT, re.MULTILINE)
+    spans = (line or span for line, span in matches)
     whole = [
         each
         for each in spans
@@ -37,12 +37,12 @@ def commands() -> list[str]:
 @functools.cache
 def named() -> set[tuple[str, str]]:
     """Return kind and name of every object in the manifests."""
-    found = set()
+    names = set()
     for path in MANIFESTS:
         for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             if isinstance(each, dict) and "metadata" in each and "name" in each["metadata"]:
-                found.add((each["kind"].lower(), each["metadata"]["name"]))
-    return found
+                names.add((each["kind"].lower(), each["metadata"]["name"]))
+    return names
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_ours_are_commands_with_their_options(command: str) -> None:
     context = click.Context(main)
     rest = words[1:]
     while isinstance(group, click.Group) and rest:
-        found = group.get_command(context, rest[0])
-        assert found is not None, f"{command}: no command {rest[0]}"
-        group, rest = found, rest[1:]
+        subcommand = group.get_command(context, rest[0])
+        assert subcommand is not None, f"{command}: no command {rest[0]}"
+        group, rest = subcommand, rest[1:]
     known = {option for parameter in group.params for option in parameter.opts} | {"--help"}
     assert {word for word in rest if word.startswith("-")} <= known, command
 

@@ -72,16 +72,18 @@ def test_it_says_what_the_last_layer_leaves(tmp_path: Path) -> None:
     write(
         tmp_path / "image.tar", "registry.local/an-image:dev", [layer(lower), layer(upper)], config
     )
-    done = sbom(tmp_path / "image.tar")
-    assert done.returncode == 0, done.stderr
-    assert named(done.stdout) == {
+    result = sbom(tmp_path / "image.tar")
+    assert result.returncode == 0, result.stderr
+    assert named(result.stdout) == {
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64",
         "pkg:generic/python@3.11.7",
         "pkg:pypi/b@1",
         "pkg:pypi/old-name@1",
         "pkg:pypi/replaced@2",
     }
-    assert json.loads(done.stdout)["metadata"]["component"]["name"] == "registry.local/an-image:dev"
+    assert (
+        json.loads(result.stdout)["metadata"]["component"]["name"] == "registry.local/an-image:dev"
+    )
 
 
 @pytest.mark.e2e  # queries the tools of the whole machine
@@ -99,7 +101,7 @@ def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
         for path in here.rglob("*.dist-info/METADATA")
     }
     write(tmp_path / "image.tar", "a:1", [layer(files)], {})
-    found = json.loads(sbom(tmp_path / "image.tar").stdout)["components"]
+    components = json.loads(sbom(tmp_path / "image.tar").stdout)["components"]
     completed = subprocess.run(
         ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\n"],
         capture_output=True,
@@ -110,11 +112,15 @@ def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
         line.split()[1:] for line in completed.stdout.splitlines() if line.startswith("installed ")
     ]
     debian = {
-        (each["name"], each["version"]) for each in found if each["purl"].startswith("pkg:deb/")
+        (each["name"], each["version"])
+        for each in components
+        if each["purl"].startswith("pkg:deb/")
     }
     assert debian == {(name, version) for name, version in installed}
     python = {
-        (each["name"], each["version"]) for each in found if each["purl"].startswith("pkg:pypi/")
+        (each["name"], each["version"])
+        for each in components
+        if each["purl"].startswith("pkg:pypi/")
     }
     for each in ("pytest", "ray", "grpcio"):
         assert (each, importlib.metadata.version(each)) in python
@@ -140,13 +146,13 @@ def behind_an_index(archive: Path, out: Path) -> None:
 def test_an_index_between_is_followed(tmp_path: Path) -> None:
     write(tmp_path / "image.tar", "a:1", [layer({"var/lib/dpkg/status": STATUS.encode()})], {})
     behind_an_index(tmp_path / "image.tar", tmp_path / "indexed.tar")
-    done = sbom(tmp_path / "indexed.tar")
-    assert done.returncode == 0, done.stderr
-    assert named(done.stdout) == {"pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64"}
+    result = sbom(tmp_path / "indexed.tar")
+    assert result.returncode == 0, result.stderr
+    assert named(result.stdout) == {"pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64"}
 
 
 def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"nothing")
-    done = sbom(tmp_path / "x.tar")
-    assert done.returncode == 1
-    assert "is no OCI archive of one image" in done.stderr
+    result = sbom(tmp_path / "x.tar")
+    assert result.returncode == 1
+    assert "is no OCI archive of one image" in result.stderr

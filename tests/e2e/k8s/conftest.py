@@ -68,8 +68,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(scope="session")
 def api() -> client.ApiClient:
-    found: client.ApiClient = config.new_client_from_config()  # type: ignore[no-untyped-call]  # the client publishes no types
-    return found
+    api_client: client.ApiClient = config.new_client_from_config()  # type: ignore[no-untyped-call]  # the client publishes no types
+    return api_client
 
 
 @pytest.fixture(scope="session", autouse=True)

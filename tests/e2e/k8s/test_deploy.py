@@ -51,8 +51,8 @@ async def deliberate(name: str, task: str) -> dict[str, Any]:
     output = await run_in_pod(
         "moothall", "deliberate", "--repo", f"/data/{name}", "--agents", "3", "--json", task
     )
-    found: dict[str, Any] = json.loads(output[output.index("{") : output.rindex("}") + 1])
-    return found
+    outcome: dict[str, Any] = json.loads(output[output.index("{") : output.rindex("}") + 1])
+    return outcome
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -70,8 +70,8 @@ async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
 async def job_labels(api: client.ApiClient) -> dict[str, dict[str, str]]:
     """Return the labels of each existing Job."""
     jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
-    found: list[Any] = jobs.items
-    return {named(one): dict(one.metadata.labels) for one in found}
+    items: list[Any] = jobs.items
+    return {named(one): dict(one.metadata.labels) for one in items}
 
 
 async def watch_jobs(api: client.ApiClient, seen: dict[str, dict[str, str]]) -> None:
@@ -142,8 +142,8 @@ async def test_values_full_of_quotes_and_newlines_are_what_they_are(
     assert base.runs["see"].output.strip().splitlines()[-1] == repr(sorted(ODD))
     async with hands.workspaces.open(base, "one") as workspace:
         for name in ODD[:2]:
-            done = await call(workspace, "files.write", path=name, content="$(id)\n'; rm -rf /\n")
-            assert done.status is ToolStatus.SUCCESS, done
+            result = await call(workspace, "files.write", path=name, content="$(id)\n'; rm -rf /\n")
+            assert result.status is ToolStatus.SUCCESS, result
         assert [change.path for change in await workspace.changes()] == sorted(ODD[:2])
 
 
@@ -291,17 +291,17 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
             "Add hello_world() function to src/utils.py",
         )
         async with beside(watch_jobs(api, seen), "jobs"):
-            done = await command(
+            result = await command(
                 *arguments, seconds=900
             )  # about ten pods with sequential set-up: minutes on a busy machine
-        assert done.code == 0, done.err
-        assert done.document["proven"] is True
-        assert len(done.document["results"]) == 3
+        assert result.code == 0, result.err
+        assert result.document["proven"] is True
+        assert len(result.document["results"]) == 3
         assert bool(seen) == (name == "jobs")
         diffs.append(
             (
-                git(repo, "show", done.document["branch"], "--format="),
-                done.document["results"][0]["checks"],
+                git(repo, "show", result.document["branch"], "--format="),
+                result.document["results"][0]["checks"],
             )
         )
     assert diffs[0] == diffs[1]

@@ -68,7 +68,7 @@ def policies() -> list[dict[str, object]]:
     server of this cluster.
     """
     objects = manifests.objects(manifests.kustomized(DEPLOY / "overlays/prod"))
-    found = [
+    network_policies = [
         one
         for (kind, space, _), one in objects.items()
         if (kind, space) == ("NetworkPolicy", "moothall")
@@ -78,10 +78,10 @@ def policies() -> list[dict[str, object]]:
         .read_text(encoding="utf-8")
         .replace("192.0.2.1/32", f"{FIRST}/32")
     )
-    found += yaml.safe_load_all(egress)
-    for one in found:
+    network_policies += yaml.safe_load_all(egress)
+    for one in network_policies:
         one["metadata"]["namespace"] = SPACE
-    return found
+    return network_policies
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -112,11 +112,11 @@ async def where() -> AsyncIterator[dict[str, str]]:
 
 
 async def can_connect(where: dict[str, str]) -> dict[str, bool]:
-    found = {}
+    connections = {}
     for what, (who, whom, port, _) in TRIED.items():
         host = await address(whom, where[whom]) if whom in where else whom
-        found[what] = await reaches(who, where[who], host, port)
-    return found
+        connections[what] = await reaches(who, where[who], host, port)
+    return connections
 
 
 async def test_hosts_neo4j_vllm_and_what_goes_outwards_are_held_to_what_their_policies_say(

@@ -43,10 +43,10 @@ async def test_its_doors_are_reached_by_port_forward(installed: dict[str, Path])
     try:
         async with asyncio.timeout(30):
             while set(dependencies) != {"50055", "8080"}:
-                if found := re.match(
+                if match := re.match(
                     rb"Forwarding from (127\.0\.0\.1:\d+) -> (\d+)", await process.stdout.readline()
                 ):
-                    dependencies[found[2].decode()] = found[1].decode()
+                    dependencies[match[2].decode()] = match[1].decode()
         answered = await asyncio.to_thread(
             urllib.request.urlopen, f"http://{dependencies['8080']}/ready", timeout=30
         )

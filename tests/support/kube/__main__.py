@@ -178,10 +178,10 @@ def kubectl(home: Home, *arguments: str, given: str | None = None, check: bool =
     `check` is set.
     """
     command = [str(home.bin / "kubectl"), f"--kubeconfig={home.admin}", *arguments]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
-    if check and done.returncode:
-        raise Missing(f"kubectl {' '.join(arguments)}: {done.stderr.strip()[-800:]}")
-    return done.stdout
+    completed = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    if check and completed.returncode:
+        raise Missing(f"kubectl {' '.join(arguments)}: {completed.stderr.strip()[-800:]}")
+    return completed.stdout
 
 
 def _ready(home: Home, name: str) -> bool:

@@ -70,12 +70,12 @@ class KubeApi:
             labels = [
                 tuple(one.split("=")) for one in query.get("labelSelector", "").split(",") if one
             ]
-            found = [
+            jobs = [
                 job
                 for job in self.jobs.values()
                 if all(job["metadata"]["labels"].get(key) == value for key, value in labels)
             ]
-            return 200, {"items": found, "metadata": {"resourceVersion": "1"}}
+            return 200, {"items": jobs, "metadata": {"resourceVersion": "1"}}
         if verb == "create":
             if self.invalid:
                 return _failure(422, self.invalid)

@@ -132,10 +132,12 @@ def debian(packages: str) -> bytes:
     command.append(
         '--essential-hook=mkdir -p "$1/usr/share/man/man1"'
     )  # otherwise Java's packages cannot be set up
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        raise Missing(f"mmdebstrap made no base: {done.stderr.decode(errors='replace')[-1200:]}")
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, check=False)
+    if completed.returncode:
+        raise Missing(
+            f"mmdebstrap made no base: {completed.stderr.decode(errors='replace')[-1200:]}"
+        )
+    return completed.stdout
 
 
 def layer(files: Mapping[str, bytes]) -> bytes:

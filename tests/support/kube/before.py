@@ -56,8 +56,10 @@ def _build(home: Home, folder: Path) -> None:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False
     )
-    if done.returncode:
-        raise Missing(f"{' '.join(command)}: {(done.stdout + done.stderr).strip()[-1500:]}")
+    if completed.returncode:
+        raise Missing(
+            f"{' '.join(command)}: {(completed.stdout + completed.stderr).strip()[-1500:]}"
+        )

@@ -43,8 +43,8 @@ def schema(kind: str) -> dict[str, Any] | None:
     path, version, name = _FILES[kind]
     definition = yaml.safe_load((gobuilt.module(path, version) / name).read_text(encoding="utf-8"))
     (stored,) = [each for each in definition["spec"]["versions"] if each["storage"]]
-    found: dict[str, Any] = _strict(stored["schema"]["openAPIV3Schema"])
-    return found
+    json_schema: dict[str, Any] = _strict(stored["schema"]["openAPIV3Schema"])
+    return json_schema
 
 
 def _strict(node: Any) -> Any:
@@ -55,16 +55,16 @@ def _strict(node: Any) -> Any:
         return [_strict(each) for each in node]
     if not isinstance(node, dict):
         return node
-    found = {
+    strict = {
         key: _strict(value) for key, value in node.items() if key not in {"format", "properties"}
     }
     if "properties" in node:  # the keys are names
-        found["properties"] = {name: _strict(value) for name, value in node["properties"].items()}
+        strict["properties"] = {name: _strict(value) for name, value in node["properties"].items()}
     if node.get("x-kubernetes-int-or-string"):
-        found.pop("type", None)
+        strict.pop("type", None)
     open_to_more = (
         node.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in node
     )
     if "properties" in node and not open_to_more:
-        found["additionalProperties"] = False
-    return found
+        strict["additionalProperties"] = False
+    return strict

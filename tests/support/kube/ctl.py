@@ -10,7 +10,7 @@ def kubectl(*arguments: str, given: str | None = None, check: bool = True) -> st
     """Return the output, including errors. Raises `AssertionError` with it if the command fails and
     `check` is set.
     """
-    done = subprocess.run(
+    completed = subprocess.run(
         ["kubectl", *arguments],
         input=given,
         stdout=subprocess.PIPE,
@@ -18,9 +18,9 @@ def kubectl(*arguments: str, given: str | None = None, check: bool = True) -> st
         text=True,
         check=False,
     )
-    if check and done.returncode:
-        raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stdout}")
-    return done.stdout
+    if check and completed.returncode:
+        raise AssertionError(f"kubectl {' '.join(arguments)}: {completed.stdout}")
+    return completed.stdout
 
 
 async def ask(*arguments: str, given: str | None = None, check: bool = True) -> str:

@@ -201,7 +201,7 @@ def install(home: Home, values: Mapping[str, Any]) -> str:
         str(_CHART),
         f"--namespace={SPACE}",
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, "--values=-"],
         input=json.dumps(values),
         capture_output=True,
@@ -209,9 +209,9 @@ def install(home: Home, values: Mapping[str, Any]) -> str:
         timeout=300,
         check=False,
     )
-    if done.returncode:
-        raise gobuilt.Missing(f"helm upgrade --install: {done.stderr.strip()[-1500:]}")
-    return done.stdout
+    if completed.returncode:
+        raise gobuilt.Missing(f"helm upgrade --install: {completed.stderr.strip()[-1500:]}")
+    return completed.stdout
 
 
 def uninstall(home: Home) -> None:

@@ -30,12 +30,12 @@ def containers(pod: Any, name: str = "") -> Iterator[str]:
 
 def processes(container: str) -> list[psutil.Process]:
     """Return the processes of a node's container on this machine."""
-    found = []
+    matching = []
     for process in psutil.process_iter():
         with suppress(OSError, psutil.NoSuchProcess):
             if container in Path(f"/proc/{process.pid}/cgroup").read_text(encoding="ascii"):
-                found.append(process)
-    return found
+                matching.append(process)
+    return matching
 
 
 def kill(pod: Any, name: str = "") -> int:

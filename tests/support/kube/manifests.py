@@ -38,9 +38,9 @@ def kustomized(overlay: Path) -> str:
 def objects(text: str) -> Objects:
     """Return the objects of a text. Raises `AssertionError` for duplicates."""
     documents = [each for each in yaml.safe_load_all(text) if each]
-    found = {
+    by_name = {
         (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each
         for each in documents
     }
-    assert len(found) == len(documents), "an object is there twice"
-    return found
+    assert len(by_name) == len(documents), "an object is there twice"
+    return by_name

@@ -34,10 +34,12 @@ def shell(*command: str, check: bool = True) -> str:
     """Run a command and return its output. Raises `Missing` with its output if it fails and `check`
     is set.
     """
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if check and done.returncode:
-        raise Missing(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-600:]}")
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if check and completed.returncode:
+        raise Missing(
+            f"{' '.join(command)}: {(completed.stderr or completed.stdout).strip()[-600:]}"
+        )
+    return completed.stdout
 
 
 def wait(seconds: float, what: str, done: Callable[[], bool]) -> None:
@@ -176,9 +178,9 @@ class Node:
         """Start a process on the node that outlives this process, if it does not run; its output
         goes to logs/.
         """
-        kept = self.folder / f"{name}.pid"
+        pid_file = self.folder / f"{name}.pid"
         with suppress(OSError, ValueError, psutil.NoSuchProcess):
-            if psutil.Process(int(kept.read_text(encoding="utf-8"))).name() == "nsenter":
+            if psutil.Process(int(pid_file.read_text(encoding="utf-8"))).name() == "nsenter":
                 return
         self.home.logs.mkdir(parents=True, exist_ok=True)
         with (self.home.logs / f"{self.name}-{name}.log").open("wb") as log:
@@ -189,7 +191,7 @@ class Node:
                 stderr=log,
                 start_new_session=True,
             )
-        kept.write_text(str(process.pid), encoding="utf-8")
+        pid_file.write_text(str(process.pid), encoding="utf-8")
 
     def serve(self) -> None:
         """Start containerd, kubelet and kube-proxy, and import the images."""
@@ -232,12 +234,12 @@ class Node:
             if archive.stem not in names if names else archive.stem == "base":
                 continue
             stamp = f"{archive.stat().st_size}-{archive.stat().st_mtime_ns}"
-            kept = self.folder / f"has-{archive.stem}"
-            if kept.exists() and kept.read_text(encoding="utf-8") == stamp:
+            stamp_file = self.folder / f"has-{archive.stem}"
+            if stamp_file.exists() and stamp_file.read_text(encoding="utf-8") == stamp:
                 continue
             say(f"{self.name}: image {archive.stem}")
             shell("ctr", "-a", str(self.socket), "-n", "k8s.io", "images", "import", str(archive))
-            kept.write_text(stamp, encoding="utf-8")
+            stamp_file.write_text(stamp, encoding="utf-8")
 
     def kill(self) -> None:
         """End the node at once, like a machine that loses power."""
@@ -314,11 +316,13 @@ class Node:
 
 def nodes(home: Home) -> list[Node]:
     """Return the running nodes, by number."""
-    found = (
+    candidates = (
         Node(home, int(path.parent.name.removeprefix("node")))
         for path in home.run.glob("node*/pid")
     )
-    return sorted((one for one in found if one.anchor() is not None), key=lambda one: one.number)
+    return sorted(
+        (one for one in candidates if one.anchor() is not None), key=lambda one: one.number
+    )
 
 
 def _make_cgroups(name: str) -> None:

@@ -17,16 +17,16 @@ def lines(part: str) -> list[str]:
     """Return the commands of the page on lines of their own that contain this text, in order.
     Raises `AssertionError` if there are none.
     """
-    found = [line for line in re.findall(r"^    (\S.*)$", TEXT, re.MULTILINE) if part in line]
-    assert found, f"docs/operating.md has no command with {part!r} any more"
-    return found
+    matching = [line for line in re.findall(r"^    (\S.*)$", TEXT, re.MULTILINE) if part in line]
+    assert matching, f"docs/operating.md has no command with {part!r} any more"
+    return matching
 
 
 def line(part: str) -> str:
     """Return the only such command. Raises `AssertionError` if it is not unique."""
-    found = lines(part)
-    assert len(set(found)) == 1, found
-    return found[0]
+    matching = lines(part)
+    assert len(set(matching)) == 1, matching
+    return matching[0]
 
 
 def by_role(command: str, space: str) -> str:

@@ -121,9 +121,11 @@ def install(say: Say) -> None:
         ["apt-get", "update", "-qq"],
         ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "libc6-dev", *packages],
     ):
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Missing(f"{' '.join(command)} failed: {(done.stdout + done.stderr)[-800:]}")
+        completed = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if completed.returncode:
+            raise Missing(
+                f"{' '.join(command)} failed: {(completed.stdout + completed.stderr)[-800:]}"
+            )
 
 
 def build(home: Home, say: Say) -> None:
@@ -177,7 +179,11 @@ def build_go(out: Path, module: str, stamp: str, say: Say, package: str = ".") -
         package,
     ]
     folder = Path(__file__).parent / "go" / module
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Missing(f"go could not build {module}: {(done.stdout + done.stderr)[-1200:]}")
+    completed = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    if completed.returncode:
+        raise Missing(
+            f"go could not build {module}: {(completed.stdout + completed.stderr)[-1200:]}"
+        )
     draft.replace(out)

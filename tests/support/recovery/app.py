@@ -186,10 +186,10 @@ async def app(folder: Path, ack_wait: float) -> AsyncIterator[App]:
         (folder / name).mkdir(parents=True)
     async with embedded_server(BusSettings(), folder / "bus") as url:
         here = App(folder, url, free_port(), free_port())
-        kept = {
+        inherited = {
             name: value for name, value in environment().items() if not name.startswith("MOOTHALL_")
         }
-        here.env = kept | {
+        here.env = inherited | {
             "PYTHONPATH": str(Path(__file__).parents[2]),  # where `support` is
             "TMPDIR": str(folder / "tmp"),
             "MOOTHALL_DATA_DIR": str(here.data),

@@ -242,13 +242,13 @@ class Lane:
     def _delivered(self, task_id: str, outcome: Outcome, seen: Seen) -> str:
         """Return the changes of the winner's branch; report a mismatch of branch and outcome."""
         ref = f"refs/heads/moothall/{task_id}"
-        found = self.repo.git("for-each-ref", "--format=%(objectname)", ref)
-        if found != outcome.commit_sha:
+        commit = self.repo.git("for-each-ref", "--format=%(objectname)", ref)
+        if commit != outcome.commit_sha:
             seen.trouble.append(
-                f"the branch is {found or 'missing'}, the outcome says "
+                f"the branch is {commit or 'missing'}, the outcome says "
                 f"{outcome.commit_sha or 'none'}"
             )
-        return self.repo.git("diff", f"{found}^", found) if found else ""
+        return self.repo.git("diff", f"{commit}^", commit) if commit else ""
 
     async def _wait_until_idle(self, seen: Seen) -> None:
         """Wait until no work is left; report dead letters."""

@@ -122,11 +122,11 @@ def _boundaries(
     """Return the first and the last event of each type that is not `known`, without a victim
     yet.
     """
-    done = set(known)
+    covered = set(known)
     return [
         replace(plan, blow=Blow("host", kind, nth))
         for kind, count in types.items()
-        if kind not in done
+        if kind not in covered
         for nth in sorted({1, count})
     ]
 
@@ -143,15 +143,15 @@ def kills(boundaries: Sequence[Plan], kinds: Sequence[Kind]) -> list[Plan]:
 
 def stops(boundaries: Sequence[Plan], kind: Kind) -> list[Plan]:
     """Return the boundaries at which a kind is stopped for a minute."""
-    found = []
+    plans = []
     for event_type, last in STOPS:
         at = [plan for plan in boundaries if plan.blow and plan.blow.type is event_type]
-        found += [
+        plans += [
             replace(plan, blow=replace(plan.blow, kind=kind, stop=True))
             for plan in (at[-1:] if last else at[:1])
             if plan.blow
         ]
-    return found
+    return plans
 
 
 def say(text: str) -> None:

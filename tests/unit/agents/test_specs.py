@@ -124,10 +124,10 @@ def test_metrics_in_every_shape(written: Any) -> None:
     ],
 )
 def test_dependencies_in_every_shape(written: Any) -> None:
-    found = spec(dependencies=written).dependencies
-    assert [one.name for one in found] == ["b", "c"]
-    assert found[0].optional is False
-    assert found[1].optional == (isinstance(written, dict) and "optional" in written)
+    dependencies = spec(dependencies=written).dependencies
+    assert [one.name for one in dependencies] == ["b", "c"]
+    assert dependencies[0].optional is False
+    assert dependencies[1].optional == (isinstance(written, dict) and "optional" in written)
 
 
 def test_measures_and_what_is_unknown_is_kept() -> None:
@@ -137,8 +137,12 @@ def test_measures_and_what_is_unknown_is_kept() -> None:
         deployment={"region": "eu"},
         capabilities={"primary": ["yaml"], "secondary": ["c"]},
     )
-    found = parsed.security.resource_limits
-    assert (found.max_memory, found.max_cpu, found.timeout) == (512e6, 75, 7200)
+    resource_limits = parsed.security.resource_limits
+    assert (resource_limits.max_memory, resource_limits.max_cpu, resource_limits.timeout) == (
+        512e6,
+        75,
+        7200,
+    )
     assert parsed.model_extra == {"deployment": {"region": "eu"}}
     assert parsed.capabilities == ("primary: yaml", "secondary: c")
 

@@ -51,21 +51,21 @@ async def test_nothing_goes_while_a_process_serves(
     _, ref = registered
     with data_dir_lock.hold(settings.data_dir):
         data_dir_lock.announce(settings.data_dir, data_dir_lock.Address(4711, "nats://x", 0, {}))
-        done = await clean_up(
+        cleaned = await clean_up(
             settings,
             older_than=None,
             everything=True,
             dry_run=False,
             report_removed=lambda item: pytest.fail(str(item)),
         )
-        assert "process 4711 serves" in done.refusal
-        assert [item.kind for item in done.removed] == ["clone"]
+        assert "process 4711 serves" in cleaned.refusal
+        assert [item.kind for item in cleaned.removed] == ["clone"]
         assert "process 4711" in (await unregister(settings, ref.id)).clone_left
     assert list((settings.data_dir / "repos").glob("*.git"))
-    done = await clean_up(
+    cleaned = await clean_up(
         settings, older_than=None, everything=False, dry_run=False, report_removed=lambda _: None
     )
-    assert [item.kind for item in done.removed] == ["clone"], (
+    assert [item.kind for item in cleaned.removed] == ["clone"], (
         "it belongs to no registered repository any more"
     )
     assert not list((settings.data_dir / "repos").glob("*.git"))
@@ -74,14 +74,14 @@ async def test_nothing_goes_while_a_process_serves(
 async def test_a_dry_run_changes_nothing(
     settings: Settings, registered: tuple[Repo, RepositoryRef]
 ) -> None:
-    done = await clean_up(
+    cleaned = await clean_up(
         settings,
         older_than=0,
         everything=True,
         dry_run=True,
         report_removed=lambda item: pytest.fail(str(item)),
     )
-    assert [item.kind for item in done.removed] == ["clone"]
+    assert [item.kind for item in cleaned.removed] == ["clone"]
     assert list((settings.data_dir / "repos").glob("*.git"))
 
 

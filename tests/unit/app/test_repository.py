@@ -29,9 +29,9 @@ def repo(tmp_path: Path) -> Repo:
 
 async def test_inside_a_repository_it_is_that_one(settings: Settings, repo: Repo) -> None:
     with contextlib.chdir(repo.path / "src"):
-        found = await find_repository(settings, NamedRepository())
-    assert found is not None
-    assert trusted_repositories(settings).registry.get(found.id, LOCAL.tenant).origin == str(
+        repository = await find_repository(settings, NamedRepository())
+    assert repository is not None
+    assert trusted_repositories(settings).registry.get(repository.id, LOCAL.tenant).origin == str(
         repo.path
     )
 
@@ -59,20 +59,20 @@ async def test_text_and_a_repository_contradict(settings: Settings, named: Named
 
 
 async def test_what_is_not_committed_is_said(settings: Settings, repo: Repo) -> None:
-    found = await find_repository(settings, NamedRepository(str(repo.path)))
-    assert found is not None
-    assert await unseen(settings, found) == ""
+    repository = await find_repository(settings, NamedRepository(str(repo.path)))
+    assert repository is not None
+    assert await unseen(settings, repository) == ""
     repo.write({"new.py": "", "README.md": "other", "x.log": "ignored"})
-    message = await unseen(settings, found)
+    message = await unseen(settings, repository)
     assert message == (
         f"works on the commit {repo.head[:10]}; uncommitted changes in 2 files are not seen: "
         "README.md, new.py"
     )
     repo.write({".moothall.toml": "setup = []"})
-    assert (await unseen(settings, found)).endswith(
+    assert (await unseen(settings, repository)).endswith(
         "; to use .moothall.toml as it is, add --profile .moothall.toml"
     )
-    assert "--profile" not in await unseen(settings, found, Path(".moothall.toml"))
+    assert "--profile" not in await unseen(settings, repository, Path(".moothall.toml"))
 
 
 async def test_a_profile_stands_for_the_repositorys_own_this_time(

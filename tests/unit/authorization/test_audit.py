@@ -125,10 +125,10 @@ async def main():
                 print("refused", end=" ")
 asyncio.run(main())
 """  # noqa: E501 - a line of embedded text
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=30
     )
-    outcomes = [word for word in done.stdout.split() if word in {"wrote", "refused"}]
+    outcomes = [word for word in completed.stdout.split() if word in {"wrote", "refused"}]
     assert outcomes[:4] == ["wrote"] * 4
     assert outcomes[4:9].count("refused") >= 3
     assert outcomes[9:] == ["wrote"] * 11

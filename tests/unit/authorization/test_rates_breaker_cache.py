@@ -200,9 +200,9 @@ def test_two_calls_share_a_key_only_if_they_are_the_same(
 def test_a_cached_result_is_not_changed_by_who_reads_it() -> None:
     cache, spec = ResultCache(1000, Clock()), spec_of()
     cache.put("a", spec, result())
-    found = cache.get("a")
-    assert found is not None
-    assert replace(found, request_id="r-2").request_id == "r-2"
+    cached = cache.get("a")
+    assert cached is not None
+    assert replace(cached, request_id="r-2").request_id == "r-2"
     assert cache.get("a") == result()
 
 

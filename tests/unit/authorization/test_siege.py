@@ -68,10 +68,10 @@ async def test_a_token_for_a_moment_opens_a_workspace_for_as_long_as_its_first_o
 
 
 async def test_a_token_of_another_tenant_opens_nothing(tmp_path: Path) -> None:
-    found = []
+    lookups = []
 
     async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
-        found.append((workspace, who))
+        lookups.append((workspace, who))
         return PendingWorkspace(SAMPLE, "DEV")
 
     async with visiting(tmp_path, MemoryBus()) as app:
@@ -79,4 +79,4 @@ async def test_a_token_of_another_tenant_opens_nothing(tmp_path: Path) -> None:
         stolen = app.visits.token(ANN, "task-1", "DEV", 600)
         with pytest.raises(Refused, match="somebody else's"):
             await app.visits.ready(replace(ANN, tenant="other"), "task-1", stolen)
-    assert found == []
+    assert lookups == []

@@ -53,15 +53,15 @@ def claims_of(token: str) -> dict[str, Any]:
 
 
 def test_a_token_says_who_where_and_what() -> None:
-    found = Tokens(KEY, 100).check(minted(Tokens(KEY, 100)), "ws-1")
-    assert (found.principal, found.tenant, found.role, found.workspace) == (
+    capability = Tokens(KEY, 100).check(minted(Tokens(KEY, 100)), "ws-1")
+    assert (capability.principal, capability.tenant, capability.role, capability.workspace) == (
         "ann",
         "local",
         "dev",
         "ws-1",
     )
-    assert found.grant == Grant(NAMES, ("docs/",))
-    assert found.request == ""
+    assert capability.grant == Grant(NAMES, ("docs/",))
+    assert capability.request == ""
 
 
 def signed(

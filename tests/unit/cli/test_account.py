@@ -54,7 +54,7 @@ def test_an_account_is_added_listed_changed_and_removed(folder: Path) -> None:
 def test_what_is_wrong_is_said(
     folder: Path, args: tuple[str, ...], given: str, message: str
 ) -> None:
-    done = account(*args, given=given)
-    assert done.exit_code == 2
-    assert message in done.stderr
+    result = account(*args, given=given)
+    assert result.exit_code == 2
+    assert message in result.stderr
     assert UserAccounts(folder).list() == []

@@ -52,9 +52,9 @@ CHECKED = RepositoryCheck(BASE, PREPARED, None, 1.5)
 
 
 def shown(checked: RepositoryCheck, width: int = 80) -> str:
-    found = diagnose(checked.prepared) if checked.prepared else None
+    diagnosis = diagnose(checked.prepared) if checked.prepared else None
     console = Console(file=io.StringIO(), width=width)
-    print_report(console, checked, found, failure_reason(checked, found))
+    print_report(console, checked, diagnosis, failure_reason(checked, diagnosis))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return] # it is the StringIO above
 
 
@@ -211,8 +211,8 @@ def test_where_nothing_could_be_judged_it_says_what_to_write_where(
 
 
 def test_the_document_says_the_same() -> None:
-    found = diagnose(PREPARED)
-    document = check_document(CHECKED, found, "", Path("/srv/sample/.moothall.toml"))
+    diagnosis = diagnose(PREPARED)
+    document = check_document(CHECKED, diagnosis, "", Path("/srv/sample/.moothall.toml"))
     assert json.loads(json.dumps(document)) == document
     assert (document["version"], document["judgeable"], document["commit"]) == (1, True, "a" * 40)
     assert document["checks"][0]["red"] == [RED]

@@ -14,11 +14,11 @@ from moothall.cli.complete import remember
 
 def completed(data_dir: Path, *words: str) -> list[str]:
     """Return a shell's completions for these words, the last of which is unfinished."""
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         main, env=completion_environment(data_dir, *words), prog_name="moothall"
     )
-    assert (done.exit_code, done.stderr) == (0, "")
-    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+    assert (result.exit_code, result.stderr) == (0, "")
+    return [line.partition(",")[2] for line in result.stdout.splitlines() if line]
 
 
 def completion_environment(data_dir: Path, *words: str) -> dict[str, str]:
@@ -66,18 +66,18 @@ def test_nothing_known_is_nothing_offered(tmp_path: Path) -> None:
 
 def test_a_shell_asks_a_process() -> None:
     command = [sys.executable, "-c", "from moothall.cli import main; main(prog_name='moothall')"]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         env=os.environ | completion_environment(Path("/nowhere"), "de"),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert (done.stdout, done.stderr) == ("plain,deliberate\nplain,demo\n", "")
+    assert (completed.stdout, completed.stderr) == ("plain,deliberate\nplain,demo\n", "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_has_a_script(shell: str) -> None:
-    done = CliRunner().invoke(main, ["completion", shell])
-    assert done.exit_code == 0
-    assert f"_MOOTHALL_COMPLETE={shell}_complete" in done.stdout
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert result.exit_code == 0
+    assert f"_MOOTHALL_COMPLETE={shell}_complete" in result.stdout

@@ -35,8 +35,8 @@ def test_each_commands_help_says_what_it_does_and_has_an_example_that_fits(
     result = CliRunner().invoke(main, [*path, "--help"], terminal_width=WIDTH)
     assert result.exit_code == 0
     assert command.help
-    _, found, example = result.output.partition("Example:\n")
-    assert found
+    _, separator, example = result.output.partition("Example:\n")
+    assert separator
     assert example.strip().startswith(("moothall ", "eval "))
     assert " ".join(path) in example
     assert all(len(line) <= 100 for line in example.splitlines())

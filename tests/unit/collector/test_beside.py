@@ -84,10 +84,10 @@ def mixed(stories: Iterable[Story], seed: int) -> list[Event]:
     """Return the events of concurrent deliberations."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     left = [list(story.events) for story in stories]
-    found = []
+    merged = []
     while left := [events for events in left if events]:
-        found.append(chance.choice(left).pop(0))
-    return found
+        merged.append(chance.choice(left).pop(0))
+    return merged
 
 
 def are_shown_in_order(bus: FaultyBus) -> bool:
@@ -96,7 +96,7 @@ def are_shown_in_order(bus: FaultyBus) -> bool:
         task: [order.index(status) for key, status in bus.history if key == task]
         for task, _ in bus.history
     }
-    return all(found == sorted(found) for found in shown.values())
+    return all(progress == sorted(progress) for progress in shown.values())
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -127,5 +127,5 @@ async def test_without_its_commit_a_diff_is_used_unless_an_added_line_is_masked(
 ) -> None:
     result = Result(1, SEATS[0], "dev", 1.0, (), True, True, diff=diff, commit_sha="c" * 40)
     with pytest.raises(PatchRefused) if is_refused else nullcontext():
-        found = await find_unmasked_diff(Remembering(), Base("r", "a" * 40, Profile()), result)
-        assert found == diff
+        unmasked = await find_unmasked_diff(Remembering(), Base("r", "a" * 40, Profile()), result)
+        assert unmasked == diff

@@ -435,11 +435,11 @@ async def test_a_seat_that_started_anew_goes_the_same_way_when_it_is_taken_up_ag
         first = await app.run(d)
         calls = len(app.server.requests)
         # Killed after the second turn, and then at the end: recorded calls are not repeated.
-        for kept in (
+        for count in (
             len(first),
             next(n for n, event in enumerate(first) if event.data.get("stuck")) + 1,
         ):
-            again = await app.run(d, Recording.of(first[:kept]))
+            again = await app.run(d, Recording.of(first[:count]))
             assert [event.id for event in again] == [event.id for event in first]
     repeated = [call.call_id for call in app.server.requests[calls:]]
     assert repeated == [f"task-1/{ONE}/propose/0.3", f"task-1/{ONE}/propose/0.4"]

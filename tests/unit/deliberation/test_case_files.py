@@ -55,10 +55,10 @@ def slow(cases: list[str], files: tuple[str, ...]) -> Prepared:
 def chosen(
     base: Prepared, *paths: str, importers: tuple[str, ...] = (), seconds: float = 50
 ) -> tuple[str, ...]:
-    (found,) = select_checks(
+    (scope,) = select_checks(
         base, Patch("0" * 40, "1" * 40, "diff", paths), frozenset(), seconds, importers
     )
-    return found.cases
+    return scope.cases
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_ids_of_ava_begin_with_their_file() -> None:
 
 def test_ids_of_pytest_and_unittest_name_their_file_also_in_a_folder() -> None:
     files = ("api/tests/test_a.py",)
-    found = find_case_files(
+    case_files = find_case_files(
         ["tests/test_a.py::one", "tests.test_a.Case.one", "tests/test_b.py::one"], files, "api"
     )
-    assert [*found.values()] == [files[0], files[0], ""]
+    assert [*case_files.values()] == [files[0], files[0], ""]
     assert files_to_run(["tests.test_a.Case.one"], files, "api") == ()  # run by its id
     assert files_to_run(["tests/test_a.py::one"], files, "api") == files
 

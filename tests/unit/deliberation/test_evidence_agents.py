@@ -175,9 +175,9 @@ class _LostOnce(set[str]):
     """Names of workspaces that are lost at their next call, once."""
 
     def __contains__(self, name: object) -> bool:
-        found = super().__contains__(name)
+        is_lost = super().__contains__(name)
         self.discard(str(name))
-        return found
+        return is_lost
 
 
 async def test_a_lost_workspace_does_not_end_the_test_writer_s_work(native: Any) -> None:

@@ -25,7 +25,7 @@ DOCSTRING = "def sub(a, b=0):\n    '''Subtract.\n{}\n    '''\n"
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "expected"),
     [
         ("    >>> sub(3, 1)\n    2", ("sub(3, 1)", "2")),
         ("    >>> sub(3, b=1)\n    2", ("sub(3, b=1)", "2")),
@@ -41,8 +41,10 @@ DOCSTRING = "def sub(a, b=0):\n    '''Subtract.\n{}\n    '''\n"
         ("    >>>sub(3, 1)\n    2", None),
     ],
 )
-def test_the_examples_of_a_docstring(line: str, found: tuple[str, str] | None) -> None:
-    assert read_docstring_examples(DOCSTRING.format(line), "sub") == ((found,) if found else ())
+def test_the_examples_of_a_docstring(line: str, expected: tuple[str, str] | None) -> None:
+    assert read_docstring_examples(DOCSTRING.format(line), "sub") == (
+        (expected,) if expected else ()
+    )
 
 
 @pytest.mark.parametrize(

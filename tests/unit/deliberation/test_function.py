@@ -31,7 +31,7 @@ FILES = ("a.py", "cart.go", "notes.md", "tests/test_a.py")
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("task", "found"),
+    ("task", "expected"),
     [
         ("Complete the function sub in a.py", ("a.py", "sub")),
         ("sub() gives its first number back", ("a.py", "sub")),
@@ -44,9 +44,9 @@ FILES = ("a.py", "cart.go", "notes.md", "tests/test_a.py")
         ("Tidy up a.py", None),
     ],
 )
-def test_the_one_function_that_a_task_names(task: str, found: tuple[str, str] | None) -> None:
+def test_the_one_function_that_a_task_names(task: str, expected: tuple[str, str] | None) -> None:
     function = find_function(task, SHOWN, FILES)
-    assert (function and (function.path, function.name)) == found
+    assert (function and (function.path, function.name)) == expected
 
 
 def test_a_function_with_its_file_its_failing_test_and_the_task_is_all_that_is_shown() -> None:

@@ -51,12 +51,12 @@ def named(spans: list[ReadableSpan], name: str) -> list[ReadableSpan]:
 def parents(spans: list[ReadableSpan]) -> dict[str, set[str]]:
     """Return the names of the parents of the spans of each name."""
     by_id = {span.context.span_id: span.name for span in spans if span.context}
-    found: dict[str, set[str]] = {}
+    parent_names: dict[str, set[str]] = {}
     for span in spans:
-        found.setdefault(span.name, set()).add(
+        parent_names.setdefault(span.name, set()).add(
             by_id.get(span.parent.span_id, "elsewhere") if span.parent else "none"
         )
-    return found
+    return parent_names
 
 
 @pytest.mark.e2e  # executors that run tests

@@ -228,10 +228,10 @@ async def test_a_reader_of_the_task_drops_tests_that_contradict_it(
     async with council(answer, files=files, context_tokens=window) as app:
         events = await app.run(app.deliberation("vote", 2, max_turns=1))
         calls = [call for call in app.server.requests if ".tests." in call.call_id]
-    found = verdicts(events)
-    assert found[ONE, "own tests"] == "passed"
-    assert ((TWO, "cross") in found) is counts
-    assert ((ONE, "contradiction") in found) is not counts
+    check_verdicts = verdicts(events)
+    assert check_verdicts[ONE, "own tests"] == "passed"
+    assert ((TWO, "cross") in check_verdicts) is counts
+    assert ((ONE, "contradiction") in check_verdicts) is not counts
     assert len(calls) == (window > 16_000)
     assert not any(
         "Goodbye" in call.prompt and "hello_world() -> str" in call.prompt for call in calls
@@ -280,11 +280,11 @@ async def test_what_fails_in_new_tests_of_its_author_is_told_and_refuses_nothing
     )
     async with council(by_seat(one=red)) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=1))
-    found = {
+    evidence = {
         data["evidence"]["check"]: data["evidence"] for data in of(events, EventType.CHECK_FINISHED)
     }
-    assert (found["tests"]["verdict"], found["tests"]["proven"]) == ("passed", True)
-    assert (found["own tests"]["failed"], found["own tests"]["red"]) == (
+    assert (evidence["tests"]["verdict"], evidence["tests"]["proven"]) == ("passed", True)
+    assert (evidence["own tests"]["failed"], evidence["own tests"]["red"]) == (
         1,
         ["tests/test_more.py::test_more"],
     )

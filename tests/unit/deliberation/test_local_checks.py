@@ -35,9 +35,9 @@ CASES = {
 
 
 def prepared(milliseconds: int, cases: dict[str, str] | None = None, **run: Any) -> Prepared:
-    found = CASES if cases is None else cases
-    verdict = Verdict.FAILED if "failed" in found.values() else Verdict.PASSED
-    base = CheckRun("tests", verdict, found, duration_ms=milliseconds, **run)
+    results = CASES if cases is None else cases
+    verdict = Verdict.FAILED if "failed" in results.values() else Verdict.PASSED
+    base = CheckRun("tests", verdict, results, duration_ms=milliseconds, **run)
     return Prepared(
         Base("r", "0" * 40, Profile(checks={"tests": ("pytest",)})), "k", FILES, {"tests": base}
     )
@@ -54,13 +54,13 @@ def test_a_quick_suite_is_run_whole() -> None:
 
 
 def test_of_a_slow_one_the_red_cases_and_those_of_the_changed_module() -> None:
-    (found,) = select_checks(
+    (scope,) = select_checks(
         prepared(60_000, durations=dict.fromkeys(CASES, 100)),
         patch("src/pkg/a.py"),
         frozenset(),
         10,
     )
-    assert found == CheckScope(
+    assert scope == CheckScope(
         "tests", False, ("tests/test_b.py::red", "tests/test_a.py::one", "tests/test_a.py::two")
     )
 
@@ -68,8 +68,8 @@ def test_of_a_slow_one_the_red_cases_and_those_of_the_changed_module() -> None:
 def test_cases_that_the_re_check_lost_are_run_too_and_changed_tests() -> None:
     lost = frozenset({"tests/test_b.py::x"})
     change = patch("src/pkg/c.py", "tests/test_new.py", tests=("tests/test_new.py",))
-    (found,) = select_checks(prepared(60_000), change, lost, 10)
-    assert found == CheckScope(
+    (scope,) = select_checks(prepared(60_000), change, lost, 10)
+    assert scope == CheckScope(
         "tests", False, ("tests/test_b.py::red", "tests/test_b.py::x"), ("tests/test_new.py",)
     )
 
@@ -100,10 +100,10 @@ def test_near_cases_fit_into_the_time() -> None:
         "tests/test_a.py::one": 5000,
         "tests/test_a.py::two": 5000,
     }
-    (found,) = select_checks(
+    (scope,) = select_checks(
         prepared(60_000, durations=durations), patch("src/pkg/a.py"), frozenset(), 10
     )
-    assert found.cases == ("tests/test_b.py::red", "tests/test_a.py::one")
+    assert scope.cases == ("tests/test_b.py::red", "tests/test_a.py::one")
 
 
 def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_was_red() -> None:

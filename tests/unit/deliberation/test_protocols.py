@@ -368,16 +368,16 @@ async def test_planted_instructions_stay_fenced(council: Any) -> None:
 
 
 def outside_fences(text: str) -> str:
-    kept, mark = [], ""
+    lines_outside, mark = [], ""
     for line in text.splitlines():
         if mark:
             mark = "" if line == f"--- end [{mark}] ---" else mark
         elif line.startswith("--- ") and line.endswith("] ---"):
             mark = line[line.rindex("[") + 1 : -len("] ---")]
         else:
-            kept.append(line)
+            lines_outside.append(line)
     assert not mark
-    return "\n".join(kept)
+    return "\n".join(lines_outside)
 
 
 async def test_a_council_about_text_is_judged_by_reviews(council: Any) -> None:

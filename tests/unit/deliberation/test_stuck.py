@@ -21,7 +21,7 @@ def change(fingerprint: str, tree: str, failing: frozenset[str] = A) -> TurnStep
 
 
 @pytest.mark.parametrize(
-    ("steps", "found"),
+    ("steps", "reason"),
     [
         ([], ""),
         ([change("one", "1")], ""),
@@ -67,8 +67,8 @@ def change(fingerprint: str, tree: str, failing: frozenset[str] = A) -> TurnStep
         ),
     ],
 )
-def test_circles(steps: list[TurnStep], found: str) -> None:
-    assert find_stuck_reason(steps, 3) == found
+def test_circles(steps: list[TurnStep], reason: str) -> None:
+    assert find_stuck_reason(steps, 3) == reason
 
 
 def test_the_second_look_at_the_same_files_is_a_repeat() -> None:

@@ -27,8 +27,8 @@ def prepared(
 def test_green_red_flaky_and_slow_are_told() -> None:
     cases = {"a": "passed", "b": "failed", "c": "skipped", "d": "passed"}
     run = CheckRun("tests", Verdict.FAILED, cases, durations={"a": 1500, "d": 3})
-    found = diagnose(prepared(run, flaky=("d",)))
-    (row,) = found.rows
+    diagnosis = diagnose(prepared(run, flaky=("d",)))
+    (row,) = diagnosis.rows
     assert (row.green, row.red, row.skipped, row.flaky, row.slow) == (
         1,
         ("b",),
@@ -36,8 +36,8 @@ def test_green_red_flaky_and_slow_are_told() -> None:
         ("d",),
         (("a", 1500),),
     )
-    assert found.line == "base: tests 1 passed, 1 red (b), 1 skipped, 1 flaky (d)"
-    assert found.text == ""
+    assert diagnosis.line == "base: tests 1 passed, 1 red (b), 1 skipped, 1 flaky (d)"
+    assert diagnosis.text == ""
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_green_red_flaky_and_slow_are_told() -> None:
 )
 def test_what_cannot_judge_says_why_and_what_to_write(run: CheckRun, fault: str) -> None:
     argv = ("cargo", "nextest", "run") if "cargo" in fault else ("python", "-m", "pytest")
-    found = diagnose(prepared(run, argv=argv, declared=("numpy",)))
-    assert found.rows[0].fault == fault
-    assert fault in found.text
-    assert ".moothall.toml" in found.text
-    assert found.text.count(run.output or fault) == 1
+    diagnosis = diagnose(prepared(run, argv=argv, declared=("numpy",)))
+    assert diagnosis.rows[0].fault == fault
+    assert fault in diagnosis.text
+    assert ".moothall.toml" in diagnosis.text
+    assert diagnosis.text.count(run.output or fault) == 1
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_what_cannot_judge_says_why_and_what_to_write(run: CheckRun, fault: str)
     ],
 )
 def test_what_the_task_may_be_about_is_red_and_no_fault(run: CheckRun) -> None:
-    found = diagnose(prepared(run))
-    assert found.faults == ()
-    assert found.rows[0].output == run.output
+    diagnosis = diagnose(prepared(run))
+    assert diagnosis.faults == ()
+    assert diagnosis.rows[0].output == run.output
 
 
 def missing(*modules: str, output: str = "") -> CheckRun:
@@ -162,10 +162,10 @@ def missing(*modules: str, output: str = "") -> CheckRun:
 
 
 def test_a_missing_module_that_nothing_declares_may_be_what_the_task_is_to_write() -> None:
-    found = diagnose(prepared(missing("calc"), declared=("numpy", "calculus", "pytest-calc")))
-    assert found.text == ""
-    assert found.rows[0].red == ("tests/test_calc.py",)
-    assert "no file declares the missing module calc, so an answer may add it" in found.line
+    diagnosis = diagnose(prepared(missing("calc"), declared=("numpy", "calculus", "pytest-calc")))
+    assert diagnosis.text == ""
+    assert diagnosis.rows[0].red == ("tests/test_calc.py",)
+    assert "no file declares the missing module calc, so an answer may add it" in diagnosis.line
     assert diagnose(prepared(missing("calc", "numpy"), declared=("numpy",))).text == ""
 
 

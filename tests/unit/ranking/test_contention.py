@@ -35,11 +35,11 @@ def run(message: str, **more: object) -> CheckRun:
 
 @pytest.mark.parametrize("message", LIMITS)
 def test_a_limit_of_time_says_nothing_on_a_busy_machine(message: str) -> None:
-    found = run(message)
-    assert hit_limit_under_load(found)
+    check_run = run(message)
+    assert hit_limit_under_load(check_run)
     assert not hit_limit_under_load(run(message, contended=False))
-    assert stopped_cases(found) == ["a"]
-    errored = as_errored(found)
+    assert stopped_cases(check_run) == ["a"]
+    errored = as_errored(check_run)
     assert (errored.verdict, errored.status, errored.cases) == (
         Verdict.ERRORED,
         "timeout",
@@ -55,9 +55,9 @@ def test_what_failed_otherwise_failed(message: str) -> None:
 
 
 def test_what_is_red_on_the_base_is_not_run_again() -> None:
-    found = run(LIMITS[0])
-    assert not hit_limit_under_load(found, CheckRun("tests", Verdict.FAILED, {"a": "failed"}))
-    assert hit_limit_under_load(found, CheckRun("tests", Verdict.PASSED, {"a": "passed"}))
+    check_run = run(LIMITS[0])
+    assert not hit_limit_under_load(check_run, CheckRun("tests", Verdict.FAILED, {"a": "failed"}))
+    assert hit_limit_under_load(check_run, CheckRun("tests", Verdict.PASSED, {"a": "passed"}))
 
 
 def test_a_check_without_cases_and_one_that_was_stopped_count_too() -> None:
@@ -76,10 +76,10 @@ def test_a_check_without_cases_and_one_that_was_stopped_count_too() -> None:
 def test_the_evidence_of_such_a_check_is_errored_and_says_why() -> None:
     base = CheckRun("tests", Verdict.PASSED, {"a": "passed", "b": "passed"})
     profile = Profile(checks={"tests": ("x",)})
-    found = assess(
+    assessment = assess(
         {"tests": base}, {"tests": as_errored(run(LIMITS[0]), base)}, profile, (), applies=True
     )
-    (evidence,) = found.evidence
+    (evidence,) = assessment.evidence
     assert evidence.verdict is Verdict.ERRORED
     assert "while the machine was busy" in evidence.why
 

@@ -30,7 +30,7 @@ def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list
     counts = [
         one and (fit or drawn.random() >= dropped) for one, fit in zip(brings, fits, strict=True)
     ]
-    found = []
+    candidates = []
     for seat in range(3):
         cross = []
         for author in (other for other in range(3) if other != seat and counts[other]):
@@ -42,19 +42,19 @@ def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list
         proposal = Proposal(
             f"seat-{seat}", "dev", "", diff, own_tests=("test_new.py",) if brings[seat] else ()
         )
-        found.append(
+        candidates.append(
             Candidate(
                 proposal,
                 Assessment(applies=True, required=("tests",), evidence=GREEN, behaviour="b"),
                 tuple(cross),
             )
         )
-    return found, right
+    return candidates, right
 
 
 @pytest.mark.parametrize(("dropped", "least"), [(0.0, 0.8), (0.8, 0.83)])
 def test_a_right_answer_wins_where_there_is_one(dropped: float, least: float) -> None:
     drawn = random.Random(7)  # noqa: S311 - the same draws each time
     councils = [council(drawn, dropped) for _ in range(DRAWS)]
-    won = [right[int(rank(found)[0].seat[-1])] for found, right in councils if any(right)]
+    won = [right[int(rank(candidates)[0].seat[-1])] for candidates, right in councils if any(right)]
     assert sum(won) / len(won) > least

@@ -45,8 +45,10 @@ def candidate(number: int, text: str = "", **facts: Any) -> Candidate:
         "required": ("tests",),
         "behaviour": "b",
     }
-    found = usual | {name: facts.pop(name) for name in FOUND & facts.keys()}
-    return Candidate(**{"proposal": proposal, "assessment": Assessment(**found), **facts})
+    assessment_fields = usual | {name: facts.pop(name) for name in FOUND & facts.keys()}
+    return Candidate(
+        **{"proposal": proposal, "assessment": Assessment(**assessment_fields), **facts}
+    )
 
 
 def order(*candidates: Candidate) -> list[str]:
@@ -119,9 +121,9 @@ def test_everyone_has_one_place_and_scores_fall_with_it(field: list[Candidate]) 
         item.proposal.candidate for item in field
     )
     assert [place.rank for place in places] == list(range(1, len(field) + 1))
-    found = [place.score for place in places]
-    assert found == sorted(found, reverse=True)
-    assert all(0 <= score <= 1 for score in found)
+    scores = [place.score for place in places]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 <= score <= 1 for score in scores)
     assert all((place.score >= 0.5) == place.passed_gates for place in places)
     assert all(place.reasons for place in places)
     gates = [place.passed_gates for place in places]
@@ -148,12 +150,12 @@ def _own(item: Candidate, index: int) -> dict[str, Any]:
     """Return the facts that depend on nobody else: a reviewer of several candidates counts as far
     as it distinguishes right from wrong ones.
     """
-    found = {
+    own_facts = {
         name: getattr(item.assessment, name)
         for name in ("applies", "evidence", "required", "regressions", "proven")
     }
     return {
-        **found,
+        **own_facts,
         "cross": tuple(run for run in item.cross if run.passed),
         "reviews": tuple(
             replace(review, reviewer=f"{review.reviewer}/{index}") for review in item.reviews

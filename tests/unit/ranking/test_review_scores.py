@@ -23,14 +23,14 @@ def answer(seat: str, *, proven: bool, **scores: float) -> Candidate:
     """Return a candidate of a seat with the scores of its reviewers."""
     reviews = tuple(Review(name, seat, score) for name, score in scores.items())
     diff = f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{seat}\n"
-    found = Assessment(
+    assessment = Assessment(
         applies=True,
         required=("tests",),
         evidence=GREEN if proven else RED,
         proven=proven,
         behaviour="b",
     )
-    return Candidate(Proposal(seat, "dev", "done", diff), found, reviews=reviews)
+    return Candidate(Proposal(seat, "dev", "done", diff), assessment, reviews=reviews)
 
 
 def test_who_tells_right_from_wrong_decides_and_the_other_is_named() -> None:
@@ -60,8 +60,8 @@ def test_one_who_scores_all_alike_counts_for_nothing(
     red: float, mean: int, doubted: tuple[str, ...]
 ) -> None:
     field = [answer("a", proven=True, one=0.8), answer("b", proven=False, one=red)]
-    found = score_answers(field, ["a", "b"], [(), ("red",)])
-    assert (found["a"].mean, found["a"].reviewers, found["a"].doubted) == (mean, 1, doubted)
+    scores = score_answers(field, ["a", "b"], [(), ("red",)])
+    assert (scores["a"].mean, scores["a"].reviewers, scores["a"].doubted) == (mean, 1, doubted)
 
 
 def test_without_anything_proven_all_count_alike() -> None:

@@ -289,15 +289,18 @@ async def test_an_odd_name_of_the_base_stays_and_cannot_be_changed(
 async def test_what_no_disk_can_hold_is_left_out_and_stays_in_the_tree(
     clone: TrustedClone, sample: Repo, tmp_path: Path
 ) -> None:
-    kept = (f"100644 blob {sample.blob('x')}\t{'n' * 300}", f"120000 blob {sample.blob('')}\tempty")
+    entries = (
+        f"100644 blob {sample.blob('x')}\t{'n' * 300}",
+        f"120000 blob {sample.blob('')}\tempty",
+    )
     nul = f"120000 blob {sample.blob(b'a' + bytes(1) + b'b')}\tnul"
-    sha = sample.commit_tree(f"100644 blob {sample.blob('x')}\ta.txt", *kept, nul)
+    sha = sample.commit_tree(f"100644 blob {sample.blob('x')}\ta.txt", *entries, nul)
     await clone.fetch(str(sample.path), sha)
     assert await clone.checkout(sha, tmp_path / "out") == 3
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
     patch = await clone.commit_changes(sha, [Change("a.txt", "100644", b"y")], "they stay")
     listed = (await clone.call("ls-tree", patch.commit_sha)).out.decode()
-    assert all(line in listed for line in (*kept, nul))
+    assert all(line in listed for line in (*entries, nul))
 
 
 @pytest.mark.parametrize(

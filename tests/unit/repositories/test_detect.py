@@ -14,13 +14,13 @@ from moothall.repositories.detect.requirements import versions
 TESTED = {"pkg/__init__.py": "", "tests/test_a.py": ""}
 
 
-def found(files: Mapping[str, str], most: int = 20) -> Detected:
+def detected(files: Mapping[str, str], most: int = 20) -> Detected:
     return detect(files, files, most)
 
 
 def words(files: Mapping[str, str]) -> tuple[str, ...]:
     """Return the words of the first installation after pip's own."""
-    first = found({**TESTED, **files}).steps[0].argv
+    first = detected({**TESTED, **files}).steps[0].argv
     assert first[: len(PIP)] == PIP
     return first[len(PIP) :]
 
@@ -42,8 +42,8 @@ def test_what_is_installed_is_held_to_the_lock_file_where_its_versions_can_be_ha
     lock: str,
 ) -> None:
     files = {**TESTED, "pyproject.toml": f'{BUILD}[dependency-groups]\ntest = ["responses"]\n'}
-    (free,) = found(files).steps
-    read, held = found({**files, lock: ""}).steps
+    (free,) = detected(files).steps
+    read, held = detected({**files, lock: ""}).steps
     assert read.argv[-2:] == (lock, "/env/locked.txt")
     assert read.optional
     assert held.argv == (*PIP, "-c", "/env/locked.txt", *free.argv[len(PIP) :])
@@ -314,7 +314,7 @@ def test_a_noxfile_is_never_run_and_a_broken_one_is_no_error() -> None:
 
 
 def test_where_the_whole_fails_the_project_and_pytest_are_a_must_and_groups_are_not() -> None:
-    (whole,) = found(
+    (whole,) = detected(
         {
             **TESTED,
             "pyproject.toml": BUILD + '[dependency-groups]\ntest = ["a"]\ndev = ["b", "tox"]\n',
@@ -332,7 +332,7 @@ def test_of_a_group_or_file_that_cannot_be_installed_whole_each_part_is_tried() 
         "requirements-dev.txt": "",
         "pyproject.toml": "[dependency-groups]\ntest = ['a', 'b']\n",
     }
-    (whole,) = found({**TESTED, **files}).steps
+    (whole,) = detected({**TESTED, **files}).steps
     must, *pieces = whole.instead
     assert must.argv == (*PIP, "pytest", "-r", "requirements.txt")
     assert [" ".join(step.argv[-2:]) for step in must.instead] == [
@@ -387,27 +387,31 @@ def test_poetrys_constraints(poetry: str, specifier: str) -> None:
     ],
 )
 def test_which_python_is_asked_for(files: dict[str, str], needs: dict[str, str]) -> None:
-    assert found({**TESTED, **files}).needs == needs
+    assert detected({**TESTED, **files}).needs == needs
 
 
 def test_which_other_toolchains_are_asked_for() -> None:
     scripts = {"scripts": {"test": "node --test"}, "engines": {"node": ">=18"}}
-    assert found({"package.json": json.dumps(scripts)}).needs == {"node": ">=18"}
-    assert found({"go.mod": "module x\n\ngo 1.22.3\n", "x_test.go": ""}).needs == {"go": "1.22.3"}
+    assert detected({"package.json": json.dumps(scripts)}).needs == {"node": ">=18"}
+    assert detected({"go.mod": "module x\n\ngo 1.22.3\n", "x_test.go": ""}).needs == {
+        "go": "1.22.3"
+    }
     rust = {
         "Cargo.toml": '[package]\nname = "x"\n',
         "src/lib.rs": "",
         "rust-toolchain.toml": '[toolchain]\nchannel = "nightly"\n',
     }
-    assert found(rust).needs == {"rust": "nightly"}
+    assert detected(rust).needs == {"rust": "nightly"}
 
 
 @pytest.mark.parametrize(
     "tool", ["hatch-vcs", "setuptools_scm>=8", "versioningit", "pbr", "poetry-dynamic-versioning"]
 )
 def test_versions_from_tags_need_a_history(tool: str) -> None:
-    assert found({**TESTED, "pyproject.toml": f'[build-system]\nrequires = ["{tool}"]\n'}).history
-    assert not found(
+    assert detected(
+        {**TESTED, "pyproject.toml": f'[build-system]\nrequires = ["{tool}"]\n'}
+    ).history
+    assert not detected(
         {**TESTED, "pyproject.toml": '[build-system]\nrequires = ["flit-core"]\n'}
     ).history
 
@@ -442,11 +446,11 @@ def test_versions_from_tags_need_a_history(tool: str) -> None:
 def test_the_tests_of_a_node_package_and_not_its_linters(
     scripts: dict[str, str], tests: tuple[str, ...]
 ) -> None:
-    assert found({"package.json": json.dumps({"scripts": scripts})}).checks["tests"] == tests
+    assert detected({"package.json": json.dumps({"scripts": scripts})}).checks["tests"] == tests
 
 
 def test_a_lint_script_advises() -> None:
-    lint = found({"package.json": json.dumps({"scripts": {"test": "ava", "lint": "eslint ."}})})
+    lint = detected({"package.json": json.dumps({"scripts": {"test": "ava", "lint": "eslint ."}})})
     assert lint.checks["lint"] == ("npm", "run", "--ignore-scripts", "--silent", "lint")
     assert lint.advisory == ("lint",)
 
@@ -482,7 +486,7 @@ def test_a_lint_script_advises() -> None:
 )
 def test_the_package_manager_of_the_lock_file(files: dict[str, str], first: str) -> None:
     package = {"package.json": json.dumps({"scripts": {"test": "ava"}})}
-    command_lines = list(commands(found({**package, **files}).steps))
+    command_lines = list(commands(detected({**package, **files}).steps))
     assert command_lines[0].startswith(first)
     assert command_lines[-1].endswith("--ignore-scripts"), "with less, where its own way fails"
 
@@ -510,12 +514,12 @@ def test_the_version_of_the_package_manager_is_the_one_that_is_pinned(
     named: dict[str, object], installed: str
 ) -> None:
     package = {"scripts": {"test": "ava"}, **named}
-    assert found({"package.json": json.dumps(package)}).steps[0].argv[-1] == installed
+    assert detected({"package.json": json.dumps(package)}).steps[0].argv[-1] == installed
 
 
 def test_scripts_that_call_corepack_find_what_is_pinned() -> None:
     package = {"scripts": {"test": "corepack pnpm run a"}, "packageManager": "pnpm@9.1.2"}
-    assert found({"package.json": json.dumps(package)}).steps[-1].argv[-3:] == (
+    assert detected({"package.json": json.dumps(package)}).steps[-1].argv[-3:] == (
         "install",
         "--global",
         "pnpm@9.1.2",
@@ -527,7 +531,7 @@ def test_npm_runs_the_script_of_a_package_that_names_another_manager() -> None:
         "scripts": {"test": "pnpm run a"},
         "devEngines": {"packageManager": {"name": "pnpm", "onFail": "error"}},
     }
-    assert found({"package.json": json.dumps(package)}).checks["tests"] == (
+    assert detected({"package.json": json.dumps(package)}).checks["tests"] == (
         "npm",
         "test",
         "--force",
@@ -539,13 +543,13 @@ def test_the_package_manager_that_is_named_goes_first() -> None:
     assert any(
         "pnpm@9.1.2" in command_line
         for command_line in commands(
-            found({"package.json": json.dumps(named), "yarn.lock": ""}).steps
+            detected({"package.json": json.dumps(named), "yarn.lock": ""}).steps
         )
     )
     berry = {"package.json": json.dumps(named | {"packageManager": "yarn@4.5.3"})}
     (first,) = (
         command_line
-        for command_line in commands(found(berry).steps[1:2])
+        for command_line in commands(detected(berry).steps[1:2])
         if command_line.endswith("--no-immutable")
     )  # there is no lock file to respect
     assert first.startswith("env YARN_NODE_LINKER")
@@ -571,7 +575,7 @@ MONOREPO = {
 
 
 def test_several_projects_have_a_check_each_in_their_folders() -> None:
-    several = found(MONOREPO)
+    several = detected(MONOREPO)
     folders = {
         "tests-api": "api",
         "tests-core": "libs/core",
@@ -611,24 +615,24 @@ UV = {
 
 
 def test_projects_of_the_repository_are_installed_from_their_folders() -> None:
-    argv = found(UV).steps[0].argv[len(PIP) :]
+    argv = detected(UV).steps[0].argv[len(PIP) :]
     local = tuple(
         word
         for name in ("packages/a[x]", "packages/b", "packages/c", "tools/kit")
         for word in ("-e", name)
     )
     assert argv == (*local, "pytest", "attrs")
-    assert found(UV).depends == {"": ("packages/a", "packages/b", "packages/c", "tools/kit")}
+    assert detected(UV).depends == {"": ("packages/a", "packages/b", "packages/c", "tools/kit")}
 
 
 def test_their_number_is_bounded_and_said() -> None:
-    few = found(MONOREPO, 1)
+    few = detected(MONOREPO, 1)
     assert len(few.checks) == 1
     assert "workspace.max_projects" in few.notes[0]
 
 
 def test_the_checks_near_a_change() -> None:
-    several = found(MONOREPO)
+    several = detected(MONOREPO)
     profile = Profile(checks=several.checks, folders=several.folders, depends=several.depends)
     assert checks_near(profile, ["api/x.py"]) == ("tests-api",)
     assert checks_near(profile, ["libs/core/x.py"]) == ("tests-api", "tests-core")
@@ -638,14 +642,14 @@ def test_the_checks_near_a_change() -> None:
 
 
 def test_a_single_project_in_a_folder_needs_no_name() -> None:
-    one = found({"python/setup.py": "", "python/tests/test_a.py": "", "README.md": ""})
+    one = detected({"python/setup.py": "", "python/tests/test_a.py": "", "README.md": ""})
     assert one.checks == {"tests": ("python", "-m", "pytest")}
     assert one.folders == {"tests": "python"}
     assert not one.steps[0].optional
 
 
 def test_the_root_leaves_out_what_has_a_check_of_its_own() -> None:
-    both = found({**TESTED, "setup.py": "", "plugin/setup.py": "", "plugin/test_b.py": ""})
+    both = detected({**TESTED, "setup.py": "", "plugin/setup.py": "", "plugin/test_b.py": ""})
     assert both.checks == {
         "tests": ("python", "-m", "pytest", "--ignore=plugin"),
         "tests-plugin": ("python", "-m", "pytest"),
@@ -653,7 +657,7 @@ def test_the_root_leaves_out_what_has_a_check_of_its_own() -> None:
 
 
 def test_members_of_workspaces_are_installed_at_the_root() -> None:
-    node = found(
+    node = detected(
         {
             "package.json": json.dumps({"workspaces": ["packages/*"]}),
             "package-lock.json": "",
@@ -663,7 +667,7 @@ def test_members_of_workspaces_are_installed_at_the_root() -> None:
     )
     assert set(node.checks) == {"tests-a", "tests-b"}
     assert [step.folder for step in node.steps] == [""]
-    cargo = found(
+    cargo = detected(
         {
             "Cargo.toml": '[workspace]\nmembers = ["a"]\n',
             "a/Cargo.toml": '[package]\nname = "a"\n',
@@ -691,11 +695,11 @@ def test_what_wants_the_network_after_the_tests_of_a_member_is_left_out(
             {"scripts": {"test": "tape", "posttest": "eslint ."}}
         ),
     }
-    assert found(files).checks["tests"] == ("npm", "test", *arguments)
+    assert detected(files).checks["tests"] == ("npm", "test", *arguments)
 
 
 def test_tests_that_pytest_would_not_find_by_itself_are_named() -> None:
-    assert found({"slug/__init__.py": "", "test.py": "", "setup.py": ""}).checks["tests"] == (
+    assert detected({"slug/__init__.py": "", "test.py": "", "setup.py": ""}).checks["tests"] == (
         "python",
         "-m",
         "pytest",
@@ -706,8 +710,10 @@ def test_tests_that_pytest_would_not_find_by_itself_are_named() -> None:
 def test_a_whole_suite_beside_files_that_pytest_finds_is_run_too() -> None:
     files = {"setup.py": "", "test/test.py": "", "test/test_more.py": ""}
     more = ("-o", "python_files=test_*.py *_test.py test/test.py")
-    assert found(files).checks["tests"] == ("python", "-m", "pytest", *more)
-    assert found({**files, "tox.ini": "[pytest]\npython_files = check_*.py\n"}).checks["tests"] == (
+    assert detected(files).checks["tests"] == ("python", "-m", "pytest", *more)
+    assert detected({**files, "tox.ini": "[pytest]\npython_files = check_*.py\n"}).checks[
+        "tests"
+    ] == (
         "python",
         "-m",
         "pytest",
@@ -779,7 +785,7 @@ WEB = {"requirements.txt": "Django\n", "app1/tests.py": "", "web/settings.py": "
 def test_django_without_pytest_is_tested_by_its_own_runner(
     files: dict[str, str], tests: str
 ) -> None:
-    assert " ".join(found(files).checks["tests"]) == tests
+    assert " ".join(detected(files).checks["tests"]) == tests
 
 
 def test_what_django_in_a_folder_needs_is_installed_from_there() -> None:
@@ -789,16 +795,16 @@ def test_what_django_in_a_folder_needs_is_installed_from_there() -> None:
         "backend/app/tests.py": "",
         "backend/requirements.txt": "",
     }
-    assert found({"README.md": "", **inner}).steps[0].argv[-3:] == (
+    assert detected({"README.md": "", **inner}).steps[0].argv[-3:] == (
         "pytest",
         "-r",
         "backend/requirements.txt",
     )
-    assert "backend/requirements.txt" in found(inner).reads
+    assert "backend/requirements.txt" in detected(inner).reads
 
 
 def test_no_candidate_changes_what_starts_the_tests_of_django() -> None:
-    assert "manage.py" in found({**WEB, "manage.py": MANAGE}).protected
+    assert "manage.py" in detected({**WEB, "manage.py": MANAGE}).protected
 
 
 @pytest.mark.parametrize(
@@ -826,7 +832,7 @@ def test_no_candidate_changes_what_starts_the_tests_of_django() -> None:
     ],
 )
 def test_examples_are_tests_where_the_project_says_so(files: dict[str, str], tests: str) -> None:
-    assert " ".join(found({"thing.py": "", **files}).checks.get("tests", ())) == tests
+    assert " ".join(detected({"thing.py": "", **files}).checks.get("tests", ())) == tests
 
 
 EXTENSION = (
@@ -870,7 +876,7 @@ MATURIN = '[build-system]\nrequires = ["maturin>=1"]\nbuild-backend = "maturin"\
 )
 def test_compiled_code_is_built_again(files: dict[str, str], command: str) -> None:
     python = {} if "package.json" in files else {"tests/test_a.py": ""}
-    one = found({**python, **files})
+    one = detected({**python, **files})
     (build,) = one.builds
     assert command in build.argv[-1]
     assert any(command in step.argv[-1] and step.optional for step in one.steps), "set-up tries it"
@@ -884,7 +890,7 @@ def test_a_member_of_a_workspace_is_built_after_the_root_has_installed() -> None
         "package.json": json.dumps({"workspaces": ["packages/*"]}),
         "packages/a/package.json": json.dumps(member),
     }
-    one = found(files)
+    one = detected(files)
     assert [step.folder for step in one.steps] == ["", "packages/a"]
     assert "npm run --silent build" in one.steps[-1].argv[-1]
     assert [build.folder for build in one.builds] == ["packages/a"]
@@ -892,7 +898,7 @@ def test_a_member_of_a_workspace_is_built_after_the_root_has_installed() -> None
 
 def test_meson_builds_with_what_it_was_installed_with() -> None:
     meson = "[build-system]\nrequires = ['meson-python', 'cython']\nbuild-backend = 'mesonpy'\n"
-    one = found({**TESTED, "pyproject.toml": meson, "meson.build": ""})
+    one = detected({**TESTED, "pyproject.toml": meson, "meson.build": ""})
     needed, again, tried = one.steps[-3:]
     assert "ninja" in tried.argv[-1]
     assert {"meson", "ninja", "cython"} <= set(needed.argv)
@@ -927,7 +933,7 @@ def test_what_tests_of_a_node_package_read_is_built_again(
     package: dict[str, object],
     built: bool,  # noqa: FBT001
 ) -> None:
-    builds = found({"package.json": json.dumps(package), "src/index.ts": ""}).builds
+    builds = detected({"package.json": json.dumps(package), "src/index.ts": ""}).builds
     assert [build.sources for build in builds] == ([()] if built else [])
 
 
@@ -940,4 +946,4 @@ def test_what_tests_of_a_node_package_read_is_built_again(
 )
 def test_a_requirement_is_no_option(text: str) -> None:
     with pytest.raises(RepositoryError, match="is not a requirement"):
-        found({**TESTED, "pyproject.toml": text})
+        detected({**TESTED, "pyproject.toml": text})

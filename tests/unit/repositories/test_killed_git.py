@@ -72,9 +72,9 @@ def stand_in(folder: Path, text: str) -> str:
 
 
 def real_git() -> str:
-    found = shutil.which("git")
-    assert found
-    return found
+    path = shutil.which("git")
+    assert path
+    return path
 
 
 @pytest.mark.e2e  # some hundred git processes

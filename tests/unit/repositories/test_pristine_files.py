@@ -27,8 +27,8 @@ PACKAGE = json.dumps(
 
 
 def part(path: str) -> bool:
-    kept = base_controlled_files(BASE, PROTECTED, [("sh", "./check.sh")], PACKAGE, {})
-    return is_patchable(path, kept, BASE, PROTECTED)
+    controlled = base_controlled_files(BASE, PROTECTED, [("sh", "./check.sh")], PACKAGE, {})
+    return is_patchable(path, controlled, BASE, PROTECTED)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_code_takes_part(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "kept"),
+    ("package", "controlled"),
     [
         ({"scripts": {"test": "node check.js"}}, {"check.js"}),
         ({"scripts": {"test": "mocha --require=./check.js"}}, {"check.js"}),
@@ -136,11 +136,12 @@ def test_code_takes_part(path: str) -> None:
     ],
 )
 def test_what_a_package_runs_tests_with_is_kept_and_not_the_code_that_it_looks_at(
-    package: dict[str, object], kept: set[str]
+    package: dict[str, object], controlled: set[str]
 ) -> None:
     base = ("index.js", "lib/a.js", "check.js", "package.json")
     assert (
-        base_controlled_files(base, PROTECTED, [("npm", "test")], json.dumps(package), {}) == kept
+        base_controlled_files(base, PROTECTED, [("npm", "test")], json.dumps(package), {})
+        == controlled
     )
 
 
@@ -233,8 +234,8 @@ def test_what_a_makefile_runs_is_kept() -> None:
         "test:\n\t@./run.sh -v\n\tci/all-tests && python3 tools/check.py\n\tX=1 bash "
         "$(TOP)/own.sh\n\tshellcheck install.sh lib/price.py\n"
     )
-    kept = base_controlled_files(base, (), [("make", "test")], "", {"Makefile": recipes})
-    assert kept == {"run.sh", "ci/all-tests", "tools/check.py", "own.sh", "Makefile"}
+    controlled = base_controlled_files(base, (), [("make", "test")], "", {"Makefile": recipes})
+    assert controlled == {"run.sh", "ci/all-tests", "tools/check.py", "own.sh", "Makefile"}
 
 
 def test_what_tests_ask_a_package_for_by_an_alias_stays_where_it_was() -> None:

@@ -379,8 +379,8 @@ async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) 
             for n in range(30)
         ]
         assert offers[0]["size"] * len(offers) > 8_000_000
-        kept = [path.stat().st_size for path in here.bundles._folder.iterdir()]
-        assert sum(kept) <= 4_000_000
+        sizes = [path.stat().st_size for path in here.bundles._folder.iterdir()]
+        assert sum(sizes) <= 4_000_000
         _, last = await here.wire.ask(
             Channel.REPOSITORIES.of(offers[-1]["holder"]),
             {"ask": "part", "bundle": offers[-1]["bundle"], "offset": 0},

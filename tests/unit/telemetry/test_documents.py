@@ -31,11 +31,11 @@ def queried() -> set[str]:
 
 def samples() -> dict[str, str]:
     """Return the samples that Prometheus stores, by their metric."""
-    found = {}
+    figure_names = {}
     for figure in REGISTRY.figures.values():
         for end in ("_bucket", "_sum", "_count") if isinstance(figure, Histogram) else ("",):
-            found[f"{figure.name}{end}"] = figure.name
-    return found
+            figure_names[f"{figure.name}{end}"] = figure.name
+    return figure_names
 
 
 def test_every_figure_is_documented_as_it_is() -> None:

@@ -25,8 +25,8 @@ class Spans(InMemorySpanExporter):
     """An exporter that records spans."""
 
     def named(self, name: str) -> ReadableSpan:
-        (found,) = [span for span in self.get_finished_spans() if span.name == name]
-        return found
+        (span_named,) = [span for span in self.get_finished_spans() if span.name == name]
+        return span_named
 
 
 @pytest_asyncio.fixture
@@ -53,10 +53,10 @@ def test_with_the_exporter_off_nothing_is_imported_and_spans_are_nothing() -> No
         "print([name for name in sys.modules if name.split('.')[0] in {'opentelemetry', "
         "'prometheus_client', 'structlog', 'psutil'}])"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
-    assert done.stdout.split("\n")[:2] == ["''", "[]"]
+    assert completed.stdout.split("\n")[:2] == ["''", "[]"]
 
 
 def test_with_the_exporter_off_a_callers_trace_is_passed_on_unchanged() -> None:
@@ -93,8 +93,8 @@ async def test_what_is_no_traceparent_is_ignored(text: str, exporter: Spans) -> 
 
 @given(st.text(max_size=140))
 def test_whatever_comes_in_a_traceparent_is_one_or_nothing(text: str) -> None:
-    found = telemetry.read_traceparent(text)
-    assert found == "" or telemetry.read_traceparent(found) == found
+    parsed = telemetry.read_traceparent(text)
+    assert parsed == "" or telemetry.read_traceparent(parsed) == parsed
 
 
 async def test_a_later_version_is_read_as_far_as_it_is_known(exporter: Spans) -> None:

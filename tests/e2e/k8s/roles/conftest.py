@@ -46,13 +46,13 @@ class Counted:
 
 @pytest.fixture(scope="session")
 def home() -> Home:
-    found = Home.of_user()
-    if not nodes(found):
+    user_home = Home.of_user()
+    if not nodes(user_home):
         pytest.skip(
             "processes in pods are killed from outside, in scripts/cluster; this cluster has nodes "
             "of its own"
         )
-    return found
+    return user_home
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -102,12 +102,12 @@ async def standing(
     await ask(*inside, "python", "-c", SAMPLE, "/data/sample")
     await ask(*inside, "moothall", "repo", "add", "/data/sample", "--id", "sample")
     authority = (home.keys / "ca.crt").read_bytes()
-    found = RoleDeployment(
+    role_deployment = RoleDeployment(
         api, folders, folder / "bus/services.creds", authority, counted.arrived, "sample"
     )
-    await found.connect()
-    yield found
-    await found.disconnect()
+    await role_deployment.connect()
+    yield role_deployment
+    await role_deployment.disconnect()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -132,10 +132,10 @@ class RoleDeployment:
 
     async def pods(self, selector: str, space: str = SPACE) -> list[Any]:
         """Return the pods that match a label selector."""
-        found: Any = await asyncio.to_thread(
+        pod_list: Any = await asyncio.to_thread(
             client.CoreV1Api(self.api).list_namespaced_pod, space, label_selector=selector
         )
-        return list(found.items)
+        return list(pod_list.items)
 
     def killing(
         self, selector: str, container: str = "", space: str = SPACE, most: int | None = None
@@ -252,12 +252,12 @@ class RoleDeployment:
             jobs: Any = await asyncio.to_thread(
                 client.BatchV1Api(self.api).list_namespaced_job, WORKSPACES
             )
-            found = [
+            remaining = [
                 str(one.metadata.name) for one in (*jobs.items, *await self.pods("", WORKSPACES))
             ]
-            found += ["a work item"] * (await self.bus.state(WORK.name)).messages
-            if not found or asyncio.get_running_loop().time() > until:
-                return found
+            remaining += ["a work item"] * (await self.bus.state(WORK.name)).messages
+            if not remaining or asyncio.get_running_loop().time() > until:
+                return remaining
             await asyncio.sleep(0.5)
 
     async def wait_for_graph(self, seconds: float = _GONE_SECONDS) -> None:

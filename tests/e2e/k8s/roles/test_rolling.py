@@ -91,13 +91,13 @@ async def wait_for_pods(standing: RoleDeployment, pods: int) -> set[str]:
     """Wait until this many workspace pods run; return their ids."""
     async with asyncio.timeout(180):
         while True:
-            found = {
+            pod_names = {
                 pod.metadata.uid
                 for pod in await standing.pods("", deployment.WORKSPACES)
                 if pod.status.phase == "Running"
             }
-            if len(found) >= pods:
-                return found
+            if len(pod_names) >= pods:
+                return pod_names
             await asyncio.sleep(0.5)
 
 

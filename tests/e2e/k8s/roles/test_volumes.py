@@ -80,10 +80,10 @@ async def wait_until_stopped(standing: RoleDeployment) -> None:
 
 async def current_secrets() -> str:
     """Return the current Secrets, for `kubectl apply` elsewhere."""
-    found = json.loads(await ask("-n", SPACE, "get", "secrets", *SECRETS, "-o", "json"))
-    for one in found["items"]:
+    document = json.loads(await ask("-n", SPACE, "get", "secrets", *SECRETS, "-o", "json"))
+    for one in document["items"]:
         one["metadata"] = {name: one["metadata"][name] for name in ("name", "namespace")}
-    return json.dumps(found)
+    return json.dumps(document)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -77,12 +77,12 @@ def test_the_python_canary_fails_in_its_runner(tmp_path: Path, runner: str) -> N
     )
     (tmp_path / "test_a.py").write_text("def test_b():\n    pass\n" + canary.text, encoding="utf-8")
     narrowed = (canary.case,) if runner == "pytest" else ("-v", "-k", canary.case)
-    done = subprocess.run(
+    completed = subprocess.run(
         [*argv, *narrowed], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
-    assert "1 != 2" in done.stdout + done.stderr
-    assert canary.name in done.stdout + done.stderr
+    assert completed.returncode == 1
+    assert "1 != 2" in completed.stdout + completed.stderr
+    assert canary.name in completed.stdout + completed.stderr
 
 
 @pytest.mark.parametrize(("path", "source"), [("a.test.cjs", _NODE), ("a.test.mjs", _NODE_MODULE)])

@@ -270,8 +270,8 @@ def test_what_a_server_told_of_a_score_is_on_record() -> None:
     data = json.loads(
         json.dumps({"call_id": "t/a/verify/1.1", "answer": answer.text, **dump(answer)})
     )
-    found = Recording.of([Event("1", EventType.MODEL_CALLED, "t", data)])
-    assert found.answers["t/a/verify/1.1"] == answer
+    recording = Recording.of([Event("1", EventType.MODEL_CALLED, "t", data)])
+    assert recording.answers["t/a/verify/1.1"] == answer
 
 
 @given(st.text(), st.text(), st.integers(min_value=0))

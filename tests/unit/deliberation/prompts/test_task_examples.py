@@ -58,9 +58,9 @@ It gives [[1, 2]] today.
     ],
 )
 def test_examples_of_four_languages_are_found(task: str, expected: list[str]) -> None:
-    found = find_examples(task)
-    assert [str(example) for example in found] == expected
-    assert all(example.call in task and example.result in task for example in found)
+    examples = find_examples(task)
+    assert [str(example) for example in examples] == expected
+    assert all(example.call in task and example.result in task for example in examples)
 
 
 @pytest.mark.parametrize(

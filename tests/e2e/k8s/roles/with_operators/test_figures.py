@@ -44,26 +44,26 @@ async def metrics_server(standing: RoleDeployment, home: Home) -> None:
 
 
 async def scaler(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
+    document: dict[str, Any] = json.loads(
         await ask("-n", deployment.SPACE, "get", "hpa", f"moothall-{name}", "-o", "json")
     )
-    return found
+    return document
 
 
-def reported_usage(found: dict[str, Any]) -> str:
+def reported_usage(scaler_document: dict[str, Any]) -> str:
     """Return the reported mean usage of a pod; '' if it is unknown."""
-    known = found["status"].get("currentMetrics") or [{}]
+    known = scaler_document["status"].get("currentMetrics") or [{}]
     return str(((known[0].get("resource") or {}).get("current") or {}).get("averageValue", ""))
 
 
 @pytest.mark.parametrize("name", ["api", "collector"])
 async def test_a_scaler_knows_what_its_pods_use(name: str, metrics_server: None) -> None:
     async with asyncio.timeout(SECONDS):
-        while not reported_usage(found := await scaler(name)):
+        while not reported_usage(document := await scaler(name)):
             await asyncio.sleep(2)
-    conditions = {one["type"]: one["status"] for one in found["status"]["conditions"]}
-    assert conditions["ScalingActive"] == "True", found["status"]
-    assert found["status"]["currentReplicas"] == 2
+    conditions = {one["type"]: one["status"] for one in document["status"]["conditions"]}
+    assert conditions["ScalingActive"] == "True", document["status"]
+    assert document["status"]["currentReplicas"] == 2
 
 
 async def test_doors_that_compute_more_than_they_should_become_more_and_no_call_is_lost(
