@@ -110,7 +110,7 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
                 assert len(list(one.sees(data / "repos").glob("far-*.git"))) == 1
             fleet = (await command("fleet", "--json")).document["hosts"]
             assert {host["node"] for host in fleet} == {one.ip for one in machines}
-            assert sorted(held["task_id"] for host in fleet for held in host["holds"]) == [
+            assert sorted(work["task_id"] for host in fleet for work in host["holds"]) == [
                 "one",
                 "two",
             ]

@@ -93,7 +93,7 @@ async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without
         async with serving(command):
             assert await hosts(command) == {"host-1", "host-2"}
             assert len(hosts_below(second)) == 1
-            (gone,) = hosts_below(second)
+            (killed,) = hosts_below(second)
             add_node()
             async with asyncio.timeout(120):
                 while await hosts(command) != {"host-1", "host-2", "host-3"}:
@@ -102,10 +102,10 @@ async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without
                 with suppress(psutil.NoSuchProcess):
                     child.send_signal(signal.SIGKILL)
             async with asyncio.timeout(120):
-                while len(left := await hosts(command)) != 2:
+                while len(remaining := await hosts(command)) != 2:
                     await asyncio.sleep(0.5)
-            assert await all_gone([gone]) == []
-            assert "host-3" in left
+            assert await all_gone([killed]) == []
+            assert "host-3" in remaining
             result = await command("deliberate", "--repo", str(repo), "--json", TASK, seconds=300)
         assert result.code == 0, result.err
         assert result.document["proven"] is True

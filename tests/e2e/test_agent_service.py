@@ -138,8 +138,8 @@ async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(
     read = {"tool_parameters": {"tool": "files.read", "path": "3.py"}}
     response = await agent.ExecuteTask(task_request(context=read, metadata=meta))
     assert json_format.MessageToDict(response.tool_results[0].output)["content"] == "x = 3\n"
-    elsewhere = await agent.ExecuteTask(task_request(context=read))
-    assert (elsewhere.status, elsewhere.final_state) == (
+    without_session = await agent.ExecuteTask(task_request(context=read))
+    assert (without_session.status, without_session.final_state) == (
         common.STATUS_CODE_ERROR,
         pb.AGENT_STATE_FAILED,
     )

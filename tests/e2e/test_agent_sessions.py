@@ -24,7 +24,7 @@ READ = {"tool_parameters": {"tool": "files.read", "path": "a.txt"}}
 
 
 async def ask(
-    app: Served, query: str, context: Mapping[str, Any] | None = None, **known: Any
+    app: Served, query: str, context: Mapping[str, Any] | None = None, **facts: Any
 ) -> pb.ExecuteTaskResponse:
     """Ask in alice's session, with `known` as context."""
     stub: Any = pb_grpc.AgentServiceStub(app.channel)
@@ -32,7 +32,7 @@ async def ask(
         query=query, session_context=pb.SessionContext(session_id="desk 7")
     )
     request.context.update(context or {})
-    request.session_context.persistent_context.update(known)
+    request.session_context.persistent_context.update(facts)
     answer: pb.ExecuteTaskResponse = await stub.ExecuteTask(
         request, metadata=(("authorization", f"Bearer {ALICE}"),), timeout=180
     )

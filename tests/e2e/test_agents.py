@@ -98,7 +98,7 @@ WORK = {
 def work(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
     """Reply as an agent's seat: write the files that its objective names."""
     prompt = "\n".join(str(message["content"]) for message in body["messages"])
-    return next(reply for words, reply in WORK.items() if words in prompt)
+    return next(reply for marker, reply in WORK.items() if marker in prompt)
 
 
 async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_than_four_at_once(
@@ -288,9 +288,9 @@ async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goe
             out, err = await second.communicate()
         assert second.returncode == 0, err.decode()
         assert json.loads(out)["agents"][0]["state"] == "completed"
-        gone = await command("agents", "pause", "build")
-        assert (gone.code, "no agent 'build' is at work; none is" in gone.err) == (2, True), (
-            gone.err
+        refused = await command("agents", "pause", "build")
+        assert (refused.code, "no agent 'build' is at work; none is" in refused.err) == (2, True), (
+            refused.err
         )
 
 

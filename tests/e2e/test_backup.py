@@ -37,15 +37,15 @@ async def test_what_is_brought_back_is_what_was_kept(
     after = Command(tmp_path / "after", command.model_url)
     after.data_dir.mkdir()
     run("xzf", after.data_dir, tmp_path)
-    for words in (
+    for command_line in (
         ("show", task, "--json"),
         ("log", "tail", "--task", task, "--json"),
         ("list", "--json"),
         ("diff", task),
     ):
-        was, now = await before(*words), await after(*words)
+        was, now = await before(*command_line), await after(*command_line)
         assert now.code == was.code == 0, now.err
-        assert now.out == was.out, words
+        assert now.out == was.out, command_line
     audit = await after("audit", "verify")
     assert audit.out.strip().endswith("whole"), audit.out
     again = await after(*arguments, "Add hello_world() once more")

@@ -332,8 +332,8 @@ async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     finally:
         parent.kill()
         await parent.wait()
-    gone, alive = await asyncio.to_thread(psutil.wait_procs, [server], timeout=10)
-    assert (len(gone), alive) == (1, [])
+    ended, alive = await asyncio.to_thread(psutil.wait_procs, [server], timeout=10)
+    assert (len(ended), alive) == (1, [])
     # Nothing holds the directory any longer.
     async with embedded_server(SETTINGS, tmp_path) as url:
         assert url
@@ -344,10 +344,10 @@ async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(
     tmp_path: Path, *, alone: bool
 ) -> None:
     settings = BusSettings(ack_wait_seconds=120.0)
-    held: asyncio.Queue[Recorded] = asyncio.Queue()
+    in_hand: asyncio.Queue[Recorded] = asyncio.Queue()
 
     async def hold(recorded: Recorded) -> None:
-        held.put_nowait(recorded)
+        in_hand.put_nowait(recorded)
         await asyncio.Event().wait()
 
     async with AsyncExitStack() as stack:
@@ -358,14 +358,14 @@ async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(
             stack.callback(holding.cancel)
             request = new_event(EventType.DELIBERATION_REQUESTED, "task-1", {"task_id": "task-1"})
             await bus.enqueue(Channel.WORK.of("dev"), request, fresh=True)
-            await held.get()
+            await in_hand.get()
         # The next server has another address: the host that holds the work is not notified.
         url = await stack.enter_async_context(embedded_server(settings, tmp_path))
         async with open_bus(settings, url, alone=alone) as bus, asyncio.TaskGroup() as group:
             taking = group.create_task(bus.consume("host-dev", hold))
             try:
                 async with asyncio.timeout(20 if alone else 2):
-                    again = await held.get()
+                    again = await in_hand.get()
                 assert alone
                 assert int(again.extra["deliveries"]) > 1
                 assert "fresh" not in again.extra

@@ -61,13 +61,13 @@ async def test_an_event_goes_from_role_to_role(app: App, decider: JetStreamBus) 
         )  # stored as a blob
         await api.create(request)
         await api.enqueue(Channel.WORK.of("dev"), request)
-        taken: asyncio.Queue[str] = asyncio.Queue()
+        received: asyncio.Queue[str] = asyncio.Queue()
 
         async def handle(recorded: object) -> None:
             await host.publish(
                 new_event(EventType.SEAT_TURN, "t", {"task_id": "t", "turn": 1}, ordinal=1)
             )
-            taken.put_nowait(str(recorded))
+            received.put_nowait(str(recorded))
 
         async def state(_: object) -> tuple[dict[str, str], bytes]:
             return {"host": "one"}, b""
@@ -75,7 +75,7 @@ async def test_an_event_goes_from_role_to_role(app: App, decider: JetStreamBus) 
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             working = group.create_task(host.consume("host-dev", handle))
             answering = group.create_task(host.answer(Channel.HOSTS.of("fleet"), state))
-            assert "xxx" in await taken.get()
+            assert "xxx" in await received.get()
             states = [
                 one async for one in api.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 1)
             ]
@@ -185,10 +185,10 @@ async def test_nobody_hears_what_another_is_told_or_asked(app: App, who: str, su
 async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_the_house_is_asked(
     app: App, decider: JetStreamBus
 ) -> None:
-    heard: list[str] = []
+    subjects: list[str] = []
 
     async def note(message: Any) -> None:
-        heard.append(message.subject)
+        subjects.append(message.subject)
 
     async with (
         connection(app.of("hosts"), app.url, on_lost=lambda: None) as host,
@@ -200,9 +200,9 @@ async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_
             await api.publish(f"repository.requests.{who}", b"{}")
         await api.flush()
         async with asyncio.timeout(10):
-            while not heard:
+            while not subjects:
                 await asyncio.sleep(0.05)
-    assert heard == ["repository.requests.another"]
+    assert subjects == ["repository.requests.another"]
 
 
 async def test_a_decision_among_what_seats_say_is_none(app: App, decider: JetStreamBus) -> None:
@@ -213,10 +213,10 @@ async def test_a_decision_among_what_seats_say_is_none(app: App, decider: JetStr
         await host.put_raw("agent.results.t", encode(decided), message_id="forged")
     assert (await decider.state("EVENTS")).messages == 1
     assert [one async for one in decider.replay()] == []
-    heard: list[str] = []
+    handled: list[str] = []
 
     async def handle(recorded: object) -> None:
-        heard.append(str(recorded))
+        handled.append(str(recorded))
 
     async with asyncio.TaskGroup() as group:
         working = group.create_task(decider.consume("collector", handle))
@@ -224,7 +224,7 @@ async def test_a_decision_among_what_seats_say_is_none(app: App, decider: JetStr
             while (await decider.state("DEAD")).messages < 1:
                 await asyncio.sleep(0.05)
         working.cancel()
-    assert heard == []
+    assert handled == []
 
 
 async def test_a_consumer_carries_nothing_into_the_log(app: App, decider: JetStreamBus) -> None:
@@ -250,7 +250,7 @@ async def test_a_consumer_carries_nothing_into_the_log(app: App, decider: JetStr
 
 
 def test_every_stored_subject_is_somebodys_to_send() -> None:
-    sent = {channel for user in USERS.values() for channel in user.sends}
+    publishable = {channel for user in USERS.values() for channel in user.sends}
     stored = {
         channel
         for channel in Channel
@@ -260,5 +260,5 @@ def test_every_stored_subject_is_somebodys_to_send() -> None:
             for stored_subject in stream.subjects
         )
     }
-    assert stored <= sent
+    assert stored <= publishable
     assert set(registry.DURABLES) == {durable for user in USERS.values() for durable in user.takes}

@@ -143,8 +143,8 @@ async def test_an_older_genuine_audit_that_is_put_back_is_found(
     audit, older = alone.data_dir / "audit", tmp_path / "older"
     shutil.copytree(audit, older)
     assert (await alone(*arguments, "Add hello_world(), again")).code == 0
-    whole = await alone("audit", "verify")
-    assert whole.code == 0, whole.out
+    verified = await alone("audit", "verify")
+    assert verified.code == 0, verified.out
     shutil.rmtree(audit)
     older.rename(audit)
     result = await alone("audit", "verify")
@@ -220,8 +220,10 @@ async def test_a_task_is_listed_shown_applied_and_removed(command: Command, repo
     assert (await command("cancel", task_id)).out.strip() == f"{task_id}: COMPLETED"
     not_removed = await command("rm", task_id)
     assert (not_removed.code, "is merged nowhere" in not_removed.err) == (2, True)
-    gone = await command("rm", task_id, "--force")
-    assert gone.out.strip() == f"{task_id} is removed, with its branch moothall/{task_id}", gone.err
+    removed = await command("rm", task_id, "--force")
+    assert removed.out.strip() == f"{task_id} is removed, with its branch moothall/{task_id}", (
+        removed.err
+    )
     assert "moothall" not in git(repo, "branch", "--list")
     assert (await command("show", task_id)).code == 2
     refused = await command("clean", "--all")
@@ -292,10 +294,11 @@ async def test_a_repository_that_cannot_have_a_file_of_ours_is_set_up_as_the_com
     assert result.code == 0, result.err
     assert [row["check"] for row in result.document["checks"]] == ["units"]
     assert "pip install pytest" in result.document["profile"]
-    gone = await alone("repo", "remove", "app")
-    assert (gone.code, gone.out.strip()) == (0, f"app is removed; {repo} itself is untouched"), (
-        gone.err
-    )
+    removed = await alone("repo", "remove", "app")
+    assert (removed.code, removed.out.strip()) == (
+        0,
+        f"app is removed; {repo} itself is untouched",
+    ), removed.err
     assert (await alone("check", "app")).code == 2
     assert git(repo, "status", "--porcelain") == ""
 

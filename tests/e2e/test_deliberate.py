@@ -135,16 +135,16 @@ async def test_a_person_sees_seats_turns_checks_and_the_ranking(
 ) -> None:
     result = await command("deliberate", "-v", "--repo", str(repo), TASK)
     assert result.code == 0, result.err
-    for word in (
+    for text in (
         "agent-dev-001",
         "agent-dev-003",
         "turn 1: files.append success",
         "clean re-check",
         "tokens",
     ):
-        assert word in result.err
-    for word in ("Ranking", "Winner: agent-dev-", "+def hello_world", "Branch moothall/"):
-        assert word in result.out
+        assert text in result.err
+    for text in ("Ranking", "Winner: agent-dev-", "+def hello_world", "Branch moothall/"):
+        assert text in result.out
 
 
 @pytest.mark.parametrize("protocol", ["vote", "debate"])

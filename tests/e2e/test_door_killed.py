@@ -84,9 +84,9 @@ async def watch(app: Served, updates: list[pb.DeliberationUpdate]) -> None:
     request = pb.WatchDeliberationRequest(
         task_id=TASK.task_id, after_seq=updates[-1].seq if updates else 0
     )
-    known = {update.event.id for update in updates}
+    seen_ids = {update.event.id for update in updates}
     async for update in app.stub().WatchDeliberation(request):
-        if update.event.id not in known:
+        if update.event.id not in seen_ids:
             updates.append(update)  # noqa: PERF401 - as each arrives
 
 
@@ -103,19 +103,21 @@ async def poll(app: Served, statuses: list[int]) -> None:
         await asyncio.sleep(0.1)
 
 
-async def listen(app: Served, heard: list[tuple[str, str]], count: int) -> None:
+async def listen(app: Served, board_events: list[tuple[str, str]], count: int) -> None:
     """Read board events that follow the known ones, up to `count` stories."""
-    after = {"Last-Event-ID": heard[-1][0]} if heard else {}
+    after = {"Last-Event-ID": board_events[-1][0]} if board_events else {}
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"http://{app.web}/api/v1/events", headers=HEADERS | after) as answer,
     ):
         assert answer.status == 200
-        while len(heard) < count:
+        while len(board_events) < count:
             lines = (await answer.content.readuntil(b"\n\n")).decode().splitlines()
             event = dict(line.split(": ", 1) for line in lines if line and not line.startswith(":"))
             if "id" in event:
-                heard.append((event["id"], str(json.loads(event["data"])["story"]["story_id"])))
+                board_events.append(
+                    (event["id"], str(json.loads(event["data"])["story"]["story_id"]))
+                )
 
 
 async def create(app: Served, title: str) -> str:
@@ -134,29 +136,37 @@ async def test_callers_of_a_door_that_is_killed_go_on_at_another(
 ) -> None:
     updates: list[pb.DeliberationUpdate] = []
     statuses: list[int] = []
-    heard: list[tuple[str, str]] = []
+    board_events: list[tuple[str, str]] = []
     async with dependencies(tmp_path, model) as (bus, ends, (killed, other)):
         calling = asyncio.ensure_future(killed.stub().Deliberate(TASK))
         async with asyncio.timeout(60):
             while await bus.first(Channel.RESULTS.of("team-a_waits")) is None:
                 await asyncio.sleep(0.05)
         first = await create(killed, "Export as CSV")
-        left = [
+        watchers = [
             asyncio.create_task(one)
-            for one in (watch(killed, updates), poll(killed, statuses), listen(killed, heard, 9))
+            for one in (
+                watch(killed, updates),
+                poll(killed, statuses),
+                listen(killed, board_events, 9),
+            )
         ]
-        await until(lambda: bool(updates and statuses and heard))
+        await until(lambda: bool(updates and statuses and board_events))
         await ends[0].aclose()  # with SIGKILL
-        for broken in (calling, *left[:2]):
+        for broken in (calling, *watchers[:2]):
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await broken
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         with pytest.raises((aiohttp.ClientError, asyncio.IncompleteReadError)):
-            await left[2]
+            await watchers[2]
         second = await create(other, "Export as ODS")
         async with asyncio.timeout(120), hosting(other), asyncio.TaskGroup() as group:
             again = group.create_task(_of(other.stub().Deliberate(TASK)))
-            for going_on in (watch(other, updates), poll(other, statuses), listen(other, heard, 2)):
+            for going_on in (
+                watch(other, updates),
+                poll(other, statuses),
+                listen(other, board_events, 2),
+            ):
                 group.create_task(going_on)
         assert again.result().status == statuses[-1] == pb.DELIBERATION_STATUS_COMPLETED
         topics = [channel.of("team-a_waits") for channel in (Channel.RESULTS, Channel.RESPONSES)]
@@ -166,7 +176,7 @@ async def test_callers_of_a_door_that_is_killed_go_on_at_another(
         assert len({update.event.id for update in updates}) == len(updates)
         assert [event.type for event in recorded].count(EventType.DELIBERATION_DECIDED) == 1
         assert [event.type for event in recorded].count(EventType.DELIBERATION_REQUESTED) == 1
-        assert [story for _, story in heard] == [first, second]
+        assert [story for _, story in board_events] == [first, second]
 
 
 async def _of(call: Any) -> Any:

@@ -239,8 +239,8 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
         "it has no parent",
     ]
     assert written.code == read.code == 0, (written.err, read.err)
-    (given,), (taken,) = written.document["tasks"], read.document["tasks"]
-    assert taken | {"repository": given["repository"]} == given
+    (exported,), (imported,) = written.document["tasks"], read.document["tasks"]
+    assert imported | {"repository": exported["repository"]} == exported
     sealed = folder / "sealed" / f"{task['id']}.git"
     (clone,) = (folder / "data" / "repos").glob(f"{task['id']}*.git")
     for repository in (sealed, clone):

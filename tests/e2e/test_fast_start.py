@@ -157,9 +157,9 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
 async def test_a_model_server_that_still_starts_is_waited_for_where_that_is_wished(
     tmp_path: Path,
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = int(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
     command = Command(
         tmp_path / "data", f"http://127.0.0.1:{port}/v1", {"MOOTHALL_LLM__WAIT_SECONDS": "120"}
     )
@@ -178,10 +178,10 @@ async def test_a_model_server_that_still_starts_is_waited_for_where_that_is_wish
 async def test_a_port_that_is_taken_ends_serve_before_anything_is_started(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen(1)
-        port = str(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        port = str(listener.getsockname()[1])
         for setting, name in (
             ("GRPC", "grpc.port"),
             ("WEB", "web.port"),

@@ -297,10 +297,12 @@ def _malformed_messages(dice: random.Random) -> Iterator[tuple[str, bytes]]:
                     ordinal=number,
                     tenant=dice.choice(("team-a", "local", "a.b", "")),
                 )
-                whole = json.loads(codec.encode(event))
+                document = json.loads(codec.encode(event))
                 yield (
                     subject,
-                    json.dumps(_damaged(dice, whole) if dice.random() < 0.2 else whole).encode(),
+                    json.dumps(
+                        _damaged(dice, document) if dice.random() < 0.2 else document
+                    ).encode(),
                 )
 
 

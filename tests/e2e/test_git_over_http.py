@@ -103,24 +103,26 @@ async def test_what_nobody_registered_is_fetched_as_nobody(
     served = tmp_path / "served"
     library = make_repo(served / "library.git", {"lib.py": "x = 1\n"})
     with git_server(served) as server:
-        whole = make_repo(served / "whole.git", {"a.py": "import lib\n"})
-        whole.git("config", "-f", ".gitmodules", "submodule.lib.path", "lib")
-        whole.git("config", "-f", ".gitmodules", "submodule.lib.url", "../library.git")
-        whole.git("config", "-f", ".gitmodules", "submodule.keys.path", "keys")
-        whole.git(
+        superproject = make_repo(served / "whole.git", {"a.py": "import lib\n"})
+        superproject.git("config", "-f", ".gitmodules", "submodule.lib.path", "lib")
+        superproject.git("config", "-f", ".gitmodules", "submodule.lib.url", "../library.git")
+        superproject.git("config", "-f", ".gitmodules", "submodule.keys.path", "keys")
+        superproject.git(
             "config", "-f", ".gitmodules", "submodule.keys.url", "ssh://git@127.0.0.1/keys.git"
         )
-        whole.git("update-index", "--add", "--cacheinfo", f"160000,{library.head},lib")
-        whole.git("update-index", "--add", "--cacheinfo", f"160000,{library.head[::-1]},keys")
-        whole.git("add", ".gitmodules")
-        whole.git("commit", "--quiet", "-m", "modules")
+        superproject.git("update-index", "--add", "--cacheinfo", f"160000,{library.head},lib")
+        superproject.git(
+            "update-index", "--add", "--cacheinfo", f"160000,{library.head[::-1]},keys"
+        )
+        superproject.git("add", ".gitmodules")
+        superproject.git("commit", "--quiet", "-m", "modules")
         destinations = Destinations.read((server.url.removeprefix("http://"),), only=False)
         settings = WorkspaceSettings(allowed_schemes=("http", "ssh"))
         trusted = RepositoryService(
             tmp_path / "data", settings, Unprepared().prepare, pin=destinations.pin
         )
         base = await trusted.resolve(RepositoryRef(url=f"{server.url}/whole.git"), tenant="acme")
-        assert (base.sha, len(base.profile.notes)) == (whole.head, 1)
+        assert (base.sha, len(base.profile.notes)) == (superproject.head, 1)
         assert "keys is left out" in base.profile.notes[0]
         assert await trusted.clone(base.repository).has(library.head)
         assert server.authorizations

@@ -62,8 +62,8 @@ async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(
     assert row["decisions"] == []
     shown = await command("graph", "query", "provenance", *place)
     assert shown.code == 0
-    for words in ("test run", "model call", "prompt sha256", "approver", str(outcome["task_id"])):
-        assert words in shown.out
+    for text in ("test run", "model call", "prompt sha256", "approver", str(outcome["task_id"])):
+        assert text in shown.out
     first = await command("graph", "query", "provenance", *place[:-1], "1", "--json")
     assert first.code == 1, "the first line is older than the server"
     assert first.document["proposals"] == []
@@ -95,7 +95,7 @@ async def test_what_a_caller_notes_is_told_and_kept(command: Command) -> None:
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
     bearer = (("authorization", f"Bearer {token}"),)
     async with grpc.aio.insecure_channel(command.served_at) as channel:
-        board, known = PlanningServiceStub(channel), ContextServiceStub(channel)
+        board, context_service = PlanningServiceStub(channel), ContextServiceStub(channel)
         created = await board.CreateStory(
             planning.CreateStoryRequest(title="Note it", brief="b"), metadata=bearer
         )
@@ -108,24 +108,24 @@ async def test_what_a_caller_notes_is_told_and_kept(command: Command) -> None:
         request = context.UpdateContextRequest(
             story_id=created.story_id, role="dev", changes=[change], expected_version=0
         )
-        assert (await known.UpdateContext(request, metadata=bearer)).version == 1
+        assert (await context_service.UpdateContext(request, metadata=bearer)).version == 1
         with pytest.raises(grpc.aio.AioRpcError) as late:
-            await known.UpdateContext(request, metadata=bearer)
+            await context_service.UpdateContext(request, metadata=bearer)
         assert late.value.code() is grpc.StatusCode.ABORTED
         assert await _eventually(
             command, "neighbours", "label=Note", f"id={created.story_id}/decision/d-1"
         )
-        pack = await known.GetContext(
+        pack = await context_service.GetContext(
             context.GetContextRequest(story_id=created.story_id, role="dev"), metadata=bearer
         )
         assert 'noted by local for dev: decision d-1: {"text": "old format"}' in pack.context
         bundle = context.RehydrateSessionRequest(
             case_id=created.story_id, roles=["dev"], persist_bundle=True
         )
-        session = await known.RehydrateSession(bundle, metadata=bearer)
+        session = await context_service.RehydrateSession(bundle, metadata=bearer)
         bundle.persist_bundle = False
         assert session.expires_at_ms
-        assert await known.RehydrateSession(bundle, metadata=bearer) == session
+        assert await context_service.RehydrateSession(bundle, metadata=bearer) == session
 
 
 async def _repository(command: Command, outcome: Any) -> str:
@@ -136,7 +136,7 @@ async def _repository(command: Command, outcome: Any) -> str:
 async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(
     command: Command, repo: Path
 ) -> None:
-    for args, words in (
+    for args, message in (
         (("provenence",), "did you mean provenance"),
         (("provenance", "commit_sha=abc"), "40 hexadecimal digits"),
         (
@@ -153,7 +153,7 @@ async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(
     ):
         result = await command("graph", "query", *args)
         assert result.code == 2, result.out
-        assert words in result.err
+        assert message in result.err
     rebuild = await command("graph", "rebuild")
     assert rebuild.code == 2
     assert "another process writes the graph" in rebuild.err

@@ -208,7 +208,7 @@ async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it
                 async with app.workspaces.open(prepared, seat):
                     await asyncio.sleep(0.1)
         annotations = [
-            [one.get(f"moothall/{what}") for what in ("task", "tenant", "seat")]
+            [one.get(f"moothall/{key}") for key in ("task", "tenant", "seat")]
             for one in app.pods.labelled.values()
         ]
     assert annotations[:2] == [["t1", "team", "first"], ["t1", "team", "second"]]
@@ -367,9 +367,11 @@ async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_chan
             setup=(("sh", "-c", "echo other > /env/made"),), checks={"see": ("cat", "/env/made")}
         )
         assert (await hosts[2].preparer.prepare(other)).runs["see"].output == "other\n"
-    set_up = [sum(line.startswith("setting up") for line in heard) for heard in messages]
+    set_up = [
+        sum(line.startswith("setting up") for line in host_messages) for host_messages in messages
+    ]
     assert sorted(set_up) == [0, 0, 1]
-    assert ["another host has set it up" in heard for heard in messages] == [
+    assert ["another host has set it up" in host_messages for host_messages in messages] == [
         not times for times in set_up
     ]
     assert set_up[2] == 0

@@ -232,10 +232,10 @@ async def test_killed_under_a_call_it_is_started_again_and_the_call_is_answered_
         for child in psutil.Process().children()
         if "moothall.llm.serve_local" in command_line(child)
     ]
-    begun = asyncio.Event()
+    started = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        answering = group.create_task(model.chat(request, lambda _: begun.set()))
-        await begun.wait()
+        answering = group.create_task(model.chat(request, lambda _: started.set()))
+        await started.wait()
         server.kill()
     assert answering.result().text == expected
     (again,) = [

@@ -28,12 +28,12 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
     result = await command("deliberate", "--repo", str(repo), "--task-id", "hurt", "--json", TASK)
     assert result.code == 0, result.err
     assert (await command("rm", "gone")).code == 0
-    whole = await command("log", "check")  # a deliberate removal is not a loss
-    assert (whole.code, "the log is whole" in whole.out) == (0, True), whole.out
+    check = await command("log", "check")  # a deliberate removal is not a loss
+    assert (check.code, "the log is whole" in check.out) == (0, True), check.out
     block = next((tmp_path / "data").rglob("streams/EVENTS/msgs/1.blk"))
     stored = bytearray(block.read_bytes())
-    for word in (b"moothall.seat.started", b"moothall.seat.finished"):
-        at = stored.rindex(word)
+    for event_type in (b"moothall.seat.started", b"moothall.seat.finished"):
+        at = stored.rindex(event_type)
         stored[at : at + 4] = bytes(byte ^ 0xFF for byte in stored[at : at + 4])
     block.write_bytes(stored)
     server = await command.start("serve", "--port", "0")

@@ -94,16 +94,16 @@ async def test_an_assistant_lets_a_council_work_and_asks_why(tmp_path: Path) -> 
         assert response["results"][0]["content"] == "Four."
         missing = await client.call_tool("result", {"task_id": "nobodys"})
         assert (missing.is_error, "nobodys" in str(missing.content)) == (True, True)
-        known = await client.call_tool("context", {"task_id": "from-mcp"})
-        assert not known.is_error, known.content
+        context = await client.call_tool("context", {"task_id": "from-mcp"})
+        assert not context.is_error, context.content
 
 
 async def test_a_client_that_goes_cancels_what_it_began(tmp_path: Path) -> None:
-    came = asyncio.Event()
+    received = asyncio.Event()
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         del body, headers
-        came.set()
+        received.set()
         return Fault("silent", delay=120)
 
     async with scripted_model(slowly) as model:
@@ -116,7 +116,7 @@ async def test_a_client_that_goes_cancels_what_it_began(tmp_path: Path) -> None:
                 client.call_tool("deliberate", {"task": "Think of a name", "task_id": "left-alone"})
             )
             async with asyncio.timeout(60):
-                await came.wait()
+                await received.wait()
         pending.cancel()
         shown = await command("list", "--json")
         (task,) = json.loads(shown.out)["tasks"]

@@ -36,8 +36,8 @@ def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> NativeReply |
         return NativeReply(
             (("view", {"path": "src/utils.py"}), ("edit", edit)), text="I add the function."
         )
-    whole = "\n".join(str(message["content"]) for message in body["messages"])
-    if "<tool>" in whole:
+    prompt = "\n".join(str(message["content"]) for message in body["messages"])
+    if "<tool>" in prompt:
         call = {"name": "files.append", "args": {"path": "src/utils.py", "content": SOLVED}}
         return f"<tool>{json.dumps(call)}</tool>"
     return turn("files.append", path="src/utils.py", content=SOLVED)

@@ -117,13 +117,13 @@ async def test_the_step_of_github_ends_as_the_deliberation_does(
     install, step = example("GitHub Actions")
     assert install == {"run": "pip install moothall"}
     assert step["shell"] == "bash"
-    given = {
+    inputs = {
         "${{ secrets.MOOTHALL_TOKEN }}": app.token.read_text(encoding="utf-8"),
         "${{ inputs.task }}": task,
     }
     assert "${{" not in step["run"], "what a caller says would be part of the script"
     summary = tmp_path / "summary.md"
-    variables = {name: given[value] for name, value in step["env"].items()} | {
+    variables = {name: inputs[value] for name, value in step["env"].items()} | {
         "GITHUB_SERVER_URL": app.url,
         "GITHUB_REPOSITORY": "acme/app",
         "GITHUB_SHA": app.sha,

@@ -42,12 +42,12 @@ async def test_it_proposes_what_a_house_elsewhere_made_and_a_killed_replica_is_m
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     async with AsyncExitStack() as stack:
-        far = await stack.enter_async_context(
+        remote_model = await stack.enter_async_context(
             scripted_model(
                 scripted(lambda *_: turn("files.append", path="src/utils.py", content=SOLVED))
             )
         )
-        near = await stack.enter_async_context(
+        local_model = await stack.enter_async_context(
             scripted_model(
                 scripted(lambda *_: turn("files.append", path="src/utils.py", content=WRONG))
             )
@@ -55,14 +55,14 @@ async def test_it_proposes_what_a_house_elsewhere_made_and_a_killed_replica_is_m
         replicas: list[tuple[Served, AsyncExitStack]] = []
         for name in ("one", "two"):
             (folder := tmp_path / name).mkdir()
-            command = make_command(folder, far.base_url)
+            command = make_command(folder, remote_model.base_url)
             command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{tmp_path}"]'
             own = await stack.enter_async_context(AsyncExitStack())
             replicas.append((await own.enter_async_context(served(command, signal.SIGKILL)), own))
         (folder := tmp_path / "house").mkdir()
         token = folder / "elsewhere.token"
         token.write_text(ALICE, encoding="utf-8")
-        command = make_command(folder, near.base_url)
+        command = make_command(folder, local_model.base_url)
         command.extra |= {
             "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{tmp_path}"]',
             "MOOTHALL_AGENTS__ENDPOINTS": json.dumps(

@@ -155,13 +155,13 @@ def refused_subjects(parts: Mapping[str, Sequence[Part]], folder: Path) -> Count
 
 
 async def deliberate(
-    target: str, task_id: str, words: str = "HAIKU about a hall"
+    target: str, task_id: str, description: str = "HAIKU about a hall"
 ) -> pb.DeliberateResponse:
     async with grpc.aio.insecure_channel(
         target, options=[("grpc.service_config", _SERVICE)]
     ) as channel:
         request = pb.DeliberateRequest(
-            task_description=words, role="DEV", num_agents=1, task_id=task_id
+            task_description=description, role="DEV", num_agents=1, task_id=task_id
         )
         stub: Any = OrchestratorServiceStub(channel)
         for last in (False, True):  # the API allows one retry on UNAVAILABLE
@@ -339,8 +339,8 @@ async def finished_stories(bus: JetStreamBus, name: str) -> list[str]:
 async def have_counted(cluster: Cluster, name: str, before: Sequence[float]) -> list[bool]:
     """For each process that decides or plans, return whether its counters have grown."""
     return [
-        await metric_sum(part, name) > known
-        for part, known in zip(cluster.parts[WORKERS], before, strict=True)
+        await metric_sum(part, name) > previous
+        for part, previous in zip(cluster.parts[WORKERS], before, strict=True)
     ]
 
 

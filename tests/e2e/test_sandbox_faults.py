@@ -44,15 +44,15 @@ async def test_kill_9_leaves_no_process_no_folder_and_no_cgroup(tmp_path: Path) 
     assert holder.stdout
     assert holder.stdout.readline() == b"open\n"
     time.sleep(0.5)
-    beside = psutil.Process(holder.pid).children(recursive=True)
-    assert len(beside) >= 4, "bubblewrap, the executor, the command, and what removes all this"
+    children = psutil.Process(holder.pid).children(recursive=True)
+    assert len(children) >= 4, "bubblewrap, the executor, the command, and what removes all this"
     run = tmp_path / "data" / "run"
     (instance,) = [path.name for path in run.iterdir()]
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     holder.stdout.close()
-    gone, alive = psutil.wait_procs(beside, timeout=30)
-    assert (len(gone), alive) == (len(beside), [])
+    ended, alive = psutil.wait_procs(children, timeout=30)
+    assert (len(ended), alive) == (len(children), [])
     assert list(run.iterdir()) == []
     assert [
         str(path)

@@ -199,7 +199,7 @@ async def test_a_pipeline_elsewhere_convenes_a_council_and_fails_by_its_exit_cod
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     """From a data directory of its own, as on another machine: the token is all that it has."""
-    known = (await registered(command, repo)).id
+    repository_id = (await registered(command, repo)).id
     client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
     token = str(command.data_dir / "token")
     arguments = (
@@ -209,7 +209,7 @@ async def test_a_pipeline_elsewhere_convenes_a_council_and_fails_by_its_exit_cod
         "--token-file",
         token,
         "--repo",
-        known,
+        repository_id,
         "--json",
     )
     result = await client(*arguments, "--summary", str(tmp_path / "summary.md"), TASK)

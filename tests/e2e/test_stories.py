@@ -59,7 +59,7 @@ async def test_a_house_of_two_tenants(own: Command) -> None:
         assert (await decided(app.stub(), design)).winner_id
         assert (await decided(app.stub(), code)).winner_id
         await _check_metrics(app, deliberations=5)
-        waiting, held = await _a_story_is_planned(app, "story-2", "HANG")
+        waiting, hanging = await _a_story_is_planned(app, "story-2", "HANG")
     async with served(own) as again:
         council = (
             await again.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))
@@ -69,14 +69,14 @@ async def test_a_house_of_two_tenants(own: Command) -> None:
         # The plan continues after the restart: its first task ends without a winner, so the second
         # cannot start and reports why.
         pending = await again.stub().GetDeliberationResult(
-            pb.GetDeliberationResultRequest(task_id=held)
+            pb.GetDeliberationResultRequest(task_id=hanging)
         )
         assert pending.status == pb.DELIBERATION_STATUS_PENDING
         await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=waiting))
         assert (await decided(again.stub(), waiting)).status == pb.DELIBERATION_STATUS_CANCELLED
         finished = await _finished(again, "story-2")
-        assert finished == {waiting: "CANCELLED", held: "SKIPPED"}
-        skipped = await decided(again.stub(), held)
+        assert finished == {waiting: "CANCELLED", hanging: "SKIPPED"}
+        skipped = await decided(again.stub(), hanging)
         assert skipped.status == pb.DELIBERATION_STATUS_FAILED
         assert (
             f"not started: {waiting}, whose work it builds on, has no winner"
@@ -164,14 +164,14 @@ async def _orchestrate(app: Served) -> None:
     assert answer.candidates[0] == answer.winner
 
 
-async def _a_story_is_planned(app: Served, story: str, word: str) -> tuple[str, str]:
+async def _a_story_is_planned(app: Served, story: str, kind: str) -> tuple[str, str]:
     moved = pb.ProcessPlanningEventRequest(
         event_type="story.transitioned",
         case_id=story,
         plan_id="plan-1",
         from_state="DRAFT",
         to_state="PLANNING",
-        metadata={"title": f"A {word}", "brief": f"Write a {word}", "roles": "architect,dev"},
+        metadata={"title": f"A {kind}", "brief": f"Write a {kind}", "roles": "architect,dev"},
     )
     answer = await app.stub().ProcessPlanningEvent(moved)
     assert answer.processed, answer.message

@@ -116,13 +116,13 @@ async def test_the_same_by_the_command_line(own: Command, repo: Path, tmp_path: 
                 await asyncio.sleep(0.2)
         return result.out.strip()
 
-    words = (
+    options = (
         "--brief",
         "As a writer, I want texts in upper and lower case, so that I need not retype them.",
     )
     criteria = [word for criterion in AC for word in ("--ac", criterion)]
     created = await own(
-        "story", "new", "Texts in both cases", *words, *criteria, "--repo", str(repo)
+        "story", "new", "Texts in both cases", *options, *criteria, "--repo", str(repo)
     )
     assert created.code == 0, created.err
     story = created.out.strip()

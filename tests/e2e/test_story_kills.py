@@ -33,8 +33,8 @@ class Model:
         self.held = ""
         self.came = asyncio.Event()
 
-    def hold(self, words: str) -> None:
-        self.held, self.came = words, asyncio.Event()
+    def hold(self, text: str) -> None:
+        self.held, self.came = text, asyncio.Event()
 
     async def answer(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
         if self.held and self.held in task_of(body):

@@ -65,9 +65,9 @@ async def test_what_one_tenant_calls_a_task_is_no_business_of_another(
         assert listed.document["tasks"] == []  # the stories of this machine's own tenant
 
 
-def _request(task_id: str, words: str, repo: Path | None = None) -> pb.DeliberateRequest:
+def _request(task_id: str, description: str, repo: Path | None = None) -> pb.DeliberateRequest:
     request = pb.DeliberateRequest(
-        task_description=words, role="dev", num_agents=1, task_id=task_id, protocol="single"
+        task_description=description, role="dev", num_agents=1, task_id=task_id, protocol="single"
     )
     if repo is not None:
         request.repository.CopyFrom(common_pb2.Repository(url=str(repo)))

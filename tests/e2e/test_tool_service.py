@@ -51,9 +51,9 @@ async def test_open_call_close(app: ToolServer) -> None:
     again = await app.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
     assert again.audit_id == written.audit_id  # the same request runs once
     await app.rpc("CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id))
-    with pytest.raises(grpc.aio.AioRpcError) as gone:
+    with pytest.raises(grpc.aio.AioRpcError) as closed:
         await app.call(opened, "files.read", "r-5", path="src/a.py")
-    assert gone.value.code() is grpc.StatusCode.NOT_FOUND
+    assert closed.value.code() is grpc.StatusCode.NOT_FOUND
     report = verify_all(app.data_dir)
     assert (report.ok, report.unfinished) == (True, 0)
 
@@ -162,8 +162,8 @@ async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(app: ToolSer
     }
     assert "arguments" in results["wrong"]["error"]
     assert "bound to its request" in results["unbound"]["error"]
-    [gone] = await app.results("ws-gone", 1)
-    assert (gone["request_id"], gone["status"]) == ("lost", ToolStatus.BLOCKED)
+    [lost_result] = await app.results("ws-gone", 1)
+    assert (lost_result["request_id"], lost_result["status"]) == ("lost", ToolStatus.BLOCKED)
     buried = [letter async for letter in letters(app.bus)]
     assert [letter.code for letter in buried] == ["INVALID_REQUEST"]
 

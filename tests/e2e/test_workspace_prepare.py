@@ -44,11 +44,11 @@ async def app(tmp_path: Path) -> AsyncIterator[Local]:
 
 async def test_setup_once_and_its_results_are_read_only_in_every_workspace(app: Local) -> None:
     base = app.base(setup=SETUP, checks=CHECKS, lock_digest="lock")
-    left = app.settings.data_dir / "environments" / f".{environment_key(base)}-half"
-    left.mkdir(parents=True)
+    partial = app.settings.data_dir / "environments" / f".{environment_key(base)}-half"
+    partial.mkdir(parents=True)
     messages: list[str] = []
     prepared = await app.preparer.prepare(base, messages.append)
-    assert not left.exists()
+    assert not partial.exists()
     assert prepared.files == ("a.txt", "b.txt", "sub/c.txt")
     assert prepared.runs["tests"].output == "tool\ndep\na\nb\nd\n", (
         "what set-up made, and the repository's own files as they are"
@@ -90,12 +90,12 @@ async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_u
     base = app.base(
         setup=(("sh", "-c", script),), checks={"tests": ("sh", "-c", "cat /env/made; ls -A /env")}
     )
-    *paths, left = (await app.preparer.prepare(base)).runs["tests"].output.split()
+    *paths, listing = (await app.preparer.prepare(base)).runs["tests"].output.split()
     assert len(paths) == 3
     assert all(path.startswith("/env/.downloads/") for path in paths), (
         "what /tmp holds is memory, and too little for a large project"
     )
-    assert left == "made"
+    assert listing == "made"
 
 
 async def test_what_fails_and_may_is_left_out_and_said(app: Local) -> None:

@@ -199,24 +199,26 @@ class Castle:
 
     async def _make_attempt(self, attempt: Attempt) -> ToolResult:
         mark = f"escaped-{attempt.name}"
-        words = {
+        placeholders = {
             OUTSIDE: str(self.canaries.file),
             PORT: str(self.canaries.port),
             PID: str(self.canaries.neighbour.pid),
         }
-        words |= {MARK: mark, SITE: self.site}
+        placeholders |= {MARK: mark, SITE: self.site}
         for path, content in attempt.plants.items():
             planted = await self.call(
-                "files.write", {"path": path, "content": filled(content, words)}
+                "files.write", {"path": path, "content": filled(content, placeholders)}
             )
             assert planted.status is ToolStatus.SUCCESS, planted.error
         if attempt.first:
-            completed = await self.call("code.shell", {"command": filled(attempt.first, words)})
+            completed = await self.call(
+                "code.shell", {"command": filled(attempt.first, placeholders)}
+            )
             assert (completed.status, completed.output["exit_code"]) == (ToolStatus.SUCCESS, 0), (
                 completed
             )
         before, published = await self.inside(), len(self.facts.events)
-        result = await self.call(attempt.tool, filled(attempt.arguments, words))
+        result = await self.call(attempt.tool, filled(attempt.arguments, placeholders))
         text = f"{json.dumps(dict(result.output), ensure_ascii=False, default=str)}\n{result.error}"
         assert result.status in attempt.statuses, f"{result.status}: {text[:3000]}"
         assert re.search(attempt.shows, text, re.DOTALL), text[:3000]

@@ -49,8 +49,8 @@ def honest(folder: Path, **more: Any) -> dict[str, Any]:
     return {"command": ["python", f"{folder}/mcp_server.py"], **more}
 
 
-def hostile(folder: Path, *way: str, **more: Any) -> dict[str, Any]:
-    return {"command": ["python", "-S", f"{folder}/mcp_hostile.py", *way], **more}
+def hostile(folder: Path, *arguments: str, **more: Any) -> dict[str, Any]:
+    return {"command": ["python", "-S", f"{folder}/mcp_hostile.py", *arguments], **more}
 
 
 @dataclass

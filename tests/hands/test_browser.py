@@ -160,12 +160,12 @@ async def site() -> AsyncIterator[Site]:
 def nothing_stays() -> Any:
     """Assert that no browser outlives its call."""
     yield
-    left = [
+    remaining = [
         process
         for process in psutil.Process().children(recursive=True)
         if "chrom" in command_line(process)
     ]
-    assert not left
+    assert not remaining
 
 
 async def browse(
@@ -254,10 +254,10 @@ async def test_a_hostile_page_reaches_nothing_that_no_tool_may_reach(site: Site)
             with pytest.raises(BlockingIOError):
                 udp.recv(100)
         for leave in ("leave", "file"):
-            left = await browse(
+            result_of_file = await browse(
                 site, "/hostile", {"do": "click", "selector": f"#{leave}"}, {"do": "text"}
             )
-            assert "root:" not in str(left)
+            assert "root:" not in str(result_of_file)
         saved = await browse(site, "/hostile", {"do": "click", "selector": "#save"})
         assert saved.status is ToolStatus.SUCCESS
         assert (other.requested_paths, six.requested_paths) == ([], [])

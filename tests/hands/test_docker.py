@@ -379,5 +379,5 @@ async def test_builds_are_bounded_and_run_where_the_operator_says_so(host: str, 
 
 
 async def test_an_engine_that_is_not_there(tmp_path: Path) -> None:
-    gone = await DockerWorkspace(tmp_path, f"unix://{tmp_path}/none.sock").ask("ps")
-    assert (gone.status, "does not answer" in gone.error) == (ToolStatus.ERROR, True)
+    result = await DockerWorkspace(tmp_path, f"unix://{tmp_path}/none.sock").ask("ps")
+    assert (result.status, "does not answer" in result.error) == (ToolStatus.ERROR, True)

@@ -226,17 +226,17 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(app: Served) -> N
         await execution("e-3", "files.read", token="x.y.z", path="src/utils.py")
 
     rest = await events(stub, task.task_id, seen[-1].seq)
-    whole = await events(stub, task.task_id)
-    assert whole == [*seen, *rest]
-    for place, event in enumerate(whole):
-        assert await events(stub, task.task_id, event.seq) == whole[place + 1 :]
-    decided = dict(whole[-1].payload)
-    assert (whole[-1].type, decided["final_state"], decided["proven"]) == (
+    all_events = await events(stub, task.task_id)
+    assert all_events == [*seen, *rest]
+    for place, event in enumerate(all_events):
+        assert await events(stub, task.task_id, event.seq) == all_events[place + 1 :]
+    decided = dict(all_events[-1].payload)
+    assert (all_events[-1].type, decided["final_state"], decided["proven"]) == (
         "moothall.deliberation.decided",
         "committed",
         True,
     )
-    assert whole[-1].time.seconds > 0
+    assert all_events[-1].time.seconds > 0
     branch = str(decided["branch"])
     assert branch == "moothall/team-a_kernel-1"  # ids of a tenant have a distinct key in the server
     assert "hello_world" in git(repo_of(app), "show", f"{branch}:src/utils.py")
@@ -292,8 +292,8 @@ async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: P
             return status, document["status"], {part["name"]: part for part in document["parts"]}
 
         async with scripted_model(scripted(by_task), port=int(port)):
-            status, word, parts = await health()
-            assert (status, word) == (200, "healthy"), parts
+            status, overall, parts = await health()
+            assert (status, overall) == (200, "healthy"), parts
             assert set(parts) == {"bus", "model", "fleet", "sandbox", "graph"}
             assert parts["fleet"]["detail"] == "1 of 1 hosts are at work"
             assert not any(part["detail"] for part in (await health(token=""))[2].values())

@@ -36,7 +36,7 @@ async def runner(walled: Castle) -> AsyncIterator[LocalRunner]:
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
 async def test_it_is_contained(walled: Castle, runner: LocalRunner, attempt: Attempt) -> None:
     mark = f"escaped-block-{attempt.name}"
-    words = {OUTSIDE: str(walled.canaries.file), PORT: str(walled.canaries.port), MARK: mark}
+    placeholders = {OUTSIDE: str(walled.canaries.file), PORT: str(walled.canaries.port), MARK: mark}
 
     async def ask(name: str, arguments: Mapping[str, object]) -> ToolResult:
         return await walled.call(name, arguments)
@@ -47,7 +47,7 @@ async def test_it_is_contained(walled: Castle, runner: LocalRunner, attempt: Att
         )
         return ran.status, f"{ran.printed}\n{ran.value}\n{ran.error}", ran.tier
 
-    status, output, tier = await run(filled(attempt.arguments["code"], words))
+    status, output, tier = await run(filled(attempt.arguments["code"], placeholders))
     TIERS[tier] += 1
     assert isinstance(status, ToolStatus)
     assert status is not ToolStatus.OUTCOME_UNKNOWN, output

@@ -29,11 +29,11 @@ async def test_it_is_contained(walled: Castle, attempt: Attempt) -> None:
 
 
 async def test_nothing_of_a_workspace_runs_while_its_files_are_handled(walled: Castle) -> None:
-    left = (
+    code = (
         "import os, subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)\n"
         "print(len(os.listdir('/proc')))"
     )
-    assert (await walled.call("code.python", {"code": left})).status == "success"
+    assert (await walled.call("code.python", {"code": code})).status == "success"
     running = await walled.call("system.processes", {})
     assert [process["pid"] for process in running.output["processes"]] == [2]
 

@@ -142,9 +142,9 @@ async def test_what_is_new_at_the_origin_is_merged(scene: Scene) -> None:
 
 async def test_another_repository_comes_as_files(scene: Scene) -> None:
     async with scene.hands.workspaces.open(scene.prepared, "one") as workspace:
-        taken = await call(workspace, "git.clone", url=f"{scene.public.url}/tools.git")
-        assert taken.status is ToolStatus.SUCCESS, taken
-        assert (taken.output["path"], taken.output["files"]) == ("tools", 2)
+        cloned = await call(workspace, "git.clone", url=f"{scene.public.url}/tools.git")
+        assert cloned.status is ToolStatus.SUCCESS, cloned
+        assert (cloned.output["path"], cloned.output["files"]) == ("tools", 2)
         assert (await call(workspace, "files.read", path="tools/deep/more.txt")).output[
             "content"
         ] == "more\n"

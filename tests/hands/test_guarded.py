@@ -89,12 +89,12 @@ async def test_a_tenant_has_nothing_of_anothers(app: ToolServer, site: Site) -> 
     )
     async with asyncio.timeout(60):
         while (
-            gone := await app.call(
+            disabled := await app.call(
                 theirs, "files.read", f"t-{asyncio.get_running_loop().time()}", OTHER, path="a.txt"
             )
         ).status != "invalid":
             await asyncio.sleep(0.05)
-    assert "there is no tool 'files.read'" in gone.error
+    assert "there is no tool 'files.read'" in disabled.error
     steps = [{"id": "s", "tool": "files.read", "arguments": {"path": "a.txt"}}]
     with pytest.raises(grpc.aio.AioRpcError, match="step s: there is no tool"):
         _ = [event async for event in app.flowing(theirs, {"steps": steps}, token=OTHER)]

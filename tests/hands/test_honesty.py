@@ -54,8 +54,8 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": ":".join(sys.path), **more}
 
 
-def without(what: tuple[str, ...], *program: str, **variables: str) -> tuple[int, str]:
-    command = [sys.executable, str(HERE / "without.py"), *what, "--", sys.executable, *program]
+def without(features: tuple[str, ...], *program: str, **variables: str) -> tuple[int, str]:
+    command = [sys.executable, str(HERE / "without.py"), *features, "--", sys.executable, *program]
     completed = subprocess.run(
         command,
         env=environment(**variables),
@@ -67,9 +67,11 @@ def without(what: tuple[str, ...], *program: str, **variables: str) -> tuple[int
     return completed.returncode, completed.stdout + completed.stderr
 
 
-def doctor(what: tuple[str, ...], tmp_path: Path, **variables: str) -> dict[str, dict[str, Any]]:
+def doctor(
+    features: tuple[str, ...], tmp_path: Path, **variables: str
+) -> dict[str, dict[str, Any]]:
     code, output = without(
-        what,
+        features,
         "-c",
         "from moothall.cli.doctor import _walls\nimport asyncio, json, sys\nfrom dataclasses "
         "import asdict\n"

@@ -152,7 +152,7 @@ async def test_files_that_are_written_by_tools_fill_the_disk_too(tmp_path: Path)
                 for number in range(3)
             ]
             read = await app.call(workspace, "files.read", path="a.txt")
-            gone = await app.call(workspace, "files.delete", path="f0.txt")
+            deleted = await app.call(workspace, "files.delete", path="f0.txt")
             again = await app.call(workspace, "files.append", path="a.txt", content="b\n")
     assert [result.status for result in wrote] == [
         ToolStatus.SUCCESS,
@@ -160,7 +160,7 @@ async def test_files_that_are_written_by_tools_fill_the_disk_too(tmp_path: Path)
         ToolStatus.DISK,
     ]
     assert "sandbox.disk_bytes" in wrote[-1].error
-    assert (read.status, gone.status, again.status) == (
+    assert (read.status, deleted.status, again.status) == (
         ToolStatus.SUCCESS,
         ToolStatus.SUCCESS,
         ToolStatus.SUCCESS,

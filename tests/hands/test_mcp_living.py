@@ -29,10 +29,10 @@ def running(folder: Path) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+                argv = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
             except OSError:
                 continue
-            if f"{folder}/mcp_server.py" in words and "python" in words[0]:
+            if f"{folder}/mcp_server.py" in argv and "python" in argv[0]:
                 pids.append(int(entry.name))
     return pids
 
@@ -57,16 +57,16 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
     async with hall(settings, tmp_path) as there:
         assert running(own) == [], "to take tools leaves nothing behind"
 
-        async def words(server: str, word: str) -> Any:
+        async def remembered(server: str, word: str) -> Any:
             result = await there.call(f"mcp.{server}.counts", word=word)
             return result.error or list(result.output["data"]["words"])
 
-        assert await words("notes", "a") == ["a"]
-        assert await words("notes", "b") == ["a", "b"]
+        assert await remembered("notes", "a") == ["a"]
+        assert await remembered("notes", "b") == ["a", "b"]
         for once in ("brief", "among"):
-            assert await words(once, "a") == ["a"]
-            assert await words(once, "b") == ["b"]
-        side_by_side = await asyncio.gather(*(words("notes", sign) for sign in "cd"))
+            assert await remembered(once, "a") == ["a"]
+            assert await remembered(once, "b") == ["b"]
+        side_by_side = await asyncio.gather(*(remembered("notes", sign) for sign in "cd"))
         assert sorted(map(len, side_by_side)) == [3, 4]
 
         assert (await there.call("mcp.notes.leaves", seconds=0.2)).status is ToolStatus.SUCCESS
@@ -76,34 +76,36 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
         await asyncio.sleep(
             0.5
         )  # a process releases its memory, by which it is found, before its connection
-        gone = await words("notes", "e")
-        assert "the MCP server notes has ended since its last call: it ended" in gone
-        assert "what it remembered is gone, and the next call starts it anew" in gone
-        assert await words("notes", "f") == ["f"]
+        error = await remembered("notes", "e")
+        assert "the MCP server notes has ended since its last call: it ended" in error
+        assert "what it remembered is gone, and the next call starts it anew" in error
+        assert await remembered("notes", "f") == ["f"]
         died = await there.call("mcp.notes.dies")
         assert "the disk of notes is gone" in died.error
-        assert await words("notes", "g") == ["g"], "a call that was told of the end is told once"
+        assert await remembered("notes", "g") == ["g"], (
+            "a call that was told of the end is told once"
+        )
 
-        assert await words("idle", "a") == ["a"]
+        assert await remembered("idle", "a") == ["a"]
         assert len(running(own)) == 2
         async with asyncio.timeout(30):
             while len(running(own)) > 1:
                 await asyncio.sleep(0.1)
-        assert "nobody called it for 0.5 s (keep_seconds)" in await words("idle", "b")
-        assert await words("notes", "h") == ["g", "h"], "the other one lives on"
+        assert "nobody called it for 0.5 s (keep_seconds)" in await remembered("idle", "b")
+        assert await remembered("notes", "h") == ["g", "h"], "the other one lives on"
 
         late = await there.gate._rules.toolkits["mcp"](
             ToolCall("r", "mcp.notes.waits", {}, in_seconds(3)), there.workspace, LOCAL.tenant
         )
         assert late.status is ToolStatus.TIMEOUT
-        assert await words("notes", "i") == ["i"], (
+        assert await remembered("notes", "i") == ["i"], (
             "one that does not answer is not waited for twice"
         )
         await there.left("another workspace")
         assert len(running(own)) == 1
         await there.left(there.workspace.id)
         assert running(own) == []
-        assert await words("notes", "j") == ["j"]
+        assert await remembered("notes", "j") == ["j"]
     assert running(own) == [], "with the server its servers end"
 
 
@@ -126,7 +128,7 @@ async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_say
     tmp_path: Path, tools: Path
 ) -> None:
     """Output between calls counts towards the next call; output within bounds has no effect."""
-    servers = {way: hostile(tools, way) for way in ("between", "within")}
+    servers = {kind: hostile(tools, kind) for kind in ("between", "within")}
     async with hall(
         settings_with(tmp_path, tools, servers, mcp={"receive_bytes": 200_000}), tmp_path
     ) as there:
@@ -136,10 +138,10 @@ async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_say
         (flooding,) = [one for key, one in living.items() if key[2] == "between"]
         async with asyncio.timeout(60):
             await flooding.task  # between calls
-        gone = await there.call("mcp.between.honest")
+        ended = await there.call("mcp.between.honest")
         assert (
             "has ended since its last call: it sent more than 200000 bytes (mcp.receive_bytes)"
-            in gone.error
+            in ended.error
         )
         assert (await there.call("mcp.between.honest")).status is ToolStatus.SUCCESS, (
             "it is begun anew"

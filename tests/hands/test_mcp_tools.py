@@ -54,8 +54,8 @@ async def test_files_that_a_tool_changes_are_in_the_patch_and_reading_changes_no
             ToolStatus.SUCCESS,
             "note.txt is written as draft",
         ), result.error
-        got = await there.call("mcp.looks.get", path="note.txt")
-        assert got.output["data"] == {"path": "note.txt", "text": "hi\nhi\n"}, got.error
+        read_back = await there.call("mcp.looks.get", path="note.txt")
+        assert read_back.output["data"] == {"path": "note.txt", "text": "hi\nhi\n"}, read_back.error
         lost = await there.call("mcp.looks.put", path="other.txt", text="x")
         assert lost.status is ToolStatus.SUCCESS, "it may write, and nothing of it stays"
         seen = await there.call("mcp.notes.about")
@@ -157,19 +157,19 @@ async def test_hostile_ones_get_an_error_and_nothing_else(
     tmp_path: Path, tools: Path, files: str
 ) -> None:
     ways = ("nonsense", "asking", "pictures", *HOSTILE)
-    servers = {way: hostile(tools, way, files=files) for way in ways}
+    servers = {kind: hostile(tools, kind, files=files) for kind in ways}
     settings = settings_with(
         tmp_path, tools, servers, mcp={"receive_bytes": 200_000, "seconds": 30}
     )
     async with hall(settings, tmp_path) as there:
-        changed = {way: hostile(tools, way, "1", files=files) for way in ways}
+        changed = {kind: hostile(tools, kind, "1", files=files) for kind in ways}
         later = settings_with(
             tmp_path, tools, changed, mcp={"receive_bytes": 200_000, "seconds": 30}
         )
         there.gate._rules.toolkits["mcp"] = FAMILY.tools(later).call  # type: ignore[index] # the same servers, a day later
-        for way, why in HOSTILE.items():
-            result = await there.call(f"mcp.{way}.honest")
-            assert (way, result.status) == (way, ToolStatus.ERROR), result
+        for kind, why in HOSTILE.items():
+            result = await there.call(f"mcp.{kind}.honest")
+            assert (kind, result.status) == (kind, ToolStatus.ERROR), result
             assert why in result.error
             assert len(result.error) < 1000
         nonsense = await there.call("mcp.nonsense.honest")

@@ -178,8 +178,8 @@ async def test_neo4j_writes_where_the_operator_says_so(graph: str, hits: Hits) -
     assert (result.output["rows"], result.output["changed"]["nodes_created"]) == ([["t"]], 1), (
         result.error
     )
-    gone = await ask("db.neo4j", may, query="MATCH (n:Note) DELETE n")
-    assert gone.output["changed"]["nodes_deleted"] == 1
+    deleted = await ask("db.neo4j", may, query="MATCH (n:Note) DELETE n")
+    assert deleted.output["changed"]["nodes_deleted"] == 1
     for query in (
         "LOAD CSV FROM 'http://127.0.0.1:{port}/x.csv' AS line CREATE (:X)",
         "CALL dbms.listConfig()",
@@ -196,12 +196,16 @@ async def test_neo4j_that_does_not_answer_or_lets_nobody_in(graph: str) -> None:
     where = graph.rpartition("@")[2]
     wrong = await ask("db.neo4j", graphs(f"bolt://neo4j:{PASSWORD}@{where}"), query="RETURN 1")
     assert (wrong.status, "lets nobody in" in wrong.error) == (ToolStatus.ERROR, True), wrong
-    gone = await ask(
+    unreachable = await ask(
         "db.neo4j",
         graphs(f"bolt://neo4j:{PASSWORD}@127.0.0.1:{servers.free_port()}"),
         query="RETURN 1",
     )
-    assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (
+    assert (
+        unreachable.status,
+        "does not answer" in unreachable.error,
+        "127.0.0.1" in unreachable.error,
+    ) == (
         ToolStatus.ERROR,
         True,
         False,

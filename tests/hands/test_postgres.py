@@ -298,12 +298,16 @@ async def test_postgres_that_does_not_answer_or_lets_nobody_in(reader: str) -> N
         True,
         False,
     )
-    gone = await ask(
+    unreachable = await ask(
         "db.postgres",
         postgres(f"postgresql://reader:{PASSWORD}@127.0.0.1:{servers.free_port()}/x"),
         query="select 1",
     )
-    assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (
+    assert (
+        unreachable.status,
+        "does not answer" in unreachable.error,
+        "127.0.0.1" in unreachable.error,
+    ) == (
         ToolStatus.ERROR,
         True,
         False,

@@ -203,13 +203,17 @@ async def test_redis_that_does_not_answer_or_lets_nobody_in(redis_url: str) -> N
         args=["a"],
     )
     assert (wrong.status, "lets nobody in" in wrong.error) == (ToolStatus.ERROR, True), wrong
-    gone = await ask(
+    unreachable = await ask(
         "db.redis",
         reds(f"redis://:{PASSWORD}@127.0.0.1:{servers.free_port()}/0"),
         command="GET",
         args=["a"],
     )
-    assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (
+    assert (
+        unreachable.status,
+        "does not answer" in unreachable.error,
+        "127.0.0.1" in unreachable.error,
+    ) == (
         ToolStatus.ERROR,
         True,
         False,

@@ -204,10 +204,10 @@ async def test_two_that_ask_at_once_have_one_run_and_one_that_goes_leaves_it_to_
     both = await asyncio.gather(*(app.execute(opened, "e-1", code, tools=tools) for _ in range(2)))
     assert [data(response) for response in both] == ["once\n"] * 2
     spin = "while True:\n    pass"
-    gone = asyncio.ensure_future(
+    cancelled = asyncio.ensure_future(
         app.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
     )
     await asyncio.sleep(0.5)
-    gone.cancel()
+    cancelled.cancel()
     again = await app.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
     assert again.status == "timeout"

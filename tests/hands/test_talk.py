@@ -44,11 +44,11 @@ def by_talk(body: dict[str, Any], _headers: Mapping[str, str]) -> str | Fault:
     if "SLOWLY" in task and "files.read: success" not in prompt:
         return turn("files.read", path="src/utils.py")
     if "SLOWLY" in task:  # the contents, if there are words
-        words = re.findall(r"SAY (\w+)", prompt)
+        texts = re.findall(r"SAY (\w+)", prompt)
         return turn(
             "files.append",
             path="src/utils.py",
-            content=f"{SOLVED}\n# {words[-1]}\n" if words else SOLVED,
+            content=f"{SOLVED}\n# {texts[-1]}\n" if texts else SOLVED,
         )
     if "GREETING" in task:
         has_notes = "NOTES.md" in prompt.replace(task, "")
@@ -195,14 +195,14 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.ours, text.encode())
 
-    async def until(self, words: str) -> str:
+    async def until(self, text: str) -> str:
         """Return the output up to these words, starting after the previous match."""
         async with asyncio.timeout(180):
-            while words not in self.output:
+            while text not in self.output:
                 self.output += (
                     (await self._chunks.get()).decode(errors="replace").replace("\r\n", "\n")
                 )
-        before, _, self.output = self.output.partition(words)
+        before, _, self.output = self.output.partition(text)
         return before
 
     def take(self) -> None:

@@ -47,16 +47,16 @@ def make_flow(folder: Path) -> Path:
     return folder / "repo"
 
 
-async def read_until(process: asyncio.subprocess.Process, words: str) -> list[str]:
+async def read_until(process: asyncio.subprocess.Process, text: str) -> list[str]:
     """Read the lines of a command up to one with these words."""
     assert process.stdout is not None
     lines = []
     async with asyncio.timeout(240):
         while line := (await process.stdout.readline()).decode():
             lines.append(line.rstrip())
-            if words in line:
+            if text in line:
                 return lines
-    raise AssertionError(f"it ended without {words!r}: {lines}")
+    raise AssertionError(f"it ended without {text!r}: {lines}")
 
 
 async def test_a_command_that_is_killed_goes_on_under_its_id(tmp_path: Path) -> None:
@@ -130,14 +130,14 @@ async def test_a_server_that_is_killed_in_a_step_and_between_two_goes_on_by_itse
             event.result for event in events if (event.step, event.state) == ("read", "succeeded")
         ]
         assert read.output["content"] == COUNTED
-        begun = [
+        started = [
             (event.step, event.attempt)
             for event in events
             if event.state == "started" and event.step
         ]
-        assert {"a", "b"} <= {name for name, _ in begun}
-        assert [attempt for name, attempt in begun if name == "a"] == [1]
-        assert [attempt for name, attempt in begun if name == "b"] == [1, 2]
+        assert {"a", "b"} <= {name for name, _ in started}
+        assert [attempt for name, attempt in started if name == "a"] == [1]
+        assert [attempt for name, attempt in started if name == "b"] == [1, 2]
         attached = await command(
             "tools", "run", str(tmp_path / "flow.yaml"), "--repo", str(repo), "--id", "second"
         )

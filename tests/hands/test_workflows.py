@@ -42,12 +42,12 @@ async def app(tmp_path: Path) -> AsyncIterator[ToolServer]:
 
 
 def step(name: str, tool: str, **more: Any) -> dict[str, Any]:
-    known = {"needs", "retry", "timeout", "on_failure", "accept", "compensate"}
+    step_fields = {"needs", "retry", "timeout", "on_failure", "accept", "compensate"}
     return {
         "id": name,
         "tool": tool,
-        "arguments": {key: value for key, value in more.items() if key not in known},
-        **{key: value for key, value in more.items() if key in known},
+        "arguments": {key: value for key, value in more.items() if key not in step_fields},
+        **{key: value for key, value in more.items() if key in step_fields},
     }
 
 
@@ -120,7 +120,7 @@ async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
 
 async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolServer) -> None:
     opened = await app.open()
-    for steps, words in (
+    for steps, message in (
         ([count("a"), step("b", "files.raed", path="x")], "step b: there is no tool 'files.raed'"),
         (
             [count("a"), step("b", "git.push", branch="x")],
@@ -129,7 +129,7 @@ async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolServer) 
         ([count("a"), count("a")], "step a: there are two steps"),
         ([count("a", needs=["b"]), count("b", needs=["a"])], "circle"),
     ):
-        with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as refused:
             await app.flow(opened, {"steps": steps})
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.aio.AioRpcError) as stolen:

@@ -337,14 +337,14 @@ async def test_the_keyboard_alone_is_enough(chromium: Browser, command: Command)
         await focus("New story")
         await keyboard.press("Enter")
         await who.page.wait_for_url("**/stories/new")
-        for label, words in (
+        for label, text in (
             ("Title", "Greet the world"),
             ("Brief", BRIEF),
             ("Criteria", "\n".join(AC)),
             ("Repository", "project"),
         ):
             await focus(label)
-            await keyboard.type(words)
+            await keyboard.type(text)
         await focus("Create")
         await keyboard.press("Enter")
         await who.page.wait_for_url("**/stories/story-*")

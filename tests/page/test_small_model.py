@@ -71,8 +71,8 @@ async def _built(who: Reader) -> bool:
     async def ended() -> bool:
         await who.page.reload()
         text = await who.text()
-        begun = "begins when those before it" not in text  # shown until its task is dispatched
-        return ("What next:" in text and begun) or await _may_accept(who)
+        dispatched = "begins when those before it" not in text  # shown until its task is dispatched
+        return ("What next:" in text and dispatched) or await _may_accept(who)
 
     await until(ended, 500)
     return await _may_accept(who)

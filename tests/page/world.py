@@ -100,9 +100,9 @@ class Reader:
     web: str
     wrong: list[str]
 
-    def note(self, what: str) -> None:
+    def note(self, problem: str) -> None:
         """Record an error."""
-        self.wrong.append(what)
+        self.wrong.append(problem)
 
     async def open(self, path: str) -> None:
         """Go to a path of the server."""

@@ -122,16 +122,16 @@ def fetch(package: Package) -> Path:
     if not cached.is_file() or _hash(package.ecosystem, cached) != package.hash:
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            got = {"python": _sdist, "go": _module, "rust": _crate, "node": _tarball}[
+            archive = {"python": _sdist, "go": _module, "rust": _crate, "node": _tarball}[
                 package.ecosystem
             ](package, Path(folder))
-            if (digest := _hash(package.ecosystem, got)) != package.hash:
+            if (digest := _hash(package.ecosystem, archive)) != package.hash:
                 raise LookupError(
                     f"{package.name} {package.version}: its hash is {digest}, projects.toml says "
                     f"{package.hash}"
                 )
             making = cached.with_suffix(f".{os.getpid()}")
-            shutil.copyfile(got, making)
+            shutil.copyfile(archive, making)
             making.rename(cached)
     return cached
 
@@ -216,8 +216,8 @@ def _go_hash(archive: Path) -> str:
     return f"h1:{base64.b64encode(hashlib.sha256(''.join(lines).encode()).digest()).decode()}"
 
 
-def _run(program: str, *words: str, cwd: Path) -> str:
-    command = [shutil.which(program) or program, *words]
+def _run(program: str, *arguments: str, cwd: Path) -> str:
+    command = [shutil.which(program) or program, *arguments]
     completed = subprocess.run(
         command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False
     )

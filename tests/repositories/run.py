@@ -47,9 +47,9 @@ async def play(project: Project, settings: Settings, player: Player, url: str, f
     riddle = _break(repo, search_result)
     player.riddles[task_id] = riddle
     before = repo.head
-    begun = time.monotonic()
+    started = time.monotonic()
     code, document = await _deliberate(settings, url, folder, task_id)
-    row = Row(project, search_result, time.monotonic() - begun, len(player.right_seats(task_id)))
+    row = Row(project, search_result, time.monotonic() - started, len(player.right_seats(task_id)))
     _judge(
         repo, document, code, right=player.right_seats(task_id), released=released, before=before
     )
@@ -74,7 +74,7 @@ async def _deliberate(
     settings: Settings, url: str, folder: Path, task_id: str
 ) -> tuple[int, dict[str, Any]]:
     """Run the command as a user does; return its exit code and its document."""
-    words = (
+    command = (
         "deliberate",
         "--repo",
         str(folder),
@@ -94,7 +94,7 @@ async def _deliberate(
         sys.executable,
         "-m",
         "moothall",
-        *words,
+        *command,
         env={
             **inherited,
             "MOOTHALL_DATA_DIR": str(settings.data_dir),
@@ -175,20 +175,20 @@ async def main(
             if missing := sorted(program for program in programs if shutil.which(program) is None):
                 print(f"SKIPPED {project.name}: {', '.join(missing)} is not installed")
                 continue
-            begun = time.monotonic()
+            started = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
                 try:
                     row = await play(
                         project, settings, player, server.base_url, Path(folder) / "repository"
                     )
-                    rows.append(replace(row, seconds=time.monotonic() - begun))
+                    rows.append(replace(row, seconds=time.monotonic() - started))
                     print(show(rows[-1]), flush=True)
                     if keep:
                         write(rows, [each.name for each in projects()])
                 except Exception as error:  # noqa: BLE001 - a failed project; the others are tried too
                     wrong.append(project.name)
                     print(
-                        f"WRONG {project.name}, {time.monotonic() - begun:.0f} s: "
+                        f"WRONG {project.name}, {time.monotonic() - started:.0f} s: "
                         f"{type(error).__name__}: {error}",
                         flush=True,
                     )

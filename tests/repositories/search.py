@@ -58,7 +58,7 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
     """Set the repository up, run its tests, and try faults in an order given by `seed`. Raises
     `NothingFound`.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     async with open_workspace_services(settings) as hands:
         base = await hands.repositories.resolve(await register(settings, str(folder), "HEAD"))
         prepared = await hands.repositories.prepare(base)
@@ -88,7 +88,14 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
     (first, red), (second, _) = chosen
     checked = sum(run.duration_ms for run in runs.values()) / 1000
     return Found(
-        first, second, red, runs, tried, ready - begun - checked, checked, time.monotonic() - ready
+        first,
+        second,
+        red,
+        runs,
+        tried,
+        ready - started - checked,
+        checked,
+        time.monotonic() - ready,
     )
 
 
@@ -123,13 +130,14 @@ async def _tell(
 ) -> AsyncIterator[tuple[Fault, frozenset[str]]]:
     folders = prepared.base.profile.folders
     for fault in islice(order, _TRIES):
-        near = {
+        fast_runs = {
             name: run
             for name, run in before.items()
             if fault.path.startswith(folders.get(name, ""))
         }
         seconds = max(
-            _LEAST_SECONDS, _TIMES_LONGER * sum(run.duration_ms for run in near.values()) / 1000
+            _LEAST_SECONDS,
+            _TIMES_LONGER * sum(run.duration_ms for run in fast_runs.values()) / 1000,
         )
         async with workspaces.open(prepared, "fault") as workspace:
             deadline = datetime.now(UTC) + timedelta(seconds=seconds)
@@ -143,8 +151,8 @@ async def _tell(
             written = await workspace.call(ToolCall("write", "files.write", args, deadline))
             if written.status is not ToolStatus.SUCCESS:
                 continue
-            after = {name: await workspace.check(name, deadline=deadline) for name in near}
-        yield fault, _lost(near, after)
+            after = {name: await workspace.check(name, deadline=deadline) for name in fast_runs}
+        yield fault, _lost(fast_runs, after)
 
 
 def _apart(one: Fault, other: Fault) -> bool:

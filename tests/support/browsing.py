@@ -57,9 +57,9 @@ class Browser:
 
     async def sign_in(self, token: str = TOKEN) -> str:
         """Sign in, and return the CSRF secret of the session's forms."""
-        got = await self.send("/sign-in", token=token)
-        if got.status != 303:
-            raise AssertionError(got.text)
+        response = await self.send("/sign-in", token=token)
+        if response.status != 303:
+            raise AssertionError(response.text)
         return form_of((await self.get("/")).text)
 
 

@@ -83,16 +83,16 @@ class Chronicle:
     def told(self) -> Chronicle:
         """Append the story, its plan and its first steps."""
         criteria = ["greets the world"]
-        words = {
+        texts = {
             "title": "Greeting",
             "brief": "Greet.",
             "ac": criteria,
             "repository": {"id": "sample"},
             "rigor_level": "L1",
         }
-        self.of_story(EventType.STORY_CREATED, **words, actor="ann")
+        self.of_story(EventType.STORY_CREATED, **texts, actor="ann")
         self.of_story(
-            EventType.STORY_CHANGED, **{**words, "brief": "Greet everybody."}, actor="ann"
+            EventType.STORY_CHANGED, **{**texts, "brief": "Greet everybody."}, actor="ann"
         )
         self.of_story(
             EventType.STORY_TRANSITIONED,

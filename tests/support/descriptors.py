@@ -47,14 +47,14 @@ def leak(folder: Path) -> Iterator[Leak]:
     """Open a file below `folder`, as the shell that started this process could have done."""
     path = folder / "leaked-secret"
     path.write_text("TOP-SECRET\n", encoding="utf-8")
-    held = []
+    descriptors = []
     try:
         for _ in range(COUNT):
-            held.append(os.open(path, os.O_RDWR | os.O_APPEND))
-            os.set_inheritable(held[-1], True)
-        yield Leak(path, tuple(held))
+            descriptors.append(os.open(path, os.O_RDWR | os.O_APPEND))
+            os.set_inheritable(descriptors[-1], True)
+        yield Leak(path, tuple(descriptors))
     finally:
-        for descriptor in held:
+        for descriptor in descriptors:
             os.close(descriptor)
 
 

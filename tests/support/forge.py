@@ -171,8 +171,8 @@ class FakeForge:
         }
         return self.issues[number]
 
-    def _change(self, who: str, query: Any, body: Data, what: str, number: str) -> Data:
-        item = (self.pulls if what == "pulls" else self.issues)[int(number)]
+    def _change(self, who: str, query: Any, body: Data, kind: str, number: str) -> Data:
+        item = (self.pulls if kind == "pulls" else self.issues)[int(number)]
         if who != item["user"]["login"]:
             self._check_writer(who)
         item.update(body)
@@ -306,7 +306,7 @@ class Person:
     ) -> None:
         """Review a pull request, with remarks (path, text) on the first line of a file."""
         lines = [
-            {"path": path, "body": words, "line": 1, "new_position": 1} for path, words in remarks
+            {"path": path, "body": text, "line": 1, "new_position": 1} for path, text in remarks
         ]
         self("POST", f"/pulls/{number}/reviews", body=body, event=event, comments=lines)
 

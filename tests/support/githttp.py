@@ -51,9 +51,9 @@ def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> It
             if response := api(self.command, self.path, dict(self.headers), body):
                 self._say(*response)
                 return
-            given = self.headers.get("Authorization", "")
-            state.authorizations.append(given)
-            if state.required and given != state.required:
+            authorization = self.headers.get("Authorization", "")
+            state.authorizations.append(authorization)
+            if state.required and authorization != state.required:
                 self._say(401, {"WWW-Authenticate": 'Basic realm="git"'}, b"")
                 return
             path, _, query = self.path.partition("?")

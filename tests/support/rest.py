@@ -43,10 +43,10 @@ class Web:
     ) -> Answer:
         """Send a request with this document as its body."""
         carried = {} if token is None else {"Authorization": f"Bearer {token}"}
-        sent = {} if body is None else {"json": body}
+        payload = {} if body is None else {"json": body}
         url = f"http://127.0.0.1:{self.port}{path}"
         async with self.session.request(
-            method, url, headers={**carried, **(headers or {})}, **sent
+            method, url, headers={**carried, **(headers or {})}, **payload
         ) as response:
             return Answer(
                 response.status,

@@ -63,8 +63,8 @@ class Edit:
         if len(places) < self.nth:
             raise ValueError(f"{self.file} has no line {self.nth} with {self.at!r}")
         start = places[self.nth - 1]
-        put = self.put if not self.put or self.put.endswith("\n") else f"{self.put}\n"
-        return "".join([*rows[:start], put, *rows[start + self.lines :]])
+        replacement = self.put if not self.put or self.put.endswith("\n") else f"{self.put}\n"
+        return "".join([*rows[:start], replacement, *rows[start + self.lines :]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def _new_tests(path: str, before: str, after: str) -> str:
 
 def _new_python_tests(before: str, after: str) -> str:
     """Return the newer Python file without the tests of the older one."""
-    known = {ast.get_source_segment(before, node) for node in ast.walk(ast.parse(before))}
+    older = {ast.get_source_segment(before, node) for node in ast.walk(ast.parse(before))}
     tree = ast.parse(after)
     lines = after.splitlines(keepends=True)
     for node in ast.walk(tree):
@@ -237,7 +237,7 @@ def _new_python_tests(before: str, after: str) -> str:
                 item, ast.FunctionDef | ast.ClassDef
             ) and item.name.lower().startswith("test")
             is_test |= isinstance(item, ast.ClassDef) and item.name.endswith(("Test", "Tests"))
-            if is_test and ast.get_source_segment(after, item) in known:
+            if is_test and ast.get_source_segment(after, item) in older:
                 first = min([item.lineno, *(mark.lineno for mark in item.decorator_list)])
                 lines[first - 1 : item.end_lineno] = [""] * (item.end_lineno - first + 1)
     return "".join(lines)
@@ -253,11 +253,11 @@ def _new_go_tests(before: str, after: str) -> str:
     """Return the declarations that only the newer Go file has, with their imports; changed
     functions get new names.
     """
-    known = {match[0] for match in _GO_DECLARED.finditer(before)}
-    named = {_go_name(item) for item in known}
+    older = {match[0] for match in _GO_DECLARED.finditer(before)}
+    named = {_go_name(item) for item in older}
     parts = []
     for match in _GO_DECLARED.finditer(after):
-        if match[0] in known:
+        if match[0] in older:
             continue
         name = _go_name(match[0])
         parts.append(

@@ -45,22 +45,22 @@ class Program:
         """The task's text, with the first failing visible case as an example."""
         now = results(self, self.wrong_text)
         failing = [
-            (case, got)
-            for case, got in list(zip(self.cases, now, strict=True))[::2]
-            if case[1] != got
+            (case, actual)
+            for case, actual in list(zip(self.cases, now, strict=True))[::2]
+            if case[1] != actual
         ]
-        (given, expected), got = failing[0]
-        call = f"{self.name}({', '.join(map(repr, given))})"
+        (arguments, expected), actual = failing[0]
+        call = f"{self.name}({', '.join(map(repr, arguments))})"
         return (
             f"{self.name}() in programs/{self.name}.py is wrong. It should {self.says}. {call} "
-            f"should be {expected!r}; now it is {got!r}."
+            f"should be {expected!r}; now it is {actual!r}."
         )
 
     def tests(self, start: int) -> str:
         """Return every other case, from the one at `start`, as a test file."""
         lines = [f"from programs.{self.name} import {self.name}", ""]
-        for number, (given, expected) in enumerate(self.cases[start::2], 1):
-            call = f"{self.name}({', '.join(map(repr, given))})"
+        for number, (arguments, expected) in enumerate(self.cases[start::2], 1):
+            call = f"{self.name}({', '.join(map(repr, arguments))})"
             lines += [
                 "",
                 f"def test_{self.name}_{number}():",
@@ -76,23 +76,23 @@ def results(program: Program, text: str) -> list[Any]:
     """
     names: dict[str, Any] = {}
     exec(compile(text, program.name, "exec"), names)  # noqa: S102 - our own programs
-    return [_call(names[program.name], copy.deepcopy(given)) for given in program.arguments]
+    return [_call(names[program.name], copy.deepcopy(arguments)) for arguments in program.arguments]
 
 
-def _call(function: Any, given: Sequence[Any]) -> Any:
-    left = _STEPS
+def _call(function: Any, arguments: Sequence[Any]) -> Any:
+    steps_left = _STEPS
 
     def count(_frame: FrameType, _event: str, _value: object) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
+        nonlocal steps_left
+        steps_left -= 1
+        if steps_left < 0:
             raise TimeoutError
         return count
 
     before = sys.gettrace()
     sys.settrace(count)
     try:
-        return function(*given)
+        return function(*arguments)
     except Exception as error:  # noqa: BLE001 - whatever a wrong program raises
         return type(error).__name__
     finally:
@@ -168,23 +168,23 @@ def _mutants(text: str) -> Iterator[str]:
     """Yield the text with one operator or number changed."""
     count = sum(1 for _ in ast.walk(ast.parse(text)))
     for place in range(count):
-        for way in range(len(_COMPARED)):
+        for index in range(len(_COMPARED)):
             tree = ast.parse(text)
             node = list(ast.walk(tree))[place]
             if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARED:
-                node.ops[0] = _COMPARED[way]()
+                node.ops[0] = _COMPARED[index]()
             elif (
                 isinstance(node, ast.BinOp | ast.AugAssign)
                 and type(node.op) in _COMPUTED
-                and way == 0
+                and index == 0
             ):
                 node.op = _COMPUTED[type(node.op)]()
-            elif isinstance(node, ast.BoolOp) and way == 0:
+            elif isinstance(node, ast.BoolOp) and index == 0:
                 node.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
-            elif isinstance(node, ast.If) and way == 0:
+            elif isinstance(node, ast.If) and index == 0:
                 node.test = ast.UnaryOp(ast.Not(), node.test)
-            elif isinstance(node, ast.Constant) and type(node.value) is int and way < 2:
-                node.value += 1 if way else -1
+            elif isinstance(node, ast.Constant) and type(node.value) is int and index < 2:
+                node.value += 1 if index else -1
             else:
                 continue
             yield ast.unparse(ast.fix_missing_locations(tree))

@@ -194,12 +194,12 @@ def full(task_id: str = "task-a", *, text: bool = False) -> Story:
 def topic_of(event: Event) -> Topic:
     """Return the topic of an event."""
     answers = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
-    words = {EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED}
+    pause_types = {EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED}
     channel = (
         Channel.RESPONSES
         if event.type in answers
         else Channel.WORDS
-        if event.type in words
+        if event.type in pause_types
         else Channel.RESULTS
     )
     return channel.of(str(event.data.get("task_id")))
@@ -239,9 +239,9 @@ class FaultyBus(MemoryBus):
         """Append an event; drop a duplicate."""
         await asyncio.sleep(0)
         self._fail("publish")
-        known = next((item.seq for item in self.log if item.event.id == event.id), 0)
-        if known:
-            return known
+        existing = next((item.seq for item in self.log if item.event.id == event.id), 0)
+        if existing:
+            return existing
         self.log.append(Recorded(len(self.log) + 1, event))
         self.pending[len(self.log)] = 0
         self._news.set()
@@ -308,7 +308,7 @@ class FaultyBus(MemoryBus):
     def _is_given(self, seq: int, in_hand: set[int]) -> bool:
         """Return whether an event is delivered now to this consumer."""
         taker = self._takers[int(digest(self.log[seq - 1].event.id), 16) % len(self._takers)]
-        return taker is in_hand and not any(seq in held for held in self._takers)
+        return taker is in_hand and not any(seq in taker_seqs for taker_seqs in self._takers)
 
     async def _consume(
         self, handler: Handler, concurrency: int, glance: Glance | None, in_hand: set[int]
@@ -375,9 +375,9 @@ class FaultyBus(MemoryBus):
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store a document."""
         self._fail("put")
-        if (held := self.held_puts.get(str(document["status"]))) is not None:
+        if (gate := self.held_puts.get(str(document["status"]))) is not None:
             self.waiting.add(str(document["status"]))
-            await held.wait()
+            await gate.wait()
         self.documents[key] = document
         self.history.append((key, str(document["status"])))
         changed, self.changed = self.changed, asyncio.Event()
@@ -408,11 +408,11 @@ class _Documents:
 
     async def get_with_revision(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
         return await self.bus.get(key), len(
-            [known for known, _ in self.bus.history if known == key]
+            [stored_key for stored_key, _ in self.bus.history if stored_key == key]
         )
 
     async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
-        if len([known for known, _ in self.bus.history if known == key]) != revision:
+        if len([stored_key for stored_key, _ in self.bus.history if stored_key == key]) != revision:
             raise AlreadyExists("another was faster")
         await self.bus.put(key, document)
 

@@ -132,13 +132,13 @@ class TempWorkspaces:
                 if path not in prepared.files:
                     (repo.path / path).unlink()
         if judged:
-            held = [
+            protected = [
                 path
                 for path in prepared.files
                 if any(covers(item, path) for item in prepared.base.profile.protected)
             ]
-            if held:
-                repo.git("checkout", "--quiet", prepared.base.sha, "--", *held)
+            if protected:
+                repo.git("checkout", "--quiet", prepared.base.sha, "--", *protected)
         if extra:
             other = self._clone(folder.with_name(f"{folder.name}-extra"), prepared, extra)
             for path in tests_of(changed(other, prepared), prepared):
@@ -275,14 +275,14 @@ class TempWorkspace:
     async def _known(
         self, tree: str, name: str, argv: Sequence[str], deadline: datetime | None
     ) -> CheckRun:
-        known = _KNOWN.get((tree, tuple(argv)))
-        if known is None:
-            known = await self._run(name, argv, deadline)
-            if known.status == "timeout":
-                return known
+        cached = _KNOWN.get((tree, tuple(argv)))
+        if cached is None:
+            cached = await self._run(name, argv, deadline)
+            if cached.status == "timeout":
+                return cached
             if not self.owner.forgetful:
-                _KNOWN[tree, tuple(argv)] = known
-        return replace(known, check=name, cases=dict(known.cases))
+                _KNOWN[tree, tuple(argv)] = cached
+        return replace(cached, check=name, cases=dict(cached.cases))
 
     async def _run(self, name: str, argv: Sequence[str], deadline: datetime | None) -> CheckRun:
         self.owner.checked += 1

@@ -339,7 +339,7 @@ def secrets(node: Any) -> Iterable[str]:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["--set=images.moothall="], "/images/moothall"),
         (["--set=replicas=2"], "'replicas' not allowed"),
@@ -369,7 +369,7 @@ def secrets(node: Any) -> Iterable[str]:
         (["--set=roles.maxReplicas=0"], "/roles/maxReplicas"),
     ],
 )
-def test_values_that_are_wrong_are_named(helm: str, options: list[str], words: str) -> None:
+def test_values_that_are_wrong_are_named(helm: str, options: list[str], message: str) -> None:
     completed = subprocess.run(
         [helm, *TEMPLATE, "a", str(CHART), *IMAGES, *options],
         capture_output=True,
@@ -377,7 +377,7 @@ def test_values_that_are_wrong_are_named(helm: str, options: list[str], words: s
         check=False,
     )
     assert completed.returncode != 0
-    assert words in completed.stderr.replace("additional properties ", ""), completed.stderr
+    assert message in completed.stderr.replace("additional properties ", ""), completed.stderr
 
 
 def test_the_command_that_installs_it_is_one(helm: str) -> None:

@@ -86,10 +86,10 @@ def test_the_examples_are_what_kubernetes_takes_and_the_pipeline_asks_for_what_t
         if each["metadata"].get("generateName") == "deliberation-"
     ]
     pod = job["spec"]["template"]["spec"]
-    words = [*pod["containers"][0]["command"], *pod["containers"][0]["args"]]
-    known = {option for parameter in deliberate.params for option in parameter.opts}
-    assert {word for word in words if word.startswith("--")} <= known | {"--"}
-    assert words[-2:] == ["--", "$(TASK)"], "a task that begins with '-' is no option"
+    arguments = [*pod["containers"][0]["command"], *pod["containers"][0]["args"]]
+    options = {option for parameter in deliberate.params for option in parameter.opts}
+    assert {word for word in arguments if word.startswith("--")} <= options | {"--"}
+    assert arguments[-2:] == ["--", "$(TASK)"], "a task that begins with '-' is no option"
 
 
 def configured(folder: Path) -> dict[str, str]:

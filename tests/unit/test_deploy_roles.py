@@ -88,9 +88,9 @@ def test_each_comes_to_the_bus_as_what_it_does(overlay: Objects) -> None:
         role = name.removeprefix("moothall-")
         links = {"links.json": "links.json"} if role in {"hosts", "tools"} else {}
         assert seen_keys(spec) == {"bus.creds": f"{role}.creds", **links}
-        given = {each["name"] for each in container(spec)["env"]}
-        assert ("MOOTHALL_JOBS__LINK_KEYS_FILE" in given) == bool(links)
-        assert "MOOTHALL_RAY__CREDENTIALS_FILE" not in given
+        variables = {each["name"] for each in container(spec)["env"]}
+        assert ("MOOTHALL_JOBS__LINK_KEYS_FILE" in variables) == bool(links)
+        assert "MOOTHALL_RAY__CREDENTIALS_FILE" not in variables
     assert {name.removeprefix("moothall-") for name in deployments(overlay)} == set(USERS)
     assert "moothall-bus" not in str(overlay["RayCluster", "moothall", "hosts"])
 

@@ -26,12 +26,12 @@ def commands() -> list[str]:
     """Yield commands on lines of their own and within sentences."""
     matches = re.findall(r"^    (\S.*)$|`([^`\n]+)`", TEXT, re.MULTILINE)
     spans = (line or span for line, span in matches)
-    whole = [
+    command_lines = [
         each
         for each in spans
         if each.startswith(KNOWN) and (" " in each or each.startswith("scripts/"))
     ]
-    return sorted({part.strip() for each in whole for part in each.split(" | ")})
+    return sorted({part.strip() for each in command_lines for part in each.split(" | ")})
 
 
 @functools.cache
@@ -59,8 +59,8 @@ def test_ours_are_commands_with_their_options(command: str) -> None:
         subcommand = group.get_command(context, rest[0])
         assert subcommand is not None, f"{command}: no command {rest[0]}"
         group, rest = subcommand, rest[1:]
-    known = {option for parameter in group.params for option in parameter.opts} | {"--help"}
-    assert {word for word in rest if word.startswith("-")} <= known, command
+    options = {option for parameter in group.params for option in parameter.opts} | {"--help"}
+    assert {word for word in rest if word.startswith("-")} <= options, command
 
 
 def objects(words: list[str]) -> Iterator[tuple[str, str]]:

@@ -56,13 +56,13 @@ async def model(llm: LlmSettings, url: str) -> AsyncIterator[OpenAIModel]:
 
 async def _open(name: str) -> AsyncIterator[OpenAIModel]:
     """Open the client of a model in MOOTHALL_MODELS."""
-    known = load_settings().models
-    if name not in known:
+    models = load_settings().models
+    if name not in models:
         pytest.skip(
             f"MOOTHALL_MODELS has no model {name!r}; scripts/test-vllm without a server of yours "
             "starts it"
         )
-    base_url = known[name].base_url
+    base_url = models[name].base_url
     assert base_url
     async with open_model(LlmSettings(base_url=base_url), base_url) as client:
         yield client

@@ -113,7 +113,7 @@ async def test_tenants_do_not_share_a_cache(model: OpenAIModel) -> None:
 
 
 async def test_a_turn_with_every_tool_is_obeyed(model: OpenAIModel) -> None:
-    whole = 0
+    complete = 0
     for seed in range(30):
         reply = await model.chat(
             ask(schema=turn_schema(SPECS), max_tokens=1000, temperature=1.0, seed=seed, seconds=300)
@@ -122,10 +122,10 @@ async def test_a_turn_with_every_tool_is_obeyed(model: OpenAIModel) -> None:
             reply.finish_reason == "stop"
         ):  # the output of a model with random weights is often cut at its limit
             assert all(action.tool in CATALOGUE for action in read_turn(reply, "json").actions)
-            whole += 1
-        if whole == 3:
+            complete += 1
+        if complete == 3:
             return
-    pytest.fail(f"{whole} of 30 replies were whole")
+    pytest.fail(f"{complete} of 30 replies were whole")
 
 
 @pytest.mark.parametrize(

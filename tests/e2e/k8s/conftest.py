@@ -59,9 +59,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """
     alone, locks = item.get_closest_marker("alone"), Home.of_user().root
     locks.mkdir(parents=True, exist_ok=True)
-    with (locks / "queue.lock").open("w") as queue, (locks / "nodes.lock").open("w") as held:
+    with (locks / "queue.lock").open("w") as queue, (locks / "nodes.lock").open("w") as nodes_lock:
         fcntl.flock(queue, fcntl.LOCK_EX)
-        fcntl.flock(held, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(nodes_lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(queue, fcntl.LOCK_UN)
         return (yield)
 
@@ -112,7 +112,7 @@ async def installed(
     keys = make(folder / "keys")
     secrets = {"nats-accounts": ("accounts.conf",), "moothall-bus": tuple(keys)}
     for name, files in secrets.items():
-        given = [f"--from-file={keys[file]}" for file in files]
+        from_files = [f"--from-file={keys[file]}" for file in files]
         manifest = await ask(
             "-n",
             "moothall",
@@ -120,7 +120,7 @@ async def installed(
             "secret",
             "generic",
             name,
-            *given,
+            *from_files,
             "--dry-run=client",
             "-o",
             "yaml",
@@ -132,12 +132,12 @@ async def installed(
     )
     try:
         await ask("apply", "-k", str(folder))
-        for what in ("statefulset/nats", "deployment/moothall"):
+        for workload in ("statefulset/nats", "deployment/moothall"):
             try:
-                await ask("-n", "moothall", "rollout", "status", what, "--timeout=180s")
+                await ask("-n", "moothall", "rollout", "status", workload, "--timeout=180s")
             except AssertionError as error:
                 seen = await ask("-n", "moothall", "describe", "pods") + await ask(
-                    "-n", "moothall", "logs", what, check=False
+                    "-n", "moothall", "logs", workload, check=False
                 )
                 pytest.fail(f"{error}\n{seen[-6000:]}")
         yield keys

@@ -138,10 +138,10 @@ async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(
 
 
 async def test_a_bus_server_that_is_killed_is_not_missed(installed: dict[str, Path]) -> None:
-    going = asyncio.create_task(deliberate("second", "Add hello_world() function to src/utils.py"))
+    second = asyncio.create_task(deliberate("second", "Add hello_world() function to src/utils.py"))
     await asyncio.sleep(6)  # while its seats work
     await ask("-n", "moothall", "delete", "pod", "nats-1", "--grace-period=0", "--force")
-    assert (await going)["proven"] is True
+    assert (await second)["proven"] is True
 
 
 @pytest.mark.parametrize(

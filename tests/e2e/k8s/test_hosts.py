@@ -94,8 +94,8 @@ async def test_of_a_killed_host_a_job_whose_link_never_ran_is_deleted_by_another
             await asyncio.sleep(0.05)
     host.kill()
     await host.wait()
-    left = await jobs_left(api, seconds=8)
-    assert left, "nothing ends it by itself: it would stay until jobs.seconds are over"
+    remaining = await jobs_left(api, seconds=8)
+    assert remaining, "nothing ends it by itself: it would stay until jobs.seconds are over"
     async with open_workspace_services(configured(tmp_path / "other", bus, orphan_seconds=6)):
         assert await jobs_left(api, seconds=40) == []
 
@@ -105,12 +105,12 @@ async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_th
     bus: str,  # noqa: F811 - the fixture
     api: client.ApiClient,
 ) -> None:
-    async def spare(*known: str) -> str:
+    async def spare(*excluded: str) -> str:
         """Wait for a free Job other than these."""
         async with asyncio.timeout(90):
             while True:
                 for name, labels in (await job_labels(api)).items():
-                    if name not in known and "moothall/task" not in labels:
+                    if name not in excluded and "moothall/task" not in labels:
                         return name
                 await asyncio.sleep(0.2)
 

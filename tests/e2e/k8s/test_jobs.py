@@ -56,15 +56,15 @@ def named(one: Any) -> str:
 
 async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
     """Return the Jobs and pods that remain after a while."""
-    left: list[str] = []
+    remaining: list[str] = []
     for _ in range(5 * seconds + 1):
         jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
         pods = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, WORKSPACES)
-        left = [*map(named, jobs.items), *map(named, pods.items)]
-        if not left:
+        remaining = [*map(named, jobs.items), *map(named, pods.items)]
+        if not remaining:
             return []
         await asyncio.sleep(0.2)
-    return left
+    return remaining
 
 
 async def job_labels(api: client.ApiClient) -> dict[str, dict[str, str]]:

@@ -113,9 +113,9 @@ async def where() -> AsyncIterator[dict[str, str]]:
 
 async def can_connect(where: dict[str, str]) -> dict[str, bool]:
     connections = {}
-    for what, (who, whom, port, _) in TRIED.items():
+    for attempt, (who, whom, port, _) in TRIED.items():
         host = await address(whom, where[whom]) if whom in where else whom
-        connections[what] = await reaches(who, where[who], host, port)
+        connections[attempt] = await reaches(who, where[who], host, port)
     return connections
 
 
@@ -123,13 +123,13 @@ async def test_hosts_neo4j_vllm_and_what_goes_outwards_are_held_to_what_their_po
     where: dict[str, str], api: client.ApiClient
 ) -> None:
     free = await can_connect(where)
-    assert [what for what, got in free.items() if not got] == [], (
+    assert [attempt for attempt, connected in free.items() if not connected] == [], (
         "nobody holds the cluster to them yet"
     )
     with enforced(api, Home.of_user(), SPACE):
         await asyncio.sleep(1)
         assert await can_connect(where) == {
-            what: expected for what, (_, _, _, expected) in TRIED.items()
+            attempt: expected for attempt, (_, _, _, expected) in TRIED.items()
         }
         assert await reaches("services", SPACE, "kubernetes.default", 443), (
             "by its name, which is asked for first"

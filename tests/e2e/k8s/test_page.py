@@ -63,6 +63,6 @@ async def test_doctor_and_fleet_say_what_works_there(installed: dict[str, Path])
         r"`(kubectl -n moothall exec deploy/moothall -- moothall doctor)`", page.TEXT
     )
     text = await ask(*documented.split()[1:], check=False)
-    for what in ("bus", "fleet", "model"):
-        assert re.search(rf"^ok +{what} ", text, re.MULTILINE), text
+    for part in ("bus", "fleet", "model"):
+        assert re.search(rf"^ok +{part} ", text, re.MULTILINE), text
     assert json.loads(await run_in_pod("moothall", "fleet", "--json"))["hosts"]

@@ -96,21 +96,21 @@ async def listeners(probes: dict[str, str]) -> AsyncIterator[dict[str, tuple[str
 async def test_a_workspace_reaches_the_bus_and_nothing_else(
     probes: dict[str, str], listeners: dict[str, tuple[str, int]], api: client.ApiClient
 ) -> None:
-    for what, (host, port) in listeners.items():  # no policy is enforced yet
-        assert await reaches("held", probes["held"], host, port), f"nobody answers as {what}"
+    for target, (host, port) in listeners.items():  # no policy is enforced yet
+        assert await reaches("held", probes["held"], host, port), f"nobody answers as {target}"
     with enforced(api, Home.of_user(), *HELD):
         await asyncio.sleep(1)
-        for what, (host, port) in listeners.items():
+        for target, (host, port) in listeners.items():
             through = await reaches("held", probes["held"], host, port)
-            assert through == (what == "the bus"), what
-        for what in OF_NODES:
-            assert await reaches("free", probes["free"], *listeners[what]), (
-                f"{what}: refused to everybody"
+            assert through == (target == "the bus"), target
+        for target in OF_NODES:
+            assert await reaches("free", probes["free"], *listeners[target]), (
+                f"{target}: refused to everybody"
             )
 
 
 async def publish_from(
-    pod: str, namespace: str, credentials: str, subject: str, *heard: str
+    pod: str, namespace: str, credentials: str, subject: str, *subscriptions: str
 ) -> str:
     """Publish from a pod; return the server's response and the messages on the subscribed
     subjects.
@@ -126,7 +126,7 @@ async def publish_from(
         "-c",
         SAY,
         subject,
-        *heard,
+        *subscriptions,
         given=credentials,
     )
 

@@ -31,8 +31,8 @@ for words in (("add", "."), (*who, "commit", "-q", "-m", "second"), ("checkout",
 """
 
 
-async def git(*words: str) -> str:
-    return await run_in_pod("git", "-C", "/data/odd", *words)
+async def git(*arguments: str) -> str:
+    return await run_in_pod("git", "-C", "/data/odd", *arguments)
 
 
 async def test_values_full_of_quotes_and_newlines_change_nothing(

@@ -48,12 +48,12 @@ def shell(
     return Attempt(name, "code.shell", {"command": command}, statuses, shows)
 
 
-def filled(value: Any, words: Mapping[str, str]) -> Any:
+def filled(value: Any, placeholders: Mapping[str, str]) -> Any:
     """Return the arguments with their placeholders filled in."""
     if isinstance(value, str):
-        for word, meant in words.items():
-            value = value.replace(word, meant)
+        for placeholder, meant in placeholders.items():
+            value = value.replace(placeholder, meant)
         return value
     if isinstance(value, Mapping):
-        return {key: filled(item, words) for key, item in value.items()}
-    return [filled(item, words) for item in value] if isinstance(value, list) else value
+        return {key: filled(item, placeholders) for key, item in value.items()}
+    return [filled(item, placeholders) for item in value] if isinstance(value, list) else value

@@ -212,10 +212,10 @@ def _forget(home: Home) -> None:
     for folder in (home.run, home.keys):
         with suppress(FileNotFoundError):
             folder.rename(home.root / f"gone-{os.getpid()}-{folder.name}")
-    if gone := sorted(home.root.glob("gone-*")):
+    if removed := sorted(home.root.glob("gone-*")):
         null = subprocess.DEVNULL
         subprocess.Popen(
-            ["nice", "rm", "-rf", *map(str, gone)],
+            ["nice", "rm", "-rf", *map(str, removed)],
             start_new_session=True,
             stdin=null,
             stdout=null,

@@ -69,7 +69,7 @@ class Addon:
             path.chmod(0o755 if path.is_dir() else 0o644)
         space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.space}}
         (folder / "space.yaml").write_text(json.dumps(space), encoding="utf-8")
-        whole = {
+        kustomization = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
             "namespace": self.space,
@@ -85,7 +85,7 @@ class Addon:
             if self.patches
             else [],
         }
-        (folder / "kustomization.yaml").write_text(json.dumps(whole), encoding="utf-8")
+        (folder / "kustomization.yaml").write_text(json.dumps(kustomization), encoding="utf-8")
         return str(folder)
 
 

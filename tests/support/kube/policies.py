@@ -36,20 +36,22 @@ def rules(
             if one.metadata.namespace == pod.metadata.namespace
             and _selects(one.spec.pod_selector, pod.metadata.labels or {})
         ]
-        for way, kind, side in (("in", "Ingress", "daddr"), ("out", "Egress", "saddr")):
-            held = [one for one in of_it if kind in (one.spec.policy_types or ["Ingress"])]
-            if not held:
+        for direction, kind, side in (("in", "Ingress", "daddr"), ("out", "Egress", "saddr")):
+            applicable = [one for one in of_it if kind in (one.spec.policy_types or ["Ingress"])]
+            if not applicable:
                 continue
-            name = f"{way}{number}"
-            lines = sorted({line for one in held for line in _allowed(one, way, pods, namespaces)})
+            name = f"{direction}{number}"
+            lines = sorted(
+                {line for one in applicable for line in _allowed(one, direction, pods, namespaces)}
+            )
             chains.append(
                 f"chain {name} {{\n"
                 + "".join(f"{line} return\n" for line in lines)
                 + "counter reject\n}\n"
             )
-            ways.append((way, f"ip {side} {pod.status.pod_ip} jump {name}\n"))
-    outward = "".join(line for way, line in ways if way == "out")
-    forward = outward + "".join(line for way, line in ways if way == "in")
+            ways.append((direction, f"ip {side} {pod.status.pod_ip} jump {name}\n"))
+    outward = "".join(line for direction, line in ways if direction == "out")
+    forward = outward + "".join(line for direction, line in ways if direction == "in")
     head = "policy accept;\nct state established,related accept\n"
     hooks = f"chain forward {{ type filter hook forward priority -5; {head}{forward}}}\n"
     hooks += f"chain input {{ type filter hook input priority -5; {head}{outward}}}\n"
@@ -64,22 +66,22 @@ def _selects(selector: Any, labels: Mapping[str, str]) -> bool:
         return False
     if any(labels.get(key) != value for key, value in (selector.match_labels or {}).items()):
         return False
-    held = {
+    operators = {
         "In": lambda one: labels.get(one.key) in one.values,
         "NotIn": lambda one: labels.get(one.key) not in one.values,
         "Exists": lambda one: one.key in labels,
         "DoesNotExist": lambda one: one.key not in labels,
     }
-    return all(held[one.operator](one) for one in selector.match_expressions or [])
+    return all(operators[one.operator](one) for one in selector.match_expressions or [])
 
 
 def _allowed(
-    policy: Any, way: str, pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]]
+    policy: Any, direction: str, pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]]
 ) -> Iterator[str]:
     """Yield the connections that a policy allows, as conditions of a rule."""
-    for rule in (policy.spec.ingress if way == "in" else policy.spec.egress) or []:
-        peers = rule._from if way == "in" else rule.to
-        side = "saddr" if way == "in" else "daddr"
+    for rule in (policy.spec.ingress if direction == "in" else policy.spec.egress) or []:
+        peers = rule._from if direction == "in" else rule.to
+        side = "saddr" if direction == "in" else "daddr"
         hosts = (
             [_hosts(one, policy.metadata.namespace, side, pods, namespaces) for one in peers]
             if peers

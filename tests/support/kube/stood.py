@@ -60,11 +60,11 @@ async def applied(folder: str) -> None:
     """Apply a kustomization; retry if the API server is too busy for its larger definitions. Raises
     `AssertionError`.
     """
-    for left in reversed(range(_TRIES)):
+    for attempts_left in reversed(range(_TRIES)):
         try:
             await ask("apply", "--server-side", "-k", folder)
         except AssertionError as error:
-            if not left or "(Timeout)" not in str(error):
+            if not attempts_left or "(Timeout)" not in str(error):
                 raise
         else:
             return

@@ -45,13 +45,13 @@ class Part:
         """
         try:
             while True:
-                with self.log_file.open("ab") as words:
+                with self.log_file.open("ab") as log:
                     self.process = await asyncio.create_subprocess_exec(
                         *self.argv,
                         env=self.env,
                         stdin=asyncio.subprocess.DEVNULL,
-                        stdout=words,
-                        stderr=words,
+                        stdout=log,
+                        stderr=log,
                     )
                 self.starts += 1
                 await self.process.wait()
@@ -69,8 +69,8 @@ class Part:
         except TimeoutError:
             self.process.kill()
             await self.process.wait()
-            with self.log_file.open("a", encoding="utf-8") as words:
-                words.write("\nKILLED: it did not end when it was asked to\n")
+            with self.log_file.open("a", encoding="utf-8") as log:
+                log.write("\nKILLED: it did not end when it was asked to\n")
 
     @property
     def pid(self) -> int:
@@ -153,12 +153,12 @@ class App:
 
 def hit(pids: list[int], number: signal.Signals) -> int:
     """Send a signal to each process and return their number."""
-    sent = 0
+    count = 0
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-            sent += 1
-    return sent
+            count += 1
+    return count
 
 
 async def consumers_left(bus_url: str) -> list[str]:

@@ -98,19 +98,19 @@ class Matrix:
                 here = await stack.enter_async_context(lane(self.folder / name, ack_wait))
             yield here
         self.report.lanes += 1
-        left = [*here.app.left, *await asyncio.to_thread(find_leftovers, here.app, here.repo)]
-        self.report.left += [f"{name}: {what}" for what in left]
+        leftovers = [*here.app.left, *await asyncio.to_thread(find_leftovers, here.app, here.repo)]
+        self.report.left += [f"{name}: {leftover}" for leftover in leftovers]
 
 
 def check_covered(produced: Iterable[EventType]) -> None:
     """Raise `AssertionError` unless each type of the registry is either produced or explained."""
-    known = set(produced)
-    missing = EVENT_SPECS.keys() - known - NOT_SCRIPTED.keys()
+    covered = set(produced)
+    missing = EVENT_SPECS.keys() - covered - NOT_SCRIPTED.keys()
     if missing:
         raise AssertionError(
             f"no run produces {', '.join(sorted(missing))}: script it, or say in scene.py why not"
         )
-    if both := known & NOT_SCRIPTED.keys():
+    if both := covered & NOT_SCRIPTED.keys():
         raise AssertionError(
             f"scene.py explains why {', '.join(sorted(both))} cannot come, and it came"
         )

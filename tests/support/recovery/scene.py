@@ -72,9 +72,9 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
 
 def repository(path: Path) -> Repo:
     """Create the repository; its test fails until somebody adds hello_world()."""
-    words = ", ".join(json.dumps(word) for word in (*_CHECK, "tests"))
+    command = ", ".join(json.dumps(word) for word in (*_CHECK, "tests"))
     return make_repo(
-        path, {**SAMPLE, ".moothall.toml": f"setup = []\n[checks]\ntests = [{words}]\n"}
+        path, {**SAMPLE, ".moothall.toml": f"setup = []\n[checks]\ntests = [{command}]\n"}
     )
 
 
@@ -84,8 +84,8 @@ def _turn(*actions: tuple[str, dict[str, Any]]) -> str:
     )
 
 
-def _function(docstring: str, words: str) -> str:
-    return f'\n\ndef hello_world():\n    """{docstring}"""\n    return "{words}"\n'
+def _function(docstring: str, text: str) -> str:
+    return f'\n\ndef hello_world():\n    """{docstring}"""\n    return "{text}"\n'
 
 
 def _tests(name: str) -> tuple[str, dict[str, Any]]:
@@ -98,8 +98,8 @@ def _tests(name: str) -> tuple[str, dict[str, Any]]:
     return "files.write", {"path": f"tests/test_{name}.py", "content": content}
 
 
-def _append(docstring: str, words: str) -> tuple[str, dict[str, Any]]:
-    return "files.append", {"path": "src/utils.py", "content": _function(docstring, words)}
+def _append(docstring: str, text: str) -> tuple[str, dict[str, Any]]:
+    return "files.append", {"path": "src/utils.py", "content": _function(docstring, text)}
 
 
 def _mend(wrong: str) -> tuple[str, dict[str, Any]]:

@@ -33,8 +33,8 @@ async def test_a_repository_is_forgotten_with_its_clone_and_stays_itself(
     file = tmp_path / "mine.toml"
     file.write_text("setup = []\n", encoding="utf-8")
     variant = await register(settings, str(repo.path), "", file)
-    gone = await unregister(settings, ref.id)
-    assert (gone.origin, gone.clone_left) == (str(repo.path), "")
+    unregistered = await unregister(settings, ref.id)
+    assert (unregistered.origin, unregistered.clone_left) == (str(repo.path), "")
     registry = trusted_repositories(settings).registry
     for one in (ref.id, variant.id):
         with pytest.raises(NotFound):

@@ -47,12 +47,12 @@ def test_the_data_directory_is_for_the_embedded_parts_alone() -> None:
     )
     assert embedded_parts(shared, frozenset({"graph"})) == ("graph",)
     assert embedded_parts(shared, frozenset({"hosts"})) == ("model",)
-    elsewhere = Settings(
+    remote = Settings(
         bus=FAR,
         graph=GraphSettings(url="neo4j://127.0.0.1"),
         llm=LlmSettings(base_url="http://127.0.0.1:8000/v1"),
     )
-    assert embedded_parts(elsewhere, ALL) == ()
+    assert embedded_parts(remote, ALL) == ()
 
 
 def test_no_two_processes_on_a_bus_have_one_name_and_one_that_comes_again_has_its_own(

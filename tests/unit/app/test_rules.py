@@ -94,10 +94,10 @@ async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it
             app.check(forger.sign(subject, "eve"), subject)
     bus = MemoryBus()
     async with (
-        open_rules(settings(tmp_path / "host"), bus, keys=there) as far,
-        open_rules(settings(tmp_path), bus) as near,
+        open_rules(settings(tmp_path / "host"), bus, keys=there) as host_rules,
+        open_rules(settings(tmp_path), bus) as server_rules,
     ):
-        token = far.tokens.mint(
+        token = host_rules.tokens.mint(
             principal="ann",
             tenant="local",
             workspace="ws",
@@ -105,9 +105,9 @@ async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it
             grant=Grant(("*",)),
             seconds=60,
         )
-        assert far.tokens.check(token, "ws").principal == "ann"
+        assert host_rules.tokens.check(token, "ws").principal == "ann"
         with pytest.raises(Refused):  # a host's signature is valid only for its own seats
-            near.tokens.check(token, "ws")
+            server_rules.tokens.check(token, "ws")
     assert not (tmp_path / "host/data/guard.key").exists()
 
 
@@ -117,31 +117,31 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     one, same, other = (settings(tmp_path / name) for name in ("", "elsewhere", "other"))
     assert disk_of(one.data_dir) == disk_of(same.data_dir) != disk_of(other.data_dir)
     assert home_of(one) is None  # all hosts are processes of this machine
-    far = load_settings(
+    remote = load_settings(
         data_dir=tmp_path / "data",
         ray=RaySettings(address="head:6379"),
         guard=GuardSettings.model_validate({"key": "k" * 32}),
     )
-    home = home_of(far)
+    home = home_of(remote)
     assert home is not None
     assert sees(one.data_dir, home)
     assert sees(same.data_dir, home)
     assert not sees(other.data_dir, home)
     shutil.copytree(tmp_path / "data", tmp_path / "copy/data")
-    assert home_of(far) is not None  # the server restarts
-    assert not sees(settings(tmp_path / "copy").data_dir, home_of(far) or home)
-    assert (for_hosts(far).guard.key, for_hosts(one)) == (None, one)
+    assert home_of(remote) is not None  # the server restarts
+    assert not sees(settings(tmp_path / "copy").data_dir, home_of(remote) or home)
+    assert (for_hosts(remote).guard.key, for_hosts(one)) == (None, one)
     secret = SecretStr("a secret of these tests")
     forge, webhook = (
         ForgeSettings(token=secret),
         WebhookSettings(url="https://hooks.example", secret=secret),
     )
     host_options = for_hosts(
-        far.model_copy(
+        remote.model_copy(
             update={"forge": forge, "webhook": webhook, "oidc": OidcSettings(client_secret=secret)}
         )
     )
-    scoped = far.model_copy(
+    scoped = remote.model_copy(
         update={
             "ray": RaySettings(address="head:6379", credentials=SecretStr("a host")),
             "bus": BusSettings(credentials=secret),
@@ -175,5 +175,5 @@ async def test_a_table_and_a_policy_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_seats_token_lasts_as_long_as_a_deliberation(tmp_path: Path) -> None:
-    given = settings(tmp_path, token_seconds=10)
-    assert longest_token(given.guard, given.limits) > 1800
+    configured = settings(tmp_path, token_seconds=10)
+    assert longest_token(configured.guard, configured.limits) > 1800

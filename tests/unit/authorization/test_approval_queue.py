@@ -50,10 +50,10 @@ async def delete(app: App, number: int = 1, path: str = "a", **seat: Any) -> tup
 async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
     async with open_gateway(tmp_path, parking) as app:
-        status, words = await delete(app)
+        status, message = await delete(app)
         [item] = parking.list_waiting("local")
         assert status is ToolStatus.PARKED
-        assert f"waits for an operator as {item.id}" in words
+        assert f"waits for an operator as {item.id}" in message
         assert (item.request_id, item.tool, item.arguments, item.principal) == (
             "request-1",
             "files.delete",
@@ -152,9 +152,9 @@ async def test_what_somebody_wrote_into_the_bucket_runs_nothing(tmp_path: Path) 
         await eve.refresh()
         await eve.resolve("local", "request-1", allow=True, approver="ann")
         await parking.refresh()
-        status, words = await delete(app)
+        status, message = await delete(app)
     assert status is ToolStatus.BLOCKED
-    assert "the approval is refused" in words
+    assert "the approval is refused" in message
     assert app.workspace.calls == []
 
 
@@ -179,8 +179,8 @@ async def test_who_listens_hears_of_each_allowed_request_once_wherever_it_was_al
 ) -> None:
     bus = MemoryBus()
     here, there = parking_on(bus), parking_on(bus)
-    heard: asyncio.Queue[str] = asyncio.Queue()
-    here.on_resolved(lambda item: heard.put_nowait(item.request_id))
+    resolved: asyncio.Queue[str] = asyncio.Queue()
+    here.on_resolved(lambda item: resolved.put_nowait(item.request_id))
     async with open_gateway(tmp_path, here) as app, asyncio.TaskGroup() as group:
         running = group.create_task(here.run())
         await delete(app, 1)
@@ -189,9 +189,9 @@ async def test_who_listens_hears_of_each_allowed_request_once_wherever_it_was_al
         await there.refresh()
         await there.resolve("local", "request-2", allow=True, approver="ann")
         async with asyncio.timeout(20):
-            assert [await heard.get(), await heard.get()] == ["request-1", "request-2"]
+            assert [await resolved.get(), await resolved.get()] == ["request-1", "request-2"]
         running.cancel()
-    assert heard.empty()
+    assert resolved.empty()
 
 
 def test_only_operators_resolve() -> None:

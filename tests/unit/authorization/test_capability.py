@@ -53,7 +53,7 @@ class Web:
 
 
 @pytest.mark.parametrize(
-    ("token", "words"),
+    ("token", "message"),
     [
         (lambda app, token: "", "there is no capability token"),
         (lambda app, token: token[:-2], "is refused"),
@@ -71,15 +71,15 @@ class Web:
         (lambda app, token: Rules().tokens.check, "is refused"),
     ],
 )
-async def test_without_a_good_token_nothing_runs(app: App, token: Any, words: str) -> None:
+async def test_without_a_good_token_nothing_runs(app: App, token: Any, message: str) -> None:
     seat = app.seat()
-    given = token(app, seat.token)
+    token_value = token(app, seat.token)
     result = await app.gate.call(
-        replace(seat, token=given if isinstance(given, str) else "x.y.z"),
+        replace(seat, token=token_value if isinstance(token_value, str) else "x.y.z"),
         tool_call("files.write", path="src/a", content=""),
     )
     assert result.status is ToolStatus.BLOCKED
-    assert words in result.error
+    assert message in result.error
     assert app.workspace.calls == []
 
 
@@ -91,12 +91,12 @@ async def test_a_token_bound_to_the_request_serves_it(app: App) -> None:
 
 
 async def test_a_revoked_seat_stops_at_once(tmp_path: Path) -> None:
-    gone: set[str] = set()
-    tokens = Tokens(b"k" * 32, 3600, revoked=lambda ids: not gone.isdisjoint(ids))
+    revoked: set[str] = set()
+    tokens = Tokens(b"k" * 32, 3600, revoked=lambda ids: not revoked.isdisjoint(ids))
     async with open_app(tmp_path, tokens=tokens) as app:
         seat = app.seat()
         assert (await app.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
-        gone.add("ws-1")
+        revoked.add("ws-1")
         refused = await app.gate.call(seat, tool_call(path="a", number=2))
     assert (refused.status, refused.error) == (
         ToolStatus.BLOCKED,

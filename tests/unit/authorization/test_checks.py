@@ -63,7 +63,7 @@ def test_a_grant_carries_what_the_profile_protects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("roles: {dev: {tols: {}}}", "tols"),
         ("roles: 1", "roles"),
@@ -74,10 +74,10 @@ def test_a_grant_carries_what_the_profile_protects() -> None:
         ("", "table of roles"),
     ],
 )
-def test_a_wrong_table_of_roles_is_refused(text: str, words: str) -> None:
+def test_a_wrong_table_of_roles_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match="table of roles") as refused:
         read_grants(text)
-    assert words in refused.value.message
+    assert message in refused.value.message
 
 
 def test_a_role_is_granted_operations_of_tools() -> None:
@@ -152,10 +152,10 @@ def test_a_protected_path_is_protected_when_it_is_absolute(tool: str, path: str)
         "files.edit": {"old": "b", "new": "c"},
         "files.define": {"name": "f", "content": "x"},
     }
-    given: dict[str, Any] = more.get(
+    arguments: dict[str, Any] = more.get(
         tool, {"content": "x"} if tool in {"files.write", "files.append"} else {}
     )
-    checked = check_schema(tool_call(tool, path=path, **given), ALL, 1000)
+    checked = check_schema(tool_call(tool, path=path, **arguments), ALL, 1000)
     assert checked.arguments["path"] == "tests/a.py"
     check_grants(ALL, checked)
     with pytest.raises(

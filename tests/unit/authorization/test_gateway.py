@@ -61,7 +61,7 @@ async def test_one_event_tells_of_each_result(app: App) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "words"),
+    ("tool", "arguments", "message"),
     [
         ("files.appendd", {}, "did you mean files.append?"),
         ("append_file", {}, "did you mean files.append?"),
@@ -97,12 +97,12 @@ async def test_one_event_tells_of_each_result(app: App) -> None:
     ],
 )
 async def test_a_wrong_call_is_told_what_would_be_right(
-    app: App, tool: str, arguments: Any, words: str
+    app: App, tool: str, arguments: Any, message: str
 ) -> None:
     result = await app.gate.call(app.seat(), tool_call(tool, **arguments))
 
     assert result.status is ToolStatus.INVALID
-    assert words in result.error
+    assert message in result.error
     assert app.workspace.calls == []
     assert [record["status"] for record in app.records()] == ["", "invalid"]
 

@@ -33,7 +33,7 @@ class Clock:
 
 
 def spec_of(**changes: Any) -> ToolSpec:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": "web.look",
         "summary": "look",
         "arguments": Arguments,
@@ -43,7 +43,7 @@ def spec_of(**changes: Any) -> ToolSpec:
         "requirements": Requirements(network_access=True),
         "cache_seconds": 60.0,
     }
-    return ToolSpec(**given | changes)
+    return ToolSpec(**fields | changes)
 
 
 PUSH = CATALOGUE["git.push"]

@@ -237,6 +237,8 @@ def test_a_part_that_was_measured_elsewhere_stays_in_the_page() -> None:
     over = laid_over(_PAGE, part)
     assert over == _PAGE.replace("## How", "## In a cluster\n\n2\n\n## How")
     assert laid_over(over, part.replace("\n2\n", "\n3\n")) == over.replace("\n2\n", "\n3\n")
-    whole = _PAGE.replace("1", "4").replace("so", "anew")
-    assert laid_over(_PAGE, whole) == whole
-    assert laid_over(over, whole) == whole.replace("## How", "## In a cluster\n\n2\n\n## How")
+    full_page = _PAGE.replace("1", "4").replace("so", "anew")
+    assert laid_over(_PAGE, full_page) == full_page
+    assert laid_over(over, full_page) == full_page.replace(
+        "## How", "## In a cluster\n\n2\n\n## How"
+    )

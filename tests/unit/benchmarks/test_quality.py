@@ -144,8 +144,10 @@ def test_protocols_are_compared_on_what_all_were_asked_at_one_budget(tmp_path: P
     assert "500" not in page
     assert equal.section([row("seat", parsed.id, 3, 100)], (parsed,)) == []
     assert equal.named("vote", 900) == "vote@900"
-    whole = text([], (parsed,), 1, Settings(), ["## More"])
-    assert whole.index("## By problem") < whole.index("## More") < whole.index("Measured ")
+    full_page = text([], (parsed,), 1, Settings(), ["## More"])
+    assert (
+        full_page.index("## By problem") < full_page.index("## More") < full_page.index("Measured ")
+    )
 
 
 class Samples:

@@ -42,7 +42,7 @@ def test_an_account_is_added_listed_changed_and_removed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "given", "message"),
+    ("args", "typed", "message"),
     [
         (("add", "alice"), "short\n", "the password has 5 characters; allowed are 12 to 200"),
         (("add", "alice"), "", "the password has 0 characters"),
@@ -52,9 +52,9 @@ def test_an_account_is_added_listed_changed_and_removed(folder: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said(
-    folder: Path, args: tuple[str, ...], given: str, message: str
+    folder: Path, args: tuple[str, ...], typed: str, message: str
 ) -> None:
-    result = account(*args, given=given)
+    result = account(*args, given=typed)
     assert result.exit_code == 2
     assert message in result.stderr
     assert UserAccounts(folder).list() == []

@@ -60,7 +60,7 @@ def shown(checked: RepositoryCheck, width: int = 80) -> str:
 
 def test_what_is_red_flaky_and_slow_is_named_and_why() -> None:
     output = shown(CHECKED)
-    for words in (
+    for text in (
         "/srv/sample at aaaaaaaaaa",
         "pip install -e .",
         f"red   {RED}  assert 1 == 2",
@@ -68,7 +68,7 @@ def test_what_is_red_flaky_and_slow_is_named_and_why() -> None:
         "slow  tests/test_a.py::test_slow  2.5 s",
         "A council can be judged here. Red before: 1.",
     ):
-        assert words in output
+        assert text in output
     assert "\x1b" not in output
     assert all(len(line) <= 80 for line in output.splitlines())
 

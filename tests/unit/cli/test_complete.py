@@ -12,21 +12,21 @@ from moothall.cli import main
 from moothall.cli.complete import remember
 
 
-def completed(data_dir: Path, *words: str) -> list[str]:
+def completed(data_dir: Path, *arguments: str) -> list[str]:
     """Return a shell's completions for these words, the last of which is unfinished."""
     result = CliRunner().invoke(
-        main, env=completion_environment(data_dir, *words), prog_name="moothall"
+        main, env=completion_environment(data_dir, *arguments), prog_name="moothall"
     )
     assert (result.exit_code, result.stderr) == (0, "")
     return [line.partition(",")[2] for line in result.stdout.splitlines() if line]
 
 
-def completion_environment(data_dir: Path, *words: str) -> dict[str, str]:
+def completion_environment(data_dir: Path, *arguments: str) -> dict[str, str]:
     return {
         "MOOTHALL_DATA_DIR": str(data_dir),
         "_MOOTHALL_COMPLETE": "bash_complete",
-        "COMP_WORDS": " ".join(("moothall", *words)),
-        "COMP_CWORD": str(len(words)),
+        "COMP_WORDS": " ".join(("moothall", *arguments)),
+        "COMP_CWORD": str(len(arguments)),
     }
 
 
@@ -41,7 +41,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (("de",), ["deliberate", "demo"]),
         (("repo", "remove", ""), ["app-1", "lib-2"]),
@@ -54,9 +54,9 @@ def data_dir(tmp_path: Path) -> Path:
     ],
 )
 def test_names_and_values_are_completed(
-    data_dir: Path, words: tuple[str, ...], expected: list[str]
+    data_dir: Path, arguments: tuple[str, ...], expected: list[str]
 ) -> None:
-    assert completed(data_dir, *words) == expected
+    assert completed(data_dir, *arguments) == expected
 
 
 def test_nothing_known_is_nothing_offered(tmp_path: Path) -> None:

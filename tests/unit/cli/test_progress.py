@@ -70,7 +70,7 @@ def printed_progress(*, verbose: bool, width: int = 100) -> str:
 
 def test_with_v_every_event_is_a_line() -> None:
     output = printed_progress(verbose=True)
-    for words in (
+    for text in (
         "append",
         "10 + 2 tokens",
         "turn 1: files.edit success",
@@ -80,7 +80,7 @@ def test_with_v_every_event_is_a_line() -> None:
         "base: tests 3",
         "turn 2: submit refused: a file may hold 5 bytes\N{REPLACEMENT CHARACTER}[2J; larger is x.",
     ):
-        assert words in output
+        assert text in output
 
 
 def test_without_it_only_what_matters_is() -> None:

@@ -132,15 +132,15 @@ JOINER = "\N{WORD JOINER}"
 
 
 @given(st.text(max_size=80))
-def test_a_summary_holds_text_and_nothing_that_renders(words: str) -> None:
-    result = Result(1, "agent-dev-001", "dev", 0.5, (words,), passed_gates=True, proven=True)
+def test_a_summary_holds_text_and_nothing_that_renders(reason: str) -> None:
+    result = Result(1, "agent-dev-001", "dev", 0.5, (reason,), passed_gates=True, proven=True)
     with TemporaryDirectory() as folder:
         path = Path(folder, "summary.md")
         summarize(
             Outcome(
                 "t", DeliberationStatus.COMPLETED, results=(result,), winner_id="agent-dev-001"
             ),
-            DeliberationRequest(words, "DEV"),
+            DeliberationRequest(reason, "DEV"),
             path,
         )
         summary = path.read_text(encoding="utf-8")
@@ -150,7 +150,7 @@ def test_a_summary_holds_text_and_nothing_that_renders(words: str) -> None:
         assert not set(re.sub(r"&#\d+;", "", text)) & set("<>`*_[]()|\\!#~@")
         shown = "".join(
             one if one.isprintable() else "\N{REPLACEMENT CHARACTER}"
-            for one in " ".join(words.split())
+            for one in " ".join(reason.split())
         )
         assert html.unescape(text).replace(JOINER, "") == shown
 

@@ -83,9 +83,9 @@ def test_a_command_that_requires_nothing_ends_without_a_traceback(
 @pytest.mark.parametrize("command", ["cancel", "rm", "steer", "fork --turn 1"])
 def test_an_empty_task_is_refused(command: str, tmp_path: Path) -> None:
     """A script's unset variable must not mean the latest task."""
-    words = ["Use a set."] if command == "steer" else []
+    arguments = ["Use a set."] if command == "steer" else []
     called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path)}).invoke(
-        main, [*command.split(), "", *words]
+        main, [*command.split(), "", *arguments]
     )
     assert called.exit_code == 2
     assert "'' is not an id" in called.output
@@ -119,7 +119,7 @@ def _given(parameter: click.Parameter, but: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["deliberate", "--agents", "0", "x"], "0 is not in the range"),
         (
@@ -136,12 +136,12 @@ def _given(parameter: click.Parameter, but: str) -> list[str]:
     ],
 )
 def test_a_number_above_its_setting_is_refused_before_anything_starts(
-    arguments: list[str], words: str, tmp_path: Path
+    arguments: list[str], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "x").write_text("{}")
     called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path / "data")}).invoke(main, arguments)
     assert called.exit_code == 2
-    assert words in " ".join(called.output.split())
+    assert message in " ".join(called.output.split())
     assert not (tmp_path / "data").exists()
 
 

@@ -83,10 +83,10 @@ class Two:
 def mixed(stories: Iterable[Story], seed: int) -> list[Event]:
     """Return the events of concurrent deliberations."""
     chance = random.Random(seed)  # noqa: S311 - no secret
-    left = [list(story.events) for story in stories]
+    remaining = [list(story.events) for story in stories]
     merged = []
-    while left := [events for events in left if events]:
-        merged.append(chance.choice(left).pop(0))
+    while remaining := [events for events in remaining if events]:
+        merged.append(chance.choice(remaining).pop(0))
     return merged
 
 

@@ -264,7 +264,7 @@ async def test_while_one_delivers_nobody_else_does() -> None:
 
 async def test_a_slow_document_never_replaces_the_end() -> None:
     bus = FaultyBus()
-    held = bus.held_puts["IN_PROGRESS"] = asyncio.Event()
+    gate = bus.held_puts["IN_PROGRESS"] = asyncio.Event()
     async with running(bus, Remembering()):
         events = full().events
         await publish_story(bus, Story(events=events[:1]))
@@ -273,7 +273,7 @@ async def test_a_slow_document_never_replaces_the_end() -> None:
         await until(lambda: "IN_PROGRESS" in bus.waiting)
         await publish_story(bus, Story(events=events[2:]))
         await until(lambda: bool(bus.decisions))
-        held.set()
+        gate.set()
         await until(lambda: not bus.pending)
     assert statuses(bus) == ["PENDING", "IN_PROGRESS", "COMPLETED"]
 

@@ -61,8 +61,8 @@ def crosses(story: Story, proposal: Proposal, author: Proposal, *, passed: bool)
         "candidate": proposal.candidate,
         "fingerprint": proposal.fingerprint,
     }
-    whose = {"cross_author": author.seat, "cross_fingerprint": author.fingerprint}
-    return story.add(EventType.CHECK_FINISHED, {**about, "evidence": evidence, **whose})
+    author_fields = {"cross_author": author.seat, "cross_fingerprint": author.fingerprint}
+    return story.add(EventType.CHECK_FINISHED, {**about, "evidence": evidence, **author_fields})
 
 
 def folded(story: Story) -> DeliberationState:

@@ -203,7 +203,7 @@ def test_of_the_files_that_import_a_change_those_that_the_task_names_come_first(
 
 
 def test_cases_of_ava_keep_their_names_when_one_file_runs() -> None:
-    known = ["retry \u203a gives up", "retry \u203a again", "sub \u203a a \u203a x"]
+    cases = ["retry \u203a gives up", "retry \u203a again", "sub \u203a a \u203a x"]
     assert names_on_base(
         {
             "gives up": "passed",
@@ -211,7 +211,7 @@ def test_cases_of_ava_keep_their_names_when_one_file_runs() -> None:
             "retry \u203a again": "passed",
             "a \u203a x": "passed",
         },
-        known,
+        cases,
     ) == {
         "gives up": "retry \u203a gives up",
         "a \u203a x": "sub \u203a a \u203a x",

@@ -80,7 +80,7 @@ def council_of(
         required: the reply about tests that fail everywhere and that the task asks for.
     """
     named = {"one": ONE, "two": TWO, "writer": "test-writer", "breaker": "tie-breaker"}
-    known = {named[name]: answer for name, answer in seats.items()}
+    replies_by_seat = {named[name]: answer for name, answer in seats.items()}
 
     def answer(body: Any, headers: Any) -> Any:
         phase, seat, step = phase_of(headers), seat_of(headers), step_of(headers)
@@ -88,7 +88,7 @@ def council_of(
             if seat == "test-writer" and step.startswith("3."):
                 return required
             return read if phase == "verify" and seat in {"test-writer", "tie-breaker"} else REVIEW
-        return known[seat](step)
+        return replies_by_seat[seat](step)
 
     return answer
 
@@ -378,12 +378,14 @@ async def test_a_restart_in_the_middle_of_the_test_writer_asks_nothing_twice(nat
             if event.type is EventType.MODEL_CALLED
             and event.data["call_id"].endswith("/test-writer/verify/0.1")
         )
-        known = [event for event in events[: at + 1] if event.type is not EventType.TOOL_FINISHED]
-        again = await app.run(d, Recording.of(known))
+        recorded = [
+            event for event in events[: at + 1] if event.type is not EventType.TOOL_FINISHED
+        ]
+        again = await app.run(d, Recording.of(recorded))
     fresh = [call.call_id for call in app.server.requests[calls:]]
     assert fresh
     assert not {
-        event.data["call_id"] for event in known if event.type is EventType.MODEL_CALLED
+        event.data["call_id"] for event in recorded if event.type is EventType.MODEL_CALLED
     } & set(fresh)
     assert all("/test-writer/" in call_id for call_id in fresh)
     assert reports(again) == reports(events), "the same events, recorded once"

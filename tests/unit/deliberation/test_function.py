@@ -286,7 +286,7 @@ STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n 
 
 
 @pytest.mark.parametrize(
-    ("text", "begun"),
+    ("text", "is_completed"),
     [
         (STUB, STUB.removeprefix("import math\n\n\n").rstrip()),
         (
@@ -301,7 +301,9 @@ STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n 
         ("def half(:", ""),
     ],
 )
-def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, begun: str) -> None:
+def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(
+    text: str, is_completed: str
+) -> None:
     function = find_function(
         "Complete half",
         RepositoryContext(
@@ -310,15 +312,15 @@ def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, be
         (),
     )
     ways = function.completions if function else ()
-    assert len(ways) == (2 if begun else 0)
-    for way, step in zip(ways, ("\t# 1." if "\t" in text else "    # 1.", ""), strict=False):
-        *_, user, reply_begun = way.head
+    assert len(ways) == (2 if is_completed else 0)
+    for completion, step in zip(ways, ("\t# 1." if "\t" in text else "    # 1.", ""), strict=False):
+        *_, user, reply_begun = completion.head
         assert ("assert half(2) == 1" in user.content) == (">>>" not in text)
         assert text.strip() not in user.content
         assert ("steps" in user.content) == bool(step)
         assert reply_begun.role == "assistant"
         assert reply_begun.content == f"```python\n{text}{step}"
-        assert way.prefix == f"{begun}\n{step}"
+        assert completion.prefix == f"{is_completed}\n{step}"
 
 
 def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
@@ -331,7 +333,7 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
     assert f"```python\n{STUB.rstrip()}\n```" in prompt
     assert "assert" not in prompt
     assert "assert half(2) == 1" not in "".join(
-        message.content for way in function.completions for message in way.head
+        message.content for completion in function.completions for message in completion.head
     )
     with_body = find_function(
         "Complete half",
@@ -359,14 +361,14 @@ def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(text: str) -> None:
     function = find_function("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
     assert function is not None
     planned, plain = function.completions
-    for way in (
+    for completion in (
         (planned,)
         if text.startswith(" Halve")
         else (plain,)
         if text.startswith("    ")
         else (planned, plain)
     ):
-        (action,) = function.read_reply(reply(text), way).actions
+        (action,) = function.read_reply(reply(text), completion).actions
         content = action.arguments["content"]
         assert content.startswith("@cache\ndef half(a):\n")
         assert content.endswith("    return a // 2")
@@ -379,9 +381,9 @@ def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(text: str) -> None:
 def test_prose_is_not_what_was_begun(text: str) -> None:
     function = find_function("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
     assert function is not None
-    for way in function.completions:
+    for completion in function.completions:
         with pytest.raises(MalformedReplyError, match="whole function half"):
-            function.read_reply(reply(text), way)
+            function.read_reply(reply(text), completion)
 
 
 BODILESS = {

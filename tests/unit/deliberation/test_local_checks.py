@@ -200,14 +200,14 @@ class Checked(Room):
         self,
         change: Patch,
         imports: Sequence[dict[str, Any]],
-        held: dict[tuple[str, ...], list[str]],
+        cases_of: dict[tuple[str, ...], list[str]],
     ) -> None:
         super().__init__(
             lambda call: ToolResult(
                 call.request_id, call.tool, ToolStatus.SUCCESS, {"matches": list(imports)}
             )
         )
-        self.change, self.held = change, held
+        self.change, self.cases_of = change, cases_of
         self.check_calls: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
 
     async def patch(self, message: str) -> Patch:
@@ -217,7 +217,7 @@ class Checked(Room):
         self, name: str, paths: Sequence[str] = (), *_: Any, cases: Sequence[str] = (), **__: Any
     ) -> CheckRun:
         self.check_calls.append((tuple(paths), tuple(cases)))
-        return CheckRun(name, Verdict.PASSED, dict.fromkeys(self.held[tuple(paths)], "passed"))
+        return CheckRun(name, Verdict.PASSED, dict.fromkeys(self.cases_of[tuple(paths)], "passed"))
 
 
 async def look(tmp_path: Path, workspace: Checked, base: Prepared) -> WorkspaceState:

@@ -145,13 +145,13 @@ async def test_level_answers_are_compared_in_small_groups(council: Any, seats: i
     async with council(scripted(work), files=GREEN, limits=limits) as app:
         events = await app.run(app.deliberation("tournament", seats, max_turns=1, rounds=0))
         calls = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
-    given = {
+    summaries = {
         data["candidate"]: data["review"]["score"] for data in of(events, EventType.SEAT_REVIEWED)
     }
-    assert len(given) == seats
-    assert [candidate for candidate, score in given.items() if score == max(given.values())] == [
-        right
-    ]
+    assert len(summaries) == seats
+    assert [
+        candidate for candidate, score in summaries.items() if score == max(summaries.values())
+    ] == [right]
     assert {data["seat"] for data in of(events, EventType.SEAT_REVIEWED)} == {COMPARISON}
     groups = {call.call_id.rpartition("/")[2] for call in calls if ".group" in call.call_id}
     assert len(groups) == (2 if seats == 3 else 6), groups

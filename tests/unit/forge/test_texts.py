@@ -58,7 +58,7 @@ def _outcome(**more: object) -> Outcome:
         diff="+x\n",
     )
     seat = SeatOutcome("agent-dev-002", SeatStatus.FAILED, "NO_CHANGES", HOSTILE)
-    given = {
+    fields = {
         "commit_sha": "a" * 40,
         "winner_id": "agent-dev-001",
         "proven": True,
@@ -66,7 +66,7 @@ def _outcome(**more: object) -> Outcome:
         "seats": (seat,),
         "error_message": HOSTILE,
     }
-    return Outcome("issue-1-abc", DeliberationStatus.COMPLETED, **{**given, **more})  # type: ignore[arg-type] # a test's
+    return Outcome("issue-1-abc", DeliberationStatus.COMPLETED, **{**fields, **more})  # type: ignore[arg-type] # a test's
 
 
 ISSUE = Issue(number=7, title=HOSTILE, body=HOSTILE, author="eve")

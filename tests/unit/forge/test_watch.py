@@ -87,14 +87,16 @@ class App:
     @asynccontextmanager
     async def watching(self, **settings: object) -> AsyncIterator[Watch]:
         """Open a new watch, as after a restart."""
-        given = {
+        forge_fields = {
             "kind": self.forge.kind,
             "url": self.forge.url,
             "repositories": (REPOSITORY,),
             "mention": CALL,
             **settings,
         }
-        ours = ForgeSettings.model_validate({"token": SecretStr(TOKENS["moothall-bot"]), **given})
+        ours = ForgeSettings.model_validate(
+            {"token": SecretStr(TOKENS["moothall-bot"]), **forge_fields}
+        )
         async with forge_client(ours) as client:
             yield Watch(
                 ours,
@@ -147,8 +149,8 @@ async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
     request = app.deliberations.request(task)
     assert request.repository == RepositoryRef(id="app")
     assert all(
-        words in request.description
-        for words in ("Solve issue 1 of acme/app", "Add a thing", "with care")
+        text in request.description
+        for text in ("Solve issue 1 of acme/app", "Add a thing", "with care")
     )
 
 
@@ -257,8 +259,8 @@ async def test_changes_that_a_writer_requests_go_onto_the_same_branch(
         RepositoryRef("app", ref=first),
     )
     assert all(
-        words in request.description
-        for words in ("Name it otherwise.", "On src/utils.py", "this one")
+        text in request.description
+        for text in ("Name it otherwise.", "On src/utils.py", "this one")
     )
     assert "Remove the tests" not in request.description
     assert forge.repo.git("rev-parse", f"{branch}^") == first

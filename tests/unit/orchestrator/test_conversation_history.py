@@ -137,10 +137,10 @@ async def test_the_older_is_condensed_and_the_oldest_left_out() -> None:
     ]
     text = conversation_text(before, 2000)
     assert tokens(text) <= 2000
-    assert all(words in text for words in ("question 30", "answer 30", "question 29"))
+    assert all(excerpt in text for excerpt in ("question 30", "answer 30", "question 29"))
     assert "question 1\n" not in text
-    whole = conversation_text(before[:2], 100_000)
-    assert whole.count("word") == 2 * 400
+    full_text = conversation_text(before[:2], 100_000)
+    assert full_text.count("word") == 2 * 400
     assert text.index("question 29") < text.index("question 30")
 
 

@@ -243,21 +243,21 @@ async def test_an_id_is_each_tenants_own(
     payload = {"task_id": key, "call_id": f"{key}/agent-dev-001/propose/0.1", "note": f"of {key}"}
     await bus.publish(new_event(EventType.MODEL_CALLED, key, payload, tenant="elsewhere"))
     assert await deliberations.cancel("mine", "", OTHER) == DeliberationStatus.CANCELLED
-    for name, tenant, words in (
+    for name, tenant, message in (
         ("elsewhere_mine", "elsewhere", "theirs"),
         ("mine", "local", "ours"),
     ):
-        outcome = Outcome(name, DeliberationStatus.COMPLETED, tenant=tenant, error_message=words)
+        outcome = Outcome(name, DeliberationStatus.COMPLETED, tenant=tenant, error_message=message)
         await bus.publish(
             new_event(EventType.DELIBERATION_DECIDED, name, dump(outcome), tenant=tenant)
         )
         await bus.put(name, dump(outcome))
-    for who, words, count in ((OTHER, "theirs", 4), (LOCAL, "ours", 2)):
+    for who, message, count in ((OTHER, "theirs", 4), (LOCAL, "ours", 2)):
         for outcome in (
             await deliberations.wait("mine", who),
             await deliberations.result("mine", who),
         ):
-            assert (outcome.task_id, outcome.error_message) == ("mine", words)
+            assert (outcome.task_id, outcome.error_message) == ("mine", message)
         seen = [recorded.event async for recorded in deliberations.watch("mine", 0, who)]
         assert len(seen) == count
         assert {(event.subject, event.correlationid, event.data["task_id"]) for event in seen} == {
@@ -482,18 +482,18 @@ async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_not
             "agent.results.task-1", encode_batch([turn(number) for number in numbers])
         )
     await bus.publish(new_event(EventType.DELIBERATION_DECIDED, "task-1", {"task_id": "task-1"}))
-    whole = [recorded async for recorded in deliberations.watch("task-1", 0, LOCAL)]
-    assert len(whole) == len({recorded.event.id for recorded in whole}) == 10
-    places = [recorded.position for recorded in whole]
+    all_events = [recorded async for recorded in deliberations.watch("task-1", 0, LOCAL)]
+    assert len(all_events) == len({recorded.event.id for recorded in all_events}) == 10
+    places = [recorded.position for recorded in all_events]
     assert places == sorted(set(places))
     for number, place in enumerate(places):
         assert [r.event.id async for r in deliberations.watch("task-1", place, LOCAL)] == [
-            r.event.id for r in whole[number + 1 :]
+            r.event.id for r in all_events[number + 1 :]
         ]
-    for recorded in whole:  # a seq of the log itself loses nothing either
+    for recorded in all_events:  # a seq of the log itself loses nothing either
         rest = [r.event.id async for r in deliberations.watch("task-1", recorded.seq, LOCAL)]
-        assert rest[len(rest) - (9 - whole.index(recorded)) :] == [
-            r.event.id for r in whole[whole.index(recorded) + 1 :]
+        assert rest[len(rest) - (9 - all_events.index(recorded)) :] == [
+            r.event.id for r in all_events[all_events.index(recorded) + 1 :]
         ]
 
 

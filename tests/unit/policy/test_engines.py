@@ -149,7 +149,7 @@ async def test_answers_of_a_server_stand_for_their_time(api: Api, tmp_path: Path
 
 async def test_a_server_that_cannot_be_asked_stops_the_start(api: Api, tmp_path: Path) -> None:
     api.answer = says("{}", 404)
-    for url, words in (
+    for url, message in (
         (api.url, "answered 404"),
         ("http://127.0.0.1:1", "cannot be asked"),
         ("http://[", "cannot be asked"),
@@ -157,7 +157,7 @@ async def test_a_server_that_cannot_be_asked_stops_the_start(api: Api, tmp_path:
         settings = Settings(
             data_dir=tmp_path, guard=GuardSettings(policy_url=url, policy_seconds=5)
         )
-        with pytest.raises(ConfigurationError, match=words):
+        with pytest.raises(ConfigurationError, match=message):
             async with open_policy(settings.guard):
                 pass
 

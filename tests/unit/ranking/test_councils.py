@@ -26,16 +26,17 @@ def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list
     """
     right = [drawn.random() < RIGHT for _ in range(3)]
     brings = [drawn.random() < BRINGS for _ in range(3)]
-    fits = [drawn.random() < FITS[one] for one in right]
+    valid_tests = [drawn.random() < FITS[one] for one in right]
     counts = [
-        one and (fit or drawn.random() >= dropped) for one, fit in zip(brings, fits, strict=True)
+        one and (fit or drawn.random() >= dropped)
+        for one, fit in zip(brings, valid_tests, strict=True)
     ]
     candidates = []
     for seat in range(3):
         cross = []
         for author in (other for other in range(3) if other != seat and counts[other]):
-            passed = drawn.random() < (0.15 if fits[author] else 0.3) or (
-                fits[author] and right[seat]
+            passed = drawn.random() < (0.15 if valid_tests[author] else 0.3) or (
+                valid_tests[author] and right[seat]
             )
             cross.append(CrossRun(f"seat-{author}", passed))
         diff = f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{seat}\n"

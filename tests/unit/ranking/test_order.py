@@ -247,10 +247,10 @@ def test_the_same_change_by_two_seats_outweighs_one_and_words_alone_are_no_answe
     first, *_, last = rank([small, *two])
     assert (first.seat in SEATS[:2], last.seat) == (True, SEATS[2])
     assert "2 seats make the same change of the code." in first.reasons
-    words = candidate(4, "y", idle=True)
-    assert not passes_acceptance_checks(words)
+    wording_only = candidate(4, "y", idle=True)
+    assert not passes_acceptance_checks(wording_only)
     assert passes_acceptance_checks(
-        replace(words, assessment=replace(words.assessment, proven=True))
+        replace(wording_only, assessment=replace(wording_only.assessment, proven=True))
     )
 
 
@@ -291,7 +291,7 @@ def test_authors_whose_tests_contradict_each_other_are_decided_by_reviews() -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "level", "reason_text"),
+    ("evaluated", "level", "reason_text"),
     [
         (
             candidate(1, proven=True, fixed=("t::a",)),
@@ -314,9 +314,9 @@ def test_authors_whose_tests_contradict_each_other_are_decided_by_reviews() -> N
     ids=["proven", "reproduced", "self-tested", "unproven", "fails another's"],
 )
 def test_each_level_says_what_carries_it(
-    given: Candidate, level: EvidenceLevel, reason_text: str
+    evaluated: Candidate, level: EvidenceLevel, reason_text: str
 ) -> None:
-    place = rank([given])[0]
+    place = rank([evaluated])[0]
     assert (place.level, place.proven) == (level, level is EvidenceLevel.PROVEN)
     assert any(reason_text in reason for reason in place.reasons)
     assert level.independent is (level in {EvidenceLevel.PROVEN, EvidenceLevel.REPRODUCED})

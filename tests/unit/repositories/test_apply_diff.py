@@ -143,7 +143,7 @@ async def test_a_bare_repository_has_no_files(repo: Repo, diff: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ("similarity index 100%\nrename from .env\nrename to public.txt\n", "renames or copies"),
         ("similarity index 100%\ncopy from .env\ncopy to public.txt\n", "renames or copies"),
@@ -155,11 +155,11 @@ async def test_a_bare_repository_has_no_files(repo: Repo, diff: str, tmp_path: P
     ],
 )
 async def test_files_that_git_ignores_are_their_owners(
-    repo: Repo, tmp_path: Path, change: str, words: str
+    repo: Repo, tmp_path: Path, change: str, message: str
 ) -> None:
     repo.write({".git/info/exclude": ".env\n", ".env": "KEY=1\n"})
     other = "public.txt" if "public" in change else ".env"
-    with pytest.raises(RepositoryError, match=words):
+    with pytest.raises(RepositoryError, match=message):
         await apply(repo, f"diff --git a/.env b/{other}\n{change}", tmp_path)
     assert (repo.path / ".env").read_text() == "KEY=1\n"
     assert not (repo.path / "public.txt").exists()

@@ -18,7 +18,7 @@ def detected(files: Mapping[str, str], most: int = 20) -> Detected:
     return detect(files, files, most)
 
 
-def words(files: Mapping[str, str]) -> tuple[str, ...]:
+def install_words(files: Mapping[str, str]) -> tuple[str, ...]:
     """Return the words of the first installation after pip's own."""
     first = detected({**TESTED, **files}).steps[0].argv
     assert first[: len(PIP)] == PIP
@@ -43,11 +43,11 @@ def test_what_is_installed_is_held_to_the_lock_file_where_its_versions_can_be_ha
 ) -> None:
     files = {**TESTED, "pyproject.toml": f'{BUILD}[dependency-groups]\ntest = ["responses"]\n'}
     (free,) = detected(files).steps
-    read, held = detected({**files, lock: ""}).steps
+    read, locked = detected({**files, lock: ""}).steps
     assert read.argv[-2:] == (lock, "/env/locked.txt")
     assert read.optional
-    assert held.argv == (*PIP, "-c", "/env/locked.txt", *free.argv[len(PIP) :])
-    assert held.instead == (free,)
+    assert locked.argv == (*PIP, "-c", "/env/locked.txt", *free.argv[len(PIP) :])
+    assert locked.instead == (free,)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_what_is_installed_is_held_to_the_lock_file_where_its_versions_can_be_ha
 def test_what_python_projects_declare_for_their_tests(
     files: dict[str, str], installed: set[str]
 ) -> None:
-    requirements = words(files)
+    requirements = install_words(files)
     assert installed <= set(requirements)
     assert not {
         "enum34",
@@ -282,7 +282,7 @@ def session(body: str, head: str = "def tests(session)") -> str:
     ],
 )
 def test_what_is_said_in_one_tool_s_own_way_alone(files: dict[str, str]) -> None:
-    requirements = words({"setup.py": "", **files})
+    requirements = install_words({"setup.py": "", **files})
     assert "six" in requirements
     assert not {"never", "qa", "docs", "-e .[docs]"} & set(requirements)
 
@@ -302,11 +302,13 @@ def test_what_is_said_in_one_tool_s_own_way_alone(files: dict[str, str]) -> None
     ],
 )
 def test_the_project_s_own_extras(files: dict[str, str]) -> None:
-    assert words(files)[-2:] in {("-e", ".[qa]"), ("-e", ".[test]")}
+    assert install_words(files)[-2:] in {("-e", ".[qa]"), ("-e", ".[test]")}
 
 
 def test_a_noxfile_is_never_run_and_a_broken_one_is_no_error() -> None:
-    assert words({"setup.py": "raise SystemExit(1)", "noxfile.py": "def tests(session:\n"}) == (
+    assert install_words(
+        {"setup.py": "raise SystemExit(1)", "noxfile.py": "def tests(session:\n"}
+    ) == (
         "pytest",
         "-e",
         ".",
@@ -314,14 +316,14 @@ def test_a_noxfile_is_never_run_and_a_broken_one_is_no_error() -> None:
 
 
 def test_where_the_whole_fails_the_project_and_pytest_are_a_must_and_groups_are_not() -> None:
-    (whole,) = detected(
+    (install,) = detected(
         {
             **TESTED,
             "pyproject.toml": BUILD + '[dependency-groups]\ntest = ["a"]\ndev = ["b", "tox"]\n',
         }
     ).steps
-    assert whole.argv == (*PIP, "pytest", "a", "b", "-e", ".")
-    must, *groups = whole.instead
+    assert install.argv == (*PIP, "pytest", "a", "b", "-e", ".")
+    must, *groups = install.instead
     assert (must.argv, must.optional) == ((*PIP, "pytest", "-e", "."), False)
     assert [(step.argv[-1], step.optional) for step in groups] == [("a", True), ("b", True)]
 
@@ -332,8 +334,8 @@ def test_of_a_group_or_file_that_cannot_be_installed_whole_each_part_is_tried() 
         "requirements-dev.txt": "",
         "pyproject.toml": "[dependency-groups]\ntest = ['a', 'b']\n",
     }
-    (whole,) = detected({**TESTED, **files}).steps
-    must, *pieces = whole.instead
+    (install,) = detected({**TESTED, **files}).steps
+    must, *pieces = install.instead
     assert must.argv == (*PIP, "pytest", "-r", "requirements.txt")
     assert [" ".join(step.argv[-2:]) for step in must.instead] == [
         f"{PIP[-1]} pytest",

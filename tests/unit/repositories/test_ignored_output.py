@@ -29,10 +29,10 @@ BASE = {
 class Work:
     """A work tree with changes: the upper folder of an overlay, or a whole tree."""
 
-    def __init__(self, folder: Path, clone: TrustedClone, sha: str, *, whole: bool) -> None:
-        self.tree, self.clone, self.sha, self.whole = folder, clone, sha, whole
+    def __init__(self, folder: Path, clone: TrustedClone, sha: str, *, whole_tree: bool) -> None:
+        self.tree, self.clone, self.sha, self.whole_tree = folder, clone, sha, whole_tree
         self.base = folder.with_name("base")
-        self.before = stamps(folder) if whole else None
+        self.before = stamps(folder) if whole_tree else None
 
     def write(self, path: str, content: bytes | str = "x", size: int = 0) -> None:
         (self.tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,11 @@ class Work:
     async def paths(self, caps: ChangeCaps = CAPS) -> tuple[list[str], dict[str, str], int]:
         """Return the changed files, the ignored ones, and the number of queries to git."""
         survey = ChangeScan(
-            self.tree, list(BASE), caps, base=None if self.whole else self.base, stamps=self.before
+            self.tree,
+            list(BASE),
+            caps,
+            base=None if self.whole_tree else self.base,
+            stamps=self.before,
         )
         written, queries = await survey_with(self.clone, self.sha, survey)
         return [change.path for change in written.changes], dict(written.ignored), queries
@@ -58,7 +62,7 @@ async def work(request: pytest.FixtureRequest, tmp_path: Path) -> Work:
     if request.param:
         await clone.checkout(sha, tmp_path / "work")
     (tmp_path / "work").mkdir(exist_ok=True)
-    return Work(tmp_path / "work", clone, sha, whole=request.param)
+    return Work(tmp_path / "work", clone, sha, whole_tree=request.param)
 
 
 async def test_what_a_build_leaves_in_an_ignored_folder_counts_for_nothing(work: Work) -> None:

@@ -193,10 +193,10 @@ def test_the_tests_in_a_rust_file_are_those_of_the_base() -> None:
     forged = f"pub fn sum() -> u8 {{ 2 }}\n{TESTS.replace('5', '4')}// end\n"
     judged = restore_base_parts(Change("src/lib.rs", "100644", forged.encode()), base.encode())
     assert judged.content == f"pub fn sum() -> u8 {{ 2 }}\n{TESTS}// end\n".encode()
-    gone = restore_base_parts(
+    restored = restore_base_parts(
         Change("src/lib.rs", "100644", b"pub fn sum() -> u8 { 2 }\n"), base.encode()
     )
-    assert gone.content == f"pub fn sum() -> u8 {{ 2 }}\n\n{TESTS}".encode()
+    assert restored.content == f"pub fn sum() -> u8 {{ 2 }}\n\n{TESTS}".encode()
     same = restore_base_parts(
         Change("src/lib.rs", "100644", base.replace("1", "3").encode()), base.encode()
     )

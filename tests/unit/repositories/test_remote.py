@@ -53,14 +53,14 @@ class Wire:
 
     bus: MemoryBus = field(default_factory=MemoryBus)
     requests: list[Mapping[str, Any]] = field(default_factory=list)
-    came: int = 0
+    received_bytes: int = 0
 
     async def ask(
         self, topic: Topic, request: Mapping[str, Any], seconds: float
     ) -> tuple[Mapping[str, Any], bytes]:
         self.requests.append(request)
         reply, rest = await self.bus.ask(topic, request, seconds)
-        self.came += len(rest)
+        self.received_bytes += len(rest)
         return reply, rest
 
     @property
@@ -141,17 +141,17 @@ async def test_a_later_commit_comes_thin_and_an_earlier_one_not_at_all(tmp_path:
     repo.commit({"second.txt": "2\n"})
     async with world(tmp_path, repo) as here:
         await here.pin()
-        whole = here.wire.came
-        assert whole > PART  # in several parts
+        full_size = here.wire.received_bytes
+        assert full_size > PART  # in several parts
         repo.commit({"third.txt": "3\n"})
         base = await here.pin()
         assert await here.host.read(base, "third.txt") == "3\n"
-        assert 0 < here.wire.came - whole < 5_000
-        came = here.wire.came
+        assert 0 < here.wire.received_bytes - full_size < 5_000
+        received_bytes = here.wire.received_bytes
         await here.app.resolve(RepositoryRef(id=here.id, ref=first))
         earlier = await here.host.resolve(RepositoryRef(id=here.id, ref=first))
         assert await here.host.read(earlier, "noise.txt", 6) == noise[:6]
-        assert here.wire.came == came
+        assert here.wire.received_bytes == received_bytes
 
 
 async def test_tags_and_a_shallow_history_come_along(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_b
         with pytest.raises(NotFound):
             await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha), tenant="other")
         for kind in ("base", "commit", "push"):
-            words = {
+            fields = {
                 "repository": here.id,
                 "ref": base.sha,
                 "tenant": "other",
@@ -194,15 +194,17 @@ async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_b
                 "branch": "x",
             }
             reply, rest = await here.wire.ask(
-                REPOSITORY_SERVICE, {"ask": kind, **words, "haves": []}, 5
+                REPOSITORY_SERVICE, {"ask": kind, **fields, "haves": []}, 5
             )
             assert (reply["error"], rest) == ("NOT_FOUND", b"")
         here.app.registry.remove(here.id)
         theirs = make_repo(tmp_path / "theirs", {"README.md": "theirs\n"})
         await here.app.register(str(theirs.path), tenant="other", id=here.id)
         there = await here.app.resolve(RepositoryRef(id=here.id), tenant="other")
-        got = await here.host.resolve(RepositoryRef(id=here.id, ref=there.sha), tenant="other")
-        assert await here.host.read(got, "README.md") == "theirs\n"
+        other_base = await here.host.resolve(
+            RepositoryRef(id=here.id, ref=there.sha), tenant="other"
+        )
+        assert await here.host.read(other_base, "README.md") == "theirs\n"
         assert not await here.host.clone(here.id).has(base.sha)
 
 

@@ -305,14 +305,14 @@ async def test_a_pinned_commit_needs_neither_root_nor_source(
 ) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     later = sample.commit({"x": "y"})
-    elsewhere = repositories(tmp_path)
+    relocated = repositories(tmp_path)
     pinned = RepositoryRef(id=base.repository, url=base.origin, ref=base.sha)
     with pytest.raises(Refused):
-        await elsewhere.resolve(replace(pinned, ref=later))
+        await relocated.resolve(replace(pinned, ref=later))
     with pytest.raises(NotFound):
-        await elsewhere.resolve(pinned, tenant="b")
+        await relocated.resolve(pinned, tenant="b")
     shutil.rmtree(sample.path)
-    assert await elsewhere.resolve(pinned) == base
+    assert await relocated.resolve(pinned) == base
 
 
 async def test_too_large_a_repository_is_said_at_once(

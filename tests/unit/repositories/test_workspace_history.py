@@ -74,8 +74,8 @@ async def test_it_holds_the_history_with_its_tags_and_nothing_else(
     assert shown.git("describe") == f"v1-2-g{repo.head[:7]}"
     assert shown.git("status", "--porcelain", "--branch") == "## work"
     everything = shown.git("cat-file", "--batch-all-objects", "--batch-check=%(objectname)").split()
-    held = repo.git("rev-list", "--objects", "--no-object-names", "main", "v1").split()
-    assert sorted(everything) == sorted(held)
+    expected = repo.git("rev-list", "--objects", "--no-object-names", "main", "v1").split()
+    assert sorted(everything) == sorted(expected)
     assert not (shown.path / ".git" / "hooks").exists()
 
 

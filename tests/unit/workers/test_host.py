@@ -257,10 +257,10 @@ async def test_a_host_tells_where_it_is_and_what_it_holds(tmp_path: Path) -> Non
         work = group.create_task(gone(host._work(Recorded(1, request(d)))))
         await until(lambda: bool(app.server.requests))
         reply, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
-        [held] = load(HostState, reply).holds
-        assert held.task_id == d.task_id
-        assert held.since >= began - 1
-        assert metrics.HOST_OLDEST.values["host",] == held.since
+        [held_work] = load(HostState, reply).holds
+        assert held_work.task_id == d.task_id
+        assert held_work.since >= began - 1
+        assert metrics.HOST_OLDEST.values["host",] == held_work.since
         running.cancel()
         work.cancel()
     assert metrics.HOST_OLDEST.values["host",] == 0

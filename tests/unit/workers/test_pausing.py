@@ -185,8 +185,8 @@ def test_what_is_malformed_pauses_nothing(data: dict[str, object]) -> None:
     assert not Pauses.of([event]).is_paused
 
 
-@pytest.mark.parametrize("known", [(0,), (0, 1), (0, 1, 2)])
-def test_what_was_read_before_undoes_nothing_that_came_after(known: tuple[int, ...]) -> None:
-    whole = Pauses.of(turned(number, 10.0 * number) for number in (0, 1, 2))
-    before = Pauses.of(turned(number, 10.0 * number) for number in known)
-    assert whole.with_all(before) == before.with_all(whole) == whole
+@pytest.mark.parametrize("numbers", [(0,), (0, 1), (0, 1, 2)])
+def test_what_was_read_before_undoes_nothing_that_came_after(numbers: tuple[int, ...]) -> None:
+    all_pauses = Pauses.of(turned(number, 10.0 * number) for number in (0, 1, 2))
+    before = Pauses.of(turned(number, 10.0 * number) for number in numbers)
+    assert all_pauses.with_all(before) == before.with_all(all_pauses) == all_pauses

@@ -49,7 +49,7 @@ def test_values_keep_their_type_and_texts_stay_texts(value: Any, expected: Any) 
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("${steps.read}", "right is"),
         ("${steps.read.outputs.content}", "right is"),
@@ -60,19 +60,19 @@ def test_values_keep_their_type_and_texts_stay_texts(value: Any, expected: Any) 
         ("${steps.read.output.${steps.a.output}}", "does not end"),
     ],
 )
-def test_what_is_no_reference_is_said_to_be_none(text: str, words: str) -> None:
-    with pytest.raises(InvalidRequest, match=words):
+def test_what_is_no_reference_is_said_to_be_none(text: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         list(references({"deep": [text]}))
 
 
 def test_what_is_not_there_is_named_with_what_is() -> None:
-    for path, words in (
+    for path, message in (
         (("contents",), "steps.read.output has content, lines, items, none"),
         (("items", "2"), "is a list of 2"),
         (("items", "x"), "is a list of 2"),
         (("content", "x"), "is no object"),
     ):
-        with pytest.raises(InvalidRequest, match=words):
+        with pytest.raises(InvalidRequest, match=message):
             find_in(RESULT, Reference("read", "output", path))
 
 

@@ -117,10 +117,10 @@ class RoleDeployment:
         self, service: str = "moothall", port: int = 50055
     ) -> AsyncIterator[grpc.aio.Channel]:
         """Yield a new TLS connection to some pod behind a Service."""
-        known = [("grpc.ssl_target_name_override", f"{service}.{SPACE}")]
+        options = [("grpc.ssl_target_name_override", f"{service}.{SPACE}")]
         address = f"{self.dependencies[service]}:{port}"
         async with grpc.aio.secure_channel(
-            address, grpc.ssl_channel_credentials(self.authority), options=known
+            address, grpc.ssl_channel_credentials(self.authority), options=options
         ) as channel:
             yield channel
 
@@ -202,7 +202,11 @@ class RoleDeployment:
             outcome = await following
             answered = await self._reported_result(task_id)
         assert answered.winner_id == outcome.winner_id, "a caller is told what is recorded"
-        repeated = [name for name, came in self.arrived[began:] if came > recorded.get(name, came)]
+        repeated = [
+            name
+            for name, received in self.arrived[began:]
+            if received > recorded.get(name, received)
+        ]
         end = End.of(outcome, self._delivered(task_id))
         return Seen(
             end,

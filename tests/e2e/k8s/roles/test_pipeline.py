@@ -41,8 +41,8 @@ async def secrets(values: Mapping[str, str], authority: bytes) -> AsyncIterator[
     """Create what the example expects: the pipeline's Secret, and the CA beside the server's
     certificate.
     """
-    given = [f"--from-literal={name}={value}" for name, value in values.items()]
-    await ask("-n", SPACE, "create", "secret", "generic", "pipeline", *given)
+    literals = [f"--from-literal={name}={value}" for name, value in values.items()]
+    await ask("-n", SPACE, "create", "secret", "generic", "pipeline", *literals)
     patch = json.dumps({"data": {"ca.crt": base64.b64encode(authority).decode()}})
     await ask("-n", SPACE, "patch", "secret", "moothall-tls", "--patch", patch)
     try:

@@ -69,7 +69,7 @@ async def run_in_api_pod(*command: str, check: bool = True) -> str:
 
 
 async def command_outputs() -> list[str]:
-    return [await run_in_api_pod("moothall", *words) for words in LOOKS]
+    return [await run_in_api_pod("moothall", *arguments) for arguments in LOOKS]
 
 
 async def wait_until_stopped(standing: RoleDeployment) -> None:
@@ -200,8 +200,8 @@ async def test_a_house_that_is_brought_back_is_the_one_that_was_kept(
             ("cp", "--archive", f"{copies.folder / name}/.", str(standing.folders.root / name)),
             check=True,
         )
-    for given in (deployment.places(standing.folders), copies.secrets):
-        await ask("apply", "-f", "-", given=given)
+    for manifest in (deployment.places(standing.folders), copies.secrets):
+        await ask("apply", "-f", "-", given=manifest)
     await asyncio.to_thread(deployment.install, home, deployment.values(counted.url))
     await all_rolled_out()
     await standing.connect()

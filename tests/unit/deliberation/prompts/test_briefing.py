@@ -132,8 +132,8 @@ async def test_the_graph_is_asked_for_no_more_than_is_wanted(scope: str) -> None
         [("timeline", None)] if scope == "timeline" else [("context", scope)]
     )
     expected += [("similar", None)] if scope == "similar" else []
-    assert [(question, given.get("only")) for question, given in graph.asked] == expected
-    assert {given["phase"] for _, given in graph.asked} == {"propose"}
+    assert [(question, parameters.get("only")) for question, parameters in graph.asked] == expected
+    assert {parameters["phase"] for _, parameters in graph.asked} == {"propose"}
 
 
 @pytest.mark.parametrize(("role", "phase"), [("data", "coach"), ("po", "build"), ("", "verify")])
@@ -143,7 +143,7 @@ async def test_a_caller_gets_no_more_than_the_table_allows(role: str, phase: str
     briefing = await Briefings(graph.ask, LimitSettings()).brief(request, LOCAL)
     assert briefing.scopes == allowed
     assert len(allowed) < len(scopes().worth)
-    only = next(given["only"] for question, given in graph.asked if question == "context")
+    only = next(parameters["only"] for question, parameters in graph.asked if question == "context")
     assert only.split(",") == [scope for scope in allowed if scope != "timeline"]
 
 
@@ -188,7 +188,7 @@ async def test_it_stays_within_its_budget_by_whatever_count(
 ) -> None:
     counted_texts: list[str] = []
 
-    async def words(text: str) -> int:
+    async def count_words(text: str) -> int:
         counted_texts.append(text)
         return len(text.split())
 
@@ -199,7 +199,7 @@ async def test_it_stays_within_its_budget_by_whatever_count(
     )
     graph.tell("timeline", *({**HAPPENED, "text": line} for line in lines))
     request = replace(ASKED, role=role, budget=budget, scopes=("brief", "summaries", "timeline"))
-    briefing = await Briefings(graph.ask, LimitSettings(), count=words).brief(request, LOCAL)
+    briefing = await Briefings(graph.ask, LimitSettings(), count=count_words).brief(request, LOCAL)
     assert briefing.tokens == len(briefing.text.split()) <= budget
     assert briefing.text in counted_texts  # the size was counted, not estimated
 

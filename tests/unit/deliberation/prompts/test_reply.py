@@ -291,9 +291,9 @@ def test_what_there_is_of_an_answer_between_tags_is_how_the_whole_begins(
     answer: str, cut: int
 ) -> None:
     text = f"so <finish>{answer}</finish>"
-    whole = answer_so_far(text)
-    assert whole == answer.partition("</finish>")[0].strip()
-    assert whole.startswith(answer_so_far(text[: cut % (len(text) + 1)]))
+    full_answer = answer_so_far(text)
+    assert full_answer == answer.partition("</finish>")[0].strip()
+    assert full_answer.startswith(answer_so_far(text[: cut % (len(text) + 1)]))
 
 
 @pytest.mark.parametrize(

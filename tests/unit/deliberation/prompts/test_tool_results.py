@@ -39,8 +39,8 @@ def test_a_narrowed_run_says_how_many_of_the_existing_tests_it_had() -> None:
         some, prepared(), {}, 2000
     )
     assert is_clean(some, prepared(), {})
-    whole = standing(*BASE, partial_checks=False)
-    assert "existing tests ran" not in submission_text(whole, prepared(), {}, 2000)
+    full_run = standing(*BASE, partial_checks=False)
+    assert "existing tests ran" not in submission_text(full_run, prepared(), {}, 2000)
 
 
 def test_where_no_existing_test_ran_the_seat_is_told_and_asked_to_confirm() -> None:

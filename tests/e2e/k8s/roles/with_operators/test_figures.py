@@ -52,8 +52,8 @@ async def scaler(name: str) -> dict[str, Any]:
 
 def reported_usage(scaler_document: dict[str, Any]) -> str:
     """Return the reported mean usage of a pod; '' if it is unknown."""
-    known = scaler_document["status"].get("currentMetrics") or [{}]
-    return str(((known[0].get("resource") or {}).get("current") or {}).get("averageValue", ""))
+    metrics = scaler_document["status"].get("currentMetrics") or [{}]
+    return str(((metrics[0].get("resource") or {}).get("current") or {}).get("averageValue", ""))
 
 
 @pytest.mark.parametrize("name", ["api", "collector"])

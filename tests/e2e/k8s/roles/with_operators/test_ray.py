@@ -36,10 +36,10 @@ async def wait_until_ready() -> None:
     await rolled_out("deployment/moothall-hosts")
 
 
-async def wait_for_kuberay(*what: str) -> None:
+async def wait_for_kuberay(*arguments: str) -> None:
     """Wait for objects that KubeRay creates. Raises `AssertionError` with the logs of its pods."""
     try:
-        await ask("-n", deployment.SPACE, "wait", *what, "--timeout=240s")
+        await ask("-n", deployment.SPACE, "wait", *arguments, "--timeout=240s")
     except AssertionError as error:
         seen = await ask("-n", deployment.SPACE, "describe", "pods", "-l", "ray.io/cluster=hosts")
         logs = await ask(
