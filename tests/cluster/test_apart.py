@@ -65,7 +65,7 @@ async def folder() -> AsyncIterator[Path]:
 
 async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
     if lacking := apart.missing():
-        pytest.skip(f"machines of their own cannot be made here; missing: {lacking}")
+        pytest.skip(f"simulated machines are unavailable here; missing: {lacking}")
     repo, other = make_repo(folder / "repo", FILES), make_repo(folder / "other", FILES)
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:

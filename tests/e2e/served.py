@@ -111,5 +111,5 @@ async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> Asyn
                 await server.wait()
         tail = (await drain).decode()
         # Check this first: later failures may be caused by it.
-        assert ended is None, f"serve ended by itself with {ended}: {tail}"
+        assert ended is None, f"serve ended unexpectedly with {ended}: {tail}"
     assert server.returncode == (130 if end is signal.SIGTERM else -end), tail

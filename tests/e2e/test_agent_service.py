@@ -215,7 +215,7 @@ async def test_the_text_is_there_while_the_model_writes_it(agent: Caller) -> Non
             if update.delta:
                 break
     assert (update.delta, update.state) == ("It is four,", pb.AGENT_STATE_EXECUTING), (
-        "the model has not ended its word, and never will"
+        "the model has not finished its reply, and never will"
     )
     stream.cancel()
 

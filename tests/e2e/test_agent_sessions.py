@@ -62,5 +62,5 @@ async def test_what_a_session_knows_outlives_a_house_that_is_killed(tmp_path: Pa
         < prompt.index("And doubled?")
     )
     assert read.status == common.STATUS_CODE_ERROR, (
-        "its workspace went with the server, and begins anew"
+        "the workspace ended with the server; a new one is empty"
     )

@@ -116,7 +116,7 @@ async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_t
             red = await asyncio.to_thread(
                 subprocess.run, argv, cwd=repo, capture_output=True, check=False
             )
-            assert red.returncode, f"{spec.name} is green before anybody has worked: {validation}"
+            assert red.returncode, f"{spec.name} passes before any work: {validation}"
     async with scripted_model(scripted(work)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
         result = await command(
@@ -281,7 +281,7 @@ async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goe
         async with asyncio.timeout(120):
             while '"paused": true' not in (await command("list", "--json")).out:
                 await asyncio.sleep(0.2)
-        assert len(model.requests) == calls, "a host that is started again lets it wait"
+        assert len(model.requests) == calls, "a restarted host keeps it waiting"
         resumed = await command("agents", "resume", "build")
         assert (resumed.code, resumed.out.split(": ")[1]) == (0, "goes on\n"), resumed.err
         async with asyncio.timeout(240):

@@ -45,6 +45,6 @@ async def test_two_hundred_at_once_in_several_processes_never_overspend(tmp_path
             )
     used, refused = sum(end["used"] for end in ends), sum(end["refused"] for end in ends)
     assert len(book.draws) == PROCESSES * EACH
-    assert refused > 0, "there was not enough for all"
+    assert refused > 0, "the budget was sufficient for all"
     assert TOKENS * 0.8 < used <= TOKENS
     assert (book.spent.tokens, book.reserved.tokens, book.left.tokens) == (used, 0, TOKENS - used)

@@ -35,7 +35,7 @@ async def test_a_fix_in_compiled_code_turns_the_check_green_and_leaves_no_produc
     async with local(tmp_path, FILES) as app:
         base = await prepared(app, BuildStep(BUILD))
         assert base.runs["tests"].verdict is Verdict.FAILED
-        assert base.runs["tests"].output == "2\n", "the base is built again too"
+        assert base.runs["tests"].output == "2\n", "the base is rebuilt too"
         async with app.workspaces.open(base, "seat") as workspace:
             await workspace.write([Change("source.c", "100644", b"right\n")])
             assert (await workspace.check("tests")).output == "2\nright\n"

@@ -53,7 +53,7 @@ async def test_the_services_have_the_whole_bus(app: App) -> None:
 async def turned_away(settings: BusSettings) -> None:
     with pytest.raises(ConfigurationError, match="turned us away"):
         async with connection(settings, str(settings.url), on_lost=lambda: None):
-            pytest.fail("it was let in")
+            pytest.fail("the connection was accepted")
 
 
 async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(
@@ -127,7 +127,7 @@ def test_what_is_renewed_must_be_an_accounts_conf_of_ours(
 async def test_nobody_comes_in_without_credentials(app: App) -> None:
     with pytest.raises(ConfigurationError, match=r"turned us away .*bus\.credentials"):
         async with connection(BusSettings(), app.url, on_lost=lambda: None):
-            pytest.fail("it was let in")
+            pytest.fail("the connection was accepted")
 
 
 async def test_a_link_hears_and_answers_its_own_host(app: App) -> None:
@@ -225,4 +225,4 @@ async def test_keys_that_are_none_are_said_at_the_start(tmp_path: Path) -> None:
         ConfigurationError, match=r"jobs\.link_keys is not what `moothall bus keys` wrote"
     ):
         async with open_workspace_services(settings):
-            pytest.fail("it began")
+            pytest.fail("the server started")

@@ -82,7 +82,9 @@ async def test_a_full_disk_is_told_loses_nothing_and_is_over_when_there_is_room(
         ballast = fill(small_disk)
         with pytest.raises(BusUnavailable, match="is there room on its disk"):
             await publish_for_ever(bus, acked)
-        assert await turns(bus) == acked, "what was acked can be read meanwhile"
+        assert await turns(bus) == acked, (
+            "acknowledged messages are readable while the disk is full"
+        )
         ballast.unlink()
         async with asyncio.timeout(60):
             while True:
@@ -107,7 +109,7 @@ async def test_acked_work_does_not_stay_after_a_kill_between_ack_and_removal(
     shutil.rmtree(messages)
     shutil.move(copied, messages)
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
-        assert (await bus.state(WORK.name)).messages == 1, "as a kill may leave it"
+        assert (await bus.state(WORK.name)).messages == 1, "the state that a kill may leave"
         await bus.enqueue(Channel.WORK.of("dev"), work(2))
         assert await take_work(bus, until=1) == ["task-2"]
         assert (await bus.state(WORK.name)).messages == 0

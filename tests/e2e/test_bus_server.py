@@ -72,7 +72,7 @@ async def test_it_is_gone_afterwards(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path):
         server = server_of(tmp_path)
         assert os.getsid(server.pid) == server.pid, (
-            "a session of its own, so that Ctrl-C doesn't reach it"
+            "a separate session, so that Ctrl-C does not reach it"
         )
     assert not server.is_running()
 

@@ -38,13 +38,13 @@ class Three:
 
     async def start(self, number: int, keys: Path) -> None:
         """Start a server with keys, on the data that it stored before."""
-        others = ", ".join(f"nats://127.0.0.1:{port}" for port in self.routes)
+        routes = ", ".join(f"nats://127.0.0.1:{port}" for port in self.routes)
         store = json.dumps(str(self.folder / f"js-{number}"))
         config = (
             f"listen: 127.0.0.1:{self.ports[number]}\nserver_name: nats-{number}\njetstream {{ "
             f"store_dir: {store} }}\n"
             f"cluster {{ name: moothall, listen: 127.0.0.1:{self.routes[number]}, routes: "
-            f"[{others}] }}\n"
+            f"[{routes}] }}\n"
         )
         conf = self.folder / f"{number}.conf"
         conf.write_text(
@@ -143,4 +143,4 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
         stale = three.of(old, "services", number)
         with pytest.raises(ConfigurationError, match="turned us away"):
             async with connection(stale, str(stale.url), on_lost=lambda: None):
-                pytest.fail("it was let in")
+                pytest.fail("the connection was accepted")

@@ -45,7 +45,7 @@ async def decider(app: App) -> AsyncIterator[JetStreamBus]:
 async def test_who_decides_makes_the_streams_and_the_others_find_them(app: App) -> None:
     with pytest.raises(BusUnavailable, match="may these credentials make them"):
         async with open_bus(app.of("hosts"), app.url):
-            pytest.fail("it made them")
+            pytest.fail("a host created the streams")
     async with AsyncExitStack() as stack:
         for name in ("collector", *USERS):
             await stack.enter_async_context(open_bus(app.of(name), app.url))
@@ -196,8 +196,8 @@ async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_
     ):
         await host.subscribe("repository.requests.*", cb=note)
         await host.flush()
-        for who in ("house", "another"):
-            await api.publish(f"repository.requests.{who}", b"{}")
+        for recipient in ("house", "another"):
+            await api.publish(f"repository.requests.{recipient}", b"{}")
         await api.flush()
         async with asyncio.timeout(10):
             while not subjects:

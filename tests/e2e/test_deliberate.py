@@ -209,8 +209,8 @@ async def test_a_repository_that_cannot_be_used_is_named(
 async def test_a_setup_that_fails_is_a_broken_part_and_not_a_lost_task(
     command: Command, repo: Path
 ) -> None:
-    own = """setup = ["sh -c 'echo it broke here; exit 3'"]\n[checks]\ntests = "true"\n"""
-    (repo / ".moothall.toml").write_text(own, encoding="utf-8")
+    config = """setup = ["sh -c 'echo it broke here; exit 3'"]\n[checks]\ntests = "true"\n"""
+    (repo / ".moothall.toml").write_text(config, encoding="utf-8")
     git(repo, "add", "--all")
     git(
         repo,

@@ -131,7 +131,7 @@ def test_what_starts_a_browser_has_none_and_its_port_is_no_childs(tmp_path: Path
     async def main() -> None:
         with leak(tmp_path) as leaked:
             ours, theirs = socket.socketpair()
-            here = Path(chromium_start.__file__).resolve()
+            launcher = Path(chromium_start.__file__).resolve()
             spec = SandboxSpec(
                 name=f"descriptors-{tmp_path.name[-8:]}",
                 argv=(
@@ -145,7 +145,7 @@ def test_what_starts_a_browser_has_none_and_its_port_is_no_childs(tmp_path: Path
                     f"{SHELL} >&2; sleep 600",
                 ),
                 limits=SandboxSettings(),
-                ro=(*interpreter_binds(), (here, "/opt/start.py")),
+                ro=(*interpreter_binds(), (launcher, "/opt/start.py")),
                 fds=(theirs.fileno(),),
                 log=tmp_path / "sandbox.log",
             )

@@ -380,7 +380,7 @@ async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(
         verdicts = await trial.Trial(
             tests, author, [item.diff for item in (right, *wrong)]
         ).judge_cases(fits)
-    assert set(changed_files(author.diff)) == set(written), "nothing but tests is taken over"
+    assert set(changed_files(author.diff)) == set(written), "only tests are adopted"
     assert len(verdicts.counted) == 1, verdicts.states
     assert verdicts.red == {*verdicts.counted}
     assert [bool(verdicts.passed[item.diff]) for item in (right, *wrong)] == [True, False, False]

@@ -50,10 +50,10 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-async def deliberate_on_full_disk(here: Lane, disk: Path) -> Seen:
+async def deliberate_on_full_disk(test_lane: Lane, disk: Path) -> Seen:
     """Deliberate with a disk that is full at the start and has space again after a while."""
     ballast = fill(disk)
-    running = asyncio.ensure_future(here.run(Plan()))
+    running = asyncio.ensure_future(test_lane.run(Plan()))
     await asyncio.sleep(FULL_SECONDS)
     ballast.unlink()
     return await running
@@ -62,10 +62,10 @@ async def deliberate_on_full_disk(here: Lane, disk: Path) -> Seen:
 async def test_a_deliberation_asked_for_while_the_disk_is_full_ends_as_ever_when_there_is_room(
     small_disk: Path,
 ) -> None:
-    async with lane(small_disk / "lane") as here:
-        reference = await here.run(Plan())
-        late = await deliberate_on_full_disk(here, small_disk)
-        after = await here.run(Plan())
+    async with lane(small_disk / "lane") as test_lane:
+        reference = await test_lane.run(Plan())
+        late = await deliberate_on_full_disk(test_lane, small_disk)
+        after = await test_lane.run(Plan())
     assert reference.end is not None
     assert reference.trouble == []
     for seen in (late, after):

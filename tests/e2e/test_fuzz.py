@@ -99,7 +99,7 @@ async def test_ten_thousand_messages_that_nobody_meant(
         assert seen.total() == ON_GRPC
         assert set(seen) <= REFUSALS | {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED}, seen
         assert seen[grpc.StatusCode.INVALID_ARGUMENT] > 1000
-        assert before <= _processes(app.pid), "a process ended and was started again"
+        assert before <= _processes(app.pid), "a process ended and was restarted"
         good = pb.DeliberateRequest(task_description="Write a HAIKU", role="dev", num_agents=2)
         answer = await app.stub(EVE).Deliberate(good)
         assert answer.winner_id.startswith("agent-dev-")

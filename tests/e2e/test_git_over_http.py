@@ -126,7 +126,7 @@ async def test_what_nobody_registered_is_fetched_as_nobody(
         assert "keys is left out" in base.profile.notes[0]
         assert await trusted.clone(base.repository).has(library.head)
         assert server.authorizations
-        assert not any(server.authorizations), "the operator's .netrc was shown"
+        assert not any(server.authorizations), "the operator's .netrc was sent"
         with pytest.raises(RepositoryError, match="no ref 'nope'"):
             await trusted.resolve(
                 RepositoryRef(url=f"{server.url}/whole.git", ref="nope"), tenant="acme"

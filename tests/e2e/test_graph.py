@@ -37,7 +37,7 @@ async def _eventually(command: Command, *args: str) -> Any:
         assert result.code in {0, 1}, result.err
         if result.code == 0:
             return result.document
-    pytest.fail(f"the graph never knew: {result.out} {result.err}")
+    pytest.fail(f"the graph never had it: {result.out} {result.err}")
 
 
 async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(

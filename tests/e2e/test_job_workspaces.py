@@ -212,9 +212,7 @@ async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it
             for one in app.pods.labelled.values()
         ]
     assert annotations[:2] == [["t1", "team", "first"], ["t1", "team", "second"]]
-    assert all(one == [None, None, None] for one in annotations[2:]), (
-        "what is kept ready belongs to nobody"
-    )
+    assert all(one == [None, None, None] for one in annotations[2:]), "spare Jobs belong to nobody"
 
 
 async def test_all_that_is_done_for_a_repository_is_done_in_its_own_image(tmp_path: Path) -> None:
@@ -229,7 +227,7 @@ async def test_all_that_is_done_for_a_repository_is_done_in_its_own_image(tmp_pa
         async with app.workspaces.open(prepared, "seat"):
             pass
         ran = list(app.pods.images.values())
-    assert len(ran) >= 4, "set-up, checks of the base, a seat, and what is kept ready"
+    assert len(ran) >= 4, "set-up, checks of the base, a seat, and the spare"
     assert set.union(*ran) == {"own:1"}
 
 

@@ -49,14 +49,14 @@ UNITTEST = (str(interpreter()), "-m", "unittest")
 @asynccontextmanager
 async def busy_machine(processes: int) -> AsyncIterator[None]:
     """Keep the machine busy with processes that take no slot."""
-    others = [
+    load_processes = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
         for _ in range(processes)
     ]
     try:
         yield
     finally:
-        for other in others:
+        for other in load_processes:
             other.kill()
             await other.wait()
 
@@ -163,7 +163,7 @@ async def test_what_hangs_ends_on_a_busy_machine_too(tmp_path: Path) -> None:
     assert run.cases == {f"{at}sleeps": "failed", f"{at}loops": "failed", f"{at}fine": "passed"}
     assert "hit the limit of 2 s" in run.details[f"{at}sleeps"]
     assert not hit_limit_under_load(run), (
-        "it had its time: one computed for as long, the other wanted no core"
+        "both had their time: one computed, the other used no core"
     )
 
 

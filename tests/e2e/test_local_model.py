@@ -167,8 +167,8 @@ async def test_it_listens_on_the_loopback_only(url: str) -> None:
     # Other tests' servers may run below this process too: the model's server is the one with this
     # port.
     listening = [listening_addresses(child) for child in psutil.Process().children(recursive=True)]
-    own = [places for places in listening if port in {place.port for place in places}]
-    assert [{place.ip for place in places} for places in own] == [{"127.0.0.1"}]
+    model_addresses = [places for places in listening if port in {place.port for place in places}]
+    assert [{place.ip for place in places} for places in model_addresses] == [{"127.0.0.1"}]
 
 
 # A shell that starts the suite in the background ignores SIGINT, and children inherit this.

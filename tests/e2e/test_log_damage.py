@@ -50,4 +50,4 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
     checked = await command("log", "check")
     assert (checked.code, "hurt may lack" in checked.out) == (1, True), checked.out
     tail = await command("log", "tail", "--task", "hurt")
-    assert tail.out.count("deliberation.damaged") == 1, "marked once, however often it is looked at"
+    assert tail.out.count("deliberation.damaged") == 1, "marked once, however often it is checked"

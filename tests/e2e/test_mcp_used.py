@@ -65,7 +65,7 @@ async def test_what_an_mcp_tool_wrote_is_in_the_winners_diff(tmp_path: Path) -> 
             True,
             True,
         ), looked.err
-        assert "mcp." not in (await command("tools", "list")).out, "to look takes nothing"
+        assert "mcp." not in (await command("tools", "list")).out, "reading requires no grant"
         took = await command("tools", "take", "notes")
         assert "8 tools taken" in took.err, took
         again = await command("tools", "take", "notes", "--look")
@@ -81,7 +81,7 @@ async def test_what_an_mcp_tool_wrote_is_in_the_winners_diff(tmp_path: Path) -> 
             "mcp.notes.put(path, text, times?, model_kind?)\nof an MCP server, which says of it:"
         ), shown.out
         assert "mcp." not in (await command("tools", "list", "--role", "dev")).out, (
-            "granted to nobody"
+            "the tool is granted to nobody"
         )
 
         refused = await command(

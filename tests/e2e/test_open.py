@@ -78,7 +78,7 @@ async def test_the_page_is_opened_by_a_house_that_is_started_and_by_one_that_ser
             assert "Greet the world from src/utils.py" in text
             shown = await command("open", "--no-browser", story)
             assert (await _follow(shown.out.strip()))[0] == path
-            assert len(opened.read_text().split()) == 2, "no browser was wanted the last time"
+            assert len(opened.read_text().split()) == 2, "no browser was requested the last time"
     ended = await command("open", "not an id")
     assert ended.code == 2
     assert "is not an id" in ended.err

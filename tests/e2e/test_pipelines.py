@@ -68,7 +68,7 @@ async def app(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) ->
         async with served(command):
             yield App(command.served_at, server.url, sha, command.data_dir / "token")
         assert Repo(folder / "git/acme/app").git("branch", "--list", "moothall/*") == "", (
-            "nothing is pushed unasked"
+            "nothing is pushed without a request"
         )
 
 
@@ -121,7 +121,7 @@ async def test_the_step_of_github_ends_as_the_deliberation_does(
         "${{ secrets.MOOTHALL_TOKEN }}": app.token.read_text(encoding="utf-8"),
         "${{ inputs.task }}": task,
     }
-    assert "${{" not in step["run"], "what a caller says would be part of the script"
+    assert "${{" not in step["run"], "a caller's text would be part of the script"
     summary = tmp_path / "summary.md"
     variables = {name: inputs[value] for name, value in step["env"].items()} | {
         "GITHUB_SERVER_URL": app.url,

@@ -76,7 +76,7 @@ async def test_the_right_candidate_wins_with_independent_evidence(
     called = {call.call_id.partition("/")[2] for call in model.requests}
     assert result.document["winner_id"] == seats[1], result.document["results"]
     assert result.document["evidence_level"] == EvidenceLevel.REPRODUCED
-    assert called >= replies.keys(), "a recorded judge was not asked"
+    assert called >= replies.keys(), "a recorded judge was not called"
 
 
 def _diffs(pool: Pool, repository: Path) -> list[str]:

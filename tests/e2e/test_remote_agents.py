@@ -57,8 +57,13 @@ async def test_it_proposes_what_a_house_elsewhere_made_and_a_killed_replica_is_m
             (folder := tmp_path / name).mkdir()
             command = make_command(folder, remote_model.base_url)
             command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{tmp_path}"]'
-            own = await stack.enter_async_context(AsyncExitStack())
-            replicas.append((await own.enter_async_context(served(command, signal.SIGKILL)), own))
+            replica_stack = await stack.enter_async_context(AsyncExitStack())
+            replicas.append(
+                (
+                    await replica_stack.enter_async_context(served(command, signal.SIGKILL)),
+                    replica_stack,
+                )
+            )
         (folder := tmp_path / "house").mkdir()
         token = folder / "elsewhere.token"
         token.write_text(ALICE, encoding="utf-8")

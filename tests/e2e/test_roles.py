@@ -174,7 +174,7 @@ async def deliberate(
                     raise
             else:
                 return answer
-    raise AssertionError("not reached")
+    raise AssertionError("API unreachable")
 
 
 async def decided(bus: JetStreamBus, task_id: str) -> list[Any]:
@@ -191,11 +191,11 @@ async def test_what_one_door_was_asked_the_other_answers(cluster: Cluster) -> No
     assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
     async with grpc.aio.insecure_channel(cluster.api_address(1)) as channel:
         stub: Any = OrchestratorServiceStub(channel)
-        there = await stub.GetDeliberationResult(
+        other_answer = await stub.GetDeliberationResult(
             pb.GetDeliberationResultRequest(task_id="one-1"), metadata=WHO, timeout=60
         )
-    assert there.status == answer.status
-    assert [one.proposal.content for one in there.results] == [
+    assert other_answer.status == answer.status
+    assert [one.proposal.content for one in other_answer.results] == [
         one.proposal.content for one in answer.results
     ]
     assert len(await decided(cluster.bus, "one-1")) == 1

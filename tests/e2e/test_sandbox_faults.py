@@ -45,7 +45,7 @@ async def test_kill_9_leaves_no_process_no_folder_and_no_cgroup(tmp_path: Path) 
     assert holder.stdout.readline() == b"open\n"
     time.sleep(0.5)
     children = psutil.Process(holder.pid).children(recursive=True)
-    assert len(children) >= 4, "bubblewrap, the executor, the command, and what removes all this"
+    assert len(children) >= 4, "bubblewrap, the executor, the command, and the reaper"
     run = tmp_path / "data" / "run"
     (instance,) = [path.name for path in run.iterdir()]
     holder.send_signal(signal.SIGKILL)

@@ -51,17 +51,17 @@ async def registered(command: Command, repo: Path) -> common_pb2.Repository:
 async def test_submit_then_poll(
     command: Command, repo: Path, stub: OrchestratorServiceStub
 ) -> None:
-    who = credentials(command)
+    metadata = credentials(command)
     request = pb.DeliberateRequest(
         task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo)
     )
-    submitted = await stub.SubmitDeliberation(request, metadata=who)
+    submitted = await stub.SubmitDeliberation(request, metadata=metadata)
     assert submitted.agent_count == 2
     assert submitted.status == pb.DELIBERATION_STATUS_PENDING
     async with asyncio.timeout(400):
         while True:
             result = await stub.GetDeliberationResult(
-                pb.GetDeliberationResultRequest(task_id=submitted.task_id), metadata=who
+                pb.GetDeliberationResultRequest(task_id=submitted.task_id), metadata=metadata
             )
             if result.status == pb.DELIBERATION_STATUS_COMPLETED:
                 break
@@ -89,11 +89,13 @@ async def test_a_seed_era_client_gets_an_answer(
 async def test_stream_then_watch_from_a_seq(
     command: Command, repo: Path, stub: OrchestratorServiceStub
 ) -> None:
-    who = credentials(command)
+    metadata = credentials(command)
     request = pb.DeliberateRequest(
         task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo)
     )
-    seen = [update async for update in stub.StreamDeliberation(request, metadata=who, timeout=120)]
+    seen = [
+        update async for update in stub.StreamDeliberation(request, metadata=metadata, timeout=120)
+    ]
     seqs, ids = [update.seq for update in seen], [update.event.id for update in seen]
     assert seqs == sorted(set(seqs))
     assert len(ids) == len(set(ids))
@@ -103,7 +105,7 @@ async def test_stream_then_watch_from_a_seq(
         watch = pb.WatchDeliberationRequest(task_id=seen[0].task_id, after_seq=seqs[place])
         again = [
             update.event.id
-            async for update in stub.WatchDeliberation(watch, metadata=who, timeout=60)
+            async for update in stub.WatchDeliberation(watch, metadata=metadata, timeout=60)
         ]
         assert again == ids[place + 1 :]
 
@@ -111,21 +113,23 @@ async def test_stream_then_watch_from_a_seq(
 async def test_cancel_stops_calls_and_workspaces(
     command: Command, model: ScriptedModel, repo: Path, stub: OrchestratorServiceStub
 ) -> None:
-    who = credentials(command)
+    metadata = credentials(command)
     request = pb.DeliberateRequest(
         task_description=f"HANG {TASK}", role="DEV", repository=await registered(command, repo)
     )
-    submitted = await stub.SubmitDeliberation(request, metadata=who)
+    submitted = await stub.SubmitDeliberation(request, metadata=metadata)
     watch = pb.WatchDeliberationRequest(task_id=submitted.task_id)
-    async for update in stub.WatchDeliberation(watch, metadata=who, timeout=60):
+    async for update in stub.WatchDeliberation(watch, metadata=metadata, timeout=60):
         if update.current_agent:
             break
     cancelled = await stub.CancelDeliberation(
         pb.CancelDeliberationRequest(task_id=submitted.task_id, reason="changed my mind"),
-        metadata=who,
+        metadata=metadata,
     )
     assert cancelled.status == pb.DELIBERATION_STATUS_CANCELLED
-    last = [update async for update in stub.WatchDeliberation(watch, metadata=who, timeout=30)][-1]
+    last = [
+        update async for update in stub.WatchDeliberation(watch, metadata=metadata, timeout=30)
+    ][-1]
     assert last.status == "CANCELLED"
     async with asyncio.timeout(
         10

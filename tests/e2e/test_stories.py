@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def own(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> Command:
+async def own_command(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> Command:
     return make_command(tmp_path_factory.mktemp("stories"), model.base_url)
 
 
@@ -49,9 +49,9 @@ async def decided(stub: Any, task_id: str) -> Any:
             await asyncio.sleep(0.1)
 
 
-async def test_a_house_of_two_tenants(own: Command) -> None:
+async def test_a_house_of_two_tenants(own_command: Command) -> None:
     """One test for all steps, because each start of a server costs more than the steps."""
-    async with served(own) as app:
+    async with served(own_command) as app:
         await _a_seed_era_client_gets_an_answer(app)
         await _a_council_gives_its_seats(app)
         await _orchestrate(app)
@@ -60,7 +60,7 @@ async def test_a_house_of_two_tenants(own: Command) -> None:
         assert (await decided(app.stub(), code)).winner_id
         await _check_metrics(app, deliberations=5)
         waiting, hanging = await _a_story_is_planned(app, "story-2", "HANG")
-    async with served(own) as again:
+    async with served(own_command) as again:
         council = (
             await again.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))
         ).councils[0]

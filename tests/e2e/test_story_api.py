@@ -50,7 +50,7 @@ def answer(_body: dict[str, Any], _headers: Mapping[str, str]) -> str:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path) -> AsyncIterator[Command]:
+async def own_command(tmp_path: Path) -> AsyncIterator[Command]:
     async with scripted_model(scripted(answer)) as server:
         command = make_command(tmp_path, server.base_url)
         command.extra["MOOTHALL_WEB__PORT"] = "0"
@@ -67,8 +67,15 @@ def repo(tmp_path: Path) -> Path:
     declared = 'setup = []\nprotected = ["check.py"]\n[checks]\ntests = ["python3", "check.py"]\n'
     (path / ".moothall.toml").write_text(declared, encoding="utf-8")
     for args in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "begin")):
-        who = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "init.defaultBranch=main")
-        subprocess.run(["git", *who, *args], cwd=path, check=True)
+        identity = (
+            "-c",
+            "user.name=t",
+            "-c",
+            "user.email=t@localhost",
+            "-c",
+            "init.defaultBranch=main",
+        )
+        subprocess.run(["git", *identity, *args], cwd=path, check=True)
     return path
 
 
@@ -90,11 +97,13 @@ async def follow(
     return states
 
 
-async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: Path) -> None:
-    added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
+async def test_a_story_goes_to_its_commit_over_the_json_api(
+    own_command: Command, repo: Path
+) -> None:
+    added = await own_command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
     session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {PERSON}"})
-    async with served(own) as app, session, asyncio.timeout(240):
+    async with served(own_command) as app, session, asyncio.timeout(240):
         url = f"http://{app.web}"
 
         async def ask(method: str, path: str, body: Any = None, **headers: str) -> Any:

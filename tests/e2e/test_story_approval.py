@@ -33,7 +33,7 @@ def repo(tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path, repo: Path) -> AsyncIterator[Command]:
+async def own_command(tmp_path: Path, repo: Path) -> AsyncIterator[Command]:
     async with scripted_model(scripted(by_words)) as server:
         command = make_command(tmp_path, server.base_url)
         command.extra["MOOTHALL_WEB__PORT"] = "0"
@@ -77,8 +77,8 @@ async def move_to_last_gate(person: Person, brief: str) -> None:
     await person.move_once_allowed("accept_test")
 
 
-async def test_a_story_is_merged_into_a_branch_that_moved(own: Command, repo: Path) -> None:
-    async with served(own) as app:
+async def test_a_story_is_merged_into_a_branch_that_moved(own_command: Command, repo: Path) -> None:
+    async with served(own_command) as app:
         person = Person(app)
         await move_to_last_gate(person, BRIEF)
         commit(repo, "other.txt", "meanwhile\n")
@@ -100,7 +100,7 @@ async def test_a_story_is_merged_into_a_branch_that_moved(own: Command, repo: Pa
         assert git(repo, "status", "--porcelain") == "M other.txt\n?? new.txt"  # git() strips
         for part in ("one", "two", "both"):
             assert (repo / f"tools/{part}.py").read_text(encoding="utf-8").startswith(f"def {part}")
-        query = await own(
+        query = await own_command(
             "graph",
             "query",
             "provenance",
@@ -127,14 +127,17 @@ async def test_a_story_is_merged_into_a_branch_that_moved(own: Command, repo: Pa
 
 
 async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a_stranger_nothing(
-    own: Command, repo: Path, neo4j: Address, tmp_path: Path
+    own_command: Command, repo: Path, neo4j: Address, tmp_path: Path
 ) -> None:
-    own.extra |= {"MOOTHALL_GRAPH__URL": neo4j.url, "MOOTHALL_GRAPH__PASSWORD": neo4j.password}
+    own_command.extra |= {
+        "MOOTHALL_GRAPH__URL": neo4j.url,
+        "MOOTHALL_GRAPH__PASSWORD": neo4j.password,
+    }
     stranger = (
         '[[principals]]\ntoken = "a-token-of-somebody-elsewhere"\nname = "eve"\ntenant = "team-e"\n'
     )
     (tmp_path / "tokens.toml").write_text(TOKENS + stranger, encoding="utf-8")
-    async with served(own) as app:
+    async with served(own_command) as app:
         person = Person(app)
         await move_to_last_gate(person, BRIEF + " ALONE")
         await person.move("accept", comment="It reads well.")
@@ -142,7 +145,9 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
         place = ("--repo", str(repo), "--file", "tools/both.py", "--line", "1")
         async with asyncio.timeout(240):
             while True:  # the graph lags behind the answer
-                query = await own("graph", "query", "provenance", "tenant=team-p", "--json", *place)
+                query = await own_command(
+                    "graph", "query", "provenance", "tenant=team-p", "--json", *place
+                )
                 if query.code == 0 and len(query.document["proposals"][0]["decisions"]) == 3:
                     break
                 assert query.code in {0, 1}, query.err
@@ -162,9 +167,9 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
 
 
 async def test_a_conflict_with_the_branch_goes_back_to_the_council(
-    own: Command, repo: Path
+    own_command: Command, repo: Path
 ) -> None:
-    async with served(own) as app:
+    async with served(own_command) as app:
         person = Person(app)
         await move_to_last_gate(person, BRIEF + " ALONE MODE")
         text = (repo / "tools/texts.py").read_text(encoding="utf-8")
@@ -184,8 +189,8 @@ async def test_a_conflict_with_the_branch_goes_back_to_the_council(
         assert git(repo, "status", "--porcelain") == ""
 
 
-async def test_what_its_owner_has_not_committed_stays(own: Command, repo: Path) -> None:
-    async with served(own) as app:
+async def test_what_its_owner_has_not_committed_stays(own_command: Command, repo: Path) -> None:
+    async with served(own_command) as app:
         person = Person(app)
         await move_to_last_gate(person, BRIEF)
         head = git(repo, "rev-parse", "HEAD")

@@ -54,7 +54,7 @@ def model() -> Model:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path, model: Model) -> AsyncIterator[Command]:
+async def own_command(tmp_path: Path, model: Model) -> AsyncIterator[Command]:
     async with scripted_model(scripted(model.answer)) as server:
         command = make_command(tmp_path, server.base_url)
         command.extra["MOOTHALL_WEB__PORT"] = "0"
@@ -77,8 +77,8 @@ async def begun(app: Served, task_id: str) -> None:
     ).status != orchestrator.DELIBERATION_STATUS_COMPLETED
 
 
-async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Model) -> None:  # noqa: PLR0915 - stage by stage
-    added = await own(
+async def test_a_story_outlives_every_kill(own_command: Command, repo: Path, model: Model) -> None:  # noqa: PLR0915 - stage by stage
+    added = await own_command(
         "repo", "add", str(repo), "--id", "project", "--tenant", "team-p", "--on-approval", "merge"
     )
     assert added.code == 0, added.err
@@ -92,7 +92,7 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
             assert await person.current_board() == seen
         return person
 
-    async with served(own, signal.SIGKILL) as app:  # the design's council has its request
+    async with served(own_command, signal.SIGKILL) as app:  # the design's council has its request
         person = await stage(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
@@ -102,33 +102,33 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
         await person.move("refine", "submit")
         await model.wait_for_call()
         seen = await person.current_board()
-    async with served(own, signal.SIGKILL) as app:  # its tasks are in progress
+    async with served(own_command, signal.SIGKILL) as app:  # its tasks are in progress
         person = await stage(app)
         model.hold("the first")
         await person.move_once_allowed("accept_design")
         await model.wait_for_call()
         seen = await person.current_board()
     async with served(
-        own, signal.SIGKILL
+        own_command, signal.SIGKILL
     ) as app:  # the last task, based on the merged work of two others
         person = await stage(app)
         model.hold("the last")
         await model.wait_for_call()
         seen = await person.current_board()
-    async with served(own, signal.SIGKILL) as app:  # the whole story is checked
+    async with served(own_command, signal.SIGKILL) as app:  # the whole story is checked
         person = await stage(app)
         await person.wait_for_state("test")
         await begun(app, story_id)
         seen = await person.current_board()
-    async with served(own, signal.SIGKILL) as app:  # a move is acknowledged
+    async with served(own_command, signal.SIGKILL) as app:  # a move is acknowledged
         person = await stage(app)
         await person.move_once_allowed("accept_test")
         seen = await person.current_board()
-    async with served(own, signal.SIGKILL) as app:  # it is done, and about to be merged
+    async with served(own_command, signal.SIGKILL) as app:  # it is done, and about to be merged
         person = await stage(app)
         assert (await person.move("accept")).state == "done"
         seen = await person.current_board()
-    async with served(own) as app:
+    async with served(own_command) as app:
         person = await stage(app)
         check = (await person.wait_for_state("done")).check
         assert (await person.delivery_record())["status"] == "merged"

@@ -155,7 +155,7 @@ async def test_killed_at_work_it_goes_on_and_opens_one_pull_request(
     assert process.stderr is not None
     async with asyncio.timeout(120):
         while "is at work" not in (line := (await process.stderr.readline()).decode()):
-            assert line, "watch ended by itself"
+            assert line, "watch ended unexpectedly"
     process.send_signal(signal.SIGKILL)
     await process.wait()
     result = await watch("watch", "--once")

@@ -51,7 +51,7 @@ async def test_setup_once_and_its_results_are_read_only_in_every_workspace(app: 
     assert not partial.exists()
     assert prepared.files == ("a.txt", "b.txt", "sub/c.txt")
     assert prepared.runs["tests"].output == "tool\ndep\na\nb\nd\n", (
-        "what set-up made, and the repository's own files as they are"
+        "set-up results and the repository's own files are read-only"
     )
     assert prepared.runs["closed"].verdict is Verdict.FAILED
     assert "Read-only file system" in prepared.runs["closed"].output
@@ -93,7 +93,7 @@ async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_u
     *paths, listing = (await app.preparer.prepare(base)).runs["tests"].output.split()
     assert len(paths) == 3
     assert all(path.startswith("/env/.downloads/") for path in paths), (
-        "what /tmp holds is memory, and too little for a large project"
+        "/tmp is in memory, which is too small for a large project"
     )
     assert listing == "made"
 

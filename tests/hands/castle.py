@@ -237,7 +237,9 @@ class Castle:
 
     def unharmed(self, mark: str) -> None:
         """Assert that everything outside is unchanged."""
-        assert not self.canaries.reached(), "somebody inside reached a port of this machine"
+        assert not self.canaries.reached(), (
+            "a process in the sandbox reached a port of this machine"
+        )
         assert self.canaries.neighbour.poll() is None, "a process outside was ended"
         assert snapshot(*self._kept) == self.canaries.kept
         differences = [

@@ -86,11 +86,11 @@ class Hall:
 @asynccontextmanager
 async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[Hall]:
     """Accept the tools that the servers offer, and open a workspace."""
-    own = FAMILY.own(settings)
-    for name in own.servers:
-        offers = read_offers(name, own, await FAMILY.tools(settings).offers(name))
+    mcp_settings = FAMILY.own(settings)
+    for name in mcp_settings.servers:
+        offers = read_offers(name, mcp_settings, await FAMILY.tools(settings).offers(name))
         assert not offers.refused
-        keep(settings, own, name, offers.tools)
+        keep(settings, mcp_settings, name, offers.tools)
     catalogue = {spec.name: replace(spec, own_rate=Rate(0, 0)) for spec in FAMILY.specs(settings)}
     async with (
         local(folder, toolchains=settings.sandbox.toolchains) as app,

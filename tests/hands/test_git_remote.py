@@ -100,7 +100,7 @@ async def test_a_branch_is_pushed_once_and_never_moved(scene: Scene) -> None:
         )
         assert scene.app.git("rev-parse", "moothall/fix") == committed.output["commit"]
         assert (await call(workspace, "git.push", branch="fix")).status is ToolStatus.SUCCESS, (
-            "again changes nothing"
+            "a repetition changes nothing"
         )
         await call(workspace, "git.checkout", ref="fix")
         await call(workspace, "files.write", path="b.txt", content="best\n")
@@ -149,7 +149,7 @@ async def test_another_repository_comes_as_files(scene: Scene) -> None:
             "content"
         ] == "more\n"
         assert scene.public.authorizations
-        assert not any(scene.public.authorizations), "no credential of ours goes to another host"
+        assert not any(scene.public.authorizations), "a credential was sent to another host"
         again = await call(workspace, "git.clone", url=f"{scene.public.url}/tools.git")
         assert (again.status, "already" in again.error) == (ToolStatus.ERROR, True)
         wrong = await call(

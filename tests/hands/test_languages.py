@@ -226,7 +226,7 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
             assert (green.status, green.output["verdict"]) == (ToolStatus.SUCCESS, "passed"), green
             assert green.usage.cpu_ms > 0
             assert (await workspace.patch("mended")).paths == (path,), (
-                "what a build leaves is no change"
+                "build output is not part of the change"
             )
 
 

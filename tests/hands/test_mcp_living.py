@@ -54,11 +54,11 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
     settings = settings_with(
         tmp_path, tools, servers, sandbox={"toolchains": (VENV, own)}, mcp={"kept": 2}
     )
-    async with hall(settings, tmp_path) as there:
-        assert running(own) == [], "to take tools leaves nothing behind"
+    async with hall(settings, tmp_path) as mcp:
+        assert running(own) == [], "listing the tools leaves a process behind"
 
         async def remembered(server: str, word: str) -> Any:
-            result = await there.call(f"mcp.{server}.counts", word=word)
+            result = await mcp.call(f"mcp.{server}.counts", word=word)
             return result.error or list(result.output["data"]["words"])
 
         assert await remembered("notes", "a") == ["a"]
@@ -69,7 +69,7 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
         side_by_side = await asyncio.gather(*(remembered("notes", sign) for sign in "cd"))
         assert sorted(map(len, side_by_side)) == [3, 4]
 
-        assert (await there.call("mcp.notes.leaves", seconds=0.2)).status is ToolStatus.SUCCESS
+        assert (await mcp.call("mcp.notes.leaves", seconds=0.2)).status is ToolStatus.SUCCESS
         async with asyncio.timeout(30):
             while running(own):
                 await asyncio.sleep(0.05)
@@ -80,11 +80,9 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
         assert "the MCP server notes has ended since its last call: it ended" in error
         assert "what it remembered is gone, and the next call starts it anew" in error
         assert await remembered("notes", "f") == ["f"]
-        died = await there.call("mcp.notes.dies")
+        died = await mcp.call("mcp.notes.dies")
         assert "the disk of notes is gone" in died.error
-        assert await remembered("notes", "g") == ["g"], (
-            "a call that was told of the end is told once"
-        )
+        assert await remembered("notes", "g") == ["g"], "the end is reported once"
 
         assert await remembered("idle", "a") == ["a"]
         assert len(running(own)) == 2
@@ -92,35 +90,33 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
             while len(running(own)) > 1:
                 await asyncio.sleep(0.1)
         assert "nobody called it for 0.5 s (keep_seconds)" in await remembered("idle", "b")
-        assert await remembered("notes", "h") == ["g", "h"], "the other one lives on"
+        assert await remembered("notes", "h") == ["g", "h"], "the other server keeps running"
 
-        late = await there.gate._rules.toolkits["mcp"](
-            ToolCall("r", "mcp.notes.waits", {}, in_seconds(3)), there.workspace, LOCAL.tenant
+        late = await mcp.gate._rules.toolkits["mcp"](
+            ToolCall("r", "mcp.notes.waits", {}, in_seconds(3)), mcp.workspace, LOCAL.tenant
         )
         assert late.status is ToolStatus.TIMEOUT
-        assert await remembered("notes", "i") == ["i"], (
-            "one that does not answer is not waited for twice"
-        )
-        await there.left("another workspace")
+        assert await remembered("notes", "i") == ["i"], "a silent server is not waited for twice"
+        await mcp.left("another workspace")
         assert len(running(own)) == 1
-        await there.left(there.workspace.id)
+        await mcp.left(mcp.workspace.id)
         assert running(own) == []
         assert await remembered("notes", "j") == ["j"]
-    assert running(own) == [], "with the server its servers end"
+    assert running(own) == [], "MCP servers end with their parent"
 
 
 async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(
     tmp_path: Path, tools: Path
 ) -> None:
     servers = {name: honest(tools) for name in ("first", "second", "third")}
-    async with hall(settings_with(tmp_path, tools, servers, mcp={"kept": 2}), tmp_path) as there:
+    async with hall(settings_with(tmp_path, tools, servers, mcp={"kept": 2}), tmp_path) as mcp:
         for name in servers:
-            assert (await there.call(f"mcp.{name}.counts", word=name)).status is ToolStatus.SUCCESS
+            assert (await mcp.call(f"mcp.{name}.counts", word=name)).status is ToolStatus.SUCCESS
         assert (
             "another one needed its place (mcp.kept)"
-            in (await there.call("mcp.first.counts", word="x")).error
+            in (await mcp.call("mcp.first.counts", word="x")).error
         )
-        second = await there.call("mcp.second.counts", word="y")
+        second = await mcp.call("mcp.second.counts", word="y")
         assert list(second.output["data"]["words"]) == ["second", "y"]
 
 
@@ -131,21 +127,21 @@ async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_say
     servers = {kind: hostile(tools, kind) for kind in ("between", "within")}
     async with hall(
         settings_with(tmp_path, tools, servers, mcp={"receive_bytes": 200_000}), tmp_path
-    ) as there:
+    ) as mcp:
         for name in servers:
-            assert (await there.call(f"mcp.{name}.honest")).status is ToolStatus.SUCCESS
-        living = there.toolkit._server_pool._servers
+            assert (await mcp.call(f"mcp.{name}.honest")).status is ToolStatus.SUCCESS
+        living = mcp.toolkit._server_pool._servers
         (flooding,) = [one for key, one in living.items() if key[2] == "between"]
         async with asyncio.timeout(60):
             await flooding.task  # between calls
-        ended = await there.call("mcp.between.honest")
+        ended = await mcp.call("mcp.between.honest")
         assert (
             "has ended since its last call: it sent more than 200000 bytes (mcp.receive_bytes)"
             in ended.error
         )
-        assert (await there.call("mcp.between.honest")).status is ToolStatus.SUCCESS, (
-            "it is begun anew"
+        assert (await mcp.call("mcp.between.honest")).status is ToolStatus.SUCCESS, (
+            "the server is restarted"
         )
         for _ in range(4):
             await asyncio.sleep(0.5)  # more than it may send in all calls together
-            assert (await there.call("mcp.within.honest")).status is ToolStatus.SUCCESS
+            assert (await mcp.call("mcp.within.honest")).status is ToolStatus.SUCCESS

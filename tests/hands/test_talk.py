@@ -123,9 +123,9 @@ async def test_what_was_not_taken_over_comes_with_what_needs_it(
     more = await command("ask", "--json", "--yes", "--continue", f"{TASK} SLOWLY", cwd=repo)
     assert more.document["applied"] == ["src/utils.py"], more.err
     # Both changes: the second one alone does not fit files that lack the first.
-    there = git(repo, "show", f"{more.document['branch']}:src/utils.py")
-    assert (repo / "src/utils.py").read_text(encoding="utf-8").strip() == there
-    assert there.count("def hello_world") > 1
+    branch_text = git(repo, "show", f"{more.document['branch']}:src/utils.py")
+    assert (repo / "src/utils.py").read_text(encoding="utf-8").strip() == branch_text
+    assert branch_text.count("def hello_world") > 1
 
 
 async def test_nothing_that_could_go_on_is_said(

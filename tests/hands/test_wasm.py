@@ -166,16 +166,16 @@ async def test_it_gets_its_arguments_and_what_it_names_and_nothing_else(tmp_path
         assert echoed.usage.max_rss_bytes > 0
         assert (await run("cat", path="src/a.txt")).output["text"] == "hello\n"
         assert "hello" not in str((await run("cat", path="src")).output), (
-            "a folder is shown under its own name"
+            "a folder is mounted under its own name"
         )
         assert (await run("cat", path=".")).output["text"] == "hello\n"
         assert (await run("beside", path="src/a.txt")).output["result"] == 1, (
-            "what lies beside it is not shown"
+            "other folders are not visible"
         )
         assert (await run("beside", path=".")).output["result"] == 0
         assert (await run("outside")).output["result"] == 1
         assert (await run("link", path=".")).output["result"] == 1
-        assert (await run("write", path=".")).output["result"] == 1, "what is shown is read-only"
+        assert (await run("write", path=".")).output["result"] == 1, "mounted folders are read-only"
         assert (await run("environment")).output["result"] == 0
         for path in ("../outside", "/etc/passwd", "out/passwd", "missing"):
             assert (await run("cat", path=path)).status in {ToolStatus.INVALID, ToolStatus.ERROR}, (
@@ -230,7 +230,7 @@ async def test_no_more_tables_memories_and_instances_than_there_may_be(tmp_path:
         "instances": 0,
     }
     assert Run(order).answer()["limit"] == "instance", (
-        "a command is one: none is what cannot be set"
+        "a command needs one instance, so a limit of 0 refuses it"
     )
 
 

@@ -41,7 +41,7 @@ def main() -> None:
                     pyseccomp.Arg(0, pyseccomp.EQ, _PR_SET_SECCOMP),
                 )
             case _:
-                sys.exit(f"{feature} cannot be taken away")
+                sys.exit(f"{feature} cannot be removed")
     rules.load()
     os.execvp(sys.argv[split + 1], sys.argv[split + 1 :])  # noqa: S606 - no shell is intended
 

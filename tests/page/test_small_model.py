@@ -36,48 +36,48 @@ async def test_a_story_is_built_by_the_small_model_and_approved_to_its_commit(
     command.extra["MOOTHALL_LLM__MODEL_PATH"] = os.fspath(weights)
     added = await command("repo", "add", str(tmp_path / "project"), "--id", "project")
     assert added.code == 0, added.err
-    async with served(command) as app, reader(chromium) as who:
-        await who.sign_in(app.link)
+    async with served(command) as app, reader(chromium) as user:
+        await user.sign_in(app.link)
         for number in range(ROUNDS):
             await write_story(
-                who, f"Add hello_world() to src/utils.py, try {number + 1}", BRIEF, AC[:1]
+                user, f"Add hello_world() to src/utils.py, try {number + 1}", BRIEF, AC[:1]
             )
-            await who.press("Refine")
-            await who.press("Submit")
-            await wait_for_state(who, "design", "Accept design")
-            await who.press("Accept design")
-            if await _built(who):
+            await user.press("Refine")
+            await user.press("Submit")
+            await wait_for_state(user, "design", "Accept design")
+            await user.press("Accept design")
+            if await _built(user):
                 break
         else:
-            pytest.fail(f"no story was built:\n{await who.text()}")
-        await who.page.get_by_role("link", name="evidence of").first.click()
-        await expect(who.page.get_by_text("(winner)")).to_be_visible()
-        assert "proven" in await who.text()
-        await who.page.go_back()
-        await who.press("Accept test")
-        await wait_for_state(who, "docs", "Accept")
-        await who.press("Accept")
-        await wait_for_state(who, "done")
-        branch = await who.page.locator("tr:has(th:text-is('Branch')) td").inner_text()
+            pytest.fail(f"no story was built:\n{await user.text()}")
+        await user.page.get_by_role("link", name="evidence of").first.click()
+        await expect(user.page.get_by_text("(winner)")).to_be_visible()
+        assert "proven" in await user.text()
+        await user.page.go_back()
+        await user.press("Accept test")
+        await wait_for_state(user, "docs", "Accept")
+        await user.press("Accept")
+        await wait_for_state(user, "done")
+        branch = await user.page.locator("tr:has(th:text-is('Branch')) td").inner_text()
         assert "def hello_world" in git(tmp_path / "project", "show", f"{branch}:src/utils.py")
-        assert who.wrong == []
+        assert user.wrong == []
 
 
-async def _built(who: Reader) -> bool:
+async def _built(user: Reader) -> bool:
     """Wait until the story may be accepted, or the page offers next steps because nobody
     solved it.
     """
 
     async def ended() -> bool:
-        await who.page.reload()
-        text = await who.text()
+        await user.page.reload()
+        text = await user.text()
         dispatched = "begins when those before it" not in text  # shown until its task is dispatched
-        return ("What next:" in text and dispatched) or await _may_accept(who)
+        return ("What next:" in text and dispatched) or await _may_accept(user)
 
     await until(ended, 500)
-    return await _may_accept(who)
+    return await _may_accept(user)
 
 
-async def _may_accept(who: Reader) -> bool:
-    button = who.page.get_by_role("button", name="Accept test")
+async def _may_accept(user: Reader) -> bool:
+    button = user.page.get_by_role("button", name="Accept test")
     return await button.count() > 0 and await button.first.is_enabled()

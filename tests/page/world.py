@@ -48,9 +48,16 @@ def make_repository(path: Path) -> Path:
     for name, text in _FILES.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text, encoding="utf-8")
-    who = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "init.defaultBranch=main")
+    identity = (
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@localhost",
+        "-c",
+        "init.defaultBranch=main",
+    )
     for args in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "begin")):
-        subprocess.run(["git", *who, *args], cwd=path, check=True)
+        subprocess.run(["git", *identity, *args], cwd=path, check=True)
     return path
 
 

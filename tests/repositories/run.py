@@ -154,7 +154,7 @@ def _judge(
     assert document["winner_id"] in right, f"no right answer won: {summary}"
     assert (code, document["proven"]) == (0, True), f"it is not proven: {summary}"
     assert repo.git("rev-parse", f"{document['branch']}^{{tree}}") == released, (
-        "the branch holds more than the mended function"
+        "the branch changes more than the repaired function"
     )
 
 

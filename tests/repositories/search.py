@@ -70,7 +70,7 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
         }
         if not any(_green(runs)):
             outputs = "; ".join(f"{name}: {run.output[-2000:]}" for name, run in runs.items())
-            raise NothingFound(f"nothing is green before: {outputs or 'no check'}")
+            raise NothingFound(f"no case passes before: {outputs or 'no check'}")
         chosen: list[tuple[Fault, frozenset[str]]] = []
         tried = 0
         async for fault, red in _tell(
@@ -84,7 +84,7 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
             if len(chosen) == 2:
                 break
         if len(chosen) < 2:
-            raise NothingFound(f"of {tried} faults {len(chosen)} made a test red")
+            raise NothingFound(f"of {tried} faults {len(chosen)} made a test fail")
     (first, red), (second, _) = chosen
     checked = sum(run.duration_ms for run in runs.values()) / 1000
     return Found(

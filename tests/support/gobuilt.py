@@ -68,7 +68,7 @@ def module(path: str, version: str) -> Path:
 def _go(name: str, *arguments: str, into: str, seconds: float) -> str:
     if shutil.which("go") is None:
         raise Missing(
-            f"no {name}: Go, which brings it, is not on the PATH; `apt-get install golang-go`, or "
+            f"no {name}: Go, which builds it, is not on the PATH; `apt-get install golang-go`, or "
             "go.dev/dl"
         )
     env = {**environment(), "GOBIN": into, "GOFLAGS": "-buildvcs=false"}
@@ -83,7 +83,7 @@ def _go(name: str, *arguments: str, into: str, seconds: float) -> str:
     )
     if completed.returncode:
         raise Missing(
-            f"no {name}: go could not bring it: {(completed.stdout + completed.stderr)[-600:]}"
+            f"no {name}: go could not build it: {(completed.stdout + completed.stderr)[-600:]}"
         )
     return completed.stdout
 

@@ -36,7 +36,7 @@ def run_as_ordinary_user(suite: str, root: Path) -> tuple[int, str]:
     home = Path("/tmp", f"moothall-ordinary-{os.getpid()}")
     home.mkdir(mode=0o700)
     os.chown(home, ORDINARY, ORDINARY)
-    who = ("setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups")
+    as_user = ("setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups")
     options = (
         "-q",
         "-m",
@@ -48,7 +48,7 @@ def run_as_ordinary_user(suite: str, root: Path) -> tuple[int, str]:
     )
     try:
         completed = subprocess.run(
-            [*who, str(interpreter_for_all()), "-m", "pytest", suite, *options],
+            [*as_user, str(interpreter_for_all()), "-m", "pytest", suite, *options],
             cwd=root,
             env={
                 "PATH": "/usr/bin:/bin",

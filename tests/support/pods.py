@@ -119,9 +119,9 @@ class NearbyPods(Cluster):
         task = asyncio.create_task(serving.run(self._carrier, name), name=f"link {name}")
         self._running[name] = task, []
         for one in hands:
-            while not (there := folders.links / one["name"] / "link.sock").exists():
+            while not (link_socket := folders.links / one["name"] / "link.sock").exists():
                 await asyncio.sleep(0.01)
-            there.chmod(0o777)
+            link_socket.chmod(0o777)
             self._running[name][1].append(
                 await spawn(self._container(f"{name}-{one['name']}", one, folders, code))
             )

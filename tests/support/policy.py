@@ -75,7 +75,7 @@ async def says_when_there_is_no_decision(opened: Opened, folder: Path) -> None:
             await engine.decide({**READ, "tool": "files.write"})
         except PolicyUnavailable:
             return
-    raise AssertionError("an undefined decision was taken for one")
+    raise AssertionError("an undefined decision was accepted")
 
 
 async def answers_many_at_once(opened: Opened, folder: Path) -> None:

@@ -109,7 +109,7 @@ def postgres() -> Iterator[str]:
             user = pwd.getpwnam(_AS).pw_name
         except KeyError as error:
             raise Missing(
-                f"no PostgreSQL: it does not run as root, and there is no user {_AS}"
+                f"no PostgreSQL: it refuses to run as root, and there is no user {_AS}"
             ) from error
     port, password = free_port(), secrets.token_urlsafe(12)
     with tempfile.TemporaryDirectory(prefix="moothall-postgres-") as name:

@@ -65,7 +65,7 @@ async def block_size(session: aiohttp.ClientSession, url: str) -> int:
         match = re.search(
             r'vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"', await response.text()
         )
-    assert match is not None, "this server does not say its cache_config_info"
+    assert match is not None, "the server does not report its cache_config_info"
     return int(match[1])
 
 

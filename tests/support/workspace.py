@@ -364,9 +364,9 @@ class TempWorkspace:
         ).stdout.decode()
         commit = self.repo.git("commit-tree", self.repo.git("write-tree"), "-p", sha, "-m", message)
         messages = "\n\n".join(self.messages)
-        others = self.repo.git(
+        ignored_paths = self.repo.git(
             "ls-files", "--others", "--ignored", "--exclude-standard"
         ).splitlines()
-        ignored = {path: "a rule" for path in others if "__pycache__" not in path}
+        ignored = {path: "a rule" for path in ignored_paths if "__pycache__" not in path}
         names = tuple(item.path for item in paths)
         return Patch(sha, commit, diff, names, tests_of(paths, self.prepared), messages, ignored)

@@ -192,7 +192,7 @@ def test_what_a_user_says_is_there_in_another_namespace_too(helm: str, tmp_path:
     settings = manifests["ConfigMap", "other", "moothall"]["data"]
     assert settings["MOOTHALL_LLM__MODEL"] == 'a "name"'
     assert settings["MOOTHALL_LLM__BASE_URL"] == "https://models.example/v1"
-    assert settings["MOOTHALL_RAY__HOSTS"] == "7", "what a user says goes first"
+    assert settings["MOOTHALL_RAY__HOSTS"] == "7", "a user's values take precedence"
     assert settings["MOOTHALL_BUS__REPLICAS"] == "5"
     assert settings["MOOTHALL_JOBS__NAMESPACE"] == "other-workspaces"
     assert "nats-4.nats:6222" in manifests["ConfigMap", "other", "nats"]["data"]["nats.conf"]
@@ -266,7 +266,7 @@ def test_numbers_are_what_was_written(helm: str, tmp_path: Path) -> None:
     manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
     settings = manifests["ConfigMap", "moothall", "moothall"]["data"]
     assert settings["MOOTHALL_WORKSPACE__ENVIRONMENTS_BYTES"] == "50000000000"
-    assert settings["MOOTHALL_BUS__WAIT_SECONDS"] == "0", "what a user says goes first"
+    assert settings["MOOTHALL_BUS__WAIT_SECONDS"] == "0", "a user's values take precedence"
     assert settings["MOOTHALL_GRPC__GRACE_SECONDS"] == "89.5"
     assert settings["MOOTHALL_PAGE__X"] == "false"
     assert settings["MOOTHALL_LLM__CONTEXT_TOKENS"] == "1048576"
@@ -310,7 +310,7 @@ def test_roles_are_had_with_parts_of_ones_own_and_without_ray(helm: str, tmp_pat
     for each in services.values():
         pod = each["template"]["spec"]
         assert pod["terminationGracePeriodSeconds"] == 13 + 60 + 30, (
-            "what settings say of the end, the pod gets"
+            "the pod's grace period follows the settings"
         )
         assert "initContainers" not in pod
     claim = manifests["PersistentVolumeClaim", "other", "moothall-shared"]["spec"]
@@ -393,7 +393,7 @@ def test_the_command_that_installs_it_is_one(helm: str) -> None:
     assert completed.returncode == 0, completed.stderr
     manifests = objects(completed.stdout)
     assert ("PersistentVolumeClaim", "moothall", "moothall") in manifests, (
-        "what is not said keeps what was done"
+        "unspecified values keep the previous behaviour"
     )
     for each in manifests.values():
         accepted(each)

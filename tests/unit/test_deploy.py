@@ -89,7 +89,7 @@ def test_the_examples_are_what_kubernetes_takes_and_the_pipeline_asks_for_what_t
     arguments = [*pod["containers"][0]["command"], *pod["containers"][0]["args"]]
     options = {option for parameter in deliberate.params for option in parameter.opts}
     assert {word for word in arguments if word.startswith("--")} <= options | {"--"}
-    assert arguments[-2:] == ["--", "$(TASK)"], "a task that begins with '-' is no option"
+    assert arguments[-2:] == ["--", "$(TASK)"], "a task that begins with '-' is not an option"
 
 
 def configured(folder: Path) -> dict[str, str]:
@@ -247,7 +247,7 @@ def test_the_ray_of_the_hosts_is_the_one_that_the_images_have() -> None:
         cluster["spec"]["workerGroupSpecs"][0]["replicas"]
     )
     assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", (
-        "hosts are put where a processor is offered"
+        "hosts are scheduled on nodes that offer a processor"
     )
 
 

@@ -133,7 +133,7 @@ def test_all_share_a_directory_that_many_nodes_mount(overlay: Objects) -> None:
 def test_what_is_told_to_stop_gets_the_time_that_its_settings_say(
     overlay: Objects, settings: Settings
 ) -> None:
-    assert settings.serve.leave_seconds >= 5, "endpoints are not taken away at once"
+    assert settings.serve.leave_seconds >= 5, "endpoints are not removed at once"
     expected = settings.serve.leave_seconds + settings.grpc.grace_seconds + ELSEWHERE
     assert {
         spec["template"]["spec"]["terminationGracePeriodSeconds"]
@@ -237,7 +237,7 @@ def test_the_ingresses_let_through_what_the_doors_take(
             "nginx.ingress.kubernetes.io/proxy-body-size"
         ]
         assert limit.endswith("m")
-        assert int(limit[:-1]) * 1024**2 > most, "nginx lets 1m through, where nothing is said"
+        assert int(limit[:-1]) * 1024**2 > most, "nginx limits bodies to 1m by default"
 
 
 def test_a_drained_node_and_the_processors_use_are_heeded(overlay: Objects) -> None:
@@ -275,4 +275,4 @@ async def test_the_probe_is_answered_as_the_kubelet_asks_it(
         async with kubelet.get(url, headers=headers, ssl=False) as answer:
             assert answer.status == 200
         async with kubelet.get(url, ssl=False) as answer:
-            assert answer.status == 403, "by the pod's address it is not called"
+            assert answer.status == 403, "it is not called by the pod's address"

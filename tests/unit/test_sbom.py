@@ -89,10 +89,7 @@ def test_it_says_what_the_last_layer_leaves(tmp_path: Path) -> None:
 @pytest.mark.e2e  # queries the tools of the whole machine
 def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
     if shutil.which("dpkg-query") is None:
-        pytest.skip(
-            "no dpkg on this machine: this part is for Debian; elsewhere there is nothing to "
-            "compare with"
-        )
+        pytest.skip("no dpkg on this machine: this test requires Debian")
     status = Path("/var/lib/dpkg/status")
     here = Path(sys.prefix) / "lib"
     files = {str(status): status.read_bytes()}

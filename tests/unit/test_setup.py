@@ -57,7 +57,7 @@ def test_what_is_downloaded_is_named_with_its_size(project: Path, name: str) -> 
         f"pip downloads up to {count} packages of requirements/{name}.txt, about " in result.stderr
     )
     assert " MB" in result.stderr
-    assert run(project, name).stderr == "", "the second time nothing is made"
+    assert run(project, name).stderr == "", "the second run creates nothing"
 
 
 def test_another_environment_is_refused(project: Path) -> None:

@@ -50,7 +50,7 @@ def url(llm: LlmSettings) -> str:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def model(llm: LlmSettings, url: str) -> AsyncIterator[OpenAIModel]:
     async with open_model(llm, url) as client:
-        assert await client.figures() is not None, f"{url} does not say that it is a vLLM"
+        assert await client.figures() is not None, f"{url} does not report that it is a vLLM server"
         yield client
 
 
@@ -59,8 +59,8 @@ async def _open(name: str) -> AsyncIterator[OpenAIModel]:
     models = load_settings().models
     if name not in models:
         pytest.skip(
-            f"MOOTHALL_MODELS has no model {name!r}; scripts/test-vllm without a server of yours "
-            "starts it"
+            f"MOOTHALL_MODELS has no model {name!r}; scripts/test-vllm starts it if no "
+            "server is set"
         )
     base_url = models[name].base_url
     assert base_url

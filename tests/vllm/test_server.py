@@ -125,7 +125,7 @@ async def test_a_turn_with_every_tool_is_obeyed(model: OpenAIModel) -> None:
             complete += 1
         if complete == 3:
             return
-    pytest.fail(f"{complete} of 30 replies were whole")
+    pytest.fail(f"{complete} of 30 replies were complete")
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ async def test_of_a_killed_host_a_job_whose_link_never_ran_is_deleted_by_another
     host.kill()
     await host.wait()
     remaining = await jobs_left(api, seconds=8)
-    assert remaining, "nothing ends it by itself: it would stay until jobs.seconds are over"
+    assert remaining, "nothing else deletes the Job: it would stay until jobs.seconds have passed"
     async with open_workspace_services(configured(tmp_path / "other", bus, orphan_seconds=6)):
         assert await jobs_left(api, seconds=40) == []
 

@@ -310,5 +310,5 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
     seats = {
         labels["moothall/seat"]: job for job, labels in seen.items() if "moothall/seat" in labels
     }
-    assert len(seats) == 3, f"each of three seats in a Job of its own: {seen}"
+    assert len(seats) == 3, f"not three seats in separate Jobs: {seen}"
     assert await jobs_left(api) == []

@@ -53,7 +53,7 @@ async def test_processes_that_together_use_more_memory_than_the_container_has_ar
         name: TOGETHER.replace("COUNT", count) for name, count in (("one", "1"), ("three", "3"))
     }
     base = await bare(tmp_path, bus, hands, SAMPLE, **checks)
-    assert base.runs["one"].status == ToolStatus.SUCCESS, "one of them alone is within all limits"
+    assert base.runs["one"].status == ToolStatus.SUCCESS, "one process alone is within all limits"
     assert base.runs["three"].status == ToolStatus.MEMORY, base.runs["three"]
 
 

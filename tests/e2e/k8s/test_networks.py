@@ -113,9 +113,9 @@ async def where() -> AsyncIterator[dict[str, str]]:
 
 async def can_connect(where: dict[str, str]) -> dict[str, bool]:
     connections = {}
-    for attempt, (who, whom, port, _) in TRIED.items():
+    for attempt, (source, whom, port, _) in TRIED.items():
         host = await address(whom, where[whom]) if whom in where else whom
-        connections[attempt] = await reaches(who, where[who], host, port)
+        connections[attempt] = await reaches(source, where[source], host, port)
     return connections
 
 
@@ -124,7 +124,7 @@ async def test_hosts_neo4j_vllm_and_what_goes_outwards_are_held_to_what_their_po
 ) -> None:
     free = await can_connect(where)
     assert [attempt for attempt, connected in free.items() if not connected] == [], (
-        "nobody holds the cluster to them yet"
+        "no policy is enforced yet"
     )
     with enforced(api, Home.of_user(), SPACE):
         await asyncio.sleep(1)
@@ -132,5 +132,5 @@ async def test_hosts_neo4j_vllm_and_what_goes_outwards_are_held_to_what_their_po
             attempt: expected for attempt, (_, _, _, expected) in TRIED.items()
         }
         assert await reaches("services", SPACE, "kubernetes.default", 443), (
-            "by its name, which is asked for first"
+            "by name, which is resolved first"
         )

@@ -37,9 +37,11 @@ async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
     bus: str,  # noqa: F811 - the fixture
     api: client.ApiClient,
 ) -> None:
-    there = configured(tmp_path / "there", bus, node_selector={"kubernetes.io/hostname": "node2"})
+    node_settings = configured(
+        tmp_path / "there", bus, node_selector={"kubernetes.io/hostname": "node2"}
+    )
     async with (
-        open_workspace_services(there) as hands,
+        open_workspace_services(node_settings) as hands,
         open_workspace_services(configured(tmp_path / "any", bus)) as others,
     ):
         base = await bare(tmp_path / "there", bus, hands, SAMPLE, tests="print('ran')")

@@ -105,7 +105,7 @@ async def test_a_workspace_reaches_the_bus_and_nothing_else(
             assert through == (target == "the bus"), target
         for target in OF_NODES:
             assert await reaches("free", probes["free"], *listeners[target]), (
-                f"{target}: refused to everybody"
+                f"{target}: refused for every pod"
             )
 
 
@@ -154,9 +154,9 @@ async def test_a_workspace_says_and_hears_nothing_on_another_ones_subjects(
         output = await publish_from("held", probes["held"], one, "-", "workspace.link.two-in")
         assert "permissions violation for subscription" in output.lower(), output
         assert not await reaches("free", probes["free"], "nats.moothall", 4222), (
-            "with whatever credentials"
+            "refused with any credentials"
         )
         output = await publish_from(
             "house", probes["house"], services, "workspace.link.two-out", "workspace.link.*"
         )
-        assert "heard workspace.link.two-out" in output, "what is accepted arrives"
+        assert "heard workspace.link.two-out" in output, "an accepted message did not arrive"

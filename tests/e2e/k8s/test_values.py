@@ -59,7 +59,7 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
     assert result["proven"] is True
     tip = f"refs/heads/{BRANCH}"
     assert (await git("rev-parse", f"{result['branch']}~1")) == (await git("rev-parse", tip)), (
-        "it is made on that branch"
+        "the branch has the delivery"
     )
     changed = await git("diff", "--name-only", "-z", tip, result["branch"])
     assert set(changed.strip("\0").split("\0")) == {ODD, "src/utils.py"}
@@ -76,10 +76,10 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
     turns = [one["data"]["operations"] for one in events if one["type"] == "moothall.seat.turn"]
     ends = [[operation["status"] for operation in each] for each in turns]
     assert ends == [["success", "success", "blocked"]] * 3, (
-        "a name of two lines is the one that no tool takes"
+        "tools accept every name except one with two lines"
     )
     assert await run_in_pod("find", "/data", "/tmp", "-name", "pwned*", check=False) == "", (
-        "nothing was run that is a value"
+        "a value was executed"
     )
 
 

@@ -30,7 +30,7 @@ def up(home: Home, count: int) -> None:
     if home.run.exists() and not nodes(
         home
     ):  # its etcd and images exist only as far as they were written
-        say("a machine went down with its cluster: what is left of that is taken away")
+        say("the machine went down with its cluster: removing the remains")
         _forget(home)
     programs.install(say)
     programs.build(home, say)
@@ -54,7 +54,7 @@ def up(home: Home, count: int) -> None:
     )
     kubectl(home, "apply", "-f", "-", given=names)
     kubectl(home, "-n", "kube-system", "rollout", "status", "deploy/coredns", "--timeout=120s")
-    say("names are served; it is up")
+    say("DNS answers; the cluster is up")
 
 
 def _make_keys(home: Home, count: int) -> None:
@@ -158,7 +158,7 @@ def _control(node: Node) -> None:
         ("kube-scheduler", ()),
     ):
         config = f"{folder}/{name}.kubeconfig"
-        who = (
+        credentials = (
             f"--kubeconfig={config}",
             f"--authentication-kubeconfig={config}",
             f"--authorization-kubeconfig={config}",
@@ -166,7 +166,7 @@ def _control(node: Node) -> None:
         node.spawn(
             name,
             str(home.bin / name),
-            *who,
+            *credentials,
             "--bind-address=127.0.0.1",
             "--leader-elect=false",
             *more,
@@ -202,7 +202,7 @@ def down(home: Home) -> None:
         with suppress(OSError):
             folder.rmdir()
     _forget(home)
-    say("it is down")
+    say("the cluster is down")
 
 
 def _forget(home: Home) -> None:

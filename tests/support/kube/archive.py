@@ -50,7 +50,7 @@ def make(home: Home, say: Say) -> None:
             )
     base = home.images / "debian.tar"
     if not base.exists():
-        say("making the base of our images out of Debian's packages")
+        say("building the base image from Debian's packages")
         write(
             base,
             BASE,
@@ -117,9 +117,7 @@ def debian(packages: str) -> bytes:
     ]
     source_list = next((one for one in sources if one.exists()), None)
     if source_list is None:
-        raise Missing(
-            "no sources of Debian's packages in /etc/apt, of which the base image would be made"
-        )
+        raise Missing("no package sources in /etc/apt, from which the base image is built")
     command = ["nice", "mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}"]
     command += ["--aptopt=Apt::Install-Recommends false", "--dpkgopt=path-exclude=/usr/share/man/*"]
     command += [
@@ -135,7 +133,8 @@ def debian(packages: str) -> bytes:
     completed = subprocess.run(command, capture_output=True, check=False)
     if completed.returncode:
         raise Missing(
-            f"mmdebstrap made no base: {completed.stderr.decode(errors='replace')[-1200:]}"
+            "mmdebstrap could not build the base image: "
+            f"{completed.stderr.decode(errors='replace')[-1200:]}"
         )
     return completed.stdout
 

@@ -27,7 +27,7 @@ def give(home: Home, say: Say) -> None:
     """Import both images on every node. Raises `Missing`."""
     folder = home.root / "before" / COMMIT
     if not all((folder / f"{name}-{TAG}.tar").exists() for name in NAMES):
-        say(f"building the images of {COMMIT} (once; they are kept in {folder})")
+        say(f"building the images of {COMMIT} (once; they are cached in {folder})")
         folder.mkdir(parents=True, exist_ok=True)
         _build(home, folder)
     for node in nodes(home):

@@ -57,4 +57,4 @@ async def bring_back() -> None:
     process = await asyncio.create_subprocess_exec(
         *up, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
-    assert await process.wait() == 0, "scripts/cluster up failed; it said why"
+    assert await process.wait() == 0, "scripts/cluster up failed; see its output"

@@ -42,5 +42,5 @@ def objects(text: str) -> Objects:
         (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each
         for each in documents
     }
-    assert len(by_name) == len(documents), "an object is there twice"
+    assert len(by_name) == len(documents), "duplicate objects"
     return by_name

@@ -39,7 +39,7 @@ def make(home: Home, say: Say) -> None:
     out = home.images / f"neo4j-{neo4j.VERSION}.tar"
     if out.exists():
         return
-    say("making the image of Neo4j out of its jars and Debian's packages")
+    say("building the image of Neo4j from its jars and Debian's packages")
     try:
         jars = neo4j.jars()
     except neo4j.Missing as missing:

@@ -18,7 +18,7 @@ def lines(part: str) -> list[str]:
     Raises `AssertionError` if there are none.
     """
     matching = [line for line in re.findall(r"^    (\S.*)$", TEXT, re.MULTILINE) if part in line]
-    assert matching, f"docs/operating.md has no command with {part!r} any more"
+    assert matching, f"docs/operating.md has no command with {part!r}"
     return matching
 
 

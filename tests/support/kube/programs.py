@@ -104,8 +104,8 @@ def install(say: Say) -> None:
     """Install the packages that are missing. Raises `Missing`."""
     if os.geteuid() != 0:
         raise Missing(
-            "a cluster of namespaces needs root; run it as root, or name a cluster of your own in "
-            "KUBECONFIG"
+            "a cluster of namespaces needs root; run it as root, or set KUBECONFIG to use an "
+            "existing cluster"
         )
     packages = [package for program, package in _PACKAGES.items() if shutil.which(program) is None]
     if not packages:
@@ -115,7 +115,7 @@ def install(say: Say) -> None:
             f"a cluster needs {', '.join(packages)}; please install them with this system's "
             "package manager"
         )
-    say(f"installing {', '.join(packages)}: what nodes and images are made of")
+    say(f"installing {', '.join(packages)}, which nodes and images require")
     env = {**environment(), "DEBIAN_FRONTEND": "noninteractive"}
     for command in (
         ["apt-get", "update", "-qq"],
@@ -159,7 +159,7 @@ def build_go(out: Path, module: str, stamp: str, say: Say, package: str = ".") -
             "a cluster's programs are built by Go, which is not on the PATH; `apt-get install "
             "golang-go`, or go.dev/dl"
         )
-    say(f"building {out.name} (once; it is kept in {out.parent})")
+    say(f"building {out.name} (once; it is cached in {out.parent})")
     env = {
         **environment(),
         "CGO_ENABLED": "0",

@@ -106,7 +106,7 @@ async def old_pods_gone() -> None:
         ).strip():
             return
         await asyncio.sleep(0.5)
-    raise AssertionError(f"pods that were to end by {ending} are still there")
+    raise AssertionError(f"pods that should have ended by {ending} are still there")
 
 
 async def cleared(home: Home) -> None:

@@ -185,37 +185,37 @@ async def app(folder: Path, ack_wait: float) -> AsyncIterator[App]:
     for name in ("data", "logs", "tmp", "bus"):
         (folder / name).mkdir(parents=True)
     async with embedded_server(BusSettings(), folder / "bus") as url:
-        here = App(folder, url, free_port(), free_port())
+        lane_app = App(folder, url, free_port(), free_port())
         inherited = {
             name: value for name, value in environment().items() if not name.startswith("MOOTHALL_")
         }
-        here.env = inherited | {
+        lane_app.env = inherited | {
             "PYTHONPATH": str(Path(__file__).parents[2]),  # where `support` is
             "TMPDIR": str(folder / "tmp"),
-            "MOOTHALL_DATA_DIR": str(here.data),
+            "MOOTHALL_DATA_DIR": str(lane_app.data),
             "MOOTHALL_BUS__URL": url,
             "MOOTHALL_BUS__ACK_WAIT_SECONDS": str(ack_wait),
-            "MOOTHALL_GRPC__PORT": str(here.grpc_port),
-            "MOOTHALL_LLM__BASE_URL": f"http://127.0.0.1:{here.model_port}/v1",
+            "MOOTHALL_GRPC__PORT": str(lane_app.grpc_port),
+            "MOOTHALL_LLM__BASE_URL": f"http://127.0.0.1:{lane_app.model_port}/v1",
             "MOOTHALL_LLM__MODEL": "scripted",
             "MOOTHALL_LLM__REPLY": "json",
             "MOOTHALL_SANDBOX__TOOLCHAINS": f'["{PACKAGES}"]',
         }
         async with asyncio.TaskGroup() as group:
             named = [
-                ("model", (str(here.model_port), str(here.journal))),
+                ("model", (str(lane_app.model_port), str(lane_app.journal))),
                 ("collector", ()),
                 ("serve", ()),
                 ("host", ("host-1",)),
             ]
             running = [
-                group.create_task(here.part(name, *arguments).keep(), name=name)
+                group.create_task(lane_app.part(name, *arguments).keep(), name=name)
                 for name, arguments in named
             ]
             try:
-                yield here
+                yield lane_app
             finally:
                 for task in reversed(running):
                     task.cancel()
                     await asyncio.wait({task})
-        here.left += await consumers_left(url)
+        lane_app.left += await consumers_left(url)

@@ -212,11 +212,11 @@ class Lane:
 
     async def _insist(self, name: str, request: object) -> object:
         token = (self.app.data / "token").read_text(encoding="ascii").strip()
-        who = (("authorization", f"Bearer {token}"),)
+        metadata = (("authorization", f"Bearer {token}"),)
         while True:
             try:
                 return await getattr(self.stub, name)(
-                    request, metadata=who, timeout=_CALL_SECONDS, wait_for_ready=True
+                    request, metadata=metadata, timeout=_CALL_SECONDS, wait_for_ready=True
                 )
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _UNREACHED:
@@ -294,16 +294,16 @@ def _stored_at(item: Recorded) -> float:
 async def lane(folder: Path, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
     """Yield a lane below `folder`, which must not exist yet, ready for its first run."""
     repo = await asyncio.to_thread(repository, folder / "repo")
-    async with app(folder, ack_wait) as here:
-        settings = load_settings(data_dir=here.data)
+    async with app(folder, ack_wait) as lane_app:
+        settings = load_settings(data_dir=lane_app.data)
         registered = await trusted_repositories(settings).register(str(repo.path))
         async with (
-            open_bus(BusSettings(), here.bus_url) as bus,
-            grpc.aio.insecure_channel(f"127.0.0.1:{here.grpc_port}") as channel,
+            open_bus(BusSettings(), lane_app.bus_url) as bus,
+            grpc.aio.insecure_channel(f"127.0.0.1:{lane_app.grpc_port}") as channel,
         ):
             until = time.monotonic() + _OPEN_SECONDS
-            while not (here.data / "token").exists():
+            while not (lane_app.data / "token").exists():
                 if time.monotonic() > until:
                     raise TimeoutError("the door did not open; see its log")
                 await asyncio.sleep(0.05)
-            yield Lane(here, bus, OrchestratorServiceStub(channel), repo, registered.id)
+            yield Lane(lane_app, bus, OrchestratorServiceStub(channel), repo, registered.id)

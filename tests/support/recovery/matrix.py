@@ -45,12 +45,12 @@ class Matrix:
 
         Raises `AssertionError` for an event type that no run produced and nobody explained.
         """
-        async with self._lane("reference") as here:
-            cold, warm = await here.run(Plan(fresh=True)), await here.run(Plan())
-            cancelled = await here.run(Plan(cancelled=True))
+        async with self._lane("reference") as test_lane:
+            cold, warm = await test_lane.run(Plan(fresh=True)), await test_lane.run(Plan())
+            cancelled = await test_lane.run(Plan(cancelled=True))
         if warm.end is None or cancelled.end is None or cold.end != warm.end:
             raise AssertionError(
-                f"no run to compare with: {cold.trouble} {warm.trouble} {cancelled.trouble}"
+                f"no reference run: {cold.trouble} {warm.trouble} {cancelled.trouble}"
             )
         self.report.reference = {False: warm.end, True: cancelled.end}
         boundaries = [
@@ -72,16 +72,16 @@ class Matrix:
             apps = 0
             while waiting:
                 apps += 1
-                async with self._lane(f"{name}-{number}-{apps}", ack_wait) as here:
-                    while waiting and not await self._one(here, waiting.pop()):
+                async with self._lane(f"{name}-{number}-{apps}", ack_wait) as test_lane:
+                    while waiting and not await self._one(test_lane, waiting.pop()):
                         pass  # after trouble the next plan starts in a fresh lane
 
         async with asyncio.TaskGroup() as group:
             for number in range(1, min(lanes, len(plans)) + 1):
                 group.create_task(work(number))
 
-    async def _one(self, here: Lane, plan: Plan) -> bool:
-        seen = await here.run(plan)
+    async def _one(self, test_lane: Lane, plan: Plan) -> bool:
+        seen = await test_lane.run(plan)
         self.report.seen.append(seen)
         wrong = self.report.wrong(seen)
         say(
@@ -95,10 +95,13 @@ class Matrix:
     async def _lane(self, name: str, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
         async with AsyncExitStack() as stack:
             async with self.opening:  # four simultaneous process starts are enough
-                here = await stack.enter_async_context(lane(self.folder / name, ack_wait))
-            yield here
+                test_lane = await stack.enter_async_context(lane(self.folder / name, ack_wait))
+            yield test_lane
         self.report.lanes += 1
-        leftovers = [*here.app.left, *await asyncio.to_thread(find_leftovers, here.app, here.repo)]
+        leftovers = [
+            *test_lane.app.left,
+            *await asyncio.to_thread(find_leftovers, test_lane.app, test_lane.repo),
+        ]
         self.report.left += [f"{name}: {leftover}" for leftover in leftovers]
 
 
@@ -223,7 +226,7 @@ def main() -> int:
         if fine:
             shutil.rmtree(folder)
         else:
-            say(f"files and logs of the lanes are kept in {folder}")
+            say(f"files and logs of the lanes: {folder}")
     return 0 if fine else 1
 
 

@@ -66,7 +66,7 @@ async def test_nothing_goes_while_a_process_serves(
         settings, older_than=None, everything=False, dry_run=False, report_removed=lambda _: None
     )
     assert [item.kind for item in cleaned.removed] == ["clone"], (
-        "it belongs to no registered repository any more"
+        "its repository is no longer registered"
     )
     assert not list((settings.data_dir / "repos").glob("*.git"))
 

@@ -34,8 +34,10 @@ def test_settings_that_do_the_same_work_do_not_differ(tmp_path: Path) -> None:
 def test_settings_that_differ_are_named_with_the_way_to_attach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = AllSettings(llm=LlmSettings(model="large"), models={"small": LlmSettings(model="x")})
-    address = serving(tmp_path, there)
+    served_settings = AllSettings(
+        llm=LlmSettings(model="large"), models={"small": LlmSettings(model="x")}
+    )
+    address = serving(tmp_path, served_settings)
     monkeypatch.setenv("MOOTHALL_LIMITS__TURNS", "5")
     message = describe_difference(
         AllSettings(data_dir=tmp_path, limits=LimitSettings(turns=5)), address
@@ -47,15 +49,17 @@ def test_settings_that_differ_are_named_with_the_way_to_attach(
     assert "To attach to it, unset MOOTHALL_LIMITS__TURNS and set llm.model, models" in message
     assert "--server 127.0.0.1:50055" in message
     assert "MOOTHALL_DATA_DIR" in message
-    assert "--server" not in describe_difference(AllSettings(), serving(tmp_path, there, port=0))
+    assert "--server" not in describe_difference(
+        AllSettings(), serving(tmp_path, served_settings, port=0)
+    )
 
 
 def test_neither_secrets_nor_values_are_written(tmp_path: Path) -> None:
-    there = AllSettings(
+    served_settings = AllSettings(
         llm=LlmSettings(
             base_url="http://ada:hidden-word@127.0.0.1:1/v1", api_key=SecretStr("hidden-key")
         )
     )
-    address = serving(tmp_path, there)
+    address = serving(tmp_path, served_settings)
     assert "hidden" not in json.dumps(asdict(address))
     assert "hidden" not in describe_difference(AllSettings(), address)

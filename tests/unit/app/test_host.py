@@ -49,7 +49,7 @@ async def test_a_host_that_makes_the_data_directory_makes_it_for_its_owner_alone
     assert stdout.decode().strip() == "no bus"
     assert stat.S_IMODE(data.stat().st_mode) == 0o700
     if os.geteuid() != 0:
-        pytest.skip("who is not root cannot become somebody else")
+        pytest.skip("only root can change the user")
     for above in (tmp_path, *tmp_path.parents[:2]):
         above.chmod(above.stat().st_mode | 0o111)
     stranger = await asyncio.create_subprocess_exec(

@@ -115,18 +115,18 @@ async def test_whose_deliberation_a_line_comes_from_is_read_from_branch_commit_o
     async def owner(where: str, ref: str = "", tenant: str = "") -> str:
         return (await line_origin(settings, where, ref, "src/utils.py", 1, tenant=tenant))[1]
 
-    here = str(repo.path)
-    assert await owner(here) == "local"
+    path = str(repo.path)
+    assert await owner(path) == "local"
     repo.git("branch", "feature_x")
     repo.git("commit", "--allow-empty", "--amend", "-qm", "One\n\nChange: some_thing")
-    assert await owner(here, "feature_x") == await owner(here) == "local"
+    assert await owner(path, "feature_x") == await owner(path) == "local"
     (repo.path / "src/utils.py").write_text("ONE = 1\n", encoding="utf-8")
     repo.git("commit", "-qam", "One\n\nDeliberation: acme_task-1\nWinner: agent-dev-001 (proven)")
-    assert await owner(here) == "acme"
+    assert await owner(path) == "acme"
     repo.git("branch", "moothall/globex_task-2")
-    assert await owner(here, "moothall/globex_task-2") == "globex"
-    assert await owner(here, tenant="local") == "local"
-    entry = await trusted_repositories(settings).register(here, tenant="initech")
+    assert await owner(path, "moothall/globex_task-2") == "globex"
+    assert await owner(path, tenant="local") == "local"
+    entry = await trusted_repositories(settings).register(path, tenant="initech")
     assert await owner(entry.id) == "initech"
     with pytest.raises(NotFound):
         await owner(entry.id, tenant="local")

@@ -79,22 +79,24 @@ async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it
     tmp_path: Path,
 ) -> None:
     keys = keys_of(settings(tmp_path).guard, tmp_path)
-    here, there = keys, pickle.loads(pickle.dumps(keys.of_hosts()))  # noqa: S301 - like Ray
-    assert there.guard not in {here.guard, hashlib.sha256(here.guard).digest()}
-    assert here.guard.hex() not in repr(there) + repr(here)
+    server_keys, host_keys = keys, pickle.loads(pickle.dumps(keys.of_hosts()))  # noqa: S301 - like Ray
+    assert host_keys.guard not in {server_keys.guard, hashlib.sha256(server_keys.guard).digest()}
+    assert server_keys.guard.hex() not in repr(host_keys) + repr(server_keys)
     subject = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
-    app, host = (Approvals(each.guard, 60, public=each.approvals) for each in (here, there))
+    app, host = (
+        Approvals(each.guard, 60, public=each.approvals) for each in (server_keys, host_keys)
+    )
     assert host.check(app.sign(subject, "ann"), subject).approver == "ann"
     with pytest.raises(Refused, match="where the server is"):
         host.sign(subject, "eve")
-    for forger in (Approvals(there.guard, 60), Approvals(there.approvals, 60)):
+    for forger in (Approvals(host_keys.guard, 60), Approvals(host_keys.approvals, 60)):
         with pytest.raises(Refused):
             host.check(forger.sign(subject, "eve"), subject)
         with pytest.raises(Refused):
             app.check(forger.sign(subject, "eve"), subject)
     bus = MemoryBus()
     async with (
-        open_rules(settings(tmp_path / "host"), bus, keys=there) as host_rules,
+        open_rules(settings(tmp_path / "host"), bus, keys=host_keys) as host_rules,
         open_rules(settings(tmp_path), bus) as server_rules,
     ):
         token = host_rules.tokens.mint(
@@ -149,10 +151,10 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     )
     assert for_hosts(scoped).bus.credentials == SecretStr("a host")
     assert secret.get_secret_value().encode() not in pickle.dumps(for_hosts(scoped)), (
-        "nor what the server comes to the bus with"
+        "nor the server's bus credentials"
     )
     assert secret.get_secret_value().encode() not in pickle.dumps(host_options), (
-        "what doors and commands need travels to nobody"
+        "keys of API servers and commands are not sent"
     )
 
 

@@ -112,7 +112,7 @@ async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> N
     )
     assert await tasks.find("task-a1", whole=True) == "task-a1"
     assert await tasks.find("ot") == "other"
-    assert await tasks.find_or_latest(None) == "other", "it is under way"
+    assert await tasks.find_or_latest(None) == "other", "the task is running"
     for named, message in (
         ("task-", "did you mean task-a1, task-a2"),
         ("never", "`moothall list` shows them"),

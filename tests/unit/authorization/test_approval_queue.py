@@ -160,14 +160,14 @@ async def test_what_somebody_wrote_into_the_bucket_runs_nothing(tmp_path: Path) 
 
 async def test_an_approval_that_is_spent_elsewhere_is_spent(tmp_path: Path) -> None:
     bus = MemoryBus()
-    here, there = parking_on(bus), parking_on(bus)
+    first_queue, second_queue = parking_on(bus), parking_on(bus)
     async with (
-        open_gateway(tmp_path / "1", here) as one,
-        open_gateway(tmp_path / "2", there) as two,
+        open_gateway(tmp_path / "1", first_queue) as one,
+        open_gateway(tmp_path / "2", second_queue) as two,
     ):
         await delete(one)
-        await here.resolve("local", "request-1", allow=True, approver="ann")
-        await there.refresh()
+        await first_queue.resolve("local", "request-1", allow=True, approver="ann")
+        await second_queue.refresh()
         assert sorted([(await delete(one))[0], (await delete(two))[0]]) == [
             ToolStatus.BLOCKED,
             ToolStatus.SUCCESS,
@@ -178,16 +178,16 @@ async def test_who_listens_hears_of_each_allowed_request_once_wherever_it_was_al
     tmp_path: Path,
 ) -> None:
     bus = MemoryBus()
-    here, there = parking_on(bus), parking_on(bus)
+    first_queue, second_queue = parking_on(bus), parking_on(bus)
     resolved: asyncio.Queue[str] = asyncio.Queue()
-    here.on_resolved(lambda item: resolved.put_nowait(item.request_id))
-    async with open_gateway(tmp_path, here) as app, asyncio.TaskGroup() as group:
-        running = group.create_task(here.run())
+    first_queue.on_resolved(lambda item: resolved.put_nowait(item.request_id))
+    async with open_gateway(tmp_path, first_queue) as app, asyncio.TaskGroup() as group:
+        running = group.create_task(first_queue.run())
         await delete(app, 1)
         await delete(app, 2, "b")
-        await here.resolve("local", "request-1", allow=True, approver="ann")
-        await there.refresh()
-        await there.resolve("local", "request-2", allow=True, approver="ann")
+        await first_queue.resolve("local", "request-1", allow=True, approver="ann")
+        await second_queue.refresh()
+        await second_queue.resolve("local", "request-2", allow=True, approver="ann")
         async with asyncio.timeout(20):
             assert [await resolved.get(), await resolved.get()] == ["request-1", "request-2"]
         running.cancel()

@@ -322,11 +322,11 @@ async def test_an_end_that_was_cut_off_with_its_head_made_anew_is_found_by_the_s
         head_path(path).write_bytes(render_head(Head(3, last["hash"]), mac))
         (problem,) = verify(path, KEY)
         assert (problem.serious, "sign" in problem.what) == (bool(mac), True)
-    assert verify(path) == (), "without the key nothing shows"
+    assert verify(path) == (), "without the key nothing is detected"
     await write_signed(tmp_path, 2)
     (problem,) = verify(path, KEY)
     assert (problem.serious, "another key" in problem.what) == (True, True), (
-        "going on signs nothing of before"
+        "later records do not sign earlier ones"
     )
 
 

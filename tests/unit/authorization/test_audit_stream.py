@@ -69,7 +69,7 @@ async def test_an_older_genuine_file_and_head_that_are_put_back_show(tmp_path: P
     await write(tmp_path, stream, 2)
     path.write_bytes(before[0])
     head_path(path).write_bytes(before[1])
-    assert verify_all(tmp_path, KEY).ok, "the files alone are a whole chain"
+    assert verify_all(tmp_path, KEY).ok, "the files alone are a complete chain"
     report = verify_all(tmp_path, KEY, await read_stream_chains(stream.replay(), KEY))
     assert not report.ok
     assert "ends at record 3, the AUDIT stream tells of 5" in report.problems[0].what

@@ -31,19 +31,19 @@ async def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 async def test_what_one_process_switches_another_follows(bucket: Bucket) -> None:
-    here, there = Switches(bucket), Switches(bucket)
+    first_process, second_process = Switches(bucket), Switches(bucket)
     async with asyncio.TaskGroup() as group:
-        following = group.create_task(there.run())
-        await here.switch("local", "git.diff", enabled=False, who="ann", reason="too slow")
-        await here.switch("local", "files.read", enabled=False, who="ann")
-        await here.switch("local", "files.read", enabled=True, who="ann")
+        following = group.create_task(second_process.run())
+        await first_process.switch("local", "git.diff", enabled=False, who="ann", reason="too slow")
+        await first_process.switch("local", "files.read", enabled=False, who="ann")
+        await first_process.switch("local", "files.read", enabled=True, who="ann")
         async with asyncio.timeout(60):
-            while there.off("local") != {"git.diff"}:
+            while second_process.off("local") != {"git.diff"}:
                 await asyncio.sleep(0.01)
         following.cancel()
     later = Switches(bucket)
     await later.refresh()
-    assert later.off("local") == {"git.diff"} == here.off("local")
+    assert later.off("local") == {"git.diff"} == first_process.off("local")
     assert later.off("other") == frozenset()
     stored = await bucket.get("local.git.diff")
     assert stored is not None

@@ -83,7 +83,7 @@ async def test_a_child_that_was_killed_counts(mount: Path) -> None:
             _kill(int(lines["parent"]), int(lines["child"]))
             used = system.used()
             assert used.total > _BURNT
-            assert used.cpu["sandbox"] > _BURNT, "what ended belongs to no living part"
+            assert used.cpu["sandbox"] > _BURNT, "ended processes count for no living part"
             assert used.cpu["serve"] == pytest.approx(process_seconds(root.pid), rel=0.2)
     assert not group.folder.exists()
 

@@ -33,7 +33,7 @@ def test_a_crowd_reaches_the_busiest_part() -> None:
     assert simulate(demand, Fleet((0.25,)), 64).rate == pytest.approx(50, rel=0.05)
     assert simulate(demand, Fleet((0.25, 0.25)), 64).rate == pytest.approx(100, rel=0.05)
     assert simulate(demand, Fleet((1.0,) * 4), 256).rate == pytest.approx(333, rel=0.05), (
-        "serve is what is in the way then"
+        "serve is the bottleneck then"
     )
 
 

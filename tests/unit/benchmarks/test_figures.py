@@ -44,7 +44,7 @@ async def test_in_turn_counts_each_and_only_the_system() -> None:
     work = Work()
     run = await in_turn(work.act, 5, work.probe)
     assert (run.count, work.done, work.peak) == (5, 5, 1)
-    assert run.cpu_ms == pytest.approx(2.0), "the caller is no part of the system"
+    assert run.cpu_ms == pytest.approx(2.0), "the caller is not part of the system"
     assert Run.read(run.document()) == run
 
 
@@ -53,7 +53,7 @@ async def test_side_by_side_measures_the_middle() -> None:
     run = await side_by_side(work.act, 8, 0.02, work.probe)
     assert work.peak == 8
     assert run.count == len(run.waits)
-    assert 2 * 8 <= run.count <= work.done - 8, "the first of each caller is not in it"
+    assert 2 * 8 <= run.count <= work.done - 8, "the first call of each caller is excluded"
     assert run.cpu_ms == pytest.approx(2.0, rel=0.5)
 
 
@@ -69,7 +69,7 @@ async def test_the_stub_speaks_to_our_client() -> None:
         assert "".join(pieces) == reply.text
         stats = await stub.stats()
         assert stats["by_schema"] == {"text": 1, "probe": 1, "turn": 3}, (
-            "it is asked for native calls first"
+            "native calls are requested first"
         )
         assert stats["in_flight"] == 0
         assert (await stub.set(reset=1))["calls"] == 0
@@ -101,7 +101,7 @@ def test_targets_say_what_was_reached() -> None:
     assert verdicts["CPU of one over all processes"] == "yes, the aim too"
     assert verdicts["wall over critical path"] == "**no**"
     assert verdicts["the slowest command that needs no Ray"] == "yes"
-    assert "tool round trip" not in verdicts, "what was not measured is not claimed"
+    assert "tool round trip" not in verdicts, "unmeasured figures are not claimed"
 
 
 def test_tables_figures_and_slopes() -> None:

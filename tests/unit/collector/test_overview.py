@@ -141,9 +141,9 @@ async def test_live_and_failed_tasks_of_the_tenant_alone() -> None:
     assert [view.task_id for view in await overview.list_tasks(LOCAL, "ended", 1)] == ["task-3"]
     assert {view.task_id for view in await overview.list_tasks(EVE)} == {"task-8", "task-9"}
     assert (await overview.get_task("task-2", LOCAL)) == failed
-    for task, who in (("task-2", EVE), ("task-9", LOCAL), ("nothing", LOCAL)):
+    for task, principal in (("task-2", EVE), ("task-9", LOCAL), ("nothing", LOCAL)):
         with pytest.raises(NotFound):
-            await overview.get_task(task, who)
+            await overview.get_task(task, principal)
 
 
 async def test_what_is_decided_is_not_live_any_more_though_the_collector_still_has_it() -> None:

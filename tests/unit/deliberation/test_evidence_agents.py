@@ -132,9 +132,7 @@ async def test_a_council_of_one_is_reproduced_by_the_test_writer(native: Any) ->
         "tests/test_discount.py::test_half"
     ] == "counts"
     prompts = [call.prompt for call in app.server.requests if "/test-writer/" in call.call_id]
-    assert all("price * percent // 100" not in prompt for prompt in prompts), (
-        "no answer is shown to it"
-    )
+    assert all("price * percent // 100" not in prompt for prompt in prompts), "it sees no answer"
     assert app.workspaces.alive == set()
 
 
@@ -544,7 +542,7 @@ async def test_a_reviewer_that_never_answers_is_said_and_nothing_stands_in_its_p
         ]
     outcome = decided(app, events, d)
     assert {call_id.rpartition("/")[2] for call_id in call_ids} >= {"1.101", "1.1.2"}, (
-        "it is asked twice"
+        "it is called twice"
     )
     assert any(report["missing"] and report["candidate"] == ONE for report in reports(events))
     mine = next(result for result in outcome.results if result.seat == ONE)

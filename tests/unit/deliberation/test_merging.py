@@ -26,7 +26,7 @@ COMMITS = ("a" * 40, "b" * 40)
 
 
 def never(_body: Any, _headers: Any) -> Any:
-    raise AssertionError("no model is asked where commits are merged")
+    raise AssertionError("no model is called for a merge")
 
 
 def merging(app: CouncilEnvironment, diff: str) -> CouncilEnvironment:

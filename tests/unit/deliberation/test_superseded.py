@@ -100,7 +100,7 @@ async def test_a_right_answer_that_breaks_a_superseded_test_wins(native: Any) ->
     (prompt,) = prompts
     assert "1. tests/test_ports.py::test_empty" in prompt
     assert "raise ValueError('empty port')\n    return int(text)" not in prompt, (
-        "no change of the code is shown"
+        "no code change is visible"
     )
 
 

@@ -81,14 +81,14 @@ async def test_a_second_wave_begins_anew_on_notes(council: Any) -> None:
     assert len(first) == len(again) == 2
     for call in again:
         assert NOTES in call.prompt
-        assert "return 'Goodbye" not in call.prompt, "no patch of the first wave is shown"
+        assert "return 'Goodbye" not in call.prompt, "no patch of the first wave is visible"
         assert [message["role"] for message in call.body["messages"]] == ["system", "user"], (
-            "the conversation begins anew"
+            "the conversation is new"
         )
     revised = of(events, EventType.SEAT_REVISED)
     assert sorted(data["candidate"] for data in revised) == [f"{ONE}.r1", f"{TWO}.r1"]
     assert all("Goodbye" not in data["proposal"]["diff"] for data in revised), (
-        "it stands on the base"
+        "it is based on the original code"
     )
     cross = {
         data["candidate"]: data["evidence"]["verdict"]
@@ -224,6 +224,8 @@ async def test_an_author_reads_summaries_of_the_other_answers_before_it_revises(
     seen = prompts[TWO].partition("of a colleague")[2]
     assert "src/utils.py (+" in seen
     assert "Evidence: self-tested" in seen
-    assert 'return "' not in seen, "summaries hold no code, also none that a failing test prints"
+    assert 'return "' not in seen, (
+        "summaries contain no code, not even that printed by a failing test"
+    )
     assert "Fails your tests." in prompts[ONE]
     assert "Fails the tests of answer" in prompts[THREE]

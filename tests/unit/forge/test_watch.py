@@ -133,12 +133,12 @@ async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
     task = task_of(forge.url, REPOSITORY, number)
     forge.failing = lambda call: 502 if call.startswith("POST") and call.endswith("/pulls") else 0
-    assert not await app.look(app.won), "the forge was away"
+    assert not await app.look(app.won), "the forge was unavailable"
     assert (forge.pulls, app.deliberations.known()) == ({}, [task])
     assert any("502" in line for line in app.messages)
     forge.failing = lambda call: 0
     assert await app.look(lost)
-    assert await app.look(lost), "a third one, after all was done"
+    assert await app.look(lost), "a third one, after the end"
     (pull,) = forge.pulls.values()
     assert (pull["head"]["ref"], pull["base"]["ref"], pull["title"]) == (
         f"moothall/{task}",
@@ -181,7 +181,7 @@ async def test_who_may_not_write_starts_nothing(app: App, forge: FakeForge) -> N
     forge.calls.clear()
     assert await app.look(app.won)
     assert sum("/eve/permission" in call for call in forge.calls) == 1, (
-        "whoever writes many comments costs one question a look"
+        "many comments of one person cost one request per poll"
     )
     assert app.deliberations.known() == []
     ada("POST", f"/issues/{issue_number}/comments", body=f"Yes, {CALL}: do it")

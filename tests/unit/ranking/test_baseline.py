@@ -313,7 +313,7 @@ def test_what_the_environment_keeps_from_running_is_said_with_its_line(line: str
     ran = CheckRun(
         "tests", Verdict.FAILED, {"a": "passed", "b": "failed"}, output=line, exit_code=1
     )
-    assert fault(ran) == ("", ""), "a case is green"
+    assert fault(ran) == ("", ""), "a case passes"
 
 
 def test_a_connection_refused_by_the_code_under_test_is_no_fault_of_the_environment() -> None:

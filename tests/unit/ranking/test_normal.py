@@ -49,7 +49,9 @@ def test_words_and_formatting_are_no_answer_to_a_task_that_asks_for_more(
     path: str, before: str, after: str
 ) -> None:
     assert idle(path, before, after)
-    assert not idle(path, before, after, "Document f()"), "a task about words is answered by them"
+    assert not idle(path, before, after, "Document f()"), (
+        "a task about wording is solved by a change of wording"
+    )
 
 
 @pytest.mark.parametrize(

@@ -524,7 +524,7 @@ def test_a_missing_review_has_no_score() -> None:
         for reason in item.reasons
     )
     assert order(bad, replace(unread, missing=())) == [SEATS[1], SEATS[0]], (
-        "nobody was asked: counted as neither good nor bad"
+        "without reviews it counts as neither good nor bad"
     )
 
 

@@ -490,7 +490,7 @@ def test_the_package_manager_of_the_lock_file(files: dict[str, str], first: str)
     package = {"package.json": json.dumps({"scripts": {"test": "ava"}})}
     command_lines = list(commands(detected({**package, **files}).steps))
     assert command_lines[0].startswith(first)
-    assert command_lines[-1].endswith("--ignore-scripts"), "with less, where its own way fails"
+    assert command_lines[-1].endswith("--ignore-scripts"), "the fallback, if its own command fails"
 
 
 @pytest.mark.parametrize(
@@ -589,7 +589,7 @@ def test_several_projects_have_a_check_each_in_their_folders() -> None:
     assert several.depends == {"api": ("libs/core",)}
     assert {step.folder for step in several.steps} == set(folders.values())
     assert all(step.optional for step in several.steps), (
-        "one that cannot be set up leaves the others"
+        "a member that cannot be set up does not affect the others"
     )
     api = next(step for step in several.steps if step.folder == "api")
     assert api.argv[len(PIP) :] == ("-e", "../libs/core", "pytest", "-e", ".")

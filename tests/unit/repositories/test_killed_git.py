@@ -88,9 +88,7 @@ async def test_every_command_may_be_killed_once_and_the_same_is_delivered(
     expected = await delivered(tmp_path / "plain", sample, "moothall/plain")
     monkeypatch.setenv("PATH", stand_in(tmp_path / "bin", text))
     assert await delivered(tmp_path / "killed", sample, "moothall/killed") == expected
-    assert len(list(marks.iterdir())) >= len(COMMANDS) - 1, (
-        "for-each-ref is for refs that are not there"
-    )
+    assert len(list(marks.iterdir())) >= len(COMMANDS) - 1, "for-each-ref is used for missing refs"
     assert sample.git("rev-parse", "moothall/killed") == expected
     assert list((tmp_path / "killed").rglob("*.lock")) == []
 

@@ -44,7 +44,7 @@ UTILS = "src/utils.py"
 
 
 async def refuse(_base: Base, _tell: Any) -> Prepared:
-    raise AssertionError("nothing is prepared here")
+    raise AssertionError("preparation is not supported here")
 
 
 @dataclass(slots=True)

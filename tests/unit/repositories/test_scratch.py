@@ -43,7 +43,7 @@ def test_what_a_killed_process_left_is_swept(holder: subprocess.Popen[str]) -> N
     assert holder.stdout
     folder = Path(holder.stdout.readline().strip())
     sweep()
-    assert (folder / "file").exists(), "its owner lives"
+    assert (folder / "file").exists(), "its owner is alive"
     holder.kill()
     holder.wait()
     sweep()

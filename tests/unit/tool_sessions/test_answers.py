@@ -37,7 +37,7 @@ def test_what_is_kept_is_bounded_and_nothing_is_run_again(sizes: list[int]) -> N
             assert answer is not None
             assert answer.status is ToolStatus.SUCCESS
             assert answer.output == {"content": "x" * size} or answer.error == GONE
-            assert answer.output or number < len(sizes) - 1, "the newest is kept whole"
+            assert answer.output or number < len(sizes) - 1, "the newest one is complete"
             total += len(str(answer.output.get("content", "")))
             with pytest.raises(AlreadyExists):
                 await answers.find(f"r{number}", "another")

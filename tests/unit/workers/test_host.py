@@ -381,7 +381,7 @@ async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_th
         await other._work(Recorded(1, request(d), {"deliveries": "2"}))
         book = await accounts.of(d.story_id, d.tenant, Budget(calls=100))
         assert book.reserved == Amount()
-        assert book.spent.calls < 3, "what was not answered is not on record, and not counted"
+        assert book.spent.calls < 3, "unanswered calls are not recorded and not counted"
 
 
 async def test_a_merge_and_what_has_no_story_draw_on_nothing(tmp_path: Path) -> None:

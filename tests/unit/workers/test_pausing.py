@@ -67,18 +67,18 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
             assert await deliberations.pause(d.task_id, LOCAL)
             assert not await deliberations.pause(d.task_id, LOCAL), "it is paused already"
             await until(lambda: host._running[d.task_id].pauses.is_paused)
-            assert not host._running[d.task_id].down, "the turn under way ends first"
+            assert not host._running[d.task_id].down, "the running turn ends first"
             model.go_on.set()
             await until(lambda: host._running[d.task_id].down)
             assert (model.calls, host.busy, work.done()) == (1, 1, False)
         kinds = [event.type for event in await app.events()]
-        assert kinds.count(EventType.SEAT_TURN) == 1, "the turn is on record"
+        assert kinds.count(EventType.SEAT_TURN) == 1, "the turn is recorded"
         assert EventType.SEAT_FINISHED not in kinds
         async with working(app, request) as (host, work):
             await until(lambda: host.busy == 1 and host._running[d.task_id].held.is_set())
             for _ in range(20):
                 await asyncio.sleep(0.01)
-            assert model.calls == 1, "the host that was started again lets it wait"
+            assert model.calls == 1, "the restarted host keeps it waiting"
             assert await deliberations.pause(d.task_id, LOCAL, paused=False)
             async with asyncio.timeout(30):
                 await work
@@ -163,7 +163,7 @@ def test_the_time_that_it_waits_is_not_counted_against_its_deadline() -> None:
     turns = [turned(0, 10), turned(1, 110), turned(2, 200), turned(3, 250)]
     after = DEADLINE + timedelta(hours=1)
     state = fold(fold(None, request), turns[0])
-    assert not is_ready(state, after), "while it waits nothing is late"
+    assert not is_ready(state, after), "no deadline passes while it waits"
     for order in permutations(turns):
         state = fold(None, request)
         for event in (*order, *order):

@@ -63,5 +63,5 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
         message_counts = [len(again.steering_for(str(event.data["call_id"]))) for event in called]
         assert message_counts == [0, 1]
         assert len(again.steering_for(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, (
-            "a call that was never made hears all"
+            "a call that was never made gets all messages"
         )

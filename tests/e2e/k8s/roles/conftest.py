@@ -49,8 +49,8 @@ def home() -> Home:
     user_home = Home.of_user()
     if not nodes(user_home):
         pytest.skip(
-            "processes in pods are killed from outside, in scripts/cluster; this cluster has nodes "
-            "of its own"
+            "the tests kill processes in pods from outside, which requires the nodes of "
+            "scripts/cluster"
         )
     return user_home
 

@@ -109,7 +109,7 @@ class RoleDeployment:
     @property
     def bus(self) -> JetStreamBus:
         """Its bus."""
-        assert self._bus is not None, "connect() comes first"
+        assert self._bus is not None, "call connect() first"
         return self._bus
 
     @asynccontextmanager
@@ -201,7 +201,7 @@ class RoleDeployment:
             )
             outcome = await following
             answered = await self._reported_result(task_id)
-        assert answered.winner_id == outcome.winner_id, "a caller is told what is recorded"
+        assert answered.winner_id == outcome.winner_id, "the API reports what is recorded"
         repeated = [
             name
             for name, received in self.arrived[began:]

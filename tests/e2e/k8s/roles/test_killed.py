@@ -41,9 +41,11 @@ KILLED: dict[str, tuple[dict[str, Any], EventType]] = {
 async def test_what_is_killed_in_the_middle_changes_nothing(
     what: str, standing: RoleDeployment, undisturbed: Seen
 ) -> None:
-    who, at = KILLED[what]
-    seen = await standing.council(f"without-{what.replace(' ', '-')}", standing.killing(**who), at)
-    assert seen.hit, "somebody was there to be killed"
+    victim, at = KILLED[what]
+    seen = await standing.council(
+        f"without-{what.replace(' ', '-')}", standing.killing(**victim), at
+    )
+    assert seen.hit, "no process was killed"
     assert undisturbed.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
     assert await standing.leftovers() == []
@@ -58,17 +60,17 @@ async def test_a_node_that_is_lost_in_the_middle_and_comes_back_changes_nothing(
     lost = Node(home, 2)  # the first node runs the control plane
 
     async def blow() -> int:
-        there = [pod for pod in await standing.pods("") if pod.spec.node_name == lost.name]
+        pods = [pod for pod in await standing.pods("") if pod.spec.node_name == lost.name]
         lost.kill()
         await ask("wait", "--for=condition=Ready=Unknown", f"node/{lost.name}", "--timeout=90s")
         await bring_back()
-        return len(there)
+        return len(pods)
 
     try:
         seen = await standing.council("without-a-node", blow, EventType.SEAT_PROPOSED)
     finally:
         await bring_back()
-    assert seen.hit, "something of the server was on it"
+    assert seen.hit, "no pod of the server ran on the node"
     assert undisturbed.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
     await all_rolled_out()

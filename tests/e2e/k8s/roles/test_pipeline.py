@@ -95,8 +95,8 @@ async def test_a_job_of_a_pipeline_ends_as_its_deliberation(
         )
         (task,) = [one for one in json.loads(shown)["tasks"] if one["task_id"] == result["task_id"]]
         assert task["description"] == values["task"], (
-            "it is asked for what the Secret says, to the letter"
+            "the request has the exact values of the Secret"
         )
     else:
-        assert "token" in text, "it says what is wrong"
+        assert "token" in text, "the error is reported"
     assert await standing.leftovers() == []

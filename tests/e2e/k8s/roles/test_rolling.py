@@ -53,9 +53,9 @@ async def concurrent_callers(standing: RoleDeployment, name: str) -> AsyncIterat
     """
     going, task_ids = True, list[str]()
 
-    async def caller(who: str) -> None:
+    async def caller(caller_name: str) -> None:
         while going:
-            task_ids.append(task_id := f"{name}-{who}-{len(task_ids)}")
+            task_ids.append(task_id := f"{name}-{caller_name}-{len(task_ids)}")
             answer = await deliberate(standing, task_id)
             assert (answer.task_id, answer.status) == (task_id, pb.DELIBERATION_STATUS_COMPLETED), (
                 answer
@@ -157,7 +157,7 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
     except Missing as missing:
         pytest.fail(str(missing))
 
-    own = json.loads(
+    new_credentials = json.loads(
         await ask("-n", deployment.SPACE, "get", "secret", "moothall-bus", "-o", "json")
     )["data"]
 
@@ -168,7 +168,7 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
         )
 
     async def upgrade() -> None:
-        await give(own)
+        await give(new_credentials)
         await asyncio.to_thread(deployment.install, home, deployment.values(counted.url))
         await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
@@ -178,7 +178,11 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
         "workspace": f"registry.local/moothall-workspace:{before.TAG}",
     }
     await give(
-        {name: own["services.creds"] for name in own if name.endswith(".creds")}
+        {
+            name: new_credentials["services.creds"]
+            for name in new_credentials
+            if name.endswith(".creds")
+        }
     )  # initially, all roles had the same
     await asyncio.to_thread(deployment.install, home, older)
     await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))

@@ -64,7 +64,7 @@ async def test_a_caller_of_tools_is_told_to_ask_again_while_they_restart_and_is_
             refused.append(error.code())
         await asyncio.sleep(0.2)
     await rolling
-    assert refused, "the old process's workspaces and doors went; somebody was refused"
+    assert refused, "no call was refused while the process was replaced"
     assert set(refused) == {grpc.StatusCode.UNAVAILABLE}, refused
     await use_workspace(standing, "after")
     assert await standing.leftovers() == []

@@ -116,9 +116,9 @@ async def status(standing: RoleDeployment, token: str) -> grpc.StatusCode:
     """Query the deployment's status with a token; return the gRPC status."""
     async with standing.stub() as stub:
         try:
-            who = (("authorization", f"Bearer {token}"),)
+            metadata = (("authorization", f"Bearer {token}"),)
             await stub.GetStatus(
-                pb.GetStatusRequest(), metadata=who, timeout=30, wait_for_ready=True
+                pb.GetStatusRequest(), metadata=metadata, timeout=30, wait_for_ready=True
             )
         except grpc.aio.AioRpcError as error:
             return error.code()
@@ -186,7 +186,7 @@ async def test_a_house_that_is_brought_back_is_the_one_that_was_kept(
     standing: RoleDeployment, home: Home, counted: Counted, undisturbed: Seen, copies: Copies
 ) -> None:
     assert "later" in await run_in_api_pod("moothall", "list", "--json"), (
-        "what came after the copies is there"
+        "data written after the copies is missing"
     )
     await page.run(by_role(page.lines("scale deployment/moothall --replicas=0")[0], SPACE))
     await wait_until_stopped(standing)
@@ -207,7 +207,7 @@ async def test_a_house_that_is_brought_back_is_the_one_that_was_kept(
     await standing.connect()
 
     assert await command_outputs() == copies.command_outputs, (
-        "no less than was kept, and nothing of what came after"
+        "the restored state differs from the copies"
     )
     await standing.wait_for_graph()  # into an empty graph
     seen: Any = await standing.council("brought-back")

@@ -157,12 +157,12 @@ async def test_parts_that_are_named_are_told_with_the_story() -> None:
 
 
 async def test_what_is_not_known_is_left_out_and_tenants_are_apart() -> None:
-    for graph, who in ((MemoryGraph(), LOCAL), (known(), Principal("eve", "elsewhere"))):
+    for graph, principal in ((MemoryGraph(), LOCAL), (known(), Principal("eve", "elsewhere"))):
         briefing = await Briefings(graph.ask, LimitSettings()).brief(
-            replace(ASKED, timeline=True), who
+            replace(ASKED, timeline=True), principal
         )
         assert briefing.context == briefing.history == ""
-        assert {parameters["tenant"] for _, parameters in graph.asked} == {who.tenant}
+        assert {parameters["tenant"] for _, parameters in graph.asked} == {principal.tenant}
 
 
 async def test_no_secret_is_told() -> None:

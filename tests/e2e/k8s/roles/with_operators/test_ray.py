@@ -106,7 +106,7 @@ async def test_rays_nodes_that_are_killed_change_nothing(
         standing.killing(selector, most=most),
         EventType.SEAT_PROPOSED,
     )
-    assert seen.hit, "somebody was there to be killed"
+    assert seen.hit, "no process was killed"
     assert ray_deployment.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
     assert await standing.leftovers() == []
