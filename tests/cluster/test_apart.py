@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-import apart
+import simulated_machines
 from command import Command, by_task, git, scripted
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
@@ -64,7 +64,7 @@ async def folder() -> AsyncIterator[Path]:
 
 
 async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
-    if lacking := apart.missing():
+    if lacking := simulated_machines.missing():
         pytest.skip(f"simulated machines are unavailable here; missing: {lacking}")
     repo, other = make_repo(folder / "repo", FILES), make_repo(folder / "other", FILES)
 
@@ -75,14 +75,16 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(scripted_model(scripted(slowly)))
         bus_url = await stack.enter_async_context(embedded_server(BusSettings(), folder / "bus"))
-        await stack.enter_async_context(apart.bridge())
+        await stack.enter_async_context(simulated_machines.bridge())
         machines = [
-            await stack.enter_async_context(apart.machine(number, folder)) for number in (1, 2)
+            await stack.enter_async_context(simulated_machines.machine(number, folder))
+            for number in (1, 2)
         ]
         bus_there, model_there = [
-            await stack.enter_async_context(apart.relay(url)) for url in (bus_url, model.base_url)
+            await stack.enter_async_context(simulated_machines.relay(url))
+            for url in (bus_url, model.base_url)
         ]
-        address, nodes = await stack.enter_async_context(apart.nodes(folder, machines))
+        address, nodes = await stack.enter_async_context(simulated_machines.nodes(folder, machines))
         data = folder / "data"
         extra = {
             **TOKEN,
@@ -99,7 +101,10 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
                 assert not one.sees(repo.path).exists()
                 assert not one.sees(data / "token").exists()
                 assert not any(
-                    [await one.reaches(host, port) for host in ("127.0.0.1", apart.HOUSE)]
+                    [
+                        await one.reaches(host, port)
+                        for host in ("127.0.0.1", simulated_machines.SERVER)
+                    ]
                 )
             ask = ("deliberate", "--repo", str(repo.path), "--json", "--task-id")
             deliberations = [

@@ -97,61 +97,63 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def deliberations(host: str, root: Path) -> AsyncIterator[DockerWorkspace]:
+async def docker_workspace(host: str, root: Path) -> AsyncIterator[DockerWorkspace]:
     """A workspace with the image `app`; nothing of it remains at the end."""
-    deliberations = DockerWorkspace(root, host)
-    built = await deliberations.ask("build", tag="app")
+    docker_workspace = DockerWorkspace(root, host)
+    built = await docker_workspace.ask("build", tag="app")
     assert built.status is ToolStatus.SUCCESS, built.error
     assert built.output["image"].startswith("sha256:")
-    yield deliberations
-    await deliberations.tools.close_workspace(deliberations.id)
+    yield docker_workspace
+    await docker_workspace.tools.close_workspace(docker_workspace.id)
     async with engine_at(host) as session:
         assert await session.call("GET", "/containers/json", query={"all": "1"}) == []
         assert await session.call("GET", "/images/json") == []
 
 
-async def test_a_container_runs_and_is_gone(deliberations: DockerWorkspace) -> None:
-    result = await deliberations.ask("run", image="app")
+async def test_a_container_runs_and_is_gone(docker_workspace: DockerWorkspace) -> None:
+    result = await docker_workspace.ask("run", image="app")
     assert (result.output["exit_code"], result.output["output"]) == (0, "from the image\n"), (
         result.error
     )
-    result = await deliberations.run(
+    result = await docker_workspace.run(
         "/bin/busybox", "sh", "-c", "echo $GREETING $X; echo err >&2; exit 7", env=["X=there"]
     )
     assert result.output["exit_code"] == 7, result.error
     assert sorted(result.output["output"].split()) == ["err", "hello", "there"]
-    assert (await deliberations.ask("ps")).output["containers"] == []
+    assert (await docker_workspace.ask("ps")).output["containers"] == []
 
 
-async def test_a_container_that_goes_on(deliberations: DockerWorkspace) -> None:
-    started = await deliberations.run(
+async def test_a_container_that_goes_on(docker_workspace: DockerWorkspace) -> None:
+    started = await docker_workspace.run(
         "/bin/busybox", "sh", "-c", "echo ready; exec /bin/busybox sleep 1000", detach=True
     )
     container = started.output["container"]
-    listed = (await deliberations.ask("ps")).output["containers"]
+    listed = (await docker_workspace.ask("ps")).output["containers"]
     assert [(one["container"], one["image"], one["state"]) for one in listed] == [
         (container, "app", "running")
     ]
-    result = await deliberations.ask(
+    result = await docker_workspace.ask(
         "exec", container=container, command=["/bin/busybox", "sh", "-c", "echo $GREETING; exit 3"]
     )
     assert (result.output["exit_code"], result.output["output"]) == (3, "hello\n"), result.error
     async with asyncio.timeout(30):
-        while not (logs := await deliberations.ask("logs", container=container)).output["output"]:
+        while not (logs := await docker_workspace.ask("logs", container=container)).output[
+            "output"
+        ]:
             await asyncio.sleep(0.1)
     assert logs.output == {"output": "ready\n", "truncated": False}
-    assert (await deliberations.ask("stop", container=container)).status is ToolStatus.SUCCESS
-    assert (await deliberations.ask("ps")).output["containers"][0]["state"] == "exited"
-    assert (await deliberations.ask("rm", container=container)).status is ToolStatus.SUCCESS
-    assert (await deliberations.ask("ps")).output["containers"] == []
+    assert (await docker_workspace.ask("stop", container=container)).status is ToolStatus.SUCCESS
+    assert (await docker_workspace.ask("ps")).output["containers"][0]["state"] == "exited"
+    assert (await docker_workspace.ask("rm", container=container)).status is ToolStatus.SUCCESS
+    assert (await docker_workspace.ask("ps")).output["containers"] == []
 
 
 LOOK = """cat /proc/self/status; cat /proc/mounts; id; ls /sys/class/net /dev; touch /x /bin/x /etc/x; touch /tmp/mine && echo wrote
 mkdir /tmp/m; mount -t tmpfs none /tmp/m; cat /proc/net/route; ls /var/run /run /root /home /host; env"""
 
 
-async def test_every_container_is_bounded(deliberations: DockerWorkspace) -> None:
-    result = await deliberations.run("/bin/busybox", "sh", "-c", LOOK.replace("\n", ";"))
+async def test_every_container_is_bounded(docker_workspace: DockerWorkspace) -> None:
+    result = await docker_workspace.run("/bin/busybox", "sh", "-c", LOOK.replace("\n", ";"))
     output = result.output["output"]
     status = dict(
         line.split(":", 1)
@@ -166,8 +168,8 @@ async def test_every_container_is_bounded(deliberations: DockerWorkspace) -> Non
     assert "wrote" in output
     assert "mount: permission denied" in output
     assert "docker.sock" not in output
-    async with engine_at(deliberations.settings.host or "") as session:
-        started = await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)
+    async with engine_at(docker_workspace.settings.host or "") as session:
+        started = await docker_workspace.run("/bin/busybox", "sleep", "1000", detach=True)
         inspected = await session.call("GET", f"/containers/{started.output['container']}/json")
     host = inspected["HostConfig"]
     expected = {
@@ -192,7 +194,7 @@ async def test_every_container_is_bounded(deliberations: DockerWorkspace) -> Non
 
 
 async def test_limits_hold_and_say_so(
-    host: str, root: Path, deliberations: DockerWorkspace
+    host: str, root: Path, docker_workspace: DockerWorkspace
 ) -> None:
     small = DockerWorkspace(
         root,
@@ -238,9 +240,9 @@ async def test_limits_hold_and_say_so(
 
 
 async def test_a_workspace_sees_only_its_own(
-    host: str, root: Path, deliberations: DockerWorkspace
+    host: str, root: Path, docker_workspace: DockerWorkspace
 ) -> None:
-    mine = (await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)).output[
+    mine = (await docker_workspace.run("/bin/busybox", "sleep", "1000", detach=True)).output[
         "container"
     ]
     for other, tenant in (
@@ -260,26 +262,26 @@ async def test_a_workspace_sees_only_its_own(
         image = await other.ask("run", tenant, image="app")
         assert (image.status, "docker.images" in image.error) == (ToolStatus.BLOCKED, True)
         await other.tools.close_workspace(other.id)
-    assert (await deliberations.ask("ps")).output["containers"][0]["state"] == "running"
+    assert (await docker_workspace.ask("ps")).output["containers"][0]["state"] == "running"
 
 
 async def test_what_expired_is_removed_whoever_made_it(
-    host: str, root: Path, deliberations: DockerWorkspace
+    host: str, root: Path, docker_workspace: DockerWorkspace
 ) -> None:
     short = DockerWorkspace(root, host, "ws-3", ttl_seconds=10)
     assert (await short.ask("build", tag="gone")).status is ToolStatus.SUCCESS
     assert (
         await short.ask("run", image="gone", command=["/bin/busybox", "sleep", "1000"], detach=True)
     ).status is ToolStatus.SUCCESS
-    running = (await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)).output[
+    running = (await docker_workspace.run("/bin/busybox", "sleep", "1000", detach=True)).output[
         "container"
     ]
-    await deliberations.tools.sweep()
+    await docker_workspace.tools.sweep()
     assert len((await short.ask("ps")).output["containers"]) == 1
     async with asyncio.timeout(60):
         while (await short.ask("ps")).output["containers"]:
             await asyncio.sleep(0.5)
-            await deliberations.tools.sweep()
+            await docker_workspace.tools.sweep()
     async with engine_at(host) as session:
         assert [
             tag
@@ -287,9 +289,9 @@ async def test_what_expired_is_removed_whoever_made_it(
             for tag in image["RepoTags"]
             if tag.endswith(":gone")
         ] == []
-    assert [one["container"] for one in (await deliberations.ask("ps")).output["containers"]] == [
-        running
-    ]
+    assert [
+        one["container"] for one in (await docker_workspace.ask("ps")).output["containers"]
+    ] == [running]
 
 
 class _Count(BaseHTTPRequestHandler):
@@ -337,8 +339,8 @@ async def test_a_build_fetches_nothing_and_runs_nothing(host: str, root: Path, t
         (root / "Dockerfile").write_text(
             text.replace("{port}", str(server.server_port)), encoding="utf-8"
         )
-        deliberations = DockerWorkspace(root, host, "ws-4")
-        result = await deliberations.ask("build", tag="app")
+        docker_workspace = DockerWorkspace(root, host, "ws-4")
+        result = await docker_workspace.ask("build", tag="app")
         assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
         assert _Count.count == 0
         async with engine_at(host) as session:
@@ -356,18 +358,18 @@ async def test_builds_are_bounded_and_run_where_the_operator_says_so(host: str, 
         "FROM scratch\nCOPY --from=one /made /made\nCOPY --from=0 /bin/busybox /bin/busybox\n",
         encoding="ascii",
     )
-    deliberations = DockerWorkspace(root, host, "ws-5", build_runs=True)
-    built = await deliberations.ask("build", tag="app")
+    docker_workspace = DockerWorkspace(root, host, "ws-5", build_runs=True)
+    built = await docker_workspace.ask("build", tag="app")
     assert built.status is ToolStatus.SUCCESS, built.error
     assert "eth" not in built.output["output"]
-    read = await deliberations.run("/bin/busybox", "cat", "/made")
+    read = await docker_workspace.run("/bin/busybox", "cat", "/made")
     assert read.output["output"] == "x\n"
     (root / "Dockerfile").write_text(
         'FROM scratch\nCOPY bin /bin/\nRUN ["/bin/busybox", "false"]\n', encoding="ascii"
     )
-    failed = await deliberations.ask("build", tag="app-2")
+    failed = await docker_workspace.ask("build", tag="app-2")
     assert (failed.status, "the build failed" in failed.error) == (ToolStatus.INVALID, True)
-    await deliberations.tools.close_workspace(deliberations.id)
+    await docker_workspace.tools.close_workspace(docker_workspace.id)
     few = DockerWorkspace(root, host, "ws-6", context_files=2)
     assert "docker.context_files" in (await few.ask("build", tag="app")).error
     small = DockerWorkspace(root, host, "ws-6", context_bytes=10_000)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 import pytest_asyncio
 
-from castle import SECRET, Castle, walled  # noqa: F401 - a fixture
+from canary_workspace import SECRET, CanaryWorkspace, guarded_workspace  # noqa: F401 - a fixture
 from corpus.attempt import MARK, OUTSIDE, PORT, Attempt, filled
 from corpus.language import ATTEMPTS
 from moothall.config import RunnerSettings
@@ -26,24 +26,30 @@ TIERS = Counter[str]()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def runner(walled: Castle) -> AsyncIterator[LocalRunner]:
-    settings = walled.app.settings.model_copy(
+async def runner(guarded_workspace: CanaryWorkspace) -> AsyncIterator[LocalRunner]:
+    settings = guarded_workspace.app.settings.model_copy(
         update={"runner": RunnerSettings(seconds=2.0, memory_bytes=100_000_000, workers=1)}
     )
-    yield LocalRunner(settings, walled.app.workspaces.pool)
+    yield LocalRunner(settings, guarded_workspace.app.workspaces.pool)
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
-async def test_it_is_contained(walled: Castle, runner: LocalRunner, attempt: Attempt) -> None:
+async def test_it_is_contained(
+    guarded_workspace: CanaryWorkspace, runner: LocalRunner, attempt: Attempt
+) -> None:
     mark = f"escaped-block-{attempt.name}"
-    placeholders = {OUTSIDE: str(walled.canaries.file), PORT: str(walled.canaries.port), MARK: mark}
+    placeholders = {
+        OUTSIDE: str(guarded_workspace.canaries.file),
+        PORT: str(guarded_workspace.canaries.port),
+        MARK: mark,
+    }
 
     async def ask(name: str, arguments: Mapping[str, object]) -> ToolResult:
-        return await walled.call(name, arguments)
+        return await guarded_workspace.call(name, arguments)
 
     async def run(code: str) -> tuple[ToolStatus, str, str]:
         ran = await runner.run(
-            CodeBlock(code, TOOLS, in_seconds(8), "local"), await walled.inside(), ask
+            CodeBlock(code, TOOLS, in_seconds(8), "local"), await guarded_workspace.inside(), ask
         )
         return ran.status, f"{ran.printed}\n{ran.value}\n{ran.error}", ran.tier
 
@@ -52,7 +58,7 @@ async def test_it_is_contained(walled: Castle, runner: LocalRunner, attempt: Att
     assert isinstance(status, ToolStatus)
     assert status is not ToolStatus.OUTCOME_UNKNOWN, output
     assert SECRET not in output
-    walled.unharmed(mark)
+    guarded_workspace.unharmed(mark)
     status, output, tier = await run("ws.read('README.md').count('Sample')")
     assert (status, output.split("\n")[1], tier) == (ToolStatus.SUCCESS, "1", "monty"), output
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from castle import SECRET, Castle, walled  # noqa: F401 - a fixture
+from canary_workspace import SECRET, CanaryWorkspace, guarded_workspace  # noqa: F401 - a fixture
 from corpus.attempt import Attempt
 from corpus.paths import ATTEMPTS
 from moothall.sandbox_runtime import files
@@ -24,17 +24,19 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
-async def test_it_is_contained(walled: Castle, attempt: Attempt) -> None:
-    await walled.make_attempt(attempt)
+async def test_it_is_contained(guarded_workspace: CanaryWorkspace, attempt: Attempt) -> None:
+    await guarded_workspace.make_attempt(attempt)
 
 
-async def test_nothing_of_a_workspace_runs_while_its_files_are_handled(walled: Castle) -> None:
+async def test_nothing_of_a_workspace_runs_while_its_files_are_handled(
+    guarded_workspace: CanaryWorkspace,
+) -> None:
     code = (
         "import os, subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)\n"
         "print(len(os.listdir('/proc')))"
     )
-    assert (await walled.call("code.python", {"code": code})).status == "success"
-    running = await walled.call("system.processes", {})
+    assert (await guarded_workspace.call("code.python", {"code": code})).status == "success"
+    running = await guarded_workspace.call("system.processes", {})
     assert [process["pid"] for process in running.output["processes"]] == [2]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcphall import VENV, hall, honest, hostile, put_servers, settings_with
 
+from mcp_workspace import VENV, honest, hostile, open_mcp_workspace, put_servers, settings_with
 from moothall.domain.identity import LOCAL
 from moothall.domain.tool import ToolCall, ToolStatus
 from support.gate import in_seconds
@@ -54,7 +54,7 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
     settings = settings_with(
         tmp_path, tools, servers, sandbox={"toolchains": (VENV, own)}, mcp={"kept": 2}
     )
-    async with hall(settings, tmp_path) as mcp:
+    async with open_mcp_workspace(settings, tmp_path) as mcp:
         assert running(own) == [], "listing the tools leaves a process behind"
 
         async def remembered(server: str, word: str) -> Any:
@@ -109,7 +109,9 @@ async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(
     tmp_path: Path, tools: Path
 ) -> None:
     servers = {name: honest(tools) for name in ("first", "second", "third")}
-    async with hall(settings_with(tmp_path, tools, servers, mcp={"kept": 2}), tmp_path) as mcp:
+    async with open_mcp_workspace(
+        settings_with(tmp_path, tools, servers, mcp={"kept": 2}), tmp_path
+    ) as mcp:
         for name in servers:
             assert (await mcp.call(f"mcp.{name}.counts", word=name)).status is ToolStatus.SUCCESS
         assert (
@@ -125,7 +127,7 @@ async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_say
 ) -> None:
     """Output between calls counts towards the next call; output within bounds has no effect."""
     servers = {kind: hostile(tools, kind) for kind in ("between", "within")}
-    async with hall(
+    async with open_mcp_workspace(
         settings_with(tmp_path, tools, servers, mcp={"receive_bytes": 200_000}), tmp_path
     ) as mcp:
         for name in servers:

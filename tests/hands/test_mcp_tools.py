@@ -14,8 +14,16 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from mcphall import FAMILY, SUPPORT, hall, honest, hostile, put_servers, settings_with
 
+from mcp_workspace import (
+    FAMILY,
+    SUPPORT,
+    honest,
+    hostile,
+    open_mcp_workspace,
+    put_servers,
+    settings_with,
+)
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import CallFailed, NotFound
 from support.gate import in_seconds
@@ -36,7 +44,7 @@ async def test_files_that_a_tool_changes_are_in_the_patch_and_reading_changes_no
         "notes": honest(tools, files="write", tools=read_tools),
         "looks": honest(tools, files="read"),
     }
-    async with hall(settings_with(tmp_path, tools, servers), tmp_path) as mcp:
+    async with open_mcp_workspace(settings_with(tmp_path, tools, servers), tmp_path) as mcp:
         refused = await mcp.call("mcp.notes.put", grant="files.*", path="note.txt", text="hi")
         assert refused.status is ToolStatus.BLOCKED
         assert "mcp.notes.put is not granted to this seat" in refused.error
@@ -89,7 +97,7 @@ async def test_without_files_it_has_only_what_it_is_given_by_name(
             *servers["notes"]["command"],
         ]
         listener.setblocking(False)
-        async with hall(settings_with(tmp_path, tools, servers), tmp_path) as mcp:
+        async with open_mcp_workspace(settings_with(tmp_path, tools, servers), tmp_path) as mcp:
             seen = await mcp.call("mcp.notes.about")
             data = seen.output["data"]
             assert (data["reached"], data["files"]) == (False, []), seen
@@ -112,7 +120,7 @@ async def test_one_that_fails_hangs_or_dies_is_said_in_words(
     settings = settings_with(
         tmp_path, tools, {"notes": honest(tools, files=files)}, mcp={"seconds": 40}
     )
-    async with hall(settings, tmp_path, breaker_failures=2) as mcp:
+    async with open_mcp_workspace(settings, tmp_path, breaker_failures=2) as mcp:
         failed = await mcp.call("mcp.notes.fails")
         assert failed.status is ToolStatus.ERROR
         assert "no note of that name" in failed.error
@@ -131,7 +139,7 @@ async def test_one_that_fails_hangs_or_dies_is_said_in_words(
     soon = settings_with(
         tmp_path, tools, {"notes": hostile(tools, "silent", files=files)}, mcp={"seconds": 4}
     )
-    async with hall(soon, tmp_path / "again") as mcp:
+    async with open_mcp_workspace(soon, tmp_path / "again") as mcp:
         late = await mcp.call("mcp.notes.honest")
         assert (late.status, "no whole answer within 4 seconds" in late.error) == (
             ToolStatus.TIMEOUT,
@@ -161,7 +169,7 @@ async def test_hostile_ones_get_an_error_and_nothing_else(
     settings = settings_with(
         tmp_path, tools, servers, mcp={"receive_bytes": 200_000, "seconds": 30}
     )
-    async with hall(settings, tmp_path) as mcp:
+    async with open_mcp_workspace(settings, tmp_path) as mcp:
         changed = {kind: hostile(tools, kind, "1", files=files) for kind in ways}
         later = settings_with(
             tmp_path, tools, changed, mcp={"receive_bytes": 200_000, "seconds": 30}
@@ -237,7 +245,7 @@ async def test_over_http_it_is_reached_where_tools_may_go_and_its_intent_is_reco
     settings = settings_with(
         tmp_path, tools, servers, http={"allow": [f"127.0.0.1:{served}"]}, mcp={"seconds": 8}
     )
-    async with hall(settings, tmp_path) as mcp:
+    async with open_mcp_workspace(settings, tmp_path) as mcp:
         failed = await mcp.call("mcp.notes.fails")
         assert failed.status is ToolStatus.ERROR
         assert "no note of that name" in failed.error

@@ -16,7 +16,7 @@ from command import Command, git
 from moothall.api.web.user_accounts import UserAccounts
 from world import BIDI, HOSTILE, Reader, commits, reader
 
-pytest_plugins = ["given"]
+pytest_plugins = ["page_fixtures"]
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 

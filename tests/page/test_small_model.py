@@ -18,7 +18,7 @@ from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
 from world import Reader, make_command, reader
 
-pytest_plugins = ["given"]
+pytest_plugins = ["page_fixtures"]
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 ROUNDS = 3
 

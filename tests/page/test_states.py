@@ -17,7 +17,7 @@ from moothall.stories.coach import CRITERIA, TITLE_CHARS
 from support.provider import CLIENT, SECRET, provider
 from world import HOSTILE, Reader, reader
 
-pytest_plugins = ["given"]
+pytest_plugins = ["page_fixtures"]
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 

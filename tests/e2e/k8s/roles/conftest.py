@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from k8s.roles.standing import RoleDeployment, Seen
+from k8s.roles.role_deployment import RoleDeployment, Seen
 from k8s.test_deploy import SAMPLE
 from kubernetes import client
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from k8s.roles.standing import RoleDeployment, Seen
+from k8s.roles.role_deployment import RoleDeployment, Seen
 
 from moothall.domain.event import EventType
 from support.kube.ctl import ask

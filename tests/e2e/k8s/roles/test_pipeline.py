@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from k8s.roles.standing import TASK, RoleDeployment
+from k8s.roles.role_deployment import TASK, RoleDeployment
 
 from support.kube.ctl import ask
 from support.kube.deployment import OURS, SPACE, TOKEN

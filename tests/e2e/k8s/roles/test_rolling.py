@@ -13,12 +13,12 @@ from typing import Any
 import grpc.aio
 import pytest
 from k8s.roles.conftest import Counted
-from k8s.roles.standing import WHO, RoleDeployment, Seen
+from k8s.roles.role_deployment import WHO, RoleDeployment, Seen
 
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from support.kube import before, deployment
+from support.kube import deployment, older_images
 from support.kube.ctl import ask
 from support.kube.programs import Home, Missing
 from support.kube.stood import DEPLOYMENTS, rolled_out
@@ -153,7 +153,7 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
     standing: RoleDeployment, home: Home, counted: Counted, undisturbed: Seen
 ) -> None:
     try:
-        await asyncio.to_thread(before.give, home, print)
+        await asyncio.to_thread(older_images.give, home, print)
     except Missing as missing:
         pytest.fail(str(missing))
 
@@ -174,8 +174,8 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
 
     older = deployment.values(counted.url)
     older["images"] |= {
-        "moothall": f"registry.local/moothall:{before.TAG}",
-        "workspace": f"registry.local/moothall-workspace:{before.TAG}",
+        "moothall": f"registry.local/moothall:{older_images.TAG}",
+        "workspace": f"registry.local/moothall-workspace:{older_images.TAG}",
     }
     await give(
         {

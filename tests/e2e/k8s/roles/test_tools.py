@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from k8s.roles.standing import WHO, RoleDeployment
+from k8s.roles.role_deployment import WHO, RoleDeployment
 
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb

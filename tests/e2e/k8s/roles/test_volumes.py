@@ -19,7 +19,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 from k8s.roles.conftest import Counted
-from k8s.roles.standing import WHO, RoleDeployment, Seen
+from k8s.roles.role_deployment import WHO, RoleDeployment, Seen
 
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.kube import deployment, page

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from k8s.roles.conftest import Counted
-from k8s.roles.standing import RoleDeployment
+from k8s.roles.role_deployment import RoleDeployment
 from k8s.roles.test_rolling import concurrent_callers
 
 from support import gobuilt
 from support.kube import deployment
-from support.kube.added import METRICS
+from support.kube.addons import METRICS
 from support.kube.ctl import ask
 from support.kube.programs import Home, Missing
 from support.kube.stood import applied, give_images, rolled_out

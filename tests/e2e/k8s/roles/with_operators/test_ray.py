@@ -10,12 +10,12 @@ import json
 import pytest
 import pytest_asyncio
 from k8s.roles.conftest import Counted
-from k8s.roles.standing import RoleDeployment, Seen
+from k8s.roles.role_deployment import RoleDeployment, Seen
 
 from moothall.domain.event import EventType
 from support import gobuilt
 from support.kube import deployment, page
-from support.kube.added import RAY
+from support.kube.addons import RAY
 from support.kube.ctl import ask
 from support.kube.node import nodes
 from support.kube.programs import Home, Missing

@@ -23,7 +23,7 @@ from ray_nodes import TOKEN
 from support.processes import all_gone, descendants
 from support.servers import relayed
 
-HOUSE = "10.77.0.1"
+SERVER = "10.77.0.1"
 _RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_worker_prestart": "0",
@@ -82,10 +82,10 @@ class Machine:
 
 @asynccontextmanager
 async def bridge() -> AsyncIterator[None]:
-    """Join machines; the server is at `HOUSE`."""
+    """Join machines; the server is at `SERVER`."""
     await run("ip", "link", "add", "mh", "type", "bridge")
     try:
-        await run("ip", "addr", "add", f"{HOUSE}/24", "dev", "mh")
+        await run("ip", "addr", "add", f"{SERVER}/24", "dev", "mh")
         for device in ("mh", "lo"):
             await run("ip", "link", "set", device, "up")
         yield
@@ -145,9 +145,9 @@ async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
 async def relay(url: str) -> AsyncIterator[str]:
     """Yield the URL under which machines reach `url`, which is on our loopback."""
     parts = urlsplit(url)
-    async with relayed(("127.0.0.1", parts.port or 0), HOUSE) as port:
+    async with relayed(("127.0.0.1", parts.port or 0), SERVER) as port:
         user = f"{parts.username}@" if parts.username else ""
-        yield parts._replace(netloc=f"{user}{HOUSE}:{port}").geturl()
+        yield parts._replace(netloc=f"{user}{SERVER}:{port}").geturl()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[st
     """Yield the address of a Ray cluster with a head beside the server, which offers no processor,
     and a node on each machine.
     """
-    address = f"{HOUSE}:6379"
+    address = f"{SERVER}:6379"
     environment = {**os.environ, **_RAY, **TOKEN, "RAY_TMPDIR": str(folder)}
     (
         folder / "ray"
@@ -215,7 +215,7 @@ async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[st
         "--disable-usage-stats",
     )
     memory = "--object-store-memory=80000000"
-    head = (*start, memory, "--head", "--port=6379", f"--node-ip-address={HOUSE}", "--num-cpus=0")
+    head = (*start, memory, "--head", "--port=6379", f"--node-ip-address={SERVER}", "--num-cpus=0")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(
             node((*head, "--include-dashboard=false", f"--temp-dir={folder}"), environment)

@@ -54,7 +54,7 @@ def hostile(folder: Path, *arguments: str, **more: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Hall:
+class McpWorkspace:
     """A gateway in front of a workspace, with the tools accepted from the servers."""
 
     gate: ToolGateway
@@ -84,7 +84,9 @@ class Hall:
 
 
 @asynccontextmanager
-async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[Hall]:
+async def open_mcp_workspace(
+    settings: Settings, folder: Path, **guard: Any
+) -> AsyncIterator[McpWorkspace]:
     """Accept the tools that the servers offer, and open a workspace."""
     mcp_settings = FAMILY.own(settings)
     for name in mcp_settings.servers:
@@ -103,7 +105,7 @@ async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[
             gate = ToolGateway(
                 GuardSettings(**{"breaker_failures": 1000, **guard}), audit, facts.publish, rules
             )
-            yield Hall(
+            yield McpWorkspace(
                 gate,
                 workspace,
                 facts,

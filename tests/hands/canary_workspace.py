@@ -146,7 +146,7 @@ def canaries(folder: Path) -> Iterator[Canaries]:
 
 
 @dataclass
-class Castle:
+class CanaryWorkspace:
     """One workspace behind a gateway."""
 
     app: Local
@@ -293,8 +293,8 @@ class Castle:
 
 
 @asynccontextmanager
-async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
-    """Open a castle. `limits` are the sandbox's."""
+async def open_canary_workspace(folder: Path, **limits: Any) -> AsyncIterator[CanaryWorkspace]:
+    """Open a workspace with canaries outside. `limits` are the sandbox's."""
     rules_catalogue = {name: replace(spec, own_rate=Rate(0, 0)) for name, spec in CATALOGUE.items()}
     folder.mkdir(exist_ok=True)
     async with (
@@ -313,7 +313,7 @@ async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
             async with asyncio.TaskGroup() as group:
                 group.create_task(standing.keep(closing))
                 try:
-                    built = Castle(app, gate, prepared, out, facts, name, standing)
+                    built = CanaryWorkspace(app, gate, prepared, out, facts, name, standing)
                     await standing.ready()
                     built.remember()
                     yield built
@@ -322,14 +322,19 @@ async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def walled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Castle]:
-    """An open castle. One task enters and leaves it, as task groups require."""
-    opened: asyncio.Future[Castle] = asyncio.get_running_loop().create_future()
+async def guarded_workspace(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[CanaryWorkspace]:
+    """An open workspace with canaries outside.
+
+    One task enters and leaves it, as task groups require.
+    """
+    opened: asyncio.Future[CanaryWorkspace] = asyncio.get_running_loop().create_future()
     done = asyncio.Event()
 
     async def hold() -> None:
         try:
-            async with castle(tmp_path_factory.mktemp("castle")) as built:
+            async with open_canary_workspace(tmp_path_factory.mktemp("castle")) as built:
                 opened.set_result(built)
                 await done.wait()
         except BaseException as error:
