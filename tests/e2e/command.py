@@ -23,7 +23,7 @@ QUICK = {
     "MOOTHALL_WORKSPACE__FLAKY_SECONDS": "0",
     "MOOTHALL_LLM__APPROACHES": "off",
 }
-"""Settings for tests of what is around a council."""
+"""Settings that skip flakiness checks and approaches, for tests about other things."""
 WRONG = '\n\ndef hello_world():\n    return "Goodbye"\n'
 
 

@@ -55,9 +55,9 @@ class Served:
     pid: int
     channel: grpc.aio.Channel
     web: str = ""
-    """Where HTTP is served; empty where it is not."""
+    """The address of the HTTP server; empty if it is disabled."""
     link: str = ""
-    """What signs a browser in once."""
+    """The one-time sign-in link."""
 
     def stub(self, token: str = ALICE) -> Any:
         """Return a stub whose calls carry a token and time out after two minutes."""

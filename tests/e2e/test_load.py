@@ -191,8 +191,8 @@ from pathlib import Path
 from test_load import BURN, PYTEST, checks_at_once, local
 
 async def main(folder):
-    async with local(folder, {"tests/test_a.py": BURN}) as house:
-        print(*(run.verdict for run in await checks_at_once(house, PYTEST, 8)))
+    async with local(folder, {"tests/test_a.py": BURN}) as app:
+        print(*(run.verdict for run in await checks_at_once(app, PYTEST, 8)))
 
 asyncio.run(main(Path(sys.argv[1])))
 """

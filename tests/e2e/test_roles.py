@@ -39,7 +39,7 @@ WHO = (("authorization", f"Bearer {ALICE}"),)
 _SERVICE = """{"loadBalancingConfig": [{"round_robin": {}}]}"""
 WORKERS = "collector,planning,graph"
 _ROLES = {"api,page": "api", WORKERS: "collector", "hosts": "hosts"}
-"""And whose credentials they have."""
+"""The roles of each process, and the user of its credentials."""
 SCRAPER = "scraper-scraper"
 
 

@@ -26,9 +26,9 @@ from pathlib import Path
 from support.local import local, python
 
 async def main():
-    async with local(Path(sys.argv[1]), {"a.txt": "a"}, warm=1) as house:
-        prepared = await house.prepared({"sleep": python("import time; time.sleep(600)")})
-        async with house.workspaces.open(prepared, "held") as workspace:
+    async with local(Path(sys.argv[1]), {"a.txt": "a"}, warm=1) as app:
+        prepared = await app.prepared({"sleep": python("import time; time.sleep(600)")})
+        async with app.workspaces.open(prepared, "held") as workspace:
             print("open", flush=True)
             await workspace.check("sleep")
 

@@ -205,11 +205,11 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
     settings = load_settings(
         data_dir=tmp_path / "data", sandbox=SandboxSettings(toolchains=_toolchains(project.program))
     )
-    async with open_workspace_services(settings) as hands:
-        base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
-        prepared = await hands.repositories.prepare(base)
+    async with open_workspace_services(settings) as services:
+        base = await services.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
+        prepared = await services.repositories.prepare(base)
         assert prepared.runs["tests"].verdict is Verdict.FAILED, prepared.runs["tests"].output
-        async with hands.workspaces.open(prepared, "one") as workspace:
+        async with services.workspaces.open(prepared, "one") as workspace:
             deadline = datetime.now(UTC) + timedelta(seconds=240)
             tests = ToolCall("1", project.tool, {}, deadline)
             red = await workspace.call(tests)
@@ -237,9 +237,9 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
 async def test_a_runner_of_javascript_tells_its_cases_by_name(tmp_path: Path, name: str) -> None:
     repo = make_repo(tmp_path / "repo", RUNNERS[name])
     settings = load_settings(data_dir=tmp_path / "data")
-    async with open_workspace_services(settings) as hands:
-        prepared = await hands.repositories.prepare(
-            await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
+    async with open_workspace_services(settings) as services:
+        prepared = await services.repositories.prepare(
+            await services.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
         )
     run = prepared.runs["tests"]
     assert {case: str(outcome) for case, outcome in run.cases.items()} == {
@@ -269,9 +269,9 @@ async def test_the_package_manager_that_a_project_names_sets_it_up(
     repo = make_repo(tmp_path / "repo", files)
     settings = load_settings(data_dir=tmp_path / "data")
     messages: list[str] = []
-    async with open_workspace_services(settings) as hands:
-        base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
-        prepared = await hands.repositories.prepare(base, messages.append)
+    async with open_workspace_services(settings) as services:
+        base = await services.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
+        prepared = await services.repositories.prepare(base, messages.append)
     assert not any("trying with less" in line for line in messages), messages
     run = prepared.runs["tests"]
     assert {case: str(outcome) for case, outcome in run.cases.items()} == {

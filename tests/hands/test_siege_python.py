@@ -24,7 +24,7 @@ from support.local import local
 
 pytestmark = pytest.mark.e2e
 FIRST = ("", "import socket\n")
-"""What a block begins with to be run by each of the tiers."""
+"""The prefix that makes a block run in each tier."""
 SOCKET = """
 import os, json, socket, sys, threading, time
 fd = next(int(n) for n in os.listdir('/proc/self/fd') if int(n) > 2 and os.path.exists(f'/proc/self/fd/{n}')

@@ -27,7 +27,7 @@ HOSTILE = (
     "<script>document.title='owned'</script><img src=x "
     f"onerror=\"document.title='owned'\"><b>bold</b>{BIDI}"
 )
-"""Text that would do something if the page took it for HTML."""
+"""Text that would have an effect if the page treated it as HTML."""
 HELLO = '\n\ndef hello_world():\n    """Return the greeting."""\n    return "Hello, World!"\n'
 FRENCH = '\n\ndef bonjour():\n    """Return the greeting in French."""\n    return "Bonjour"\n'
 _FILES = {

@@ -26,8 +26,8 @@ _TRIES = 24
 _LEAST_SECONDS = 20.0
 _TIMES_LONGER = 5
 _MOST = 0.5
-"""Of the green cases a fault may break this share: one that breaks everything is found without
-looking.
+"""The maximum share of passing cases that a fault may break: one that breaks everything is
+found too easily.
 """
 
 

@@ -227,11 +227,11 @@ async def open_council(
         ) as model,
         AuditLog(folder / "data", "host-1") as audit,
     ):
-        gate = ToolGateway(GuardSettings(), audit, bus.publish)
+        gateway = ToolGateway(GuardSettings(), audit, bus.publish)
         prepared = await workspaces.prepare()
         parts = Dependencies(
             model=model,
-            gateway=gate,
+            gateway=gateway,
             workspaces=workspaces,
             read_file=workspaces.read,
             log=bus,

@@ -26,7 +26,7 @@ from support.repos import Repo, make_sample
 Data = dict[str, Any]
 REPOSITORY = "acme/app"
 TOKENS = {"moothall-bot": "bots-token-of-these-tests", "ada": "adas-token", "eve": "eves-token"}
-"""Who there is: we, somebody who may write, and a stranger."""
+"""The users: ourselves, a person with write access, and a stranger."""
 _REPO = r"/repos/(?i:acme/app)"
 
 

@@ -24,7 +24,7 @@ from support.repos import Repo, make_sample
 from support.servers import free_port, running, wait_for
 
 VERSION = "1.26.0"
-"""The newest whose modules all come from the Go proxy."""
+"""The newest version whose modules are all available from the Go proxy."""
 _BUILD_SECONDS, _START_SECONDS = 5400.0, 120.0
 _SETTINGS = """I_AM_BEING_UNSAFE_RUNNING_AS_ROOT = true
 RUN_MODE = prod

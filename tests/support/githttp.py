@@ -26,7 +26,9 @@ class GitServer:
 
 Answer = tuple[int, Mapping[str, str], bytes]
 Api = Callable[[str, str, Mapping[str, str], bytes], Answer | None]
-"""Answers a request (method, target, headers, body) that is none of git's; None for one that is."""
+"""A handler of requests (method, target, headers, body) that are not git's; returns None for
+git's.
+"""
 
 
 @contextmanager

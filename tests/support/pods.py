@@ -75,9 +75,9 @@ class NearbyPods(Cluster):
         self._running: dict[str, tuple[asyncio.Task[None], list[Sandboxed]]] = {}
         self.refusal = ""
         self.labelled: dict[str, dict[str, str]] = {}
-        """What every Job that there was said of itself."""
+        """The labels of every Job that was created."""
         self.images: dict[str, set[str]] = {}
-        """What its commands ran in."""
+        """The images in which the commands of each Job ran."""
 
     async def create(self, manifest: dict[str, Any]) -> None:
         """Start the processes of the Job."""
@@ -93,7 +93,7 @@ class NearbyPods(Cluster):
             code.parent.mkdir(exist_ok=True)
             bundle(code)
         folders = Folders(*(folder / part for part in ("tree", "env", "config", "links", "shown")))
-        link, *hands = pod["containers"]
+        link, *sandboxes = pod["containers"]
         order = json.loads(next(one["value"] for one in link["env"] if one["name"] == LINK))
         shown = [
             folders.shown / one["name"].removeprefix("shown-")
@@ -111,14 +111,14 @@ class NearbyPods(Cluster):
         ):
             part.mkdir(mode=0o755)
             os.chown(part, *_owner())
-        for one in hands:
+        for one in sandboxes:
             (folders.links / one["name"]).mkdir()
         serving = _OwnedLink(
             folders, {int(stream): one for stream, one in order["names"].items()}, order["proxied"]
         )
         task = asyncio.create_task(serving.run(self._carrier, name), name=f"link {name}")
         self._running[name] = task, []
-        for one in hands:
+        for one in sandboxes:
             while not (link_socket := folders.links / one["name"] / "link.sock").exists():
                 await asyncio.sleep(0.01)
             link_socket.chmod(0o777)

@@ -43,7 +43,7 @@ READ: Mapping[str, Any] = {
 }
 
 Opened = Callable[[Path], Any]
-"""Opens an engine over a folder of *.rego, as an async context manager."""
+"""A function that opens an engine over a folder of *.rego, as an async context manager."""
 
 
 async def decides_by_what_it_is_told(opened: Opened, folder: Path) -> None:

@@ -27,7 +27,7 @@ from moothall.api.asgi import ListenAddress, ServerLimits, serve_asgi
 
 CLIENT, SECRET = "moothall", "the secret of this client"
 Forge = Callable[[dict[str, Any], dict[str, Any], Any], str]
-"""Makes the ID token of claims, header and the provider's key."""
+"""A function that signs the ID token from claims, header and the provider's key."""
 
 
 @cache

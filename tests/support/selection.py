@@ -324,8 +324,8 @@ class Outcome:
 class Pools:
     """A judge of pools on real clones, with the components of a host."""
 
-    def __init__(self, hands: WorkspaceServices, tell: Callable[[str], None]) -> None:
-        self._hands = hands
+    def __init__(self, services: WorkspaceServices, tell: Callable[[str], None]) -> None:
+        self._services = services
         self._tell = tell
 
     async def judge(
@@ -334,7 +334,7 @@ class Pools:
         """Yield the outcomes of a pool in these modes. Raises `RepositoryError` if its base cannot
         be prepared.
         """
-        repositories = self._hands.repositories
+        repositories = self._services.repositories
         with checked_out(recipe, clone) as sources:
             entry = await repositories.register(str(clone))
             ref = RepositoryRef(id=entry.id, ref=sources.parent())
@@ -348,7 +348,7 @@ class Pools:
         """Return whether a candidate passes all tests, including upstream's new ones. Raises
         `RepositoryError` if the base cannot be prepared.
         """
-        repositories = self._hands.repositories
+        repositories = self._services.repositories
         with checked_out(recipe, clone) as sources:
             entry = await repositories.register(str(clone))
             ref = RepositoryRef(id=entry.id, ref=sources.parent())
@@ -372,12 +372,12 @@ class Pools:
             base_sha=prepared.base.sha,
         )
         runs = CleanCheckoutRunner(
-            d, prepared, self._hands.workspaces, self._read, asyncio.Semaphore(1)
+            d, prepared, self._services.workspaces, self._read, asyncio.Semaphore(1)
         )
         return Evaluator(runs, EventWriter(MemoryBus(), d))
 
     async def _read(self, base: Base, path: str, limit: int) -> str:
-        return await self._hands.repositories.read(base, path, limit)
+        return await self._services.repositories.read(base, path, limit)
 
     async def _judge_mode(
         self,
@@ -388,7 +388,7 @@ class Pools:
         pool: Mapping[str, str],
     ) -> Outcome:
         began = asyncio.get_running_loop().time()
-        clone = self._hands.repositories.clone(prepared.base.repository)
+        clone = self._services.repositories.clone(prepared.base.repository)
         names: dict[str, str] = {}
         judged: list[EvaluatedProposal] = []
         for number, (name, diff) in enumerate(pool.items(), 1):

@@ -53,7 +53,7 @@ _ENV = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 _KNOWN: dict[tuple[str, tuple[str, ...]], CheckRun] = {}
-"""What a command said of a tree."""
+"""Cached runs of a command on a tree."""
 _LIMITS = texts.TextLimits(file_bytes=1_000_000, output_bytes=100_000)
 
 

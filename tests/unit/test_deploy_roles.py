@@ -42,7 +42,7 @@ OF_API = {
 }
 OF_TOOLS = {50056: agent_pb2, 50057: kernel_pb2, 50058: runner_pb2, 50059: tool_pb2}
 ELSEWHERE = 30.0
-"""What all else that ends may take: answers on their way, HTTP's calls, hosts on Ray."""
+"""The additional time of the shutdown: answers in transit, HTTP calls, hosts on Ray."""
 
 
 @pytest.fixture(scope="module")

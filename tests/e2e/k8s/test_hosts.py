@@ -33,9 +33,9 @@ from moothall.app.repositories import open_workspace_services
 
 async def main():
     folder, bus = Path(sys.argv[1]), sys.argv[2]
-    async with open_workspace_services(configured(folder, bus, ttl_seconds=0, **json.loads(sys.argv[3]))) as hands:
-        base = await bare(folder, bus, hands, SAMPLE)
-        async with hands.workspaces.open(base, "one"):
+    async with open_workspace_services(configured(folder, bus, ttl_seconds=0, **json.loads(sys.argv[3]))) as services:
+        base = await bare(folder, bus, services, SAMPLE)
+        async with services.workspaces.open(base, "one"):
             print("open", flush=True)
             await asyncio.sleep(600)
 
@@ -122,13 +122,13 @@ async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_th
                         return name
                 await asyncio.sleep(0.2)
 
-    async with open_workspace_services(configured(tmp_path, bus, warm=1)) as hands:
-        base = await bare(tmp_path, bus, hands, SAMPLE)
+    async with open_workspace_services(configured(tmp_path, bus, warm=1)) as services:
+        base = await bare(tmp_path, bus, services, SAMPLE)
         with telemetry.bound(task_id="warm", seat="first"):
-            async with hands.workspaces.open(base, "one"):
+            async with services.workspaces.open(base, "one"):
                 ready = await spare()
         with telemetry.bound(task_id="warm", seat="second"):
-            async with hands.workspaces.open(base, "two"):
+            async with services.workspaces.open(base, "two"):
                 assert await of_seat("second") == ready
                 killed = await spare(ready)
                 async with asyncio.timeout(90):
@@ -148,7 +148,7 @@ async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_th
                 )
         await asyncio.sleep(3)  # until the host has received it
         with telemetry.bound(task_id="warm", seat="third"):
-            async with hands.workspaces.open(base, "three") as workspace:
+            async with services.workspaces.open(base, "three") as workspace:
                 assert (await call(workspace, "files.list", path=".")).status is ToolStatus.SUCCESS
                 assert await of_seat("third") not in {ready, killed}
                 assert await spare(killed) != ready

@@ -44,10 +44,10 @@ async def bus(tmp_path: Path) -> AsyncIterator[str]:
         yield url
 
 
-async def prepared(hands: WorkspaceServices, settings: Settings, folder: Path) -> Prepared:
+async def prepared(services: WorkspaceServices, settings: Settings, folder: Path) -> Prepared:
     repo = await asyncio.to_thread(make_repo, folder / "repo", SAMPLE)
-    base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
-    return await hands.repositories.prepare(base, print)
+    base = await services.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
+    return await services.repositories.prepare(base, print)
 
 
 def named(one: Any) -> str:
@@ -91,56 +91,58 @@ async def test_a_repository_is_set_up_worked_on_and_proven_in_pods(
     tmp_path: Path, bus: str, api: client.ApiClient
 ) -> None:
     settings = configured(tmp_path, bus)
-    async with open_workspace_services(settings) as hands:
-        base = await prepared(hands, settings, tmp_path)
+    async with open_workspace_services(settings) as services:
+        base = await prepared(services, settings, tmp_path)
         assert base.runs["tests"].cases[f"{TESTS}::test_hello_world"] == "failed"
-        async with hands.workspaces.open(base, "one") as workspace:
+        async with services.workspaces.open(base, "one") as workspace:
             assert (
                 await call(workspace, "files.append", path=UTILS, content=SOLUTION)
             ).status is ToolStatus.SUCCESS
             assert (await workspace.check("tests", [TESTS])).verdict is Verdict.PASSED
             patch = await workspace.patch("Add hello_world()")
         assert patch.paths == (UTILS,)
-        async with hands.workspaces.open(base, "clean", patch=patch.diff, judged=True) as workspace:
+        async with services.workspaces.open(
+            base, "clean", patch=patch.diff, judged=True
+        ) as workspace:
             assert (await workspace.check("tests", [TESTS])).verdict is Verdict.PASSED
     assert await jobs_left(api) == []
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def hands(tmp_path: Path, bus: str) -> AsyncIterator[WorkspaceServices]:
-    async with open_workspace_services(configured(tmp_path, bus)) as hands:
-        yield hands
+async def services(tmp_path: Path, bus: str) -> AsyncIterator[WorkspaceServices]:
+    async with open_workspace_services(configured(tmp_path, bus)) as services:
+        yield services
 
 
 async def bare(
-    folder: Path, bus: str, hands: WorkspaceServices, files: Mapping[str, str], **checks: str
+    folder: Path, bus: str, services: WorkspaceServices, files: Mapping[str, str], **checks: str
 ) -> Prepared:
     """A repository with checks that need no set-up and no environment."""
     repo = await asyncio.to_thread(make_repo, folder / "repo", files)
-    base = await hands.repositories.resolve(
+    base = await services.repositories.resolve(
         await register(configured(folder, bus), str(repo.path), "HEAD")
     )
     profile = Profile(
         checks={name: ("/usr/bin/python3", "-c", code) for name, code in checks.items()}
     )
-    return await hands.repositories.prepare(replace(base, profile=profile), print)
+    return await services.repositories.prepare(replace(base, profile=profile), print)
 
 
 ODD = ['it\'s "quoted".txt', "$(touch pwned).txt", "two;lines&.txt", "-rf", "`id`", "späße 🎉.txt"]
 
 
 async def test_values_full_of_quotes_and_newlines_are_what_they_are(
-    tmp_path: Path, bus: str, hands: WorkspaceServices, api: client.ApiClient
+    tmp_path: Path, bus: str, services: WorkspaceServices, api: client.ApiClient
 ) -> None:
     base = await bare(
         tmp_path,
         bus,
-        hands,
+        services,
         dict.fromkeys(ODD, "$(id) \"'\n"),
         see="import os; print(sorted(os.listdir()))",
     )
     assert base.runs["see"].output.strip().splitlines()[-1] == repr(sorted(ODD))
-    async with hands.workspaces.open(base, "one") as workspace:
+    async with services.workspaces.open(base, "one") as workspace:
         for name in ODD[:2]:
             result = await call(workspace, "files.write", path=name, content="$(id)\n'; rm -rf /\n")
             assert result.status is ToolStatus.SUCCESS, result
@@ -148,7 +150,7 @@ async def test_values_full_of_quotes_and_newlines_are_what_they_are(
 
 
 async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(
-    tmp_path: Path, bus: str, hands: WorkspaceServices
+    tmp_path: Path, bus: str, services: WorkspaceServices
 ) -> None:
     look = (
         "import os, pathlib\n"
@@ -159,7 +161,7 @@ async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(
         "pass\n"
         "print('UID', os.getuid(), 'LINK', os.path.exists('/link/link.sock'))"
     )
-    base = await bare(tmp_path, bus, hands, SAMPLE, look=look)
+    base = await bare(tmp_path, bus, services, SAMPLE, look=look)
     output = base.runs["look"].output
     assert "TOKEN False BUS False" in output
     assert "WROTE" not in output
@@ -167,7 +169,7 @@ async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(
 
 
 async def test_memory_and_disk_that_are_used_up_are_said(
-    tmp_path: Path, bus: str, hands: WorkspaceServices
+    tmp_path: Path, bus: str, services: WorkspaceServices
 ) -> None:
     fill = (
         "import time\nfor n in range(3000):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n    "
@@ -176,7 +178,7 @@ async def test_memory_and_disk_that_are_used_up_are_said(
     base = await bare(
         tmp_path,
         bus,
-        hands,
+        services,
         SAMPLE,
         memory="x = bytearray(5_000_000_000); print(len(x))",
         disk=fill,
@@ -186,17 +188,17 @@ async def test_memory_and_disk_that_are_used_up_are_said(
 
 
 async def test_blocks_of_python_run_in_the_pod_on_its_files(
-    tmp_path: Path, bus: str, hands: WorkspaceServices
+    tmp_path: Path, bus: str, services: WorkspaceServices
 ) -> None:
     async def ask(tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         result: ToolResult = await call(workspace, tool, **arguments)
         return result
 
-    base = await bare(tmp_path, bus, hands, SAMPLE)
-    assert hands.run_code is not None
-    async with hands.workspaces.open(base, "one") as workspace:
+    base = await bare(tmp_path, bus, services, SAMPLE)
+    assert services.run_code is not None
+    async with services.workspaces.open(base, "one") as workspace:
         until = datetime.now(UTC) + timedelta(seconds=60)
-        first = await hands.run_code(CodeBlock("1 + 1", {}, until, "local"), workspace, ask)
+        first = await services.run_code(CodeBlock("1 + 1", {}, until, "local"), workspace, ask)
         assert (first.status, first.value, first.tier) == (ToolStatus.SUCCESS, 2, "monty")
         code = (
             "import pathlib\npathlib.Path('made.txt').write_text('by a block')\n"
@@ -215,16 +217,16 @@ async def test_an_image_that_is_not_there_is_said(
 ) -> None:
     async with open_workspace_services(
         configured(tmp_path, bus, image="registry.local/nothing:1")
-    ) as hands:
+    ) as services:
         with pytest.raises(
             SandboxUnavailable, match=r"'registry.local/nothing:1' of (hands|code) cannot be pulled"
         ):
-            await bare(tmp_path, bus, hands, SAMPLE, see="print(1)")
+            await bare(tmp_path, bus, services, SAMPLE, see="print(1)")
     assert await jobs_left(api) == []
 
 
 async def test_a_quota_that_is_used_up_is_said(
-    tmp_path: Path, bus: str, hands: WorkspaceServices, api: client.ApiClient
+    tmp_path: Path, bus: str, services: WorkspaceServices, api: client.ApiClient
 ) -> None:
     core = client.CoreV1Api(api)
     quota = client.V1ResourceQuota(
@@ -237,19 +239,19 @@ async def test_a_quota_that_is_used_up_is_said(
         with pytest.raises(
             SandboxUnavailable, match=r"the cluster refuses its pod: .*exceeded quota: none"
         ):
-            await bare(tmp_path, bus, hands, SAMPLE, see="print(1)")
+            await bare(tmp_path, bus, services, SAMPLE, see="print(1)")
     finally:
         await asyncio.to_thread(core.delete_namespaced_resource_quota, "none", WORKSPACES)
     assert await jobs_left(api) == []
 
 
 async def test_a_pod_that_is_killed_in_the_middle_is_said(
-    tmp_path: Path, bus: str, hands: WorkspaceServices, api: client.ApiClient
+    tmp_path: Path, bus: str, services: WorkspaceServices, api: client.ApiClient
 ) -> None:
     core = client.CoreV1Api(api)
-    base = await bare(tmp_path, bus, hands, SAMPLE)
+    base = await bare(tmp_path, bus, services, SAMPLE)
     base = replace(base, base=replace(base.base, profile=Profile(checks={"wait": ("sleep", "60")})))
-    async with hands.workspaces.open(base, "one") as workspace:
+    async with services.workspaces.open(base, "one") as workspace:
         checking = asyncio.create_task(workspace.check("wait"))
         await asyncio.sleep(1)
         pods = await asyncio.to_thread(core.list_namespaced_pod, WORKSPACES)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from k8s.test_jobs import bare, bus, hands, jobs_left  # noqa: F401 - `bus` and `hands` are fixtures
+from k8s.test_jobs import bare, bus, jobs_left, services  # noqa: F401 - `bus` and `services` are fixtures
 from kubernetes import client
 
 from moothall.app.repositories import WorkspaceServices, open_workspace_services
@@ -47,12 +47,12 @@ FILL = (
 async def test_processes_that_together_use_more_memory_than_the_container_has_are_said(
     tmp_path: Path,
     bus: str,  # noqa: F811 - the fixture
-    hands: WorkspaceServices,  # noqa: F811 - the fixture
+    services: WorkspaceServices,  # noqa: F811 - the fixture
 ) -> None:
     checks = {
         name: TOGETHER.replace("COUNT", count) for name, count in (("one", "1"), ("three", "3"))
     }
-    base = await bare(tmp_path, bus, hands, SAMPLE, **checks)
+    base = await bare(tmp_path, bus, services, SAMPLE, **checks)
     assert base.runs["one"].status == ToolStatus.SUCCESS, "one process alone is within all limits"
     assert base.runs["three"].status == ToolStatus.MEMORY, base.runs["three"]
 
@@ -63,9 +63,9 @@ async def test_a_pod_that_is_evicted_for_its_disk_is_said(
     api: client.ApiClient,
 ) -> None:
     small = configured(tmp_path, bus, disk_bytes=200_000_000)
-    async with open_workspace_services(small) as hands:  # noqa: F811 - not the fixture
+    async with open_workspace_services(small) as services:  # noqa: F811 - not the fixture
         with pytest.raises(MoothallError, match=r"its pod was ended: Evicted: .* exceeds "):
-            await bare(tmp_path, bus, hands, SAMPLE, fill=FILL)
+            await bare(tmp_path, bus, services, SAMPLE, fill=FILL)
     assert await jobs_left(api) == []
 
 

@@ -41,15 +41,15 @@ async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
         tmp_path / "there", bus, node_selector={"kubernetes.io/hostname": "node2"}
     )
     async with (
-        open_workspace_services(node_settings) as hands,
+        open_workspace_services(node_settings) as services,
         open_workspace_services(configured(tmp_path / "any", bus)) as others,
     ):
-        base = await bare(tmp_path / "there", bus, hands, SAMPLE, tests="print('ran')")
+        base = await bare(tmp_path / "there", bus, services, SAMPLE, tests="print('ran')")
         base = replace(
             base, base=replace(base.base, profile=Profile(checks={"wait": ("sleep", "200")}))
         )
         try:
-            async with hands.workspaces.open(base, "one") as workspace:
+            async with services.workspaces.open(base, "one") as workspace:
                 checking = asyncio.create_task(workspace.check("wait"))
                 await asyncio.sleep(1)
                 Node(Home.of_user(), 2).kill()

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 HELD = ("moothall", "moothall-workspaces")
-"""Namespaces that are held to their policies."""
+"""Namespaces whose policies are enforced."""
 OF_NODES = (
     "the API server",
     "the API server by its service",

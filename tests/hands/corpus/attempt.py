@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OUTSIDE, PORT, PID, MARK, SITE = "@OUTSIDE@", "@PORT@", "@PID@", "@MARK@", "@SITE@"
-"""Stand in arguments for what a test run knows: a file beside the workspace, a port where someone
-listens on this
-machine, a process of the same user outside, a file name that must appear nowhere outside, a site
-that tools may call.
+"""Placeholders in arguments for values of a test run: a file beside the workspace, a port
+with a listener on this machine, an outside process of the same user, a file name that must
+not appear outside, a site that tools may call.
 """
 
 

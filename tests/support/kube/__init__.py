@@ -8,5 +8,4 @@ and kube-proxy run, as kind does with a container. Requires root. `scripts/clust
 import os
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
-"""Which of the workers that share the cluster this is, for the names of what each has of its own.
-"""
+"""The name of this worker among those that share the cluster, for the names of its own objects."""

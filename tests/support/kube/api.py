@@ -24,12 +24,12 @@ class KubeApi:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.quotas: list[dict[str, Any]] = []
         self.denied: set[tuple[str, str]] = set()
-        """What the service account may not do: verb and resource."""
+        """Permissions that the service account lacks: verb and resource."""
         self.invalid = ""
-        """Why a Job is refused, where it is."""
+        """The reason for refusing Jobs, if they are refused."""
         self.warning = ""
         self.dry: list[dict[str, Any]] = []
-        """Jobs that were not to be made."""
+        """Names of refused Jobs."""
         self.stopped = threading.Event()
 
     def job(self, name: str, **labels: str) -> None:

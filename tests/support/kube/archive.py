@@ -18,7 +18,7 @@ from support.kube.programs import COREDNS, Home, Missing, Say
 
 BASE = "registry.local/debian:bookworm-python"
 NEEDED = ("pause", "coredns")
-"""What a bare cluster runs; the rest is imported once it is wanted."""
+"""The images of a bare cluster; others are imported on demand."""
 _SUITE = "bookworm"
 _BASE_PACKAGES = "ca-certificates,git,python3,python3-venv,procps"
 _MANIFEST, _LAYER = (

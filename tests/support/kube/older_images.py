@@ -14,7 +14,8 @@ from support.kube.node import nodes
 from support.kube.programs import Home, Missing, Say
 
 COMMIT = "981759e58358"
-"""The release before; as long as there is none, a commit of about eighty before this was written.
+"""The previous release; while there is none, a commit from about eighty commits before this
+file.
 """
 TAG = "before"
 _ROOT = Path(__file__).parents[3]

@@ -19,7 +19,7 @@ from support.kube import WORKER
 from support.kube.ctl import kubectl
 
 WORKSPACES = f"workspaces{WORKER}"
-"""The namespace of Jobs whose host is here."""
+"""The namespace of Jobs whose host is on this machine."""
 DEPLOY = Path(__file__).parents[3] / "deploy/k8s"
 
 

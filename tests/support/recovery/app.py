@@ -92,7 +92,7 @@ class App:
     env: dict[str, str] = field(default_factory=dict)
     instances: set[str] = field(default_factory=set)
     left: list[str] = field(default_factory=list)
-    """What was left on the bus when the others had ended."""
+    """What remained on the bus after the other processes had ended."""
 
     @property
     def data(self) -> Path:

@@ -27,7 +27,7 @@ STOPS: tuple[tuple[EventType, bool], ...] = (
     (EventType.SEAT_PROPOSED, False),
     (EventType.CHECK_FINISHED, True),
 )
-"""Where processes are stopped for a minute: at the first, or at the last event of a type."""
+"""The events at which processes are stopped for a minute: the first, or the last of a type."""
 
 
 @dataclass(slots=True)

@@ -67,7 +67,7 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
         "of a log that lost something: tests/e2e/test_log_damage.py inverts its bytes"
     ),
 }
-"""Event types that no scripted run here produces, and why."""
+"""Event types that no scripted run here produces, with the reason."""
 
 
 def repository(path: Path) -> Repo:

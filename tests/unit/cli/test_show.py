@@ -128,7 +128,7 @@ def test_a_seat_that_goes_in_circles_is_said_to_start_anew_or_to_stop() -> None:
 
 
 JOINER = "\N{WORD JOINER}"
-"""Stands behind what could call somebody or name an issue in the raw text."""
+"""Inserted after text that could mention a user or an issue in the raw text."""
 
 
 @given(st.text(max_size=80))

@@ -15,7 +15,7 @@ from moothall.cli import main
 from support.commands import leaves
 
 STARTERS = {"demo", "doctor", "open", "serve"}
-"""They start a server, or try every part of the machine: other tests run them."""
+"""Commands that start a server or check the whole machine: other tests run them."""
 
 
 COMMANDS = {" ".join(path): command for path, command in leaves(main)}

@@ -26,7 +26,7 @@ GREEN = {
         "from utils import greet\n\n\ndef test_greet():\n    assert greet('A')\n"
     ),
 }
-"""The sample without a test that fails: nothing shows which answer is right."""
+"""The sample without a failing test: nothing shows which answer is right."""
 WRONG = SOLUTION.replace("Hello, World!", "Goodbye")
 OWN_TEST = (
     "from utils import hello_world\n\n\ndef test_more():\n    assert hello_world() == 'Hello, "

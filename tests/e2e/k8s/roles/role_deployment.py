@@ -43,12 +43,12 @@ _RUN_SECONDS, _CALL_SECONDS, _GONE_SECONDS = 300.0, 10.0, 120.0
 _TRIES = 50
 
 Blow = Callable[[], Coroutine[Any, Any, int]]
-"""Kills something; returns how many processes that were."""
+"""A function that kills processes and returns their number."""
 
 
 SAME = ("status", "final_state", "winner", "proven", "delivered")
-"""What of an end is the same; how much evidence there is beside, and which seats were still needed,
-depends on how busy a machine is.
+"""The fields of an outcome that must be the same. The amount of other evidence, and the seats
+still needed, depend on the load of the machine.
 """
 
 
