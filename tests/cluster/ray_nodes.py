@@ -68,9 +68,9 @@ async def growing_nodes(
         with suppress(TimeoutError):
             async with asyncio.timeout(60):
                 await process.wait()
-        for one in below:
+        for child in below:
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                child.kill()
         assert await all_gone(below) == []
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -158,9 +158,9 @@ class Node:
 
     def kill(self) -> None:
         """Kill all that runs on it."""
-        for one in (*descendants(self.process.pid), psutil.Process(self.process.pid)):
+        for process in (*descendants(self.process.pid), psutil.Process(self.process.pid)):
             with suppress(psutil.NoSuchProcess):
-                one.send_signal(signal.SIGKILL)
+                process.send_signal(signal.SIGKILL)
 
 
 @asynccontextmanager
@@ -189,9 +189,9 @@ async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> Asyn
         with suppress(TimeoutError):
             async with asyncio.timeout(20):
                 await process.wait()
-        for one in below:
+        for child in below:
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                child.kill()
         assert await all_gone(below) == []
         await drain
 
@@ -223,16 +223,16 @@ async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[st
         joined = [
             await stack.enter_async_context(
                 node(
-                    one.entering(
+                    machine_.entering(
                         *start,
                         memory,
                         f"--address={address}",
-                        f"--node-ip-address={one.ip}",
+                        f"--node-ip-address={machine_.ip}",
                         "--num-cpus=1",
                     ),
                     environment,
                 )
             )
-            for one in machines
+            for machine_ in machines
         ]
         yield address, joined

@@ -97,12 +97,12 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
         }
         command = Command(data, model_there, extra)
         async with serving(command) as port, asyncio.TaskGroup() as group:
-            for one in machines:  # only the bus and the model are reachable
-                assert not one.sees(repo.path).exists()
-                assert not one.sees(data / "token").exists()
+            for machine in machines:  # only the bus and the model are reachable
+                assert not machine.sees(repo.path).exists()
+                assert not machine.sees(data / "token").exists()
                 assert not any(
                     [
-                        await one.reaches(host, port)
+                        await machine.reaches(host, port)
                         for host in ("127.0.0.1", simulated_machines.SERVER)
                     ]
                 )
@@ -110,11 +110,11 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
             deliberations = [
                 group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")
             ]
-            await until_begun(model, 2, data, *(one.sees(data) for one in machines))
-            for one in machines:
-                assert len(list(one.sees(data / "repos").glob("far-*.git"))) == 1
+            await until_begun(model, 2, data, *(machine.sees(data) for machine in machines))
+            for machine in machines:
+                assert len(list(machine.sees(data / "repos").glob("far-*.git"))) == 1
             fleet = (await command("fleet", "--json")).document["hosts"]
-            assert {host["node"] for host in fleet} == {one.ip for one in machines}
+            assert {host["node"] for host in fleet} == {machine.ip for machine in machines}
             assert sorted(work["task_id"] for host in fleet for work in host["holds"]) == [
                 "one",
                 "two",

@@ -149,9 +149,9 @@ async def ray_head(folder: Path, port: int) -> AsyncIterator[None]:
         yield
     finally:
         below = [psutil.Process(process.pid), *descendants(process.pid)]
-        for one in below:
+        for child in below:
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                child.kill()
         await process.wait()
         assert await all_gone(below) == []
 

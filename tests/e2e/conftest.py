@@ -27,7 +27,7 @@ async def command(
     model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Command]:
     """A command attached to a `serve` process that runs for the whole session."""
-    command = Command(tmp_path_factory.mktemp("house"), model.base_url)
+    command = Command(tmp_path_factory.mktemp("server"), model.base_url)
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
     lines: list[str] = []

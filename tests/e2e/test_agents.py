@@ -235,7 +235,11 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
         for file in (tmp_path / "data/audit/local").glob("*.jsonl")
         for line in file.read_text(encoding="utf-8").splitlines()
     ]
-    refused = {(one["task_id"], one["tool"]) for one in records if one.get("status") == "blocked"}
+    refused = {
+        (record["task_id"], record["tool"])
+        for record in records
+        if record.get("status") == "blocked"
+    }
     assert refused == {(ended["nosy"]["task_id"], "files.write")}
 
 

@@ -79,7 +79,7 @@ async def test_thirty_agents_are_never_more_than_four_at_once(tmp_path: Path) ->
     }
     assert len(by_agent) == COUNT
     for agent_steps in by_agent.values():
-        progress = [one["progress"] for one in agent_steps]
+        progress = [step["progress"] for step in agent_steps]
         assert progress == sorted(progress)
         assert (progress[-1], agent_steps[-1]["metrics"]["turns"] >= 1) == (1.0, True)
 

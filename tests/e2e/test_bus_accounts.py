@@ -47,7 +47,9 @@ async def test_the_services_have_the_whole_bus(app: App) -> None:
             EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1
         )
         assert await bus.publish(event) == 1
-        assert [one.event.data["turn"] async for one in bus.replay([Channel.RESULTS.all])] == [1]
+        assert [
+            recorded.event.data["turn"] async for recorded in bus.replay([Channel.RESULTS.all])
+        ] == [1]
 
 
 async def turned_away(settings: BusSettings) -> None:
@@ -70,7 +72,9 @@ async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(
     make_keys(str(new), "--renew", str(old / "accounts.conf"))
     async with served(tmp_path, new) as app:
         async with open_bus(app.services, app.url) as bus:
-            assert [one.event.id async for one in bus.replay([Channel.RESULTS.all])] == [event.id]
+            assert [recorded.event.id async for recorded in bus.replay([Channel.RESULTS.all])] == [
+                event.id
+            ]
             assert await bus.bucket("revoked").get("token") == {"why": "told"}
         async with open_core_messages(app.link("job-1"), app.url):
             pass

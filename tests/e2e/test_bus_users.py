@@ -77,12 +77,12 @@ async def test_an_event_goes_from_role_to_role(app: App, decider: JetStreamBus) 
             answering = group.create_task(host.answer(Channel.HOSTS.of("fleet"), state))
             assert "xxx" in await received.get()
             states = [
-                one async for one in api.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 1)
+                entry async for entry in api.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 1)
             ]
             working.cancel()
             answering.cancel()
         assert states == [{"host": "one"}]
-        kinds = [one.event.type async for one in decider.replay([Channel.RESULTS.of("t")])]
+        kinds = [entry.event.type async for entry in decider.replay([Channel.RESULTS.of("t")])]
         assert kinds == [EventType.DELIBERATION_REQUESTED, EventType.SEAT_TURN]
         assert (await decider.state("WORK")).messages == 0
 
@@ -97,9 +97,9 @@ async def test_a_caller_works_in_a_workspace_of_who_has_the_tools(
         written = await tools.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
         tests = await tools.call(opened, "tests.make", "r-2")
         assert (written.status, tests.status) == ("success", "success")
-        kinds = [one.event.type async for one in decider.replay([Channel.TOOLS.all])]
+        kinds = [recorded.event.type async for recorded in decider.replay([Channel.TOOLS.all])]
         assert kinds == [EventType.TOOL_FINISHED] * 2
-    audit = [one.event.type async for one in decider.replay([Channel.AUDIT.all])]
+    audit = [recorded.event.type async for recorded in decider.replay([Channel.AUDIT.all])]
     assert EventType.AUDIT_RECORDED in audit
 
 
@@ -112,8 +112,8 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
     [
         # what only the collector decides, and what only API servers receive
         *(
-            ("hosts", one)
-            for one in (
+            ("hosts", foreign_subject)
+            for foreign_subject in (
                 "agent.responses.t",
                 "agent.words.t",
                 "agile.events.s",
@@ -136,9 +136,9 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
         ),
         # the permissions of a host
         *(
-            (who, one)
+            (who, foreign_subject)
             for who in ("api", "tools")
-            for one in (
+            for foreign_subject in (
                 "agent.progress.a",
                 "agent.taken.t",
                 "agent.text.t",
@@ -148,12 +148,21 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
             )
         ),
         *(
-            ("api", one)
-            for one in ("workspace.link.job-1-in", "tool.results.w", "audit.local", "$KV.rates.x")
+            ("api", foreign_subject)
+            for foreign_subject in (
+                "workspace.link.job-1-in",
+                "tool.results.w",
+                "audit.local",
+                "$KV.rates.x",
+            )
         ),
         *(
-            ("collector", one)
-            for one in ("workspace.link.job-1-in", "tool.results.w", _HOST.format("MSG.NEXT"))
+            ("collector", foreign_subject)
+            for foreign_subject in (
+                "workspace.link.job-1-in",
+                "tool.results.w",
+                _HOST.format("MSG.NEXT"),
+            )
         ),
     ],
 )
@@ -165,14 +174,21 @@ async def test_nobody_says_what_is_anothers_to_say(app: App, who: str, subject: 
     ("who", "subject"),
     [
         *(
-            (who, one)
+            (who, foreign_subject)
             for who in USERS
-            for one in ("_INBOX.>", ">", "agent.>", "agent.responses.t", "$KV.>", "$JS.>")
+            for foreign_subject in (
+                "_INBOX.>",
+                ">",
+                "agent.>",
+                "agent.responses.t",
+                "$KV.>",
+                "$JS.>",
+            )
         ),
         *(
-            (who, one)
+            (who, foreign_subject)
             for who in ("api", "collector")
-            for one in ("workspace.link.job-1-out", "host.requests.fleet")
+            for foreign_subject in ("workspace.link.job-1-out", "host.requests.fleet")
         ),
         *((who, "graph.questions.*") for who in ("api", "tools", "hosts")),
         ("hosts", "repository.requests.house"),
@@ -212,7 +228,7 @@ async def test_a_decision_among_what_seats_say_is_none(app: App, decider: JetStr
     async with open_bus(app.of("hosts"), app.url) as host:
         await host.put_raw("agent.results.t", encode(decided), message_id="forged")
     assert (await decider.state("EVENTS")).messages == 1
-    assert [one async for one in decider.replay()] == []
+    assert [entry async for entry in decider.replay()] == []
     handled: list[str] = []
 
     async def handle(recorded: object) -> None:

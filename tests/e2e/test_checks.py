@@ -91,14 +91,16 @@ async def test_a_check_that_stood_still_has_its_time_back(tmp_path: Path) -> Non
                 await asyncio.sleep(0.05)
                 below = psutil.Process().children(recursive=True)
                 sleeping = [
-                    one for one in below if "1.25" in one.cmdline() and one.name() == "sleep"
+                    process
+                    for process in below
+                    if "1.25" in process.cmdline() and process.name() == "sleep"
                 ]
-            sandbox = [one for one in sleeping[0].parents() if one in below] + sleeping
-            for one in sandbox:
-                one.send_signal(signal.SIGSTOP)
+            sandbox = [process for process in sleeping[0].parents() if process in below] + sleeping
+            for process in sandbox:
+                process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(5)
-            for one in sandbox:
-                one.send_signal(signal.SIGCONT)
+            for process in sandbox:
+                process.send_signal(signal.SIGCONT)
     run = check.result()
     assert (run.verdict, run.status) == (Verdict.PASSED, "success")
 

@@ -29,7 +29,7 @@ async def test_doctor_lists_every_part_and_wall(command: Command) -> None:
     result = await command("doctor", "--json")
     assert result.code == 0, result.out
     parts = {finding["part"]: finding for finding in result.document}
-    for wall in (
+    for layer in (
         "bubblewrap",
         "network",
         "seccomp",
@@ -39,7 +39,7 @@ async def test_doctor_lists_every_part_and_wall(command: Command) -> None:
         "disk",
         "files",
     ):
-        assert parts[f"sandbox {wall}"]["ok"], parts[f"sandbox {wall}"]
+        assert parts[f"sandbox {layer}"]["ok"], parts[f"sandbox {layer}"]
     assert parts["bus"]["ok"]
     assert "replies as json" in parts["model"]["detail"]
     assert result.err == ""

@@ -144,8 +144,8 @@ async def test_callers_of_a_door_that_is_killed_go_on_at_another(
                 await asyncio.sleep(0.05)
         first = await create(killed, "Export as CSV")
         watchers = [
-            asyncio.create_task(one)
-            for one in (
+            asyncio.create_task(item)
+            for item in (
                 watch(killed, updates),
                 poll(killed, statuses),
                 listen(killed, board_events, 9),
@@ -171,7 +171,7 @@ async def test_callers_of_a_door_that_is_killed_go_on_at_another(
         assert again.result().status == statuses[-1] == pb.DELIBERATION_STATUS_COMPLETED
         topics = [channel.of("team-a_waits") for channel in (Channel.RESULTS, Channel.RESPONSES)]
         async with aclosing(bus.replay(topics)) as records:
-            recorded = [one.event async for one in records]
+            recorded = [item.event async for item in records]
         assert {event.id for event in recorded} <= {update.event.id for update in updates}
         assert len({update.event.id for update in updates}) == len(updates)
         assert [event.type for event in recorded].count(EventType.DELIBERATION_DECIDED) == 1

@@ -162,7 +162,7 @@ async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(
 async def test_without_a_server_the_command_answers_by_itself_and_a_rebuild_gives_the_same_graph(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
-    alone = Command(tmp_path / "house", command.model_url)
+    alone = Command(tmp_path / "server", command.model_url)
     outcome = await _delivered(alone, repo)
     document = await _eventually(alone, "deliberation", f"task_id={outcome['task_id']}")
     assert document[0]["deliberation"]["status"] == "COMPLETED"

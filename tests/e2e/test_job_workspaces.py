@@ -159,8 +159,8 @@ async def test_products_of_a_build_are_no_part_of_a_patch_even_after_a_check_tha
         checking = asyncio.create_task(workspace.check("slow"))
         async with asyncio.timeout(60):
             while not any(
-                "600.25" in (each.info["cmdline"] or ())
-                for each in psutil.process_iter(["cmdline"])
+                "600.25" in (process.info["cmdline"] or ())
+                for process in psutil.process_iter(["cmdline"])
             ):
                 await asyncio.sleep(0.05)
         checking.cancel()
@@ -208,11 +208,13 @@ async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it
                 async with app.workspaces.open(prepared, seat):
                     await asyncio.sleep(0.1)
         annotations = [
-            [one.get(f"moothall/{key}") for key in ("task", "tenant", "seat")]
-            for one in app.pods.labelled.values()
+            [labels.get(f"moothall/{key}") for key in ("task", "tenant", "seat")]
+            for labels in app.pods.labelled.values()
         ]
     assert annotations[:2] == [["t1", "team", "first"], ["t1", "team", "second"]]
-    assert all(one == [None, None, None] for one in annotations[2:]), "spare Jobs belong to nobody"
+    assert all(labels == [None, None, None] for labels in annotations[2:]), (
+        "spare Jobs belong to nobody"
+    )
 
 
 async def test_all_that_is_done_for_a_repository_is_done_in_its_own_image(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ async def test_what_an_mcp_tool_wrote_is_in_the_winners_diff(tmp_path: Path) -> 
         again = await command("tools", "take", "notes", "--look")
         assert "new" not in again.out.split()
         listed = {
-            one["id"]: one
-            for one in (await command("tools", "list", "--category", "mcp", "--json")).document
+            record["id"]: record
+            for record in (await command("tools", "list", "--category", "mcp", "--json")).document
         }
         assert listed["mcp.notes.put"]["danger"] == "execute"
         assert listed["mcp.notes.get"]["danger"] == "read"
@@ -120,9 +120,9 @@ async def test_what_an_mcp_tool_wrote_is_in_the_winners_diff(tmp_path: Path) -> 
         for line in file.read_text(encoding="utf-8").splitlines()
     ]
     ends = {
-        (one["task_id"], one["status"])
-        for one in records
-        if one.get("tool") == "mcp.notes.put" and one["phase"] == "finish"
+        (record["task_id"], record["status"])
+        for record in records
+        if record.get("tool") == "mcp.notes.put" and record["phase"] == "finish"
     }
     assert ("granted", "success") in ends
     assert {status for task, status in ends if task == "not-granted"} == {"blocked"}

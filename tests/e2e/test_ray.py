@@ -70,8 +70,12 @@ async def test_a_ray_of_our_own_tells_nothing_without_its_token(tmp_path: Path) 
         # Ignore tokens of the environment: they are for another Ray cluster.
         extra = {**NO_TOKEN, "MOOTHALL_RAY__MODE": "ray"}
         async with served(Command(tmp_path / "data", model.base_url, extra)) as server:
-            processes = [one for one in descendants(server.pid) if "nats" not in one.name()]
-            ports = {port: one.name() for one in processes for port in listening_ports(one)}
+            processes = [
+                process for process in descendants(server.pid) if "nats" not in process.name()
+            ]
+            ports = {
+                port: process.name() for process in processes for port in listening_ports(process)
+            }
             assert {"gcs_server", "raylet"} <= set(ports.values())
             leaks = [
                 (name, path)
@@ -122,7 +126,7 @@ async def test_a_cluster_that_takes_drivers_without_a_token_gets_nothing_unless_
 async def doctor_findings(command: Command) -> dict[str, Any]:
     """Return the findings of `doctor` about the Ray cluster."""
     findings: Any = (await command("doctor", "--json")).document
-    (finding,) = [one for one in findings if one["part"] == "ray cluster"]
+    (finding,) = [item for item in findings if item["part"] == "ray cluster"]
     return dict(finding)
 
 

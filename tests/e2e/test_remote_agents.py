@@ -64,7 +64,7 @@ async def test_it_proposes_what_a_house_elsewhere_made_and_a_killed_replica_is_m
                     replica_stack,
                 )
             )
-        (folder := tmp_path / "house").mkdir()
+        (folder := tmp_path / "server").mkdir()
         token = folder / "elsewhere.token"
         token.write_text(ALICE, encoding="utf-8")
         command = make_command(folder, local_model.base_url)

@@ -140,7 +140,7 @@ async def cluster(
         # A process that starts before the collector has created all streams and consumers requests
         # the missing ones.
         early = refused_subjects(parts, folder)
-        assert not [one for one in early if ".CREATE." not in one.upper()]
+        assert not [item for item in early if ".CREATE." not in item.upper()]
         bus = await stack.enter_async_context(open_bus(app.services, app.url))
         yield Cluster(bus, parts)
         assert refused_subjects(parts, folder) == early
@@ -180,9 +180,9 @@ async def deliberate(
 async def decided(bus: JetStreamBus, task_id: str) -> list[Any]:
     topic = (Channel.RESPONSES.of(f"team-a_{task_id}"),)
     return [
-        one.event
-        async for one in bus.replay(topic)
-        if one.event.type is EventType.DELIBERATION_DECIDED
+        recorded.event
+        async for recorded in bus.replay(topic)
+        if recorded.event.type is EventType.DELIBERATION_DECIDED
     ]
 
 
@@ -195,8 +195,8 @@ async def test_what_one_door_was_asked_the_other_answers(cluster: Cluster) -> No
             pb.GetDeliberationResultRequest(task_id="one-1"), metadata=WHO, timeout=60
         )
     assert other_answer.status == answer.status
-    assert [one.proposal.content for one in other_answer.results] == [
-        one.proposal.content for one in answer.results
+    assert [result.proposal.content for result in other_answer.results] == [
+        result.proposal.content for result in answer.results
     ]
     assert len(await decided(cluster.bus, "one-1")) == 1
 
@@ -329,9 +329,9 @@ async def wait_until_decided(cluster: Cluster, tasks: Sequence[str]) -> None:
 async def finished_stories(bus: JetStreamBus, name: str) -> list[str]:
     """Return the stories whose names begin so, once for each recorded end of a plan."""
     ends = [
-        one.event
-        async for one in bus.replay((Channel.STORIES.all,))
-        if one.event.type is EventType.PLAN_FINISHED
+        recorded.event
+        async for recorded in bus.replay((Channel.STORIES.all,))
+        if recorded.event.type is EventType.PLAN_FINISHED
     ]
     return [story for end in ends if (story := str(end.data["story_id"])).startswith(name)]
 

@@ -121,7 +121,7 @@ async def test_a_story_is_merged_into_a_branch_that_moved(own_command: Command, 
             check["check"] == "tests" and check["verdict"] == "passed" for check in row["evidence"]
         )
         assert row["model_calls"]
-        assert [(each["approver"], each["decision"]) for each in row["decisions"]] == [
+        assert [(decision["approver"], decision["decision"]) for decision in row["decisions"]] == [
             ("pat", "approved")
         ] * 3
 
@@ -153,7 +153,7 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
                 assert query.code in {0, 1}, query.err
         (row,) = query.document["proposals"]
         assert row["story"]["story_id"] == person.story_id
-        assert {(each["approver"], each["decision"]) for each in row["decisions"]} == {
+        assert {(decision["approver"], decision["decision"]) for decision in row["decisions"]} == {
             ("pat", "approved")
         }
         pack = context.GetContextRequest(story_id=person.story_id, role="dev", phase="build")

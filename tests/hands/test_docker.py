@@ -129,7 +129,7 @@ async def test_a_container_that_goes_on(docker_workspace: DockerWorkspace) -> No
     )
     container = started.output["container"]
     listed = (await docker_workspace.ask("ps")).output["containers"]
-    assert [(one["container"], one["image"], one["state"]) for one in listed] == [
+    assert [(item["container"], item["image"], item["state"]) for item in listed] == [
         (container, "app", "running")
     ]
     result = await docker_workspace.ask(
@@ -290,7 +290,8 @@ async def test_what_expired_is_removed_whoever_made_it(
             if tag.endswith(":gone")
         ] == []
     assert [
-        one["container"] for one in (await docker_workspace.ask("ps")).output["containers"]
+        container["container"]
+        for container in (await docker_workspace.ask("ps")).output["containers"]
     ] == [running]
 
 

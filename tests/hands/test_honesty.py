@@ -85,31 +85,34 @@ def doctor(
     return {finding["part"].removeprefix("sandbox "): finding for finding in json.loads(output)}
 
 
-@pytest.mark.parametrize("wall", ["landlock", "seccomp"])
-def test_a_missing_wall_is_named_and_stops_the_start(tmp_path: Path, wall: str) -> None:
-    code, output = without((wall,), "-c", START, str(tmp_path))
-    assert (code, f"REFUSED SANDBOX_UNAVAILABLE sandbox layer '{wall}' is missing: " in output) == (
+@pytest.mark.parametrize("layer", ["landlock", "seccomp"])
+def test_a_missing_wall_is_named_and_stops_the_start(tmp_path: Path, layer: str) -> None:
+    code, output = without((layer,), "-c", START, str(tmp_path))
+    assert (
+        code,
+        f"REFUSED SANDBOX_UNAVAILABLE sandbox layer '{layer}' is missing: " in output,
+    ) == (
         1,
         True,
     ), output
-    assert f"sandbox.allow_degraded = ['{wall}']" in output
-    findings = doctor((wall,), tmp_path)
-    assert (findings[wall]["ok"], bool(findings[wall]["mend"])) == (False, True)
+    assert f"sandbox.allow_degraded = ['{layer}']" in output
+    findings = doctor((layer,), tmp_path)
+    assert (findings[layer]["ok"], bool(findings[layer]["mend"])) == (False, True)
     alike = (
-        {wall, "executor"} if wall == "seccomp" else {wall}
+        {layer, "executor"} if layer == "seccomp" else {layer}
     )  # the executor is spared by such a filter
     assert {name for name, part in findings.items() if not part["ok"]} == alike
 
 
 @pytest.mark.parametrize(
-    ("wall", "named"), [("landlock", ("landlock",)), ("seccomp", ("seccomp", "executor"))]
+    ("layer", "named"), [("landlock", ("landlock",)), ("seccomp", ("seccomp", "executor"))]
 )
 def test_a_wall_that_was_accepted_is_shown_and_the_rest_works(
-    tmp_path: Path, wall: str, named: tuple[str, ...]
+    tmp_path: Path, layer: str, named: tuple[str, ...]
 ) -> None:
     allowed = json.dumps(named)
     code, output = without(
-        (wall,), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed
+        (layer,), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed
     )
     assert code == 0, output
     assert (
@@ -121,9 +124,9 @@ def test_a_wall_that_was_accepted_is_shown_and_the_rest_works(
         f"GAUGE {name} 0.0" for name in named
     ]
     assert output.count(" 1.0\n") == len(LAYERS) - len(named)
-    findings = doctor((wall,), tmp_path, MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed)
-    assert "missing, accepted by sandbox.allow_degraded" in findings[wall]["detail"]
-    code, output = without((wall,), "-c", WORK, str(tmp_path / "work"), *named)
+    findings = doctor((layer,), tmp_path, MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed)
+    assert "missing, accepted by sandbox.allow_degraded" in findings[layer]["detail"]
+    code, output = without((layer,), "-c", WORK, str(tmp_path / "work"), *named)
     assert (code, "success 42" in output) == (0, True), output
 
 

@@ -93,7 +93,7 @@ async def test_text_full_of_html_scripts_and_bidi_characters_does_nothing(
             user,
             f"Greet {HOSTILE}"[:200],
             f"{BRIEF} HOSTILE {HOSTILE}",
-            tuple(f"{one} {HOSTILE}" for one in AC),
+            tuple(f"{criterion} {HOSTILE}" for criterion in AC),
         )
         await user.press("Refine")
         await user.press("Submit")

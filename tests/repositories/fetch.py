@@ -69,7 +69,7 @@ def projects(listed: Path = LIST) -> list[Project]:
             name,
             entry["ecosystem"],
             tuple(
-                _package(each, name, entry["ecosystem"]) for each in entry.get("packages", [entry])
+                _package(item, name, entry["ecosystem"]) for item in entry.get("packages", [entry])
             ),
             entry.get("why", ""),
             entry.get("files", {}),

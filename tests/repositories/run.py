@@ -133,8 +133,8 @@ def _judge(
     assert repo.git("status", "--porcelain") == "", "the checked-out files were touched"
     assert repo.git("worktree", "list").count("\n") == 0, "a worktree was left"
     places = [
-        (each["seat"], each["passed_gates"], each["proven"], each["reasons"])
-        for each in document["results"]
+        (result["seat"], result["passed_gates"], result["proven"], result["reasons"])
+        for result in document["results"]
     ]
     summary = json.dumps(
         {
@@ -169,8 +169,11 @@ async def main(
     async with scripted_model(player.answer()) as server:
         for project in selected:
             programs = {
-                PROGRAMS[one]
-                for one in (project.ecosystem, *(package.ecosystem for package in project.packages))
+                PROGRAMS[ecosystem]
+                for ecosystem in (
+                    project.ecosystem,
+                    *(package.ecosystem for package in project.packages),
+                )
             }
             if missing := sorted(program for program in programs if shutil.which(program) is None):
                 print(f"SKIPPED {project.name}: {', '.join(missing)} is not installed")
@@ -184,7 +187,7 @@ async def main(
                     rows.append(replace(row, seconds=time.monotonic() - started))
                     print(show(rows[-1]), flush=True)
                     if keep:
-                        write(rows, [each.name for each in projects()])
+                        write(rows, [item.name for item in projects()])
                 except Exception as error:  # noqa: BLE001 - a failed project; the others are tried too
                     wrong.append(project.name)
                     print(

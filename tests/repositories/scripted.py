@@ -47,7 +47,7 @@ class Riddle:
         if how == 0:
             broken = {**self.texts, path: self.broken}
             files = {**self.texts, other: self.second.broken(self.texts[other])}
-            return [_edit(each, broken[each], files[each]) for each in dict.fromkeys((path, other))]
+            return [_edit(file, broken[file], files[file]) for file in dict.fromkeys((path, other))]
         if how == 1 and self.tests:
             return [
                 {"tool": "files.write", "args": {"path": test, "content": ""}}

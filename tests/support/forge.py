@@ -146,7 +146,7 @@ class FakeForge:
         issues = [
             item
             for item in self.issues.values()
-            if not label or label in {one["name"] for one in item["labels"]}
+            if not label or label in {entry["name"] for entry in item["labels"]}
         ]
         if self.kind == "github" and not label:  # there, pull requests are issues too
             issues += [

@@ -68,7 +68,7 @@ def gitea() -> Path:
 
 def _build(draft: Path) -> Path:
     source = module("code.gitea.io/gitea", VERSION)
-    overlay, tree = draft / "made", draft / "source"
+    overlay, tree = draft / "overlay", draft / "source"
     shutil.copytree(
         source, tree, copy_function=shutil.copyfile
     )  # a module's own folder is read-only
@@ -146,8 +146,8 @@ def real_gitea(home: Path, folder: Path) -> Iterator[Place]:
             "--raw",
         )
         tokens[login] = output.strip().splitlines()[-1]
-    with running([*base, "web"], work / "said", env=env) as process:
-        wait_for(partial(_answers, url), process, work / "said", _START_SECONDS)
+    with running([*base, "web"], work / "log", env=env) as process:
+        wait_for(partial(_answers, url), process, work / "log", _START_SECONDS)
         _fill(url, tokens, folder)
         yield Place(
             "gitea",

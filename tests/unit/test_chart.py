@@ -186,8 +186,8 @@ def test_what_a_user_says_is_there_in_another_namespace_too(helm: str, tmp_path:
     (tmp_path / "values.yaml").write_text(EVERYTHING, encoding="utf-8")
     text = rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other")
     manifests = objects(text)
-    for each in manifests.values():
-        accepted(each)
+    for manifest in manifests.values():
+        accepted(manifest)
     assert {space for _, space, _ in manifests} == {"other", "other-workspaces"}
     settings = manifests["ConfigMap", "other", "moothall"]["data"]
     assert settings["MOOTHALL_LLM__MODEL"] == 'a "name"'
@@ -334,8 +334,8 @@ def secrets(node: Any) -> Iterable[str]:
             else:
                 yield from secrets(value)
     elif isinstance(node, Iterable) and not isinstance(node, str):
-        for each in node:
-            yield from secrets(each)
+        for item in node:
+            yield from secrets(item)
 
 
 @pytest.mark.parametrize(
@@ -395,14 +395,14 @@ def test_the_command_that_installs_it_is_one(helm: str) -> None:
     assert ("PersistentVolumeClaim", "moothall", "moothall") in manifests, (
         "unspecified values keep the previous behaviour"
     )
-    for each in manifests.values():
-        accepted(each)
+    for manifest in manifests.values():
+        accepted(manifest)
 
 
 def test_the_examples_are_what_their_definitions_say() -> None:
     for path in (DEPLOY / "k8s/examples").glob("*.yaml"):
-        for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-            accepted(each)
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            accepted(document)
 
 
 def test_the_chart_has_nothing_that_helm_complains_of(helm: str) -> None:

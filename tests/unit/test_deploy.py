@@ -53,7 +53,9 @@ def patches(folder: Path) -> set[str]:
 
 def one(kind: str, name: str) -> dict[str, Any]:
     return next(
-        each for each in documents() if (each["kind"], each["metadata"]["name"]) == (kind, name)
+        document
+        for document in documents()
+        if (document["kind"], document["metadata"]["name"]) == (kind, name)
     )
 
 
@@ -66,9 +68,9 @@ def test_every_file_is_part_of_it_and_what_kubernetes_takes(folder: Path) -> Non
     assert sorted(named) == sorted(
         path.name for path in folder.glob("*.yaml") if path.name != "kustomization.yaml"
     )
-    for each in documents(folder):
-        if each["kind"] not in DEFINED and not is_copied(each):
-            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+    for document in documents(folder):
+        if document["kind"] not in DEFINED and not is_copied(document):
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
 def is_copied(each: dict[str, Any]) -> bool:
@@ -77,13 +79,13 @@ def is_copied(each: dict[str, Any]) -> bool:
 
 
 def test_the_examples_are_what_kubernetes_takes_and_the_pipeline_asks_for_what_there_is() -> None:
-    for each in documents(DEPLOY / "examples"):
-        if each["kind"] not in DEFINED:
-            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+    for document in documents(DEPLOY / "examples"):
+        if document["kind"] not in DEFINED:
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
     (job,) = [
-        each
-        for each in documents(DEPLOY / "examples")
-        if each["metadata"].get("generateName") == "deliberation-"
+        document
+        for document in documents(DEPLOY / "examples")
+        if document["metadata"].get("generateName") == "deliberation-"
     ]
     pod = job["spec"]["template"]["spec"]
     arguments = [*pod["containers"][0]["command"], *pod["containers"][0]["args"]]
@@ -123,9 +125,9 @@ def test_every_key_of_the_configuration_is_a_setting(
     environment = configured(folder)
     keys = make(tmp_path / "keys")
     (bus,) = [
-        each["secret"]
-        for each in one("Deployment", "moothall")["spec"]["template"]["spec"]["volumes"]
-        if each["name"] == "bus"
+        volume["secret"]
+        for volume in one("Deployment", "moothall")["spec"]["template"]["spec"]["volumes"]
+        if volume["name"] == "bus"
     ]
     files = {item["path"]: keys[item["key"]] for item in bus["items"]}
     for name, value in environment.items():
@@ -141,9 +143,9 @@ def test_every_key_of_the_configuration_is_a_setting(
 
 
 def test_the_services_may_make_jobs_in_one_namespace_and_nothing_else() -> None:
-    kinds = [each["kind"] for each in documents()]
+    kinds = [document["kind"] for document in documents()]
     assert not {"ClusterRole", "ClusterRoleBinding"} & set(kinds)
-    (role,) = [each for each in documents() if each["kind"] == "Role"]
+    (role,) = [document for document in documents() if document["kind"] == "Role"]
     assert role["metadata"]["namespace"] == "moothall-workspaces"
     allowed = {
         (kind, verb)
@@ -162,20 +164,20 @@ def within(node: Any) -> Iterator[dict[str, Any]]:
     """Yield every mapping in a document."""
     if isinstance(node, dict):
         yield node
-    for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from within(each)
+    for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from within(item)
 
 
 def test_what_is_kept_and_brought_back_is_every_volume_that_the_log_lies_on() -> None:
     claims = {
-        each["metadata"]["name"]
-        for each in documents(DEPLOY / "examples")
-        if each["kind"] == "PersistentVolumeClaim"
+        document["metadata"]["name"]
+        for document in documents(DEPLOY / "examples")
+        if document["kind"] == "PersistentVolumeClaim"
     }
     snapshotted = {
-        each["spec"]["source"]["persistentVolumeClaimName"]
-        for each in documents(DEPLOY / "examples")
-        if each["kind"] == "VolumeSnapshot"
+        document["spec"]["source"]["persistentVolumeClaimName"]
+        for document in documents(DEPLOY / "examples")
+        if document["kind"] == "VolumeSnapshot"
     }
     servers = range(one("StatefulSet", "nats")["spec"]["replicas"])
     assert claims == snapshotted == {"moothall", *(f"data-nats-{number}" for number in servers)}
@@ -184,20 +186,20 @@ def test_what_is_kept_and_brought_back_is_every_volume_that_the_log_lies_on() ->
 def test_both_namespaces_and_every_pod_are_restricted() -> None:
     files = [next(read(folder / name)) for folder in FOLDERS for name in patches(folder)]
     seen = 0
-    for each in within([[*documents(folder)] for folder in FOLDERS] + files):
-        if each.get("kind") == "Namespace":
-            assert each["metadata"]["labels"] == {
+    for mapping in within([[*documents(folder)] for folder in FOLDERS] + files):
+        if mapping.get("kind") == "Namespace":
+            assert mapping["metadata"]["labels"] == {
                 "pod-security.kubernetes.io/enforce": "restricted"
             }
         if any(
-            "image" in container for container in each.get("containers", ())
+            "image" in container for container in mapping.get("containers", ())
         ):  # otherwise it is a patch
-            assert each["securityContext"]["runAsNonRoot"] is True
-            assert each["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        if "image" in each:
+            assert mapping["securityContext"]["runAsNonRoot"] is True
+            assert mapping["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        if "image" in mapping:
             seen += 1
-            ours = each["image"] in {"moothall", "nats"}
-            assert each["securityContext"] == {
+            ours = mapping["image"] in {"moothall", "nats"}
+            assert mapping["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 **(
                     {"readOnlyRootFilesystem": True} if ours else {}
@@ -210,12 +212,14 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
 def test_no_pod_that_reads_settings_takes_a_services_variables_for_some() -> None:
     """`MOOTHALL_METRICS_SERVICE_HOST`, set for the Service moothall-metrics, would end it."""
     pods = [
-        each
-        for each in within([[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")])
-        if "containers" in each
+        mapping
+        for mapping in within([[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")])
+        if "containers" in mapping
     ]
     ours = [
-        pod for pod in pods if any(one["image"].endswith("moothall") for one in pod["containers"])
+        pod
+        for pod in pods
+        if any(container["image"].endswith("moothall") for container in pod["containers"])
     ]
     assert len(ours) == 5
     assert [pod.get("enableServiceLinks") for pod in ours] == [False] * 5
@@ -226,7 +230,9 @@ def test_files_that_are_their_owners_alone_stay_so_when_a_volume_is_mounted_agai
     refused.
     """
     pods = [
-        each for each in within([[*documents(folder)] for folder in FOLDERS]) if "fsGroup" in each
+        mapping
+        for mapping in within([[*documents(folder)] for folder in FOLDERS])
+        if "fsGroup" in mapping
     ]
     assert len(pods) == 6
     assert {pod.get("fsGroupChangePolicy") for pod in pods} == {"OnRootMismatch"}
@@ -234,7 +240,9 @@ def test_files_that_are_their_owners_alone_stay_so_when_a_volume_is_mounted_agai
 
 def test_the_ray_of_the_hosts_is_the_one_that_the_images_have() -> None:
     (cluster,) = [
-        each for each in documents(DEPLOY / "components/hosts") if each["kind"] == "RayCluster"
+        document
+        for document in documents(DEPLOY / "components/hosts")
+        if document["kind"] == "RayCluster"
     ]
     lock = (DEPLOY.parents[1] / "requirements/run.txt").read_text(encoding="utf-8")
     assert f"\nray=={cluster['spec']['rayVersion']} " in lock
@@ -256,7 +264,9 @@ def test_the_bus_is_of_the_release_that_the_tests_run() -> None:
     it refused every write.
     """
     (image,) = [
-        each for each in kustomization(DEPLOY / "overlays/prod")["images"] if each["name"] == "nats"
+        entry
+        for entry in kustomization(DEPLOY / "overlays/prod")["images"]
+        if entry["name"] == "nats"
     ]
     lock = (DEPLOY.parents[1] / "requirements/run.txt").read_text(encoding="utf-8")
     assert f"\nnats-server-bin=={image['newTag']} " in lock

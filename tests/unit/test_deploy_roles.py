@@ -78,7 +78,9 @@ def container(spec: dict[str, Any]) -> dict[str, Any]:
 def seen_keys(spec: dict[str, Any]) -> dict[str, str]:
     """Return the bus keys that a pod finds, with their file names."""
     (bus,) = [
-        each["secret"] for each in spec["template"]["spec"]["volumes"] if each["name"] == "bus"
+        volume["secret"]
+        for volume in spec["template"]["spec"]["volumes"]
+        if volume["name"] == "bus"
     ]
     return {item["path"]: item["key"] for item in bus["items"]}
 
@@ -88,7 +90,7 @@ def test_each_comes_to_the_bus_as_what_it_does(overlay: Objects) -> None:
         role = name.removeprefix("moothall-")
         links = {"links.json": "links.json"} if role in {"hosts", "tools"} else {}
         assert seen_keys(spec) == {"bus.creds": f"{role}.creds", **links}
-        variables = {each["name"] for each in container(spec)["env"]}
+        variables = {variable["name"] for variable in container(spec)["env"]}
         assert ("MOOTHALL_JOBS__LINK_KEYS_FILE" in variables) == bool(links)
         assert "MOOTHALL_RAY__CREDENTIALS_FILE" not in variables
     assert {name.removeprefix("moothall-") for name in deployments(overlay)} == set(USERS)
@@ -180,7 +182,9 @@ def test_the_ports_of_the_wire_lead_to_who_answers_there(overlay: Objects) -> No
         ("moothall-tools", "tools", OF_TOOLS),
     ):
         spec = overlay["Service", "moothall", service]["spec"]
-        (answering,) = [each for each in deployments(overlay).values() if role in only(each)]
+        (answering,) = [
+            deployment for deployment in deployments(overlay).values() if role in only(deployment)
+        ]
         assert spec["selector"] == answering["selector"]["matchLabels"]
         there = {port["containerPort"]: port["name"] for port in container(answering)["ports"]}
         leads = {

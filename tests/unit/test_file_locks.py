@@ -66,4 +66,4 @@ def test_a_private_text_is_its_owner_s_alone_also_where_it_was_not(tmp_path: Pat
     write_private(path, "new")
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [one.name for one in tmp_path.iterdir()] == ["token"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["token"]

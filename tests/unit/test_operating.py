@@ -27,11 +27,11 @@ def commands() -> list[str]:
     matches = re.findall(r"^    (\S.*)$|`([^`\n]+)`", TEXT, re.MULTILINE)
     spans = (line or span for line, span in matches)
     command_lines = [
-        each
-        for each in spans
-        if each.startswith(KNOWN) and (" " in each or each.startswith("scripts/"))
+        item
+        for item in spans
+        if item.startswith(KNOWN) and (" " in item or item.startswith("scripts/"))
     ]
-    return sorted({part.strip() for each in command_lines for part in each.split(" | ")})
+    return sorted({part.strip() for item in command_lines for part in item.split(" | ")})
 
 
 @functools.cache
@@ -39,15 +39,23 @@ def named() -> set[tuple[str, str]]:
     """Return kind and name of every object in the manifests."""
     names = set()
     for path in MANIFESTS:
-        for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-            if isinstance(each, dict) and "metadata" in each and "name" in each["metadata"]:
-                names.add((each["kind"].lower(), each["metadata"]["name"]))
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            if (
+                isinstance(document, dict)
+                and "metadata" in document
+                and "name" in document["metadata"]
+            ):
+                names.add((document["kind"].lower(), document["metadata"]["name"]))
     return names
 
 
 @pytest.mark.parametrize(
     "command",
-    [each for each in commands() if each.startswith("moothall") or " -- moothall " in each],
+    [
+        command_line
+        for command_line in commands()
+        if command_line.startswith("moothall") or " -- moothall " in command_line
+    ],
 )
 def test_ours_are_commands_with_their_options(command: str) -> None:
     words = shlex.split(command)
@@ -70,7 +78,12 @@ def objects(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "command", [each for each in commands() if each.startswith(("kubectl", "scripts/"))]
+    "command",
+    [
+        command_line
+        for command_line in commands()
+        if command_line.startswith(("kubectl", "scripts/"))
+    ],
 )
 def test_files_and_objects_are_there(command: str) -> None:
     words = shlex.split(command)

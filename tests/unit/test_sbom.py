@@ -43,7 +43,7 @@ def sbom(archive: Path) -> subprocess.CompletedProcess[str]:
 
 def named(document: str) -> set[str]:
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(document) is None
-    return {each["purl"] for each in json.loads(document)["components"]}
+    return {component["purl"] for component in json.loads(document)["components"]}
 
 
 def metadata(name: str, version: str) -> bytes:
@@ -109,18 +109,18 @@ def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
         line.split()[1:] for line in completed.stdout.splitlines() if line.startswith("installed ")
     ]
     debian = {
-        (each["name"], each["version"])
-        for each in components
-        if each["purl"].startswith("pkg:deb/")
+        (item["name"], item["version"])
+        for item in components
+        if item["purl"].startswith("pkg:deb/")
     }
     assert debian == {(name, version) for name, version in installed}
     python = {
-        (each["name"], each["version"])
-        for each in components
-        if each["purl"].startswith("pkg:pypi/")
+        (item["name"], item["version"])
+        for item in components
+        if item["purl"].startswith("pkg:pypi/")
     }
-    for each in ("pytest", "ray", "grpcio"):
-        assert (each, importlib.metadata.version(each)) in python
+    for item in ("pytest", "ray", "grpcio"):
+        assert (item, importlib.metadata.version(item)) in python
 
 
 def behind_an_index(archive: Path, out: Path) -> None:
@@ -128,7 +128,7 @@ def behind_an_index(archive: Path, out: Path) -> None:
     of an index, which the archive names.
     """
     with tarfile.open(archive) as source:
-        blobs = {each.name: file.read() for each in source if (file := source.extractfile(each))}
+        blobs = {item.name: file.read() for item in source if (file := source.extractfile(item))}
     (entry,) = json.loads(blobs["index.json"])["manifests"]
     attestation = {**entry, "platform": {"architecture": "unknown", "os": "unknown"}}
     between = json.dumps({"schemaVersion": 2, "manifests": [entry, attestation]}).encode()

@@ -125,8 +125,8 @@ async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(
 ) -> None:
     output = await run_in_pod("moothall", "doctor", "--json")  # fails if the exit code is not 0
     parts = {
-        one["part"]: one["detail"]
-        for one in json.loads(output[output.index("[") : output.rindex("]") + 1])
+        finding["part"]: finding["detail"]
+        for finding in json.loads(output[output.index("[") : output.rindex("]") + 1])
     }
     assert parts["cluster quota"].startswith("pods ")
     assert parts["workspace job"].startswith("ready after ")

@@ -71,7 +71,7 @@ async def job_labels(api: client.ApiClient) -> dict[str, dict[str, str]]:
     """Return the labels of each existing Job."""
     jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
     items: list[Any] = jobs.items
-    return {named(one): dict(one.metadata.labels) for one in items}
+    return {named(item): dict(item.metadata.labels) for item in items}
 
 
 async def watch_jobs(api: client.ApiClient, seen: dict[str, dict[str, str]]) -> None:
@@ -255,9 +255,9 @@ async def test_a_pod_that_is_killed_in_the_middle_is_said(
         checking = asyncio.create_task(workspace.check("wait"))
         await asyncio.sleep(1)
         pods = await asyncio.to_thread(core.list_namespaced_pod, WORKSPACES)
-        for one in pods.items:
+        for pod in pods.items:
             await asyncio.to_thread(
-                core.delete_namespaced_pod, named(one), WORKSPACES, grace_period_seconds=0
+                core.delete_namespaced_pod, named(pod), WORKSPACES, grace_period_seconds=0
             )
         with pytest.raises(WorkspaceFailed, match=r"deleted|ended with|executor is gone"):
             await checking

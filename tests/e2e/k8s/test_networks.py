@@ -107,7 +107,7 @@ async def where() -> AsyncIterator[dict[str, str]]:
     ]
     with socket.create_server((HOST, 443)):
         async with standing(*pods), listening(METADATA, 80), listening(PUBLIC, 443, 8443):
-            yield {one["metadata"]["name"]: one["metadata"]["namespace"] for one in pods}
+            yield {pod["metadata"]["name"]: pod["metadata"]["namespace"] for pod in pods}
     await ask("delete", "namespace", SPACE, "--wait=false")
 
 

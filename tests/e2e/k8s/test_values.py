@@ -65,7 +65,7 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
     assert set(changed.strip("\0").split("\0")) == {ODD, "src/utils.py"}
     assert await git("show", f"{result['branch']}:{ODD}") == BEFORE + "$(id)\n'\"\n"
     listed = json.loads(await run_in_pod("moothall", "list", "--json"))
-    (description,) = [one["description"] for one in listed["tasks"] if one["task_id"] == "odd"]
+    (description,) = [task["description"] for task in listed["tasks"] if task["task_id"] == "odd"]
     assert description == TASK
     events = [
         json.loads(line)
@@ -73,8 +73,8 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
             await run_in_pod("moothall", "log", "tail", "--task", "odd", "--json")
         ).splitlines()
     ]
-    turns = [one["data"]["operations"] for one in events if one["type"] == "moothall.seat.turn"]
-    ends = [[operation["status"] for operation in each] for each in turns]
+    turns = [task["data"]["operations"] for task in events if task["type"] == "moothall.seat.turn"]
+    ends = [[operation["status"] for operation in turn] for turn in turns]
     assert ends == [["success", "success", "blocked"]] * 3, (
         "tools accept every name except one with two lines"
     )

@@ -68,7 +68,7 @@ class KubeApi:
     def _jobs(self, verb: str, name: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
         if verb == "list":
             labels = [
-                tuple(one.split("=")) for one in query.get("labelSelector", "").split(",") if one
+                tuple(item.split("=")) for item in query.get("labelSelector", "").split(",") if item
             ]
             jobs = [
                 job
@@ -87,9 +87,9 @@ class KubeApi:
         if name not in self.jobs:
             return _failure(404, f"jobs.batch {name!r} not found")
         if verb == "patch":
-            for one in body:
-                *_, part, key = one["path"].split("/")
-                self.jobs[name]["metadata"][part][key.replace("~1", "/")] = one["value"]
+            for item in body:
+                *_, part, key = item["path"].split("/")
+                self.jobs[name]["metadata"][part][key.replace("~1", "/")] = item["value"]
             return 200, self.jobs[name]
         return 200, self.jobs.pop(name)
 

@@ -63,12 +63,12 @@ def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any
     """Write a tagged OCI archive of layers, each a tar. `config` is the configuration of its
     containers (Entrypoint, User, …).
     """
-    packed = [gzip.compress(each, compresslevel=1, mtime=0) for each in layers]
+    packed = [gzip.compress(layer_, compresslevel=1, mtime=0) for layer_ in layers]
     image = {
         "architecture": "amd64",
         "os": "linux",
         "config": dict(config),
-        "rootfs": {"type": "layers", "diff_ids": [_digest(each) for each in layers]},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer_) for layer_ in layers]},
         "history": [
             {"created_by": "archive"} for _ in layers
         ],  # otherwise buildah cannot store layers built on it
@@ -115,7 +115,7 @@ def debian(packages: str) -> bytes:
         Path("/etc/apt/sources.list.d/debian.sources"),
         Path("/etc/apt/sources.list"),
     ]
-    source_list = next((one for one in sources if one.exists()), None)
+    source_list = next((source for source in sources if source.exists()), None)
     if source_list is None:
         raise Missing("no package sources in /etc/apt, from which the base image is built")
     command = ["nice", "mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}"]

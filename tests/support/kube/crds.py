@@ -42,7 +42,7 @@ def schema(kind: str) -> dict[str, Any] | None:
         return None
     path, version, name = _FILES[kind]
     definition = yaml.safe_load((gobuilt.module(path, version) / name).read_text(encoding="utf-8"))
-    (stored,) = [each for each in definition["spec"]["versions"] if each["storage"]]
+    (stored,) = [item for item in definition["spec"]["versions"] if item["storage"]]
     json_schema: dict[str, Any] = _strict(stored["schema"]["openAPIV3Schema"])
     return json_schema
 
@@ -52,7 +52,7 @@ def _strict(node: Any) -> Any:
     `int-or-string` allows both.
     """
     if isinstance(node, list):
-        return [_strict(each) for each in node]
+        return [_strict(item) for item in node]
     if not isinstance(node, dict):
         return node
     strict = {

@@ -138,7 +138,7 @@ def certificate(home: Home, name: str) -> None:
         home.keys,
         name,
         "moothall",
-        others=tuple(f"{one}.{SPACE}" for one in ("moothall", "moothall-tools")),
+        others=tuple(f"{service}.{SPACE}" for service in ("moothall", "moothall-tools")),
     )
 
 

@@ -52,7 +52,7 @@ def certificate(
     draft = draft.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     if others:
         draft = draft.add_extension(
-            x509.SubjectAlternativeName([_other(one) for one in others]), critical=False
+            x509.SubjectAlternativeName([_other(other) for other in others]), critical=False
         )
     _write(folder / f"{file}.key", key)
     (folder / f"{file}.crt").write_bytes(draft.sign(signer, SHA256()).public_bytes(Encoding.PEM))

@@ -20,12 +20,12 @@ import psutil
 
 def containers(pod: Any, name: str = "") -> Iterator[str]:
     """Yield the ids of a pod's started containers, or of the one with this name."""
-    for each in (
+    for item in (
         *(pod.status.container_statuses or ()),
         *(pod.status.init_container_statuses or ()),
     ):
-        if each.container_id and name in {"", each.name}:
-            yield each.container_id.rpartition("/")[2]
+        if item.container_id and name in {"", item.name}:
+            yield item.container_id.rpartition("/")[2]
 
 
 def processes(container: str) -> list[psutil.Process]:

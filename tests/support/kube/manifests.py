@@ -37,10 +37,14 @@ def kustomized(overlay: Path) -> str:
 
 def objects(text: str) -> Objects:
     """Return the objects of a text. Raises `AssertionError` for duplicates."""
-    documents = [each for each in yaml.safe_load_all(text) if each]
+    documents = [document for document in yaml.safe_load_all(text) if document]
     by_name = {
-        (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each
-        for each in documents
+        (
+            document["kind"],
+            document["metadata"].get("namespace", ""),
+            document["metadata"]["name"],
+        ): document
+        for document in documents
     }
     assert len(by_name) == len(documents), "duplicate objects"
     return by_name

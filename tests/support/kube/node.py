@@ -126,7 +126,11 @@ class Node:
         )
 
         def inner() -> list[psutil.Process]:
-            return [one for one in psutil.Process(outer.pid).children() if one.name() == "tini"]
+            return [
+                process
+                for process in psutil.Process(outer.pid).children()
+                if process.name() == "tini"
+            ]
 
         wait(10, f"namespaces of {self.name}", lambda: bool(inner()))
         (pid,) = (one.pid for one in inner())
@@ -331,7 +335,7 @@ def _make_cgroups(name: str) -> None:
     """
     root = Path("/sys/fs/cgroup")
     for controller in (
-        [one for one in root.iterdir() if one.is_dir()] if (root / "cpu").exists() else [root]
+        [path for path in root.iterdir() if path.is_dir()] if (root / "cpu").exists() else [root]
     ):
         with suppress(OSError):
             (controller / "mhk" / name).mkdir(parents=True, exist_ok=True)

@@ -31,18 +31,24 @@ def rules(
     chains, ways = [], []
     for number, pod in enumerate(pods):
         of_it = [
-            one
-            for one in policies
-            if one.metadata.namespace == pod.metadata.namespace
-            and _selects(one.spec.pod_selector, pod.metadata.labels or {})
+            policy
+            for policy in policies
+            if policy.metadata.namespace == pod.metadata.namespace
+            and _selects(policy.spec.pod_selector, pod.metadata.labels or {})
         ]
         for direction, kind, side in (("in", "Ingress", "daddr"), ("out", "Egress", "saddr")):
-            applicable = [one for one in of_it if kind in (one.spec.policy_types or ["Ingress"])]
+            applicable = [
+                policy for policy in of_it if kind in (policy.spec.policy_types or ["Ingress"])
+            ]
             if not applicable:
                 continue
             name = f"{direction}{number}"
             lines = sorted(
-                {line for one in applicable for line in _allowed(one, direction, pods, namespaces)}
+                {
+                    line
+                    for policy in applicable
+                    for line in _allowed(policy, direction, pods, namespaces)
+                }
             )
             chains.append(
                 f"chain {name} {{\n"
@@ -83,11 +89,11 @@ def _allowed(
         peers = rule._from if direction == "in" else rule.to
         side = "saddr" if direction == "in" else "daddr"
         hosts = (
-            [_hosts(one, policy.metadata.namespace, side, pods, namespaces) for one in peers]
+            [_hosts(peer, policy.metadata.namespace, side, pods, namespaces) for peer in peers]
             if peers
             else [""]
         )
-        ports = [_port(one) for one in rule.ports] if rule.ports else [""]
+        ports = [_port(peer) for peer in rule.ports] if rule.ports else [""]
         yield from (f"{host} {port}" for host in hosts if host is not None for port in ports)
 
 
@@ -108,10 +114,10 @@ def _hosts(
             name for name, labels in namespaces.items() if _selects(peer.namespace_selector, labels)
         }
     meant = [
-        one.status.pod_ip
-        for one in pods
-        if one.metadata.namespace in where
-        and (peer.pod_selector is None or _selects(peer.pod_selector, one.metadata.labels or {}))
+        pod.status.pod_ip
+        for pod in pods
+        if pod.metadata.namespace in where
+        and (peer.pod_selector is None or _selects(peer.pod_selector, pod.metadata.labels or {}))
     ]
     return f"ip {side} {{ {', '.join(sorted(set(meant)))} }}" if meant else None
 
@@ -161,18 +167,18 @@ def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
 def _apply(api: client.ApiClient, home: Home, spaces: Collection[str], last: str) -> str:
     core: Any = client.CoreV1Api(api)
     pods = [
-        one
-        for one in core.list_pod_for_all_namespaces().items
-        if one.status.pod_ip
-        and not one.spec.host_network
-        and one.status.phase in {"Pending", "Running"}
+        pod
+        for pod in core.list_pod_for_all_namespaces().items
+        if pod.status.pod_ip
+        and not pod.spec.host_network
+        and pod.status.phase in {"Pending", "Running"}
     ]
     namespaces = {
-        one.metadata.name: one.metadata.labels or {} for one in core.list_namespace().items
+        pod.metadata.name: pod.metadata.labels or {} for pod in core.list_namespace().items
     }
     policies: Any = client.NetworkingV1Api(api).list_network_policy_for_all_namespaces()
     table = rules(
-        pods, namespaces, [one for one in policies.items if one.metadata.namespace in spaces]
+        pods, namespaces, [pod for pod in policies.items if pod.metadata.namespace in spaces]
     )
     if table != last:
         for node in nodes(home):

@@ -71,7 +71,7 @@ async def standing(*pods: Mapping[str, Any]) -> AsyncIterator[None]:
     await ask(
         "apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
     )
-    where = [(one["metadata"]["name"], one["metadata"]["namespace"]) for one in pods]
+    where = [(pod["metadata"]["name"], pod["metadata"]["namespace"]) for pod in pods]
     try:
         for name, namespace in where:
             await ask(

@@ -70,7 +70,7 @@ class Part:
             self.process.kill()
             await self.process.wait()
             with self.log_file.open("a", encoding="utf-8") as log:
-                log.write("\nKILLED: it did not end when it was asked to\n")
+                log.write("\nKILLED: it did not end after SIGTERM\n")
 
     @property
     def pid(self) -> int:
@@ -132,9 +132,9 @@ class App:
                     if child.name() == "bwrap"
                 ]
                 return [
-                    one.pid
+                    process.pid
                     for sandbox in sandboxes
-                    for one in (sandbox, *sandbox.children(recursive=True))
+                    for process in (sandbox, *sandbox.children(recursive=True))
                 ]
         return []
 

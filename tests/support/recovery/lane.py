@@ -237,7 +237,7 @@ class Lane:
         if answer.winner_id != outcome.winner_id or not pb.DeliberationStatus.Name(
             answer.status
         ).endswith(outcome.status):
-            seen.trouble.append(f"the caller is told {answer.status} with {answer.winner_id!r}")
+            seen.trouble.append(f"the API reports {answer.status} with {answer.winner_id!r}")
 
     def _delivered(self, task_id: str, outcome: Outcome, seen: Seen) -> str:
         """Return the changes of the winner's branch; report a mismatch of branch and outcome."""
@@ -304,6 +304,6 @@ async def lane(folder: Path, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
             until = time.monotonic() + _OPEN_SECONDS
             while not (lane_app.data / "token").exists():
                 if time.monotonic() > until:
-                    raise TimeoutError("the door did not open; see its log")
+                    raise TimeoutError("the API server did not start; see its log")
                 await asyncio.sleep(0.05)
             yield Lane(lane_app, bus, OrchestratorServiceStub(channel), repo, registered.id)

@@ -27,7 +27,7 @@ class Report:
         """Describe what is wrong with a run."""
         return [
             *self.differs(seen),
-            *(f"asked again though recorded: {call_id}" for call_id in seen.repeated),
+            *(f"repeated though recorded: {call_id}" for call_id in seen.repeated),
         ]
 
     def differs(self, seen: Seen) -> list[str]:

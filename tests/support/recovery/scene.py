@@ -25,38 +25,38 @@ _PYTEST = ("env", f"PYTHONPATH={PACKAGES}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", 
 _CHECK = (*_PYTEST, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider")
 
 NOT_SCRIPTED: Mapping[EventType, str] = {
-    EventType.STORY_CREATED: "stories are not told to a council: planning writes them",
-    EventType.STORY_CHANGED: "as story.created",
-    EventType.STORY_TRANSITIONED: "as story.created",
-    EventType.STORY_CHECKED: "as story.created",
-    EventType.STORY_DELIVERED: "as story.created",
-    EventType.STORY_COMMENTED: "as story.created",
-    EventType.STORY_NOTED: "as story.created",
-    EventType.PLAN_DERIVED: "as story.created",
-    EventType.PLAN_FINISHED: "as plan.derived",
+    EventType.STORY_CREATED: "a council does not write stories: planning does",
+    EventType.STORY_CHANGED: "see story.created",
+    EventType.STORY_TRANSITIONED: "see story.created",
+    EventType.STORY_CHECKED: "see story.created",
+    EventType.STORY_DELIVERED: "see story.created",
+    EventType.STORY_COMMENTED: "see story.created",
+    EventType.STORY_NOTED: "see story.created",
+    EventType.PLAN_DERIVED: "see story.created",
+    EventType.PLAN_FINISHED: "see plan.derived",
     EventType.COUNCIL_CREATED: (
-        "an operator's act between deliberations; a deliberation has its seats in its request"
+        "an operator creates it between deliberations; a deliberation has its seats in its request"
     ),
-    EventType.COUNCIL_DELETED: "as council.created",
-    EventType.AGENT_REGISTERED: "as council.created",
-    EventType.AGENT_UNREGISTERED: "as council.created",
-    EventType.DECISION_MADE: "a person's word on a story, after the deliberation",
+    EventType.COUNCIL_DELETED: "see council.created",
+    EventType.AGENT_REGISTERED: "see council.created",
+    EventType.AGENT_UNREGISTERED: "see council.created",
+    EventType.DECISION_MADE: "a person decides on a story after the deliberation",
     EventType.DELIBERATION_STEERED: (
-        "a person's word while it is under way: tests/unit/workers/test_steering.py"
+        "a person steers it while it runs: tests/unit/workers/test_steering.py"
     ),
-    EventType.DELIBERATION_PAUSED: "a person lets it wait: tests/unit/workers/test_pausing.py",
-    EventType.DELIBERATION_RESUMED: "as deliberation.paused",
+    EventType.DELIBERATION_PAUSED: "a person pauses it: tests/unit/workers/test_pausing.py",
+    EventType.DELIBERATION_RESUMED: "see deliberation.paused",
     EventType.EVIDENCE_REPORTED: (
-        "of agents that need native tools, which the scripted model has not: "
+        "agents that need native tools, which the scripted model lacks: "
         "tests/unit/deliberation/test_evidence_agents.py"
     ),
-    EventType.TOOL_REQUESTED: "work of external callers; seats call the gate themselves",
-    EventType.TOOL_STARTED: "of effects outside a workspace only, which no seat is granted",
+    EventType.TOOL_REQUESTED: "work of external callers; seats call the gateway directly",
+    EventType.TOOL_STARTED: "only for effects outside a workspace, which no seat is granted",
     EventType.WORKFLOW_STARTED: (
         "workflows of external callers: tests/hands/test_workflow_kills.py kills under them"
     ),
-    EventType.WORKFLOW_STEP: "as workflow.started",
-    EventType.WORKFLOW_FINISHED: "as workflow.started",
+    EventType.WORKFLOW_STEP: "see workflow.started",
+    EventType.WORKFLOW_FINISHED: "see workflow.started",
     EventType.GUARD_ALERTED: (
         "of many refusals or attempts to get out, which no scripted seat makes"
     ),

@@ -104,7 +104,8 @@ def spec(**more: Any) -> Spec:
 )
 def test_metrics_in_every_shape(written: Any) -> None:
     assert [
-        (one.name, one.target) for one in spec(reporting={"metrics": written}).reporting.metrics
+        (metric.name, metric.target)
+        for metric in spec(reporting={"metrics": written}).reporting.metrics
     ] == [
         ("build", "100%"),
         ("time", "30"),
@@ -125,7 +126,7 @@ def test_metrics_in_every_shape(written: Any) -> None:
 )
 def test_dependencies_in_every_shape(written: Any) -> None:
     dependencies = spec(dependencies=written).dependencies
-    assert [one.name for one in dependencies] == ["b", "c"]
+    assert [dependency.name for dependency in dependencies] == ["b", "c"]
     assert dependencies[0].optional is False
     assert dependencies[1].optional == (isinstance(written, dict) and "optional" in written)
 
@@ -244,7 +245,7 @@ def test_a_bad_file_is_named_with_line_and_reason_while_the_others_load(
     )
     (tmp_path / "wrong.yml").write_text(text, encoding="utf-8")
     loaded = load([tmp_path])
-    assert [one.name for one in loaded.specs.values()] == ["good"]
+    assert [spec_.name for spec_ in loaded.specs.values()] == ["good"]
     (wrong,) = loaded.wrong
     assert (wrong.file, wrong.line) == (str(tmp_path / "wrong.yml"), line)
     assert reason in wrong.reason
@@ -283,7 +284,7 @@ def test_whatever_sections_hold_it_is_taken_or_named(sections: dict[str, Any]) -
         )
         loaded = load([Path(folder)])
     assert bool(loaded.specs) is not bool(loaded.wrong)
-    assert all(one.line and one.reason for one in loaded.wrong)
+    assert all(item.line and item.reason for item in loaded.wrong)
     for parsed in loaded.specs.values():
         assert parsed.name
         assert request_of(parsed, RepositoryRef(id="sample")).checks == parsed.validations

@@ -36,9 +36,9 @@ async def test_a_repository_is_forgotten_with_its_clone_and_stays_itself(
     unregistered = await unregister(settings, ref.id)
     assert (unregistered.origin, unregistered.clone_left) == (str(repo.path), "")
     registry = trusted_repositories(settings).registry
-    for one in (ref.id, variant.id):
+    for repository_id in (ref.id, variant.id):
         with pytest.raises(NotFound):
-            registry.find(one)
+            registry.find(repository_id)
     assert not list((settings.data_dir / "repos").glob("*.git"))
     assert repo.head
     with pytest.raises(NotFound):

@@ -140,11 +140,11 @@ async def elsewhere(folder: Path, stream: Stream, count: int, key: bytes = HOSTS
 
 async def test_chains_of_hosts_elsewhere_are_read_from_the_stream(tmp_path: Path) -> None:
     stream = Stream()
-    await write(tmp_path / "house", stream, 3)
+    await write(tmp_path / "server", stream, 3)
     await elsewhere(tmp_path / "far", stream, 100)
     await elsewhere(tmp_path / "far", stream, 7)
     chains = await read_stream_chains(stream.replay([*stream.events, *stream.events]), KEY, HOSTS)
-    report = verify_all(tmp_path / "house", KEY, chains, HOSTS)
+    report = verify_all(tmp_path / "server", KEY, chains, HOSTS)
     assert (report.problems, report.chains, report.records, report.unfinished) == ((), 2, 110, 110)
     # If the disk is shared, the file is the chain.
     shared = verify_all(tmp_path / "far", KEY, chains, HOSTS)
@@ -181,7 +181,7 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
         ([second], True, "not told of records 1 to 3"),
     ):
         report = verify_all(
-            tmp_path / "house",
+            tmp_path / "server",
             KEY,
             await read_stream_chains(stream.replay(events), KEY, HOSTS),
             HOSTS,
@@ -193,7 +193,7 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
     other = Stream()
     await elsewhere(tmp_path / "other", other, 2)  # another chain with the same name
     report = verify_all(
-        tmp_path / "house",
+        tmp_path / "server",
         KEY,
         await read_stream_chains(stream.replay([first, *other.events]), KEY, HOSTS),
         HOSTS,

@@ -149,8 +149,8 @@ def test_a_summary_holds_text_and_nothing_that_renders(reason: str) -> None:
     for text in texts:
         assert not set(re.sub(r"&#\d+;", "", text)) & set("<>`*_[]()|\\!#~@")
         shown = "".join(
-            one if one.isprintable() else "\N{REPLACEMENT CHARACTER}"
-            for one in " ".join(reason.split())
+            character if character.isprintable() else "\N{REPLACEMENT CHARACTER}"
+            for character in " ".join(reason.split())
         )
         assert html.unescape(text).replace(JOINER, "") == shown
 

@@ -99,7 +99,7 @@ def test_a_number_below_its_range_and_nan_are_refused(
     assert isinstance(kind, click.IntRange | click.FloatRange)
     assert kind.min is not None
     required = [
-        text for one in COMMANDS[name].params if one.required for text in _given(one, option)
+        text for param in COMMANDS[name].params if param.required for text in _given(param, option)
     ]
     for value in (str(kind.min - 1), "nan", "inf", "9" * 30):
         if value.isdecimal() and isinstance(kind, click.FloatRange):

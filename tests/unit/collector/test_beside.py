@@ -64,7 +64,7 @@ class Two:
             yield
 
     async def __aenter__(self) -> Self:
-        self.running = [asyncio.create_task(one.run()) for one in self.collectors]
+        self.running = [asyncio.create_task(collector.run()) for collector in self.collectors]
         return self
 
     async def kill(self, number: int) -> None:
@@ -109,7 +109,7 @@ async def test_two_share_the_work_and_each_deliberation_is_decided_and_delivered
         for event in mixed(map(full, TASKS), seed):
             await bus.publish(event)
         await until(lambda: len(bus.decisions) == len(TASKS) and not bus.pending)
-        await until(lambda: all(one.active_count == 0 for one in two.collectors))
+        await until(lambda: all(collector.active_count == 0 for collector in two.collectors))
     assert sorted(str(event.data["task_id"]) for event in bus.decisions) == TASKS
     (first,) = [event.data for event in bus.decisions if event.data["task_id"] == "task-a"]
     assert dict(first) == expected
@@ -149,7 +149,9 @@ async def test_what_waits_for_its_deadline_is_decided_whoever_was_given_its_requ
         for task in TASKS:
             await publish_story(bus, Story(task).begun())
         await bus.settled()
-        await until(lambda: all(one.active_count == len(TASKS) for one in two.collectors))
+        await until(
+            lambda: all(collector.active_count == len(TASKS) for collector in two.collectors)
+        )
         await two.kill(which)
         now[0] = LATE
         await until(lambda: len(bus.decisions) == len(TASKS))
@@ -165,15 +167,23 @@ async def test_both_know_of_a_pause_and_of_its_end_whoever_was_given_them() -> N
 
     async with Two(bus, lambda: now[0]) as two:
         await publish_story(bus, Story().begun())
-        await until(lambda: all(one.active_count for one in two.collectors))
+        await until(lambda: all(collector.active_count for collector in two.collectors))
         await bus.publish(turn(0, EventType.DELIBERATION_PAUSED))
         await until(
-            lambda: all(state.pauses.is_paused for one in two.collectors for state in one.states())
+            lambda: all(
+                state.pauses.is_paused
+                for collector in two.collectors
+                for state in collector.states()
+            )
         )
         await bus.publish(turn(1, EventType.DELIBERATION_RESUMED))
         await until(
             lambda: (
-                not any(state.pauses.is_paused for one in two.collectors for state in one.states())
+                not any(
+                    state.pauses.is_paused
+                    for collector in two.collectors
+                    for state in collector.states()
+                )
             )
         )
         now[0] = LATE

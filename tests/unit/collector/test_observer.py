@@ -41,7 +41,7 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
         for event in events[:-1]:
             expected = fold(expected, event)
         await until(lambda: observer.states() == (expected,))
-        assert [one.task_id for one in observer.deliberations()] == ["task-a"]
+        assert [deliberation.task_id for deliberation in observer.deliberations()] == ["task-a"]
         data = {"task_id": "task-a", "number": 0}
         await bus.publish(
             new_event(

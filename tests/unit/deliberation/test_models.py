@@ -170,7 +170,7 @@ async def test_each_seat_replies_as_its_own_model_can(tmp_path: Path) -> None:
     assert outcomes(events) == dict.fromkeys((ONE, TWO, THREE), "proposed")
     (started,) = of(events, EventType.DELIBERATION_STARTED)
     assert started["reply_mode"] == "mixed"
-    assert {one["profile"]: one["reply"] for one in started["models"]} == {
+    assert {model["profile"]: model["reply"] for model in started["models"]} == {
         "": "json",
         "large": "blocks",
     }

@@ -300,7 +300,7 @@ async def test_a_forge_that_shows_late_what_it_was_told_is_told_once(
     number = ada.open_issue("Add a thing", "", label="moothall")
     forge.comments[number] = late = _Late()
     assert await app.look(lost)
-    assert (len(late), len(late.told)) == (0, 1)
+    assert (len(late), len(late.items)) == (0, 1)
 
 
 async def test_a_closed_pull_request_is_the_end(app: App, forge: FakeForge) -> None:
@@ -349,11 +349,11 @@ class _Late(list[dict[str, object]]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[dict[str, object]] = []
+        self.items: list[dict[str, object]] = []
 
     def append(self, item: dict[str, object]) -> None:
         """Store the comment without showing it."""
-        self.told.append(item)
+        self.items.append(item)
 
 
 async def _forever(watch: Watch) -> None:

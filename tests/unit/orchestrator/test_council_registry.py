@@ -130,7 +130,7 @@ async def test_agents_come_and_go(council_registry: CouncilRegistry) -> None:
     )
     for _ in range(2):
         assert [
-            one.id for one in (await council_registry.register("dev", agent, LOCAL)).agents
+            item.id for item in (await council_registry.register("dev", agent, LOCAL)).agents
         ] == [
             "agent-dev-001",
             "specialist",

@@ -141,8 +141,8 @@ async def test_killed_in_between_it_goes_on_from_what_it_took_over(council: Any)
         d = await fork(app, 2, INSTEAD)
         first = await run(app, d)
         calls = len(app.server.requests)
-        for one in deliberation_topics(source.task_id):  # `moothall rm`
-            await app.bus.forget(one)
+        for topic in deliberation_topics(source.task_id):  # `moothall rm`
+            await app.bus.forget(topic)
         again = await run(app, d)
         assert len(app.server.requests) == calls
     assert [event.id for event in again if event.type is EventType.MODEL_CALLED] == [
@@ -186,8 +186,8 @@ async def test_what_it_was_forked_from_is_gone(council: Any) -> None:
         await begun(app.bus, app.deliberation("single", 1))
         await app.run(app.deliberation("single", 1))
         d = await fork(app, 2)
-        for one in deliberation_topics("task-1"):
-            await app.bus.forget(one)
+        for topic in deliberation_topics("task-1"):
+            await app.bus.forget(topic)
         with pytest.raises(NotFound, match="task-1 was removed"):
             await inherit_turns(app.bus, d, await events_of(app.bus, d.task_id))
 
@@ -318,8 +318,8 @@ async def test_forks_that_are_asked_for_at_once_have_ids_of_their_own() -> None:
         DeliberationRequest("", "", fork=Fork(d.task_id, 1, words=words))
         for words in ("a", "b", "c")
     ]
-    forks = await asyncio.gather(*(deliberations.submit(one, LOCAL) for one in requests))
-    assert {one.task_id for one in forks} == {f"{d.task_id}-f{number}" for number in (1, 2, 3)}
+    forks = await asyncio.gather(*(deliberations.submit(fork, LOCAL) for fork in requests))
+    assert {fork.task_id for fork in forks} == {f"{d.task_id}-f{number}" for number in (1, 2, 3)}
     with pytest.raises(AlreadyExists):
         await deliberations.submit(replace(requests[0], task_id=forks[1].task_id), LOCAL)
 

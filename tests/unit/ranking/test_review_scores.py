@@ -88,6 +88,6 @@ def test_the_order_in_which_they_come_changes_nothing(
         for at, (proven, scores) in enumerate(reviews)
     ]
     mixed = shuffle.sample(field, len(field))
-    one, other = (score_answers(*map(list, zip(*each, strict=True))) for each in (field, mixed))
+    one, other = (score_answers(*map(list, zip(*order, strict=True))) for order in (field, mixed))
     assert one == other
     assert all(0 <= item.mean <= 1000 for item in one.values())

@@ -79,7 +79,7 @@ async def test_a_clone_that_two_make_at_once_is_never_seen_half_made(
     second = await TrustedClone(place, SETTINGS).fetch(str(sample.path), "HEAD")
     go_on.set()
     assert await first == second == sample.head
-    assert [each.name for each in place.parent.glob("sample.git*")] == ["sample.git"]
+    assert [item.name for item in place.parent.glob("sample.git*")] == ["sample.git"]
 
 
 async def test_fetch_runs_nothing_of_the_source(

@@ -94,14 +94,14 @@ async def world(
     repo = repo or make_repo(tmp_path / "origin", SAMPLE)
     settings = WorkspaceSettings(**limits)
     wire = Wire()
-    app = RepositoryService(tmp_path / "house", WorkspaceSettings(), refuse)
+    app = RepositoryService(tmp_path / "server", WorkspaceSettings(), refuse)
     host = RemoteRepositories(tmp_path / "host", settings, refuse)
     async with AsyncExitStack() as stack:
         bundles, host_bundles = [
             await stack.enter_async_context(
                 BundleServer(GitRunner(tmp_path / name / "repos"), settings, soon)
             )
-            for name in ("house", "host")
+            for name in ("server", "host")
         ]
         answering = RepositoryServer(app, bundles, wire.ask)
         host.connect(wire.ask, host_bundles)
@@ -312,7 +312,7 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
 
         here.host._bus = ask_server
         assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
-        kinds = [one["ask"] for one in here.wire.requests]
+        kinds = [sent["ask"] for sent in here.wire.requests]
         assert kinds.count("base") > 1  # the server asked it to wait
         assert away < 0
         away = 9
@@ -346,7 +346,7 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
                 ("rev-list", base.sha),
                 ("rev-parse", "--is-shallow-repository"),
             )
-            return [(await app.call(*one)).out for one in commands]
+            return [(await app.call(*command)).out for command in commands]
 
         before = await git_state()
         for number, how in enumerate(("diff", "push")):

@@ -257,7 +257,7 @@ class RoleDeployment:
                 client.BatchV1Api(self.api).list_namespaced_job, WORKSPACES
             )
             remaining = [
-                str(one.metadata.name) for one in (*jobs.items, *await self.pods("", WORKSPACES))
+                str(item.metadata.name) for item in (*jobs.items, *await self.pods("", WORKSPACES))
             ]
             remaining += ["a work item"] * (await self.bus.state(WORK.name)).messages
             if not remaining or asyncio.get_running_loop().time() > until:

@@ -56,9 +56,9 @@ async def wait_for_end(name: str) -> str:
     async with asyncio.timeout(300):
         while True:
             job = json.loads(await ask("-n", SPACE, "get", name, "-o", "json"))
-            for one in job.get("status", {}).get("conditions", ()):
-                if one["type"] in {"Complete", "Failed"} and one["status"] == "True":
-                    return str(one["type"])
+            for condition in job.get("status", {}).get("conditions", ()):
+                if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":
+                    return str(condition["type"])
             await asyncio.sleep(1)
 
 
@@ -93,7 +93,11 @@ async def test_a_job_of_a_pipeline_ends_as_its_deliberation(
         shown = await ask(
             "-n", SPACE, "exec", "deploy/moothall-api", "--", "moothall", "list", "--json"
         )
-        (task,) = [one for one in json.loads(shown)["tasks"] if one["task_id"] == result["task_id"]]
+        (task,) = [
+            listed_task
+            for listed_task in json.loads(shown)["tasks"]
+            if listed_task["task_id"] == result["task_id"]
+        ]
         assert task["description"] == values["task"], (
             "the request has the exact values of the Secret"
         )

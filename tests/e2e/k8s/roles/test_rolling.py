@@ -71,9 +71,9 @@ async def concurrent_callers(standing: RoleDeployment, name: str) -> AsyncIterat
     for task_id in task_ids:
         topic = (Channel.RESPONSES.of(task_id),)
         ends = [
-            one
-            async for one in standing.bus.replay(topic)
-            if one.event.type is EventType.DELIBERATION_DECIDED
+            recorded
+            async for recorded in standing.bus.replay(topic)
+            if recorded.event.type is EventType.DELIBERATION_DECIDED
         ]
         assert len(ends) == 1, task_id
 

@@ -61,7 +61,9 @@ async def test_a_scaler_knows_what_its_pods_use(name: str, metrics_server: None)
     async with asyncio.timeout(SECONDS):
         while not reported_usage(document := await scaler(name)):
             await asyncio.sleep(2)
-    conditions = {one["type"]: one["status"] for one in document["status"]["conditions"]}
+    conditions = {
+        condition["type"]: condition["status"] for condition in document["status"]["conditions"]
+    }
     assert conditions["ScalingActive"] == "True", document["status"]
     assert document["status"]["currentReplicas"] == 2
 

@@ -66,9 +66,9 @@ async def test_a_council_is_answered_by_the_small_model(
     assert all(len(result.proposal.content.split()) > 1 for result in answer.results), answer
     topic = (Channel.RESULTS.of("on-the-small-model"),)
     calls = [
-        one.event.data
-        async for one in standing.bus.replay(topic)
-        if one.event.type is EventType.MODEL_CALLED
+        recorded.event.data
+        async for recorded in standing.bus.replay(topic)
+        if recorded.event.type is EventType.MODEL_CALLED
     ]
     assert {call["model"] for call in calls} == {small_model.NAME}
     assert all(call["answer"] for call in calls)
