@@ -26,9 +26,8 @@ _NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "node_ip_address": "1
 def main(folder: str, nodes: str = "2") -> None:
     """Serve until the input ends. All of Ray's files are below `folder`."""
     os.environ["RAY_TMPDIR"] = folder
-    (
-        Path(folder) / "ray"
-    ).mkdir()  # Ray writes its address there for other processes, and expects a folder
+    # Ray writes its address there for other processes, and expects a folder.
+    (Path(folder) / "ray").mkdir()
     cluster = Cluster(
         initialize_head=True,
         connect=False,

@@ -203,9 +203,8 @@ async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[st
     """
     address = f"{SERVER}:6379"
     environment = {**os.environ, **_RAY, **TOKEN, "RAY_TMPDIR": str(folder)}
-    (
-        folder / "ray"
-    ).mkdir()  # Ray writes its address there for other processes, and expects a folder
+    # Ray writes its address there for other processes, and expects a folder.
+    (folder / "ray").mkdir()
     start = (
         sys.executable,
         "-m",
@@ -223,16 +222,16 @@ async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[st
         joined = [
             await stack.enter_async_context(
                 node(
-                    machine_.entering(
+                    host.entering(
                         *start,
                         memory,
                         f"--address={address}",
-                        f"--node-ip-address={machine_.ip}",
+                        f"--node-ip-address={host.ip}",
                         "--num-cpus=1",
                     ),
                     environment,
                 )
             )
-            for machine_ in machines
+            for host in machines
         ]
         yield address, joined

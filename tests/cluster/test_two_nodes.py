@@ -114,9 +114,8 @@ async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without
 async def hosts(command: Command) -> set[str]:
     """Return the names of the hosts that answer."""
     result = await command("fleet", "--json")
-    return {
-        "-".join(host["name"].split("-")[:2]) for host in result.document["hosts"]
-    }  # then check the owners
+    # The rest of a name identifies the owner.
+    return {"-".join(host["name"].split("-")[:2]) for host in result.document["hosts"]}
 
 
 @asynccontextmanager

@@ -146,10 +146,10 @@ async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(
     shell = {
         "tool_parameters": {"tool": "code.shell", "command": "cat *.py | wc -l; cat /etc/shadow"}
     }
-    walled = await agent.ExecuteTask(task_request(context=shell, metadata=meta))
-    assert walled.status == common.STATUS_CODE_OK, walled.error_message
-    assert json_format.MessageToDict(walled.tool_results[0].output)["output"].split()[0] == "4", (
-        walled.tool_results
+    executed = await agent.ExecuteTask(task_request(context=shell, metadata=meta))
+    assert executed.status == common.STATUS_CODE_OK, executed.error_message
+    assert json_format.MessageToDict(executed.tool_results[0].output)["output"].split()[0] == "4", (
+        executed.tool_results
     )
 
 

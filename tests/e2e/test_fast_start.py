@@ -42,9 +42,8 @@ async def test_what_a_host_logs_beside_a_command_stays_in_its_file(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
     command = Command(tmp_path / "data", model.base_url)
-    async with scripted_model(
-        scripted(by_task)
-    ) as other:  # its reply mode is probed, which a host logs
+    # Its reply mode is probed, which a host logs.
+    async with scripted_model(scripted(by_task)) as other:
         command.model_url = other.base_url
         result = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
     assert result.code == 3, result.err
@@ -135,9 +134,8 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
             ("http://no.such.name.invalid/v1", {}, "cannot be resolved"),
         )
         for url, extra, message in (
-            *(
-                away if args[0] != "serve" else ()
-            ),  # it continues and reports this: tests/hands/test_doors.py
+            # It continues and reports this: tests/hands/test_doors.py.
+            *(away if args[0] != "serve" else ()),
             (
                 locked.base_url,
                 {},

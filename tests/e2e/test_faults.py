@@ -122,9 +122,8 @@ async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
         if "reaper.py" in command_line(process):
             process.kill()
     for process in hosts:
-        if process.ppid() not in {
-            host.pid for host in hosts
-        }:  # otherwise a host's child that is about to exec
+        # Otherwise a host's child that is about to exec.
+        if process.ppid() not in {host.pid for host in hosts}:
             process.suspend()
     server.kill()
     await asyncio.gather(server.wait(), client.communicate())

@@ -56,9 +56,9 @@ async def busy_machine(processes: int) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for other in load_processes:
-            other.kill()
-            await other.wait()
+        for process in load_processes:
+            process.kill()
+            await process.wait()
 
 
 async def check_afresh(app: Local, prepared: Prepared, name: str) -> CheckRun:

@@ -22,9 +22,8 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
 ) -> None:
     command = Command(tmp_path / "data", model.base_url)
     for name in ("early", "gone"):
-        await command(
-            "deliberate", "--text", "--task-id", name, "--json", "Say hello"
-        )  # whatever the outcome
+        # Whatever the outcome.
+        await command("deliberate", "--text", "--task-id", name, "--json", "Say hello")
     result = await command("deliberate", "--repo", str(repo), "--task-id", "hurt", "--json", TASK)
     assert result.code == 0, result.err
     assert (await command("rm", "gone")).code == 0

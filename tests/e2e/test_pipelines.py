@@ -74,9 +74,8 @@ async def app(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) ->
 
 async def run(script: str, folder: Path, variables: Mapping[str, str]) -> tuple[int, str]:
     """Run a step's script as both kinds of runners do: in bash with `set -e`."""
-    command = Command(
-        folder / "mine", extra={"MOOTHALL_LOG__LEVEL": "error", **variables}
-    )  # a machine without configuration of the server
+    # A machine without configuration of the server.
+    command = Command(folder / "mine", extra={"MOOTHALL_LOG__LEVEL": "error", **variables})
     environment = command.environment()
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     process = await asyncio.create_subprocess_exec(

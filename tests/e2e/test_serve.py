@@ -131,9 +131,8 @@ async def test_cancel_stops_calls_and_workspaces(
         update async for update in stub.WatchDeliberation(watch, metadata=metadata, timeout=30)
     ][-1]
     assert last.status == "CANCELLED"
-    async with asyncio.timeout(
-        10
-    ):  # the calls end at the model server, and no sandbox works for them any longer
+    # The calls end at the model server, and no sandbox works for them any longer.
+    async with asyncio.timeout(10):
         while model.in_flight or any(
             submitted.task_id in command_line(child) for child in descendants(command.server_pid)
         ):

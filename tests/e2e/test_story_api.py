@@ -145,9 +145,8 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(
         )
         (task, *_) = json.loads(document["plan_json"])["tasks"]
         deliberation = await ask("GET", f"deliberations/{task['task_id']}")
-        assert "onerror=alert(1)" in json.dumps(
-            deliberation["results"]
-        )  # as a string in a JSON document
+        # As a string in a JSON document.
+        assert "onerror=alert(1)" in json.dumps(deliberation["results"])
         assert await move("accept") == "done"
         events = await live
         states = [state for _, state in events]
@@ -160,9 +159,8 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(
             "docs",
             "done",
         ]
-        assert (
-            await follow(session, url, "done", events[1][0]) == events[2:]
-        )  # nothing is lost or duplicated
+        # Nothing is lost or duplicated.
+        assert await follow(session, url, "done", events[1][0]) == events[2:]
     shown = subprocess.run(
         ["git", "show", f"{checked['branch']}:greet.py"],
         cwd=repo,

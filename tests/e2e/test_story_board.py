@@ -52,11 +52,8 @@ async def test_a_story_is_built_sent_back_and_done_through_a_restart(
         person = Person(app, person.story_id)
         await person.move_once_allowed("accept_test")
         branch = f"moothall/team-p_{person.story_id}"
-        for part in (
-            "one",
-            "two",
-            "both",
-        ):  # the architects' three tasks, the last of which depends on both others
+        # The architects' three tasks, the last of which depends on both others.
+        for part in ("one", "two", "both"):
             assert git(repo, "show", f"{branch}:tools/{part}.py").startswith(f"def {part}")
         await person.move("reject", comment="Say it in French.")
         await person.wait_for_state("test")

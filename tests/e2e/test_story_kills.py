@@ -108,9 +108,8 @@ async def test_a_story_outlives_every_kill(own_command: Command, repo: Path, mod
         await person.move_once_allowed("accept_design")
         await model.wait_for_call()
         seen = await person.current_board()
-    async with served(
-        own_command, signal.SIGKILL
-    ) as app:  # the last task, based on the merged work of two others
+    # The last task, based on the merged work of two others.
+    async with served(own_command, signal.SIGKILL) as app:
         person = await stage(app)
         model.hold("the last")
         await model.wait_for_call()

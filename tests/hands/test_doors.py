@@ -298,9 +298,8 @@ async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: P
             assert parts["fleet"]["detail"] == "1 of 1 hosts are at work"
             assert not any(part["detail"] for part in (await health(token=""))[2].values())
             async with asyncio.timeout(60):
-                while (report := await health())[
-                    0
-                ] != 503:  # Ray restarts it quickly: retry until a request falls in between
+                # Ray restarts it quickly: retry until a request falls in between.
+                while (report := await health())[0] != 503:
                     for child in descendants(app.pid):
                         if command_line(child).startswith("ray::HostActor"):
                             with suppress(psutil.NoSuchProcess):

@@ -98,9 +98,8 @@ def test_a_missing_wall_is_named_and_stops_the_start(tmp_path: Path, layer: str)
     assert f"sandbox.allow_degraded = ['{layer}']" in output
     findings = doctor((layer,), tmp_path)
     assert (findings[layer]["ok"], bool(findings[layer]["mend"])) == (False, True)
-    alike = (
-        {layer, "executor"} if layer == "seccomp" else {layer}
-    )  # the executor is spared by such a filter
+    # The executor is spared by such a filter.
+    alike = {layer, "executor"} if layer == "seccomp" else {layer}
     assert {name for name, part in findings.items() if not part["ok"]} == alike
 
 

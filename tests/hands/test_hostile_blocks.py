@@ -199,9 +199,8 @@ async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
         inside = psutil.Process(pid).children(recursive=True)
         os.kill(pid, signal.SIGKILL)
-        psutil.wait_procs(
-            inside, timeout=10
-        )  # they die with it, on a busy machine a moment later: no answer may come before that
+        # They die with it, on a busy machine a moment later: no answer may come before that.
+        psutil.wait_procs(inside, timeout=10)
         killed.append(pid)
         return ToolResult("", "files.read", ToolStatus.SUCCESS, {"content": "", "total_lines": 0})
 

@@ -73,9 +73,8 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
         async with asyncio.timeout(30):
             while running(own):
                 await asyncio.sleep(0.05)
-        await asyncio.sleep(
-            0.5
-        )  # a process releases its memory, by which it is found, before its connection
+        # A process releases its memory, by which it is found, before its connection.
+        await asyncio.sleep(0.5)
         error = await remembered("notes", "e")
         assert "the MCP server notes has ended since its last call: it ended" in error
         assert "what it remembered is gone, and the next call starts it anew" in error

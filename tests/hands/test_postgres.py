@@ -184,9 +184,8 @@ async def test_postgres_changes_nothing(superuser: str, reader: str, query: str)
         Path(path).exists()
         for path in ("/tmp/moothall-program", "/tmp/moothall-copy", "/tmp/moothall-lo")
     )
-    if not query.startswith(
-        "select lo_from_bytea"
-    ):  # PostgreSQL before 16 accepts it, and it is rolled back
+    # PostgreSQL before 16 accepts it, and it is rolled back.
+    if not query.startswith("select lo_from_bytea"):
         assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID, ToolStatus.ERROR}, result
         assert result.error
 

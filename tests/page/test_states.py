@@ -48,9 +48,8 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
         for page in (user, other):
             await expect(column(page, "draft").get_by_text("Greet the world")).to_be_visible()
         await card.drag_to(column(user, "done"))
-        await expect(
-            column(user, "draft").get_by_text("Greet the world")
-        ).to_be_visible()  # no line of the table leads there
+        # No line of the table leads there.
+        await expect(column(user, "draft").get_by_text("Greet the world")).to_be_visible()
         await expect(user.page.locator("#told")).to_be_hidden()
         await card.drag_to(column(user, "design"))
         await expect(user.page.locator("#told")).to_contain_text("It stays where it is:")
@@ -106,9 +105,8 @@ async def test_a_move_that_came_too_late_is_said_on_the_board(
         await expect(other.page.locator("#told")).to_contain_text("refine")
         await expect(column(other, "draft").get_by_text("Greet the world")).to_be_visible()
         assert user.wrong == []
-        assert re.fullmatch(
-            "console: .* 4[0-9][0-9] .*", other.wrong.pop()
-        )  # the browser's message about the refusal
+        # The browser's message about the refusal.
+        assert re.fullmatch("console: .* 4[0-9][0-9] .*", other.wrong.pop())
         assert other.wrong == []
 
 
@@ -161,9 +159,8 @@ async def test_a_provider_on_another_site_signs_a_browser_in(
     chromium: Browser, command: Command
 ) -> None:
     async with provider(claims={"sub": "ann", "groups": ["product"]}) as identity_provider:
-        identity_provider.issuer = identity_provider.issuer.replace(
-            "127.0.0.1", "localhost"
-        )  # a different site than the page's, for cookies
+        # A different site than the page's, for cookies.
+        identity_provider.issuer = identity_provider.issuer.replace("127.0.0.1", "localhost")
         command.extra |= {
             "MOOTHALL_OIDC__ISSUER": identity_provider.issuer,
             "MOOTHALL_OIDC__CLIENT_ID": CLIENT,

@@ -148,9 +148,8 @@ def unpack(archive: Path, target: Path, inside: str = "") -> None:
             with tarfile.open(archive) as packed:
                 packed.extractall(folder, filter="data")
         top = Path(folder)
-        while (
-            len(below := list(top.iterdir())) == 1 and below[0].is_dir()
-        ):  # Go's modules lie several folders deep
+        # Go's modules lie several folders deep.
+        while len(below := list(top.iterdir())) == 1 and below[0].is_dir():
             top = below[0]
         shutil.copytree(top / inside, target, dirs_exist_ok=True, symlinks=True, ignore=_added)
 

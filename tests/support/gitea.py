@@ -69,9 +69,8 @@ def gitea() -> Path:
 def _build(draft: Path) -> Path:
     source = module("code.gitea.io/gitea", VERSION)
     overlay, tree = draft / "overlay", draft / "source"
-    shutil.copytree(
-        source, tree, copy_function=shutil.copyfile
-    )  # a module's own folder is read-only
+    # A module's own folder is read-only.
+    shutil.copytree(source, tree, copy_function=shutil.copyfile)
     for name in ("templates", "options", "public"):
         shutil.copytree(tree / name, overlay / name)
     env = {**environment(), "GOFLAGS": "-mod=mod -buildvcs=false"}

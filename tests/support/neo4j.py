@@ -251,9 +251,8 @@ def main() -> None:
         "--fetch", action="store_true", help="only fetch the jars (once, about 115 MB)"
     )
     arguments = parser.parse_args()
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # SIGTERM acts like Ctrl-C, and ends the server too
+    # SIGTERM acts like Ctrl-C, and ends the server too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if arguments.fetch:
             print(jars())  # noqa: T201 - output of a script

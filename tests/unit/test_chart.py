@@ -25,10 +25,8 @@ pytestmark = pytest.mark.e2e
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm/moothall"
 IMAGES = ("--set=images.moothall=a/moothall:1", "--set=images.workspace=a/workspace:1")
-TEMPLATE = (
-    "template",
-    "--kube-version=1.34",
-)  # a Helm built by `go install` assumes a very old cluster
+# A Helm built by `go install` assumes a very old cluster.
+TEMPLATE = ("template", "--kube-version=1.34")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,9 +84,8 @@ def same(ours: Objects, theirs: Objects) -> None:
                 assert each["spec"]["template"]["metadata"].pop("annotations").keys() == {
                     "checksum/settings"
                 }
-            if (
-                kind == "PersistentVolumeClaim"
-            ):  # Kustomize does not remove objects that are no longer in the manifests.
+            # Kustomize does not remove objects that are no longer in the manifests.
+            if kind == "PersistentVolumeClaim":
                 assert each["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert ours.keys() == theirs.keys()
     for key, each in theirs.items():

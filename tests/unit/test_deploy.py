@@ -21,17 +21,13 @@ FOLDERS = [
     *sorted((DEPLOY / "components").iterdir()),
 ]
 KUBERNETES = "1.34"
-DEFINED = {
-    "RayCluster",
-    "ServiceMonitor",
-    "VolumeSnapshot",
-}  # custom kinds: test_chart.py validates these against their definitions
+# Custom kinds: test_chart.py validates these against their definitions.
+DEFINED = {"RayCluster", "ServiceMonitor", "VolumeSnapshot"}
 
 
 def read(path: Path) -> Iterator[Any]:
-    return yaml.load_all(
-        path.read_text(encoding="utf-8"), yaml.CSafeLoader
-    )  # ten times as fast as the one in Python
+    # Ten times as fast as the one in Python.
+    return yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
 def documents(folder: Path = DEPLOY / "base") -> Iterator[dict[str, Any]]:
@@ -191,9 +187,8 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
             assert mapping["metadata"]["labels"] == {
                 "pod-security.kubernetes.io/enforce": "restricted"
             }
-        if any(
-            "image" in container for container in mapping.get("containers", ())
-        ):  # otherwise it is a patch
+        # Otherwise it is a patch.
+        if any("image" in container for container in mapping.get("containers", ())):
             assert mapping["securityContext"]["runAsNonRoot"] is True
             assert mapping["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         if "image" in mapping:
@@ -201,9 +196,8 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
             ours = mapping["image"] in {"moothall", "nats"}
             assert mapping["securityContext"] == {
                 "allowPrivilegeEscalation": False,
-                **(
-                    {"readOnlyRootFilesystem": True} if ours else {}
-                ),  # Neo4j and vLLM write into their images
+                # Neo4j and vLLM write into their images.
+                **({"readOnlyRootFilesystem": True} if ours else {}),
                 "capabilities": {"drop": ["ALL"]},
             }
     assert seen == 7

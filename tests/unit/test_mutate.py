@@ -175,9 +175,8 @@ def test_somebody_is_right_unless_nobody_shall_be(task_id: str) -> None:
 
 def test_half_of_the_seats_are_right() -> None:
     counts = [len(Player(0.5).right_seats(str(number))) for number in range(400)]
-    assert (
-        1.6 < sum(counts) / len(counts) < 1.85
-    )  # 12/7: nobody is right in one of eight draws, which are repeated
+    # 12/7: nobody is right in one of eight draws, which are repeated.
+    assert 1.6 < sum(counts) / len(counts) < 1.85
 
 
 def test_the_corpus_is_as_large_as_promised_and_every_package_is_pinned() -> None:

@@ -118,9 +118,8 @@ async def test_a_turn_with_every_tool_is_obeyed(model: OpenAIModel) -> None:
         reply = await model.chat(
             ask(schema=turn_schema(SPECS), max_tokens=1000, temperature=1.0, seed=seed, seconds=300)
         )
-        if (
-            reply.finish_reason == "stop"
-        ):  # the output of a model with random weights is often cut at its limit
+        # The output of a model with random weights is often cut at its limit.
+        if reply.finish_reason == "stop":
             assert all(action.tool in CATALOGUE for action in read_turn(reply, "json").actions)
             complete += 1
         if complete == 3:

@@ -64,9 +64,8 @@ async def custom_resources() -> None:
         pytest.skip(str(missing))
     for definition in definitions:
         await ask("apply", "--server-side", "-f", str(definition))
-        async with asyncio.timeout(
-            60
-        ):  # `kubectl wait` gives up on a new object, which has no conditions yet
+        # `kubectl wait` gives up on a new object, which has no conditions yet.
+        async with asyncio.timeout(60):
             while "condition met" not in await ask(
                 "wait", "--for=condition=Established", "-f", str(definition), check=False
             ):

@@ -293,9 +293,8 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
             "Add hello_world() function to src/utils.py",
         )
         async with beside(watch_jobs(api, seen), "jobs"):
-            result = await command(
-                *arguments, seconds=900
-            )  # about ten pods with sequential set-up: minutes on a busy machine
+            # About ten pods with sequential set-up: minutes on a busy machine.
+            result = await command(*arguments, seconds=900)
         assert result.code == 0, result.err
         assert result.document["proven"] is True
         assert len(result.document["results"]) == 3

@@ -66,8 +66,6 @@ async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
         finally:
             await bring_back()
     assert await jobs_left(api, seconds=60) == []
-    for workload in (
-        "statefulset/nats",
-        "deployment/moothall",
-    ):  # pods of the overlay, if earlier tests installed it
+    # Pods of the overlay, if earlier tests installed it.
+    for workload in ("statefulset/nats", "deployment/moothall"):
         await ask("-n", "moothall", "rollout", "status", workload, "--timeout=180s", check=False)

@@ -27,9 +27,8 @@ def say(text: str) -> None:
 
 def up(home: Home, count: int) -> None:
     """Start a cluster of this many nodes, or the missing parts of one. Raises `Missing`."""
-    if home.run.exists() and not nodes(
-        home
-    ):  # its etcd and images exist only as far as they were written
+    # Its etcd and images exist only as far as they were written.
+    if home.run.exists() and not nodes(home):
         say("the machine went down with its cluster: removing the remains")
         _forget(home)
     programs.install(say)

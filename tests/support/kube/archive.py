@@ -63,15 +63,14 @@ def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any
     """Write a tagged OCI archive of layers, each a tar. `config` is the configuration of its
     containers (Entrypoint, User, …).
     """
-    packed = [gzip.compress(layer_, compresslevel=1, mtime=0) for layer_ in layers]
+    packed = [gzip.compress(content, compresslevel=1, mtime=0) for content in layers]
     image = {
         "architecture": "amd64",
         "os": "linux",
         "config": dict(config),
-        "rootfs": {"type": "layers", "diff_ids": [_digest(layer_) for layer_ in layers]},
-        "history": [
-            {"created_by": "archive"} for _ in layers
-        ],  # otherwise buildah cannot store layers built on it
+        "rootfs": {"type": "layers", "diff_ids": [_digest(content) for content in layers]},
+        # Otherwise buildah cannot store layers built on it.
+        "history": [{"created_by": "archive"} for _ in layers],
     }
     blobs = [*packed, _json(image)]
     *parts, about = ({"digest": _digest(blob), "size": len(blob)} for blob in blobs)
@@ -127,9 +126,8 @@ def debian(packages: str) -> bytes:
     # A partial image is rebuilt from scratch: nothing needs to be on the disk before the end, here
     # or in images built on this one.
     command += ["--dpkgopt=force-unsafe-io", _SUITE, "-", str(source_list)]
-    command.append(
-        '--essential-hook=mkdir -p "$1/usr/share/man/man1"'
-    )  # otherwise Java's packages cannot be set up
+    # Otherwise Java's packages cannot be set up.
+    command.append('--essential-hook=mkdir -p "$1/usr/share/man/man1"')
     completed = subprocess.run(command, capture_output=True, check=False)
     if completed.returncode:
         raise Missing(

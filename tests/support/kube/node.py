@@ -293,9 +293,8 @@ class Node:
                 "KubeletInUserNamespace": True,
                 "KubeletCrashLoopBackOffMax": True,
             },
-            "crashLoopBackOff": {
-                "maxContainerRestartPeriod": "2s"
-            },  # a test may kill it again; this is not a failure of its own
+            # A test may kill it again; this is not a failure of its own.
+            "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
             "podLogsDir": f"{folder}/podlogs",
             "volumePluginDir": f"{folder}/plugins",
             "nodeStatusUpdateFrequency": "5s",

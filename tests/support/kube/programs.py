@@ -15,10 +15,8 @@ import platformdirs
 
 from moothall.config import environment
 
-KUBERNETES, COREDNS = (
-    "v1.34.4",
-    "v1.13.1",
-)  # dependencies are pinned in go/*/go.mod and go.sum; etcd 3.6.4 is in hyperkube
+# Dependencies are pinned in go/*/go.mod and go.sum; etcd 3.6.4 is in hyperkube.
+KUBERNETES, COREDNS = ("v1.34.4", "v1.13.1")
 _PARTS = (
     "etcd",
     "kube-apiserver",

@@ -30,9 +30,8 @@ def make_namespaces() -> None:
     for name in ("namespaces", "rbac", "quota"):
         manifest = (DEPLOY / f"base/{name}.yaml").read_text(encoding="utf-8")
         for text in (manifest, manifest.replace("moothall-workspaces", WORKSPACES)):
-            kubectl(
-                "apply", "--server-side", "-f", "-", given=text
-            )  # several workers may do this at once
+            # Several workers may do this at once.
+            kubectl("apply", "--server-side", "-f", "-", given=text)
 
 
 @asynccontextmanager

@@ -245,7 +245,7 @@ def test_a_bad_file_is_named_with_line_and_reason_while_the_others_load(
     )
     (tmp_path / "wrong.yml").write_text(text, encoding="utf-8")
     loaded = load([tmp_path])
-    assert [spec_.name for spec_ in loaded.specs.values()] == ["good"]
+    assert [loaded_spec.name for loaded_spec in loaded.specs.values()] == ["good"]
     (wrong,) = loaded.wrong
     assert (wrong.file, wrong.line) == (str(tmp_path / "wrong.yml"), line)
     assert reason in wrong.reason

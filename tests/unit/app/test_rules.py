@@ -84,7 +84,8 @@ async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it
     assert server_keys.guard.hex() not in repr(host_keys) + repr(server_keys)
     subject = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
     app, host = (
-        Approvals(keys_.guard, 60, public=keys_.approvals) for keys_ in (server_keys, host_keys)
+        Approvals(process_keys.guard, 60, public=process_keys.approvals)
+        for process_keys in (server_keys, host_keys)
     )
     assert host.check(app.sign(subject, "ann"), subject).approver == "ann"
     with pytest.raises(Refused, match="where the server is"):

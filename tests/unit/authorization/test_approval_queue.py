@@ -65,16 +65,14 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
 
         await parking.resolve("local", item.id, allow=True, approver="ann")
         assert parking.list_waiting("local") == []
-        assert (await delete(app, path="b", number=2))[
-            0
-        ] is ToolStatus.PARKED  # other arguments are another request
+        # Other arguments are another request.
+        assert (await delete(app, path="b", number=2))[0] is ToolStatus.PARKED
         assert (await delete(app))[0] is ToolStatus.SUCCESS
         assert await delete(app) == (ToolStatus.BLOCKED, "the approval was used already")
         assert [call.arguments for call in app.workspace.calls] == [{"path": "a"}]
         ids = [event.id for event in app.facts.events]
-        assert len(ids[:1] + ids[2:3]) == len(
-            {ids[0], ids[2]}
-        )  # parking and its end are two events
+        # Parking and its end are two events.
+        assert len(ids[:1] + ids[2:3]) == len({ids[0], ids[2]})
         assert [record["status"] for record in app.records() if record["phase"] == "finish"] == [
             "parked",
             "parked",
@@ -92,9 +90,8 @@ async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) 
         await parking.resolve("local", "request-1", allow=True, approver="ann")
         assert (await delete(app, 3, role="qa"))[0] is ToolStatus.PARKED  # another seat
         assert (await delete(app, 4))[0] is ToolStatus.SUCCESS
-        assert (await delete(app, 5))[
-            0
-        ] is ToolStatus.PARKED  # an approval is for one call; this one waits again
+        # An approval is for one call; this one waits again.
+        assert (await delete(app, 5))[0] is ToolStatus.PARKED
         assert {item.request_id for item in parking.list_waiting("local")} == {
             "request-3",
             "request-5",

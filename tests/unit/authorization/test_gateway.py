@@ -215,10 +215,8 @@ async def test_a_seat_that_is_not_what_it_says_is_stopped(
 ) -> None:
     grant = app.seat().grant
     result = await app.gate.call(app.seat(grant=grant, **changes), tool_call(path="a"))
-    assert result.status in {
-        ToolStatus.BLOCKED,
-        ToolStatus.ERROR,
-    }  # an unwritable tenant has no audit
+    # An unwritable tenant has no audit.
+    assert result.status in {ToolStatus.BLOCKED, ToolStatus.ERROR}
     assert app.workspace.calls == []
 
 
@@ -336,9 +334,8 @@ async def test_calls_side_by_side_are_bounded_for_a_seat_and_wait_for_the_gate(
                 for number in (1, 2)
             ]
             await app.workspace.entered.wait()
-            while (
-                seat.meter.in_flight < 2
-            ):  # the second one waits for a slot, which causes no event
+            # The second one waits for a slot, which causes no event.
+            while seat.meter.in_flight < 2:
                 await asyncio.sleep(0)
             refused = await app.gate.call(seat, tool_call(path="a", number=3))
             assert len(app.workspace.calls) == 1

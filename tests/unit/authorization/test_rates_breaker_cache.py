@@ -110,9 +110,8 @@ def test_five_failures_in_a_row_open_the_circuit_and_one_good_call_closes_it() -
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
     clock.now += 31
     with breakers.watching(("local",), PUSH) as record_status:
-        assert (
-            call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
-        )  # one tries, the others wait
+        # One tries, the others wait.
+        assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
         record_status(ToolStatus.TIMEOUT)
     clock.now += 31
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN  # the pause has doubled

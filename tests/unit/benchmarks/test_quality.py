@@ -62,9 +62,8 @@ def test_a_third_of_the_assertions_is_seen_and_what_cannot_be_shared_out_is_left
     for path in (SEEN, HIDDEN):
         code = parsed.judged("")[path].replace("from solution import double", "")
         exec(code, names)  # noqa: S102 - as above
-    assert (
-        sum(name.startswith("test_") and names[name]() is None for name in list(names)) == 4
-    )  # the hidden ones came last
+    # The hidden ones came last.
+    assert sum(name.startswith("test_") and names[name]() is None for name in list(names)) == 4
 
 
 def test_a_reply_is_read_with_and_without_a_fence(tmp_path: Path) -> None:

@@ -199,9 +199,8 @@ async def test_who_could_not_deliver_takes_the_decision_that_another_recorded_me
     await publish_story(bus, full())
     first = Collector(bus, slow, LimitSettings(), tick_seconds=0.005, clock=lambda: DEADLINE)
     second = Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START)
-    running = asyncio.create_task(
-        first.handle(bus.log[-1])
-    )  # it is stopped, so that nothing keeps the other from it
+    # It is stopped, so that nothing keeps the other from it.
+    running = asyncio.create_task(first.handle(bus.log[-1]))
     await until(lambda: slow.deliveries > 0)
     await second.handle(bus.log[-1])
     (decision,) = bus.decisions

@@ -98,9 +98,8 @@ async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
             examples[1],
             examples[3],
         )
-        assert (
-            await find_broken_examples(examples, "b.py", seat, 10) == ()
-        )  # it cannot be imported: that proves nothing
+        # It cannot be imported: that proves nothing.
+        assert await find_broken_examples(examples, "b.py", seat, 10) == ()
         assert await find_broken_examples((), "lib/a.py", seat, 10) == ()
 
 

@@ -105,8 +105,7 @@ def test_a_breach_of_its_own_limit_stops_it_and_is_named(
         check_bounds(bounds, [call], {})
     with pytest.raises(LimitExceeded, match="tests hit"):
         check_bounds(bounds, [], {"tests": ran(status)})
-    check_bounds(
-        Bounds(), [call], {"tests": ran(status)}
-    )  # a limit for all is reported to the model, which may act differently
+    # A limit for all is reported to the model, which may act differently.
+    check_bounds(Bounds(), [call], {"tests": ran(status)})
     check_bounds(bounds, [replace(call, status=ToolStatus.TIMEOUT)], {})
     assert sum_usage([call], {"tests": ran(status)}) == ToolUsage(9, 300)

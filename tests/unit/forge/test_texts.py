@@ -97,11 +97,8 @@ def test_nobody_is_called_nothing_is_linked_or_closed(comment: str, find: str) -
     shown = html.unescape(raw)
     raw = re.sub(r"&#\d+;", "", raw)
     assert not re.search(find, raw)
-    if find not in {
-        r"www\.\w",
-        r"\]\(",
-        r"<[a-z!/]",
-    }:  # these are searched before escapes are read
+    # These are searched before escapes are read.
+    if find not in {r"www\.\w", r"\]\(", r"<[a-z!/]"}:
         assert not re.search(find, shown)
 
 

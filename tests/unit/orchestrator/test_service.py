@@ -65,9 +65,8 @@ async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_i
     with pytest.raises(RepositoryError, match="moothall/t1"):
         await deliberations.check(request, LOCAL)
     assert await find_request(bus, "t1") is None
-    await deliberations.submit(
-        replace(request, protocol="ask"), LOCAL
-    )  # an answer in words needs no branch
+    # An answer in words needs no branch.
+    await deliberations.submit(replace(request, protocol="ask"), LOCAL)
 
 
 async def test_hidden_tests_are_stored_for_hosts_and_shown_by_no_event(bus: MemoryBus) -> None:

@@ -223,10 +223,8 @@ async def test_line_ends_are_those_that_git_would_write(
     assert text.count(end) == text.count("\n")
     assert (repo.path / NEW).read_bytes() == f"N = 1{end}".encode()
     changed = repo.git("diff", "--numstat").split("\n")
-    assert [line.split("\t")[1] for line in changed] == [
-        "3",
-        "0",
-    ]  # no line changed only by its line ending
+    # No line changed only by its line ending.
+    assert [line.split("\t")[1] for line in changed] == ["3", "0"]
 
 
 async def test_own_changes_are_found_whatever_the_line_ends(

@@ -164,9 +164,8 @@ async def test_what_was_only_touched_is_no_change(clone: TrustedClone, tmp_path:
     ]
     assert await clone.smudge(sha, await clone.clean(sha, touched)) == touched
     assert (await clone.commit_changes(sha, await clone.clean(sha, touched), "touched")).diff == ""
-    plain = [
-        Change("a.w16", "100644", "größer\n".encode())
-    ]  # written by a git that ignores the attribute
+    # Written by a git that ignores the attribute.
+    plain = [Change("a.w16", "100644", "größer\n".encode())]
     assert await clone.clean(sha, plain) == plain
 
 

@@ -50,9 +50,8 @@ async def test_hidden_tests_are_in_no_base_of_seats_and_in_no_history_of_it(tmp_
     diff = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
     patch = await clone.apply(prepared.base.sha, diff)
     assert patch.diff.splitlines()[-2:] == ["-x = 1", "+x = 2"]
-    assert (
-        await repositories.diff(base, patch.commit_sha) == patch.diff
-    )  # it does not remove the hidden file
+    # It does not remove the hidden file.
+    assert await repositories.diff(base, patch.commit_sha) == patch.diff
     delivered = await clone.apply(base.sha, patch.diff)
     assert "tests/hidden/test_b.py" in await clone.files(delivered.commit_sha)
 

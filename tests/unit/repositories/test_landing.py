@@ -87,9 +87,8 @@ async def test_merge_makes_one_merge_commit_on_the_branch(
     assert repo.git("log", "-1", "--format=%B", main).strip() == SAID.strip()
     assert (repo.path / "new.txt").exists() == (at == "checked out")
     assert repo.git("status", "--porcelain").split() == ["M", "b.txt"]
-    again = await trusted.land(
-        ref, sha, BRANCH, SAID, "local"
-    )  # a caller that was killed in between repeats the request
+    # A caller that was killed in between repeats the request.
+    again = await trusted.land(ref, sha, BRANCH, SAID, "local")
     assert (again.status, again.commit_sha) == ("merged", repo.git("rev-parse", main))
 
 

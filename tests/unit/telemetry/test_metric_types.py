@@ -93,9 +93,8 @@ def test_a_report_replaces_the_last_one_and_a_silent_process_is_forgotten() -> N
     reports.take({"process": "serve", "figures": {"moothall_model_retries_total": [[[], 99]]}})
     shown = reports.snapshots("serve")
     assert shown["host-1"] == {"moothall_model_retries_total": [[[], 1]]}
-    assert shown["serve"] != {
-        "moothall_model_retries_total": [[[], 99]]
-    }  # this process reports nothing
+    # This process reports nothing.
+    assert shown["serve"] != {"moothall_model_retries_total": [[[], 99]]}
     clock.now = 31
     assert set(reports.snapshots("serve")) == {"serve"}
 

@@ -32,9 +32,8 @@ asyncio.run(main())
 """  # noqa: E501 - a line of embedded text
 
 
-@pytest.mark.parametrize(
-    "known_by", ["named", "open"]
-)  # an agent of Ray overwrites its command line with a title
+# An agent of Ray overwrites its command line with a title.
+@pytest.mark.parametrize("known_by", ["named", "open"])
 async def test_a_killed_owner_takes_its_processes_and_its_directory_along(known_by: str) -> None:
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", OWNER, known_by, stdout=asyncio.subprocess.PIPE

@@ -105,9 +105,8 @@ class World:
 
     async def run(self) -> tuple[End, str]:
         record = self.record()
-        self.lines = list(
-            self.commits[int(record.commit or 0)]
-        )  # like a workspace that was reopened
+        # Like a workspace that was reopened.
+        self.lines = list(self.commits[int(record.commit or 0)])
         self.in_hand = 0
 
         async def tell(step: str, state: StepState, attempt: int, **more: Any) -> None:

@@ -67,9 +67,8 @@ async def counted() -> AsyncIterator[Counted]:
         if phase_of(headers) == "propose" and "HAIKU" not in str(body):
             await asyncio.sleep(_SECONDS_A_TURN)
             await counter.answers.wait()
-            if not seat_of(headers).endswith(
-                "3"
-            ):  # one is right, so the winner does not depend on evidence that a busy machine skips
+            # One is right, so the winner does not depend on evidence that a busy machine skips.
+            if not seat_of(headers).endswith("3"):
                 return turn("files.append", path="src/utils.py", content=WRONG)
         reply: Any = council(body, headers)
         return await reply  # type: ignore[no-any-return]

@@ -121,9 +121,8 @@ async def replace_during_council(
             old = await serving(standing)
             await replace()
             async with asyncio.timeout(120):
-                while not old.isdisjoint(
-                    await serving(standing)
-                ):  # every pod of every role was replaced
+                # Every pod of every role was replaced.
+                while not old.isdisjoint(await serving(standing)):
                     await asyncio.sleep(0.5)
             await wait_for_pods(standing, SEATS)
         finally:
