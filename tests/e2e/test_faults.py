@@ -122,7 +122,7 @@ async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
         if "reaper.py" in command_line(process):
             process.kill()
     for process in hosts:
-        # Otherwise a host's child that is about to exec.
+        # A child of a host may not have called exec yet.
         if process.ppid() not in {host.pid for host in hosts}:
             process.suspend()
     server.kill()

@@ -187,7 +187,7 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
             assert mapping["metadata"]["labels"] == {
                 "pod-security.kubernetes.io/enforce": "restricted"
             }
-        # Otherwise it is a patch.
+        # A document without an image is a patch.
         if any("image" in container for container in mapping.get("containers", ())):
             assert mapping["securityContext"]["runAsNonRoot"] is True
             assert mapping["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
