@@ -1,4 +1,4 @@
-"""Start one host on the Ray at an address, print `ready`, and end with standard input."""
+"""Start one host on the Ray cluster at an address, print `ready`, and end with standard input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def main(address: str) -> None:
     """Host until the input ends."""
     settings = RaySettings(address=address)
     async with ray_fleet.cluster(settings), ray_fleet.hosting(settings, host):
-        os.write(1, b"ready\n")  # Ray's driver turns sys.stdout elsewhere
+        os.write(1, b"ready\n")  # Ray's driver redirects sys.stdout
         await asyncio.to_thread(sys.stdin.read)
 
 

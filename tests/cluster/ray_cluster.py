@@ -12,7 +12,7 @@ from pathlib import Path
 
 os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
-    RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # else it goes by the machine's outer address
+    RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # otherwise Ray uses the machine's external address
     RAY_enable_worker_prestart="0",
     RAY_raylet_start_wait_time_s="120",
     RAY_agent_register_timeout_ms="120000",  # a busy machine starts its agents slowly
@@ -24,11 +24,10 @@ _NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "node_ip_address": "1
 
 
 def main(folder: str, nodes: str = "2") -> None:
-    """Serve until the input ends. All files of Ray's lie below `folder`."""
+    """Serve until the input ends. All of Ray's files are below `folder`."""
     os.environ["RAY_TMPDIR"] = folder
-    (
-        Path(folder) / "ray"
-    ).mkdir()  # where it says to others on this machine that it is there, and expects a folder
+    # Ray writes its address there for other processes, and expects a folder.
+    (Path(folder) / "ray").mkdir()
     cluster = Cluster(
         initialize_head=True,
         connect=False,
@@ -45,7 +44,7 @@ def main(folder: str, nodes: str = "2") -> None:
         for _ in sys.stdin:
             cluster.add_node(wait=True, **_NODE)
     finally:
-        cluster.shutdown()  # type: ignore[no-untyped-call]  # Ray leaves it untyped
+        cluster.shutdown()  # type: ignore[no-untyped-call]  # Ray publishes no type
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ async def ray_nodes(
 async def growing_nodes(
     count: int, environment: Mapping[str, str] = TOKEN
 ) -> AsyncIterator[tuple[str, psutil.Process, Callable[[], None]]]:
-    """Yield the cluster's address, the raylet of its last node, and what adds a node."""
+    """Yield the cluster's address, the raylet of its last node, and a function that adds a node."""
     folder = Path(tempfile.mkdtemp(prefix="mh-", dir="/tmp"))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -53,13 +53,13 @@ async def growing_nodes(
         async with asyncio.timeout(240):
             while not (line := await process.stdout.readline()).startswith(b"{"):
                 assert line, "the cluster did not start"
-        told = json.loads(line)
-        # Beside its sessions Ray writes where it is; a machine that never ran it has no /tmp/ray
+        node = json.loads(line)
+        # Ray writes its address beside its sessions. A machine that never ran Ray has no /tmp/ray
         # for that.
         assert (folder / "ray" / "ray_current_cluster").is_file()
         yield (
-            told["address"],
-            psutil.Process(told["raylet"]),
+            node["address"],
+            psutil.Process(node["raylet"]),
             functools.partial(process.stdin.write, b"add\n"),
         )
     finally:
@@ -68,9 +68,9 @@ async def growing_nodes(
         with suppress(TimeoutError):
             async with asyncio.timeout(60):
                 await process.wait()
-        for one in below:
+        for child in below:
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                child.kill()
         assert await all_gone(below) == []
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""`moothall serve` as a process, and waiting until its hosts are at work."""
+"""`moothall serve` as a process, and functions that wait until its hosts work."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from moothall.testing.model import ScriptedModel
 
 
 async def until_serving(server: asyncio.subprocess.Process) -> int:
-    """Wait until it serves, and return the port of gRPC."""
+    """Wait until the process serves, and return the gRPC port."""
     assert server.stderr is not None
-    said = b""
+    output = b""
     try:
         async with asyncio.timeout(240):
-            while (found := re.search(rb"serving gRPC on \S+:(\d+)", said)) is None:
+            while (match := re.search(rb"serving gRPC on \S+:(\d+)", output)) is None:
                 line = await server.stderr.readline()
-                assert line, said.decode()
-                said += line
+                assert line, output.decode()
+                output += line
     except TimeoutError:
         server.terminate()
-        raise AssertionError(f"it did not serve within four minutes: {said.decode()}") from None
-    return int(found[1])
+        raise AssertionError(f"it did not serve within four minutes: {output.decode()}") from None
+    return int(match[1])
 
 
 @asynccontextmanager
 async def serving(command: Command) -> AsyncIterator[int]:
-    """Serve until the block ends; yields the port of gRPC."""
+    """Serve until the block ends; yield the gRPC port."""
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
     port = await until_serving(server)
@@ -45,8 +45,8 @@ async def serving(command: Command) -> AsyncIterator[int]:
 
 
 async def until_begun(model: ScriptedModel, count: int, *data_dirs: Path) -> None:
-    """Wait until the seats of so many deliberations have asked the model; else fail with what hosts
-    on these data directories logged.
+    """Wait until the seats of this many deliberations have called the model, or fail with the logs
+    of the hosts on these data directories.
     """
     try:
         async with asyncio.timeout(240):
@@ -63,5 +63,7 @@ async def until_begun(model: ScriptedModel, count: int, *data_dirs: Path) -> Non
                 await asyncio.sleep(0.05)
     except TimeoutError:
         logs = [path for folder in data_dirs for path in sorted(folder.glob("logs/*.log"))]
-        said = "\n".join(f"{path}:\n{path.read_text(errors='replace')[-4000:]}" for path in logs)
-        raise AssertionError(f"{count} deliberations did not begin\n{said}") from None
+        log_text = "\n".join(
+            f"{path}:\n{path.read_text(errors='replace')[-4000:]}" for path in logs
+        )
+        raise AssertionError(f"{count} deliberations did not begin\n{log_text}") from None

@@ -1,5 +1,5 @@
-"""Two hosts that share nothing but the bus and the model, one of them killed: the other ends the
-work, and the branch is as on one machine.
+"""Two hosts share only the bus and the model, and one is killed: the other ends the work, and the
+branch is the same as on one machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-import apart
+import simulated_machines
 from command import Command, by_task, git, scripted
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
@@ -51,21 +51,21 @@ FILES = {
 
 
 def one_machine(folder: Path, model: ScriptedModel) -> Command:
-    """The same work on one machine, beside all that is tried here."""
+    """The same work on one machine, as a reference."""
     return Command(folder / "alone", model.base_url, {"MOOTHALL_WORKSPACE__SETUP_NETWORK": "off"})
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def folder() -> AsyncIterator[Path]:
     """A folder with a short name, for Ray's sockets."""
-    made = Path(tempfile.mkdtemp(prefix="mh-", dir="/tmp"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
+    path = Path(tempfile.mkdtemp(prefix="mh-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
-    if lacking := apart.missing():
-        pytest.skip(f"machines of their own cannot be made here; missing: {lacking}")
+    if lacking := simulated_machines.missing():
+        pytest.skip(f"simulated machines are unavailable here; missing: {lacking}")
     repo, other = make_repo(folder / "repo", FILES), make_repo(folder / "other", FILES)
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
@@ -75,14 +75,16 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(scripted_model(scripted(slowly)))
         bus_url = await stack.enter_async_context(embedded_server(BusSettings(), folder / "bus"))
-        await stack.enter_async_context(apart.bridge())
+        await stack.enter_async_context(simulated_machines.bridge())
         machines = [
-            await stack.enter_async_context(apart.machine(number, folder)) for number in (1, 2)
+            await stack.enter_async_context(simulated_machines.machine(number, folder))
+            for number in (1, 2)
         ]
         bus_there, model_there = [
-            await stack.enter_async_context(apart.relay(url)) for url in (bus_url, model.base_url)
+            await stack.enter_async_context(simulated_machines.relay(url))
+            for url in (bus_url, model.base_url)
         ]
-        address, nodes = await stack.enter_async_context(apart.nodes(folder, machines))
+        address, nodes = await stack.enter_async_context(simulated_machines.nodes(folder, machines))
         data = folder / "data"
         extra = {
             **TOKEN,
@@ -95,39 +97,40 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
         }
         command = Command(data, model_there, extra)
         async with serving(command) as port, asyncio.TaskGroup() as group:
-            for (
-                one
-            ) in machines:  # nothing of the server is within reach, but for the bus and the model
-                assert not one.sees(repo.path).exists()
-                assert not one.sees(data / "token").exists()
+            for machine in machines:  # only the bus and the model are reachable
+                assert not machine.sees(repo.path).exists()
+                assert not machine.sees(data / "token").exists()
                 assert not any(
-                    [await one.reaches(host, port) for host in ("127.0.0.1", apart.HOUSE)]
+                    [
+                        await machine.reaches(host, port)
+                        for host in ("127.0.0.1", simulated_machines.SERVER)
+                    ]
                 )
             ask = ("deliberate", "--repo", str(repo.path), "--json", "--task-id")
-            asked = [
+            deliberations = [
                 group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")
             ]
-            await until_begun(model, 2, data, *(one.sees(data) for one in machines))
-            for one in machines:
-                assert len(list(one.sees(data / "repos").glob("far-*.git"))) == 1
+            await until_begun(model, 2, data, *(machine.sees(data) for machine in machines))
+            for machine in machines:
+                assert len(list(machine.sees(data / "repos").glob("far-*.git"))) == 1
             fleet = (await command("fleet", "--json")).document["hosts"]
-            assert {host["node"] for host in fleet} == {one.ip for one in machines}
-            assert sorted(held["task_id"] for host in fleet for held in host["holds"]) == [
+            assert {host["node"] for host in fleet} == {machine.ip for machine in machines}
+            assert sorted(work["task_id"] for host in fleet for work in host["holds"]) == [
                 "one",
                 "two",
             ]
             nodes[1].kill()
-        for done in (task.result() for task in asked):
-            assert done.code == 0, done.err
-            assert done.document["proven"] is True
+        for result in (task.result() for task in deliberations):
+            assert result.code == 0, result.err
+            assert result.document["proven"] is True
         verified = await command("audit", "verify")
         assert verified.code == 0, verified.out
         assert ": whole" in verified.out
         assert len(list(machines[0].sees(data / "audit" / "local").glob("host-*.jsonl"))) == 1
         assert not list((data / "audit" / "local").glob("host-*.jsonl"))
         records = int(verified.out.strip().splitlines()[-1].split()[0])
-        assert records > 0  # all of them come from the stream
-        # As on one machine, from the same commit: the same files.
+        assert records > 0  # all events come from the stream
+        # The files are the same as on one machine, from the same commit.
         local = await one_machine(folder, model)(
             "deliberate", "--repo", str(other.path), "--json", "--task-id", "one", TASK
         )

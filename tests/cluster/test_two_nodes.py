@@ -1,5 +1,5 @@
-"""Two Ray nodes on one machine, one of them killed: the other's host ends the work. A head that is
-replaced by another is noticed.
+"""Two Ray nodes on one machine, and one is killed: the other's host ends the work. The replacement
+of a head is noticed.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path:
         }
         command = Command(tmp_path / "data", model.base_url, extra)
         async with serving(command), asyncio.TaskGroup() as group:
-            assert len(hosts_below(second)) == 1  # they are spread
+            assert len(hosts_below(second)) == 1  # the work is spread over both hosts
             ask = ("deliberate", "--repo", str(repo), "--json", "--task-id")
-            asked = [
+            deliberations = [
                 group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")
             ]
             await until_begun(model, 2, tmp_path / "data")
             for child in (second, *descendants(second.pid)):
                 with suppress(psutil.NoSuchProcess):
                     child.send_signal(signal.SIGKILL)
-        for done in (task.result() for task in asked):
-            assert done.code == 0, done.err
-            assert done.document["proven"] is True
-            assert git(repo, "branch", "--list", done.document["branch"])
+        for result in (task.result() for task in deliberations):
+            assert result.code == 0, result.err
+            assert result.document["proven"] is True
+            assert git(repo, "branch", "--list", result.document["branch"])
 
 
 async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without_one_that_is_gone(
@@ -93,7 +93,7 @@ async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without
         async with serving(command):
             assert await hosts(command) == {"host-1", "host-2"}
             assert len(hosts_below(second)) == 1
-            (gone,) = hosts_below(second)
+            (killed,) = hosts_below(second)
             add_node()
             async with asyncio.timeout(120):
                 while await hosts(command) != {"host-1", "host-2", "host-3"}:
@@ -102,26 +102,25 @@ async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without
                 with suppress(psutil.NoSuchProcess):
                     child.send_signal(signal.SIGKILL)
             async with asyncio.timeout(120):
-                while len(left := await hosts(command)) != 2:
+                while len(remaining := await hosts(command)) != 2:
                     await asyncio.sleep(0.5)
-            assert await all_gone([gone]) == []
-            assert "host-3" in left
-            done = await command("deliberate", "--repo", str(repo), "--json", TASK, seconds=300)
-        assert done.code == 0, done.err
-        assert done.document["proven"] is True
+            assert await all_gone([killed]) == []
+            assert "host-3" in remaining
+            result = await command("deliberate", "--repo", str(repo), "--json", TASK, seconds=300)
+        assert result.code == 0, result.err
+        assert result.document["proven"] is True
 
 
 async def hosts(command: Command) -> set[str]:
     """Return the names of the hosts that answer."""
-    done = await command("fleet", "--json")
-    return {
-        "-".join(host["name"].split("-")[:2]) for host in done.document["hosts"]
-    }  # then whose they are
+    result = await command("fleet", "--json")
+    # The rest of a name identifies the owner.
+    return {"-".join(host["name"].split("-")[:2]) for host in result.document["hosts"]}
 
 
 @asynccontextmanager
-async def a_head(folder: Path, port: int) -> AsyncIterator[None]:
-    """Run a head of Ray; it is killed with all that is below it."""
+async def ray_head(folder: Path, port: int) -> AsyncIterator[None]:
+    """Run a Ray head; kill it with all its children at the end."""
     place = await asyncio.to_thread(tempfile.mkdtemp, prefix="mh-", dir=folder)
     program = (
         str(Path(sys.executable).with_name("ray")),
@@ -143,30 +142,30 @@ async def a_head(folder: Path, port: int) -> AsyncIterator[None]:
     )
     try:
         async with asyncio.timeout(240):
-            while (await asyncio.to_thread(answers, port)) is False:
+            while (await asyncio.to_thread(is_listening, port)) is False:
                 assert process.returncode is None, "the head did not start"
                 await asyncio.sleep(0.2)
         yield
     finally:
         below = [psutil.Process(process.pid), *descendants(process.pid)]
-        for one in below:
+        for child in below:
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                child.kill()
         await process.wait()
         assert await all_gone(below) == []
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Kill it, if it has not ended."""
+    """Kill the process if it still runs."""
     if process.returncode is None:
         process.kill()
         await process.wait()
 
 
-def answers(port: int) -> bool:
-    """Whether somebody listens on loopback."""
-    with socket.socket() as asked:
-        return asked.connect_ex(("127.0.0.1", port)) == 0
+def is_listening(port: int) -> bool:
+    """True if somebody listens on loopback."""
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_a_head_that_is_replaced_by_another_ends_serving_with_a_word(tmp_path: Path) -> None:
@@ -182,13 +181,13 @@ async def test_a_head_that_is_replaced_by_another_ends_serving_with_a_word(tmp_p
             "MOOTHALL_BUS__URL": bus_url,
         }
         command = Command(tmp_path / "data", model.base_url, extra)
-        async with a_head(folder, port):
+        async with ray_head(folder, port):
             server = await command.start("serve", "--port", "0")
             stack.push_async_callback(end, server)
             await until_serving(server)
         assert server.stderr is not None
-        async with a_head(folder, port), asyncio.timeout(240):
-            said = await server.stderr.read()
+        async with ray_head(folder, port), asyncio.timeout(240):
+            stderr = await server.stderr.read()
             assert await server.wait() == 2
-    assert b"another head answers at its address" in said, said.decode()
+    assert b"another head answers at its address" in stderr, stderr.decode()
     shutil.rmtree(folder, ignore_errors=True)

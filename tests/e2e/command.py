@@ -1,4 +1,4 @@
-"""What end-to-end tests share: a scripted council, repositories, and the real command run as a
+"""Helpers of the end-to-end tests: a scripted council, repositories, and the real command as a
 process.
 """
 
@@ -23,34 +23,34 @@ QUICK = {
     "MOOTHALL_WORKSPACE__FLAKY_SECONDS": "0",
     "MOOTHALL_LLM__APPROACHES": "off",
 }
-"""Settings for tests of what is around a council."""
+"""Settings that skip flakiness checks and approaches, for tests about other things."""
 WRONG = '\n\ndef hello_world():\n    return "Goodbye"\n'
 
 
 def git(repo: Path, *args: str) -> str:
-    """Run git in a repository and return what it printed."""
-    done = subprocess.run(
+    """Run git in a repository and return its output."""
+    completed = subprocess.run(
         ["git", "-C", str(repo), *args], check=True, capture_output=True, text=True
     )
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 def turn(tool: str, **args: Any) -> str:
-    """A reply that asks for one action."""
+    """Return a reply with one action."""
     return json.dumps({"thought": "do it", "actions": [{"tool": tool, "args": args}]})
 
 
 def task_of(body: dict[str, Any]) -> str:
-    """Return the task in a prompt, or all of it where there is none. What is known of its story
-    tells of other tasks too.
+    """Return the task of a prompt, or the whole prompt if it has none. The story's context mentions
+    other tasks too.
     """
-    said = "\n".join(str(message["content"]) for message in body["messages"])
-    found = re.search(r"(?s)--- the task \[(\w+)\] ---\n(.*?)\n--- end \[\1\] ---", said)
-    return found[2] if found else said
+    prompt = "\n".join(str(message["content"]) for message in body["messages"])
+    match = re.search(r"(?s)--- the task \[(\w+)\] ---\n(.*?)\n--- end \[\1\] ---", prompt)
+    return match[2] if match else prompt
 
 
 def scripted(propose: Answer) -> Answer:
-    """Approaches and reviews as any model gives them; turns by `propose`."""
+    """Answer requests for approaches and reviews; delegate turns to `propose`."""
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Reply:
         phase = phase_of(headers)
@@ -60,14 +60,14 @@ def scripted(propose: Answer) -> Answer:
             )
         if phase in {"critique", "verify"}:
             return json.dumps({"score": 7, "met": [], "unmet": [], "comment": "reads well"})
-        said = propose(body, headers)
-        return said if isinstance(said, Reply) else await said
+        reply = propose(body, headers)
+        return reply if isinstance(reply, Reply) else await reply
 
     return answer
 
 
 def by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    """What a seat does is said by a word in its task, so that one server serves every test."""
+    """Choose a seat's reply by a word in its task, so that one server serves every test."""
     prompt = "\n".join(str(message["content"]) for message in body["messages"])
     if "HANG" in prompt:
         return Fault("silent", delay=0.1)
@@ -87,7 +87,7 @@ def by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -95,13 +95,13 @@ class Run:
 
     @property
     def document(self) -> Any:
-        """Its one JSON document."""
+        """The JSON document on its stdout."""
         return json.loads(self.out)
 
 
 @dataclass(slots=True)
 class Command:
-    """`moothall` with an environment of its own."""
+    """The `moothall` command with its own environment."""
 
     data_dir: Path
     model_url: str = ""
@@ -112,11 +112,11 @@ class Command:
     """Descriptors that its process inherits."""
 
     def environment(self) -> dict[str, str]:
-        """The process's environment."""
-        kept = {
+        """The environment of the process."""
+        inherited = {
             name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")
         }
-        # Nor the settings of whoever runs the tests.
+        # Remove the settings of whoever runs the tests.
         ours = {
             "MOOTHALL_DATA_DIR": str(self.data_dir),
             "MOOTHALL_LLM__MODEL": "",
@@ -124,12 +124,12 @@ class Command:
         }
         if self.model_url:
             ours["MOOTHALL_LLM__BASE_URL"] = self.model_url
-        return kept | ours | self.extra
+        return inherited | ours | self.extra
 
     async def start(
         self, *args: str, cwd: Path | None = None, stdout: int = asyncio.subprocess.PIPE
     ) -> asyncio.subprocess.Process:
-        """Start it and return the process; `stdout` is where its own goes."""
+        """Start the command and return the process. `stdout` receives its output."""
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -144,7 +144,7 @@ class Command:
         )
 
     async def __call__(self, *args: str, cwd: Path | None = None, seconds: float = 240) -> Run:
-        """Run it to its end."""
+        """Run the command and wait for its end."""
         process = await self.start(*args, cwd=cwd)
         try:
             async with asyncio.timeout(seconds):
@@ -160,8 +160,8 @@ class Command:
 
 
 def most_at_once(tasks: list[dict[str, Any]]) -> int:
-    """Return how many of these tasks, as `list --json` tells them, were under way at a time, at
-    most.
+    """Return the maximum number of these tasks, given as in `list --json`, that ran at the same
+    time.
     """
     moments = [(datetime.fromisoformat(task["requested"]), 1) for task in tasks]
     moments += [(datetime.fromisoformat(task["ended"]), -1) for task in tasks]
@@ -173,7 +173,7 @@ def most_at_once(tasks: list[dict[str, Any]]) -> int:
 
 
 def mounts_below(path: Path) -> list[str]:
-    """Mounts of this machine's own mount namespace that lie below a path."""
+    """Return the mounts below a path in this machine's mount namespace."""
     return [
         line
         for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()

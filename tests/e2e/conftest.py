@@ -1,4 +1,6 @@
-"""One served house for most end-to-end tests: starting Ray costs more than the tests themselves."""
+"""One shared server for most end-to-end tests: starting Ray costs more than the tests
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,18 @@ async def model() -> AsyncIterator[ScriptedModel]:
 async def command(
     model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Command]:
-    """The command, attached to a `serve` that runs for the whole session."""
-    command = Command(tmp_path_factory.mktemp("house"), model.base_url)
+    """A command attached to a `serve` process that runs for the whole session."""
+    command = Command(tmp_path_factory.mktemp("server"), model.base_url)
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
-    said: list[str] = []
+    lines: list[str] = []
     async with asyncio.timeout(120):
         while line := (await server.stderr.readline()).decode():
-            said.append(line)
+            lines.append(line)
             if line.startswith("serving gRPC on"):
                 break
         else:
-            pytest.fail("serve ended: " + "".join(said))
+            pytest.fail("serve ended: " + "".join(lines))
     drain = asyncio.ensure_future(server.stderr.read())
     command.served_at = line.split()[3].rstrip(";")
     command.server_pid = server.pid

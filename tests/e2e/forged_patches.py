@@ -1,5 +1,5 @@
-"""Patches that change what judges them (tests, configuration, runners) instead of the code. None
-may end proven.
+"""Patches that change their judges (tests, configuration, runners) instead of the code. None may be
+proven.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _PLUGIN = HOOK.replace("import pytest\n", "import sys\n\nimport pytest\n", 1)
 
 
 def _code(more: str, body: str = "return price") -> dict[str, str]:
-    """The module with `more` before its functions, and this body."""
+    """Return the module with `more` before its functions and this body."""
     return {
         "shop/price.py": WRONG.replace("    return price\n", f"    {body}\n").replace(
             "\n\n\ndef total", f"\n\n{more}\n\n\ndef total", 1

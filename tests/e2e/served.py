@@ -1,4 +1,4 @@
-"""A served house of its own with two tenants, which a test may stop and start again."""
+"""A dedicated server with two tenants that a test can stop and restart."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ tenant = "team-e"
 
 
 def make_command(folder: Path, model_url: str, *, hosts: str = "process") -> Command:
-    """Return a command whose house knows alice and eve. Its hosts run beside it: what is tried here
-    is not Ray, which costs a start.
+    """Return a command whose server knows alice and eve. Its hosts run without Ray, which these
+    tests do not cover and which is slow to start.
     """
     tokens = folder / "tokens.toml"
     tokens.write_text(_TOKENS, encoding="utf-8")
@@ -49,18 +49,18 @@ def make_command(folder: Path, model_url: str, *, hosts: str = "process") -> Com
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that serves, and ways in."""
+    """A running server and its endpoints."""
 
     command: Command
     pid: int
     channel: grpc.aio.Channel
     web: str = ""
-    """Where HTTP is served; empty where it is not."""
+    """The address of the HTTP server; empty if it is disabled."""
     link: str = ""
-    """What signs a browser in once."""
+    """The one-time sign-in link."""
 
     def stub(self, token: str = ALICE) -> Any:
-        """Return a stub whose calls carry a token and end after two minutes."""
+        """Return a stub whose calls carry a token and time out after two minutes."""
         return _Stub(OrchestratorServiceStub(self.channel), token)
 
 
@@ -78,17 +78,17 @@ class _Stub:
 
 @asynccontextmanager
 async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> AsyncIterator[Served]:
-    """Serve until the context ends; then the signal `end` ends it."""
+    """Serve until the context ends, then send the signal `end`."""
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
-    said: list[str] = []
+    lines: list[str] = []
     async with asyncio.timeout(180):
         while line := (await server.stderr.readline()).decode():
-            said.append(line)
+            lines.append(line)
             if line.startswith("serving gRPC on"):
                 break
         else:
-            raise AssertionError("serve ended: " + "".join(said))
+            raise AssertionError("serve ended: " + "".join(lines))
     drain = asyncio.ensure_future(server.stderr.read())
     command.served_at = line.split()[3].rstrip(";")
     try:
@@ -96,12 +96,12 @@ async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> Asyn
             web = next(
                 (
                     line.split()[3].rstrip(":")
-                    for line in said
+                    for line in lines
                     if line.startswith("serving HTTP on")
                 ),
                 "",
             )
-            link = next((line.split()[-1] for line in said if "/sign-in?link=" in line), "")
+            link = next((line.split()[-1] for line in lines if "/sign-in?link=" in line), "")
             yield Served(command, server.pid, channel, web, link)
     finally:
         ended = server.returncode
@@ -110,6 +110,6 @@ async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> Asyn
             async with asyncio.timeout(90):
                 await server.wait()
         tail = (await drain).decode()
-        # Before anything else: whatever failed here failed because of this.
-        assert ended is None, f"serve ended by itself with {ended}: {tail}"
+        # Check this first: later failures may be caused by it.
+        assert ended is None, f"serve ended unexpectedly with {ended}: {tail}"
     assert server.returncode == (130 if end is signal.SIGTERM else -end), tail

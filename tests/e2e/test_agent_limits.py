@@ -1,5 +1,5 @@
-"""What an agent's own limits hold in the real sandbox: they narrow the settings' limits, and never
-widen them.
+"""An agent's own limits in the real sandbox: they narrow the configured limits and never widen
+them.
 """
 
 from __future__ import annotations

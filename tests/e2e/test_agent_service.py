@@ -1,6 +1,5 @@
-"""The agent service of a real server: tools in real sandboxes, answers of a scripted model, a
-client
-that knows the protos alone.
+"""The agent service of a real server: tools in real sandboxes, a scripted model, and a client that
+knows only the protos.
 """
 
 from __future__ import annotations
@@ -38,13 +37,18 @@ TASK = "Add hello_world() function to src/utils.py"
 
 
 class Caller:
-    """A stub whose calls carry alice's token. `told`: bodies and signatures of the webhooks of its
-    house, `model` whom it asks.
+    """A stub whose calls carry alice's token.
+
+    Attributes:
+        deliveries: bodies and signatures of the webhooks that the server sent.
+        model: the model server behind it.
     """
 
-    def __init__(self, app: Served, told: list[tuple[bytes, str]], model: ScriptedModel) -> None:
+    def __init__(
+        self, app: Served, deliveries: list[tuple[bytes, str]], model: ScriptedModel
+    ) -> None:
         self._stub: Any = pb_grpc.AgentServiceStub(app.channel)
-        self.told = told
+        self.deliveries = deliveries
         self.model = model
         self.pid = app.pid
 
@@ -55,7 +59,7 @@ class Caller:
         )
 
 
-def asked(
+def task_request(
     query: str = "", context: Mapping[str, Any] | None = None, **more: Any
 ) -> pb.ExecuteTaskRequest:
     request = pb.ExecuteTaskRequest(query=query, **more)
@@ -69,8 +73,8 @@ async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Faul
         await asyncio.Event().wait()
     if "NOTES" in prompt:
         has_acted = any(message["role"] == "assistant" for message in body["messages"])
-        wanted = turn("files.write", path="notes.md", content="to be done\n")
-        return '{"thought": "", "finish": "It is written."}' if has_acted else wanted
+        write_notes = turn("files.write", path="notes.md", content="to be done\n")
+        return '{"thought": "", "finish": "It is written."}' if has_acted else write_notes
     if "SLEEP" in prompt:
         return turn("files.write", path="tests/test_slow.py", content=SLOW)
     if "SLOWLY" in prompt:
@@ -79,11 +83,11 @@ async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Faul
 
 
 @asynccontextmanager
-async def hook(told: list[tuple[bytes, str]]) -> AsyncIterator[str]:
-    """Hear webhooks; yield where."""
+async def hook(deliveries: list[tuple[bytes, str]]) -> AsyncIterator[str]:
+    """Receive webhooks; yield the URL."""
 
     async def hear(request: web.Request) -> web.Response:
-        told.append((await request.read(), request.headers["X-Moothall-Signature-256"]))
+        deliveries.append((await request.read(), request.headers["X-Moothall-Signature-256"]))
         return web.Response(status=204)
 
     site = web.Application()
@@ -101,11 +105,11 @@ async def hook(told: list[tuple[bytes, str]]) -> AsyncIterator[str]:
 async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Caller]:
     folder = tmp_path_factory.mktemp("agents")
 
-    async def said(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+    async def answer_slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         return await answer(body, headers)
 
-    told: list[tuple[bytes, str]] = []
-    async with scripted_model(scripted(said)) as model, hook(told) as url:
+    deliveries: list[tuple[bytes, str]] = []
+    async with scripted_model(scripted(answer_slowly)) as model, hook(deliveries) as url:
         command = make_command(folder, model.base_url)
         command.extra["MOOTHALL_TOOLS__PARALLELISM"] = "3"
         command.extra |= {
@@ -114,7 +118,7 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Calle
         }
         command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{folder}"]'
         async with served(command) as app:
-            yield Caller(app, told, model)
+            yield Caller(app, deliveries, model)
 
 
 async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(
@@ -127,37 +131,37 @@ async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(
             for n in range(4)
         ]
     }
-    written = await agent.ExecuteTask(asked(context=write, metadata=meta))
+    written = await agent.ExecuteTask(task_request(context=write, metadata=meta))
     assert (written.status, written.metrics.agents_used) == (common.STATUS_CODE_OK, 0), (
         written.error_message
     )
     read = {"tool_parameters": {"tool": "files.read", "path": "3.py"}}
-    found = await agent.ExecuteTask(asked(context=read, metadata=meta))
-    assert json_format.MessageToDict(found.tool_results[0].output)["content"] == "x = 3\n"
-    elsewhere = await agent.ExecuteTask(asked(context=read))
-    assert (elsewhere.status, elsewhere.final_state) == (
+    response = await agent.ExecuteTask(task_request(context=read, metadata=meta))
+    assert json_format.MessageToDict(response.tool_results[0].output)["content"] == "x = 3\n"
+    without_session = await agent.ExecuteTask(task_request(context=read))
+    assert (without_session.status, without_session.final_state) == (
         common.STATUS_CODE_ERROR,
         pb.AGENT_STATE_FAILED,
     )
     shell = {
         "tool_parameters": {"tool": "code.shell", "command": "cat *.py | wc -l; cat /etc/shadow"}
     }
-    walled = await agent.ExecuteTask(asked(context=shell, metadata=meta))
-    assert walled.status == common.STATUS_CODE_OK, walled.error_message
-    assert json_format.MessageToDict(walled.tool_results[0].output)["output"].split()[0] == "4", (
-        walled.tool_results
+    executed = await agent.ExecuteTask(task_request(context=shell, metadata=meta))
+    assert executed.status == common.STATUS_CODE_OK, executed.error_message
+    assert json_format.MessageToDict(executed.tool_results[0].output)["output"].split()[0] == "4", (
+        executed.tool_results
     )
 
 
 async def test_an_agent_answers_a_question_unary_and_streamed(agent: Caller) -> None:
-    response = await agent.ExecuteTask(asked("What is 2 + 2?"))
+    response = await agent.ExecuteTask(task_request("What is 2 + 2?"))
     assert (response.status, response.result, response.metrics.agents_used) == (
         common.STATUS_CODE_OK,
         "Four.",
         1,
     )
     assert response.metrics.token_usage.total_tokens > 0
-    updates = [update async for update in agent.StreamExecuteTask(asked("What is 2 + 2?"))]
+    updates = [update async for update in agent.StreamExecuteTask(task_request("What is 2 + 2?"))]
     states = [update.state for update in updates]
     assert (states[0], states[-1]) == (pb.AGENT_STATE_PLANNING, pb.AGENT_STATE_COMPLETED)
     assert "".join(update.delta for update in updates) == updates[-1].message == "Four."
@@ -165,17 +169,19 @@ async def test_an_agent_answers_a_question_unary_and_streamed(agent: Caller) -> 
     assert progress == sorted(progress)
     async with asyncio.timeout(20):
         while (
-            told := {json.loads(body)["task_id"]: (body, signed) for body, signed in agent.told}
+            signed_bodies := {
+                json.loads(body)["task_id"]: (body, signed) for body, signed in agent.deliveries
+            }
         ).keys() < {
             response.task_id,
             updates[-1].task_id,
         }:
             await asyncio.sleep(0.05)
-    assert all(is_signed("of these tests", body, signed) for body, signed in told.values())
+    assert all(is_signed("of these tests", body, signed) for body, signed in signed_bodies.values())
 
 
 async def test_an_agent_without_a_repository_uses_tools_and_tells_each(agent: Caller) -> None:
-    query = asked("Write the NOTES down", available_tools=["file_write", "file_read"])
+    query = task_request("Write the NOTES down", available_tools=["file_write", "file_read"])
     response = await agent.ExecuteTask(query)
     assert (response.status, response.final_state) == (
         common.STATUS_CODE_OK,
@@ -186,27 +192,30 @@ async def test_an_agent_without_a_repository_uses_tools_and_tells_each(agent: Ca
     assert updates[-1].state == pb.AGENT_STATE_COMPLETED
     streamed = [update.tool_call for update in updates if update.HasField("tool_call")]
     results = [update.tool_result for update in updates if update.HasField("tool_result")]
-    for calls, told in ((response.tool_calls, response.tool_results), (streamed, results[:-1])):
+    for calls, tool_results in (
+        (response.tool_calls, response.tool_results),
+        (streamed, results[:-1]),
+    ):
         assert [call.name for call in calls] == ["files.write"]
         assert json_format.MessageToDict(calls[0].parameters) == {
             "path": "notes.md",
             "content": "to be done\n",
         }
-        assert [(result.tool_id, result.status) for result in told] == [
+        assert [(result.tool_id, result.status) for result in tool_results] == [
             (calls[0].tool_id, common.STATUS_CODE_OK)
         ]
-        assert json_format.MessageToDict(told[0].output)["path"] == "notes.md"
+        assert json_format.MessageToDict(tool_results[0].output)["path"] == "notes.md"
     assert results[-1].tool_id == "usage_metrics"
 
 
 async def test_the_text_is_there_while_the_model_writes_it(agent: Caller) -> None:
-    stream = agent.StreamExecuteTask(asked("What is 2 + 2, SLOWLY?"))
+    stream = agent.StreamExecuteTask(task_request("What is 2 + 2, SLOWLY?"))
     async with asyncio.timeout(60):
         async for update in stream:
             if update.delta:
                 break
     assert (update.delta, update.state) == ("It is four,", pb.AGENT_STATE_EXECUTING), (
-        "the model has not ended its word, and never will"
+        "the model has not finished its reply, and never will"
     )
     stream.cancel()
 
@@ -217,7 +226,7 @@ async def test_a_council_mends_a_repository(
     repo = tmp_path_factory.getbasetemp() / "agents0" / "repo"
     await make_sample_repository(repo)
     response = await agent.ExecuteTask(
-        asked(TASK, {"repository": str(repo)}, mode=common.EXECUTION_MODE_COMPLEX)
+        task_request(TASK, {"repository": str(repo)}, mode=common.EXECUTION_MODE_COMPLEX)
     )
     assert (response.status, response.metrics.agents_used) == (common.STATUS_CODE_OK, 3), (
         response.error_message
@@ -229,7 +238,7 @@ async def test_a_council_mends_a_repository(
 
 async def test_what_costs_more_than_its_caller_allows_says_so(agent: Caller) -> None:
     response = await agent.ExecuteTask(
-        asked("What is 2 + 2?", metadata=common.TaskMetadata(token_budget=1))
+        task_request("What is 2 + 2?", metadata=common.TaskMetadata(token_budget=1))
     )
     assert (response.status, response.final_state) == (
         common.STATUS_CODE_BUDGET_EXCEEDED,
@@ -246,7 +255,7 @@ async def test_a_callers_timeout_has_one_answer_after_that_time(
     agent: Caller, mode: common.ExecutionMode.ValueType
 ) -> None:
     query, began = (
-        asked("WAIT for me", mode=mode, config=pb.AgentConfig(timeout_seconds=4)),
+        task_request("WAIT for me", mode=mode, config=pb.AgentConfig(timeout_seconds=4)),
         time.monotonic(),
     )
     calls = (agent.ExecuteTask(query), read(agent.StreamExecuteTask(query)))
@@ -260,15 +269,15 @@ async def test_a_callers_timeout_has_one_answer_after_that_time(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(240):  # a machine that is busy is long about preparing a repository
+    async with asyncio.timeout(240):  # preparing a repository takes long on a busy machine
         while not condition():
             await asyncio.sleep(0.02)
 
 
 async def test_a_stream_that_is_cancelled_hangs_up_on_the_model(agent: Caller) -> None:
-    """Which would not have answered, ever: only the end of the call ends it."""
+    """The model would never have answered: only the end of the call ends it."""
     await until(lambda: not agent.model.in_flight)
-    stream = agent.StreamExecuteTask(asked("WAIT for it"))
+    stream = agent.StreamExecuteTask(task_request("WAIT for it"))
     await until(lambda: agent.model.in_flight == 1)
     stream.cancel()
     await until(lambda: not agent.model.in_flight)
@@ -280,27 +289,30 @@ async def test_a_stream_that_is_cancelled_hangs_up_on_the_model(agent: Caller) -
 async def test_a_stream_that_is_cancelled_ends_the_tools_at_work_for_it(
     agent: Caller, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Of an agent, and asked for without one. Each would have slept for a day."""
+    """With and without an agent. Each tool would have slept for a day."""
     repo = tmp_path_factory.getbasetemp() / "agents0" / "slow"
     await make_sample_repository(repo)
     shell = {"tool_parameters": {"tool": "code.shell", "command": NAP}}
-    for request in (asked("SLEEP on it", {"repository": str(repo)}), asked(context=shell)):
+    for request in (
+        task_request("SLEEP on it", {"repository": str(repo)}),
+        task_request(context=shell),
+    ):
         stream = agent.StreamExecuteTask(request)
-        await until(lambda: naps(agent.pid))
+        await until(lambda: has_sleeping_child(agent.pid))
         stream.cancel()
-        await until(lambda: not naps(agent.pid))
+        await until(lambda: not has_sleeping_child(agent.pid))
 
 
-def naps(pid: int) -> bool:
-    """Whether a process below this one sleeps."""
+def has_sleeping_child(pid: int) -> bool:
+    """True if a process below this one sleeps."""
     return any(command_line(process) == NAP for process in descendants(pid))
 
 
 async def test_what_it_offers_is_what_runs(agent: Caller) -> None:
-    found = await agent.GetCapabilities(pb.GetCapabilitiesRequest())
+    capabilities = await agent.GetCapabilities(pb.GetCapabilitiesRequest())
     tools = (await agent.DiscoverTools(pb.DiscoverToolsRequest())).tools
-    assert [tool.id for tool in tools] == list(found.supported_tools)
-    assert found.max_memory_mb > 0
+    assert [tool.id for tool in tools] == list(capabilities.supported_tools)
+    assert capabilities.max_memory_mb > 0
     health = await agent.HealthCheck(pb.HealthCheckRequest())
     assert (health.healthy, health.uptime_seconds >= 0) == (True, True), health.message
     one = (await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="code.shell"))).tool

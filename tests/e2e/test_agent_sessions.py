@@ -1,4 +1,4 @@
-"""Sessions of the agent service, when the server that keeps them is killed."""
+"""Sessions of the agent service when their server is killed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ READ = {"tool_parameters": {"tool": "files.read", "path": "a.txt"}}
 
 
 async def ask(
-    app: Served, query: str, context: Mapping[str, Any] | None = None, **known: Any
+    app: Served, query: str, context: Mapping[str, Any] | None = None, **facts: Any
 ) -> pb.ExecuteTaskResponse:
-    """Ask in alice's session, of which `known` is told."""
+    """Ask in alice's session, with `known` as context."""
     stub: Any = pb_grpc.AgentServiceStub(app.channel)
     request = pb.ExecuteTaskRequest(
         query=query, session_context=pb.SessionContext(session_id="desk 7")
     )
     request.context.update(context or {})
-    request.session_context.persistent_context.update(known)
+    request.session_context.persistent_context.update(facts)
     answer: pb.ExecuteTaskResponse = await stub.ExecuteTask(
         request, metadata=(("authorization", f"Bearer {ALICE}"),), timeout=180
     )
@@ -54,13 +54,13 @@ async def test_what_a_session_knows_outlives_a_house_that_is_killed(tmp_path: Pa
         async with served(command) as app:
             assert (await ask(app, "And doubled?")).result == "Eight."
             read = await ask(app, "", READ)
-    told = model.requests[0].prompt
+    prompt = model.requests[0].prompt
     assert (
-        told.index("- What is 2 + 2?")
-        < told.index("- Four.")
-        < told.index('"customer": "Ada"')
-        < told.index("And doubled?")
+        prompt.index("- What is 2 + 2?")
+        < prompt.index("- Four.")
+        < prompt.index('"customer": "Ada"')
+        < prompt.index("And doubled?")
     )
     assert read.status == common.STATUS_CODE_ERROR, (
-        "its workspace went with the server, and begins anew"
+        "the workspace ended with the server; a new one is empty"
     )

@@ -1,4 +1,4 @@
-"""Agents from files, run by the real command: the shipped examples on our own sample repository."""
+"""Agents from files, run by the real command: the shipped examples on the sample repository."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ with zipfile.ZipFile("sample.zip", "w") as made:
 
 
 def write(**files: str) -> str:
-    """A turn that writes files; `_` in a name is its dot."""
+    """Return a turn that writes files; `_` in a name stands for its dot."""
     calls = [
         {"tool": "files.write", "args": {"path": name.replace("_", "."), "content": text}}
         for name, text in files.items()
@@ -96,9 +96,9 @@ WORK = {
 
 
 def work(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
-    """What each agent's seats do: each writes what its objective says."""
+    """Reply as an agent's seat: write the files that its objective names."""
     prompt = "\n".join(str(message["content"]) for message in body["messages"])
-    return next(said for words, said in WORK.items() if words in prompt)
+    return next(reply for marker, reply in WORK.items() if marker in prompt)
 
 
 async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_than_four_at_once(
@@ -109,15 +109,17 @@ async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_t
     specs = load([EXAMPLES]).specs.values()
     assert {spec.name for spec in specs} == NAMES
     for spec in specs:
-        for said in spec.validations:
-            argv = [sys.executable if word == "python" else word for word in shlex.split(said)]
+        for validation in spec.validations:
+            argv = [
+                sys.executable if word == "python" else word for word in shlex.split(validation)
+            ]
             red = await asyncio.to_thread(
                 subprocess.run, argv, cwd=repo, capture_output=True, check=False
             )
-            assert red.returncode, f"{spec.name} is green before anybody has worked: {said}"
+            assert red.returncode, f"{spec.name} passes before any work: {validation}"
     async with scripted_model(scripted(work)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
-        done = await command(
+        result = await command(
             "agents",
             "run",
             str(EXAMPLES),
@@ -128,12 +130,12 @@ async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_t
             "--json",
             seconds=540,
         )
-        assert done.code == 0, done.out + done.err
+        assert result.code == 0, result.out + result.err
         listed = await command("list", "--json", "--limit", "100")
-    ended = {end["name"]: end for end in done.document["agents"]}
+    ended = {end["name"]: end for end in result.document["agents"]}
     assert {name: end["state"] for name, end in ended.items()} == dict.fromkeys(
         NAMES, "completed"
-    ), done.err
+    ), result.err
     assert all(
         end["wall_ms"] and end["tools"]["cpu_ms"] and end["tools"]["max_rss_bytes"]
         for end in ended.values()
@@ -171,10 +173,10 @@ async def test_an_agent_that_uses_up_its_memory_is_stopped_and_restarted_within_
     hogging = turn("files.write", path="tests/test_hog.py", content=test)
     async with scripted_model(scripted(lambda *_: hogging)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
-        done = await command("agents", "run", str(files), "--repo", str(repo), "--json")
-    assert done.code == 1
-    (end,) = done.document["agents"]
-    assert (end["state"], end["runs"]) == ("failed", 2), done.err
+        result = await command("agents", "run", str(files), "--repo", str(repo), "--json")
+    assert result.code == 1
+    (end,) = result.document["agents"]
+    assert (end["state"], end["runs"]) == ("failed", 2), result.err
     assert (
         end["reason"]
         == "tests hit the agent's own limit (max_memory, 128 MB), and the agent was stopped"
@@ -205,27 +207,27 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
     for name, text in (("late", LATE), ("nosy", NOSY)):
         (files / f"{name}.yaml").write_text(text, encoding="utf-8")
 
-    async def said(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
+    async def answer_slowly(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
         if "Take your time" in str(body["messages"]):
             await asyncio.Event().wait()
         if "not granted" in str(body["messages"]):
             return '{"thought": "", "finish": "I may not."}'
         return write(done_txt="x\n")
 
-    async with scripted_model(scripted(said)) as model:
+    async with scripted_model(scripted(answer_slowly)) as model:
         command = Command(
             tmp_path / "data", model.base_url, QUICK | {"MOOTHALL_LIMITS__GRACE_SECONDS": "1"}
         )
-        done = await command(
+        result = await command(
             "agents", "run", str(files), "--repo", str(repo), "--json", seconds=540
         )
-    assert done.code == 1, done.err
-    ended = {end["name"]: end for end in done.document["agents"]}
+    assert result.code == 1, result.err
+    ended = {end["name"]: end for end in result.document["agents"]}
     assert {name: (end["state"], end["runs"]) for name, end in ended.items()} == {
         "late": ("failed", 1),
         "nosy": ("failed", 1),
     }
-    # By the seat's own clock or the council's, whichever is first.
+    # The seat's own deadline or the council's, whichever is first.
     assert re.search("deadline|not done in time", ended["late"]["reason"])
     assert "changed nothing" in ended["nosy"]["reason"]
     records = [
@@ -233,7 +235,11 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
         for file in (tmp_path / "data/audit/local").glob("*.jsonl")
         for line in file.read_text(encoding="utf-8").splitlines()
     ]
-    refused = {(one["task_id"], one["tool"]) for one in records if one.get("status") == "blocked"}
+    refused = {
+        (record["task_id"], record["tool"])
+        for record in records
+        if record.get("status") == "blocked"
+    }
     assert refused == {(ended["nosy"]["task_id"], "files.write")}
 
 
@@ -242,13 +248,13 @@ async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goe
 ) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
-    asked = asyncio.Event()
+    called = asyncio.Event()
     let = asyncio.Event()
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        """A first turn that changes nothing and waits to be let; then the work."""
-        if not asked.is_set():
-            asked.set()
+        """Make a first turn that changes nothing and waits for a signal, then do the work."""
+        if not called.is_set():
+            called.set()
             await let.wait()
             return turn("files.list")
         return work(body, headers)
@@ -267,7 +273,7 @@ async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goe
         )
         first = await command.start(*run)
         async with asyncio.timeout(120):
-            await asked.wait()
+            await called.wait()
         paused = await command("agents", "pause", "build")
         assert (paused.code, paused.out.split(": ")[1]) == (0, "paused\n"), paused.err
         assert "was paused already" in (await command("agents", "pause", "build")).out
@@ -279,26 +285,26 @@ async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goe
         async with asyncio.timeout(120):
             while '"paused": true' not in (await command("list", "--json")).out:
                 await asyncio.sleep(0.2)
-        assert len(model.requests) == calls, "a host that is started again lets it wait"
+        assert len(model.requests) == calls, "a restarted host keeps it waiting"
         resumed = await command("agents", "resume", "build")
         assert (resumed.code, resumed.out.split(": ")[1]) == (0, "goes on\n"), resumed.err
         async with asyncio.timeout(240):
             out, err = await second.communicate()
         assert second.returncode == 0, err.decode()
         assert json.loads(out)["agents"][0]["state"] == "completed"
-        gone = await command("agents", "pause", "build")
-        assert (gone.code, "no agent 'build' is at work; none is" in gone.err) == (2, True), (
-            gone.err
+        refused = await command("agents", "pause", "build")
+        assert (refused.code, "no agent 'build' is at work; none is" in refused.err) == (2, True), (
+            refused.err
         )
 
 
 async def test_stopped_from_another_shell_it_ends_and_is_not_made_again(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
-    asked = asyncio.Event()
+    called = asyncio.Event()
 
     async def never(*_: Any) -> str:
-        asked.set()
+        called.set()
         await asyncio.Event().wait()
         return ""
 
@@ -308,7 +314,7 @@ async def test_stopped_from_another_shell_it_ends_and_is_not_made_again(tmp_path
             "agents", "run", str(EXAMPLES / "refactoring.yaml"), "--repo", str(repo), "--json"
         )
         async with asyncio.timeout(120):
-            await asked.wait()
+            await called.wait()
         stopped = await command("agents", "stop", "refactoring")
         assert (stopped.code, "cancelled" in stopped.out) == (0, True), stopped.err
         async with asyncio.timeout(120):
@@ -323,50 +329,50 @@ async def test_wrong_files_are_named_and_nothing_runs(tmp_path: Path) -> None:
         "metadata: {name: a}\nobjectives:\n  - descripton: x\n", encoding="utf-8"
     )
     command = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
-    done = await command("agents", "validate", str(EXAMPLES), str(tmp_path / "bad.yaml"))
-    assert (done.code, done.out.splitlines()[-1]) == (1, "agents: 9 read, wrong places: 1")
+    result = await command("agents", "validate", str(EXAMPLES), str(tmp_path / "bad.yaml"))
+    assert (result.code, result.out.splitlines()[-1]) == (1, "agents: 9 read, wrong places: 1")
     assert (
         "bad.yaml, line 3: objectives.0: 'descripton' is not known here; did you mean description?"
-        in done.err
+        in result.err
     )
     lone = (
         "metadata: {name: lone}\nobjectives: [{description: x, validation: make}]\ndependencies: "
         "{nobody: all}\n"
     )
     (tmp_path / "lone.yaml").write_text(lone, encoding="utf-8")
-    done = await command("agents", "validate", str(tmp_path / "lone.yaml"))
-    assert (done.code, done.out.splitlines()[-1]) == (1, "agents: 1 read, wrong places: 1")
-    assert "nobody" in done.err
-    done = await command("agents", "run", str(tmp_path / "bad.yaml"))
-    assert (done.code, "nothing is run" in done.err) == (2, True)
+    result = await command("agents", "validate", str(tmp_path / "lone.yaml"))
+    assert (result.code, result.out.splitlines()[-1]) == (1, "agents: 1 read, wrong places: 1")
+    assert "nobody" in result.err
+    result = await command("agents", "run", str(tmp_path / "bad.yaml"))
+    assert (result.code, "nothing is run" in result.err) == (2, True)
     refused = lone.replace(
         "dependencies: {nobody: all}", "spec: {seats: 100}\nmodel: {profile: huge}"
     )
     (tmp_path / "lone.yaml").write_text(refused, encoding="utf-8")
-    done = await command("agents", "validate", str(tmp_path / "lone.yaml"))
+    result = await command("agents", "validate", str(tmp_path / "lone.yaml"))
     assert (
-        done.code,
-        "lone.yaml: unknown model_profile 'huge'; the settings have: default" in done.err,
-    ) == (1, True), done.err
+        result.code,
+        "lone.yaml: unknown model_profile 'huge'; the settings have: default" in result.err,
+    ) == (1, True), result.err
     (tmp_path / "lone.yaml").write_text(
         refused.replace("profile: huge", "seed: 1"), encoding="utf-8"
     )
-    done = await command("agents", "run", str(tmp_path / "lone.yaml"))
+    result = await command("agents", "run", str(tmp_path / "lone.yaml"))
     assert (
-        done.code,
-        "lone.yaml: num_agents is 100; allowed are 1 to 16 here (limits.agents)" in done.err,
-    ) == (2, True), done.err
+        result.code,
+        "lone.yaml: num_agents is 100; allowed are 1 to 16 here (limits.agents)" in result.err,
+    ) == (2, True), result.err
     forever = lone.replace(
         "dependencies: {nobody: all}", "security: {resource_limits: {timeout: 99999999h}}"
     )
     (tmp_path / "lone.yaml").write_text(forever, encoding="utf-8")
-    done = await command("agents", "validate", str(tmp_path / "lone.yaml"))
+    result = await command("agents", "validate", str(tmp_path / "lone.yaml"))
     assert (
-        done.code,
-        "its timeout is more than 1800 s, which hold (limits.deliberation_seconds)" in done.out,
-    ) == (0, True), done.out
-    done = await command("agents", "list", str(EXAMPLES))
-    listed = [line.split()[0] for line in done.out.splitlines()]
+        result.code,
+        "its timeout is more than 1800 s, which hold (limits.deliberation_seconds)" in result.out,
+    ) == (0, True), result.out
+    result = await command("agents", "list", str(EXAMPLES))
+    listed = [line.split()[0] for line in result.out.splitlines()]
     assert set(listed) == NAMES
     assert listed[:2] == ["security", "greeting"]
     assert listed.index("api") > listed.index("refactoring")

@@ -1,5 +1,5 @@
-"""Thirty agents in a real server: never more than four at work, and all told of on the bus as they
-go on. How soon each is ready: docs/benchmarks.md.
+"""Thirty agents on a real server: never more than four at work, and all report progress on the bus.
+For timings see docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ async def test_thirty_agents_are_never_more_than_four_at_once(tmp_path: Path) ->
     four = asyncio.Barrier(AT_ONCE)
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        """The first four wait for each other: four it is, on a machine of any speed."""
+        """Let the first four wait for each other, so that four run at once on a machine of any
+        speed.
+        """
         task = call_id_of(headers).partition("/")[0]
         if task not in ready:
             ready.add(task)
             if len(ready) <= AT_ONCE:
                 await four.wait()
-        found = re.search(r"Write (note-\d\d\.txt)", str(body["messages"]))
-        assert found
-        return turn("files.write", path=found[1], content="x\n")
+        match = re.search(r"Write (note-\d\d\.txt)", str(body["messages"]))
+        assert match
+        return turn("files.write", path=match[1], content="x\n")
 
     async with scripted_model(scripted(answer)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
@@ -58,26 +60,28 @@ async def test_thirty_agents_are_never_more_than_four_at_once(tmp_path: Path) ->
             str(AT_ONCE),
             "--json",
         )
-        done = await command(*run, seconds=1800)
-        assert done.code == 0, done.out + done.err
+        result = await command(*run, seconds=1800)
+        assert result.code == 0, result.out + result.err
         listed = await command("list", "--json", "--limit", "100")
-        told = await command("log", "tail", "--json")
-    assert {end["state"] for end in done.document["agents"]} == {"completed"}
+        tail = await command("log", "tail", "--json")
+    assert {end["state"] for end in result.document["agents"]} == {"completed"}
     tasks = listed.document["tasks"]
     assert (len(tasks), most_at_once(tasks)) == (COUNT, AT_ONCE)
     assert ready == {task["task_id"] for task in tasks}
-    events = [json.loads(line) for line in told.out.splitlines()]
+    events = [json.loads(line) for line in tail.out.splitlines()]
     steps = [
         event["data"]
         for event in events
         if event["type"] == "moothall.agent.progress" and _agent(event["data"])
     ]
-    by_agent = {agent: [*said] for agent, said in groupby(sorted(steps, key=_agent), _agent)}
+    by_agent = {
+        agent: [*agent_steps] for agent, agent_steps in groupby(sorted(steps, key=_agent), _agent)
+    }
     assert len(by_agent) == COUNT
-    for said in by_agent.values():
-        progress = [one["progress"] for one in said]
+    for agent_steps in by_agent.values():
+        progress = [step["progress"] for step in agent_steps]
         assert progress == sorted(progress)
-        assert (progress[-1], said[-1]["metrics"]["turns"] >= 1) == (1.0, True)
+        assert (progress[-1], agent_steps[-1]["metrics"]["turns"] >= 1) == (1.0, True)
 
 
 def _agent(data: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The two lines of docs/operating.md by which a server of one machine is kept and brought back."""
+"""The two commands of docs/operating.md that back up and restore a server on one machine."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ async def test_what_is_brought_back_is_what_was_kept(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     before = Command(tmp_path / "before", command.model_url)
-    asked = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
-    task = (await before(*asked, "Add hello_world()")).document["task_id"]
+    arguments = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
+    task = (await before(*arguments, "Add hello_world()")).document["task_id"]
     run("czf", before.data_dir, tmp_path)
 
     after = Command(tmp_path / "after", command.model_url)
     after.data_dir.mkdir()
     run("xzf", after.data_dir, tmp_path)
-    for words in (
+    for command_line in (
         ("show", task, "--json"),
         ("log", "tail", "--task", task, "--json"),
         ("list", "--json"),
         ("diff", task),
     ):
-        was, now = await before(*words), await after(*words)
+        was, now = await before(*command_line), await after(*command_line)
         assert now.code == was.code == 0, now.err
-        assert now.out == was.out, words
+        assert now.out == was.out, command_line
     audit = await after("audit", "verify")
     assert audit.out.strip().endswith("whole"), audit.out
-    again = await after(*asked, "Add hello_world() once more")
+    again = await after(*arguments, "Add hello_world() once more")
     assert again.code == 0, again.err
     assert again.document["task_id"] != task

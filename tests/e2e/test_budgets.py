@@ -1,4 +1,6 @@
-"""A story's budget on the embedded bus: two hundred deliberations at once, in several processes."""
+"""A story's budget on the embedded bus: two hundred concurrent deliberations in several
+processes.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,10 @@ async def _process(url: str, number: int) -> dict[str, int]:
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(TESTS)}
     )
-    said, _ = await process.communicate()
+    stdout, _ = await process.communicate()
     assert process.returncode == 0
-    found: dict[str, int] = json.loads(said)
-    return found
+    counts: dict[str, int] = json.loads(stdout)
+    return counts
 
 
 async def test_two_hundred_at_once_in_several_processes_never_overspend(tmp_path: Path) -> None:
@@ -43,6 +45,6 @@ async def test_two_hundred_at_once_in_several_processes_never_overspend(tmp_path
             )
     used, refused = sum(end["used"] for end in ends), sum(end["refused"] for end in ends)
     assert len(book.draws) == PROCESSES * EACH
-    assert refused > 0, "there was not enough for all"
+    assert refused > 0, "the budget was sufficient for all"
     assert TOKENS * 0.8 < used <= TOKENS
     assert (book.spent.tokens, book.reserved.tokens, book.left.tokens) == (used, 0, TOKENS - used)

@@ -1,4 +1,4 @@
-"""Compiled code is built again before a check, in a real sandbox."""
+"""Compiled code is rebuilt before a check, in a real sandbox."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_a_fix_in_compiled_code_turns_the_check_green_and_leaves_no_produc
     async with local(tmp_path, FILES) as app:
         base = await prepared(app, BuildStep(BUILD))
         assert base.runs["tests"].verdict is Verdict.FAILED
-        assert base.runs["tests"].output == "2\n", "the base is built again too"
+        assert base.runs["tests"].output == "2\n", "the base is rebuilt too"
         async with app.workspaces.open(base, "seat") as workspace:
             await workspace.write([Change("source.c", "100644", b"right\n")])
             assert (await workspace.check("tests")).output == "2\nright\n"
@@ -108,20 +108,20 @@ async def test_what_a_build_installs_is_on_the_path_and_no_runner_uses_what_test
         "path": ("/env/bin/python", "-c", "import installed; print(installed.x)"),
     }
     async with local(tmp_path, {"test_a.py": PLANTS}) as app:
-        made = await app.preparer.prepare(
+        prepared = await app.preparer.prepare(
             app.base(setup=(("true",),), checks=checks, builds=(BuildStep(build),))
         )
-    assert made.runs["path"].output == "1\n"
-    assert made.runs["tests"].cases["test_a.py::test_a"] == "failed"
-    assert made.runs["tests"].cases["/tmp/moothall-site/pytest.py"] == "errored"
-    assert "test_a.py::test_b" not in made.runs["tests"].cases
+    assert prepared.runs["path"].output == "1\n"
+    assert prepared.runs["tests"].cases["test_a.py::test_a"] == "failed"
+    assert prepared.runs["tests"].cases["/tmp/moothall-site/pytest.py"] == "errored"
+    assert "test_a.py::test_b" not in prepared.runs["tests"].cases
 
 
 async def test_an_honest_patch_to_compiled_code_is_proven_and_one_that_does_not_build_is_refused(
     tmp_path: Path,
 ) -> None:
-    """The clean re-check builds it, too, in a workspace without network: the old product judges
-    nobody.
+    """The clean re-check rebuilds it too, in a workspace without network: no candidate is judged
+    with an old binary.
     """
     test = (
         "def test_product():\n    assert open('product').read() == 'right\\n'\n\n\ndef "

@@ -1,4 +1,4 @@
-"""Accounts on a real NATS server: what `moothall bus keys` makes, who may do what with it."""
+"""Accounts on a real NATS server: the keys of `moothall bus keys` and their permissions."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from support.accounts import App, refused, served
 pytestmark = pytest.mark.e2e
 
 
-def make_keys(*said: str) -> None:
-    done = CliRunner().invoke(main, ["bus", "keys", *said])
-    assert done.exit_code == 0, done.output
-    assert "accounts.conf" in done.output
+def make_keys(*arguments: str) -> None:
+    result = CliRunner().invoke(main, ["bus", "keys", *arguments])
+    assert result.exit_code == 0, result.output
+    assert "accounts.conf" in result.output
 
 
 @pytest.fixture
@@ -47,13 +47,15 @@ async def test_the_services_have_the_whole_bus(app: App) -> None:
             EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1
         )
         assert await bus.publish(event) == 1
-        assert [one.event.data["turn"] async for one in bus.replay([Channel.RESULTS.all])] == [1]
+        assert [
+            recorded.event.data["turn"] async for recorded in bus.replay([Channel.RESULTS.all])
+        ] == [1]
 
 
 async def turned_away(settings: BusSettings) -> None:
     with pytest.raises(ConfigurationError, match="turned us away"):
         async with connection(settings, str(settings.url), on_lost=lambda: None):
-            pytest.fail("it was let in")
+            pytest.fail("the connection was accepted")
 
 
 async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(
@@ -70,7 +72,9 @@ async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(
     make_keys(str(new), "--renew", str(old / "accounts.conf"))
     async with served(tmp_path, new) as app:
         async with open_bus(app.services, app.url) as bus:
-            assert [one.event.id async for one in bus.replay([Channel.RESULTS.all])] == [event.id]
+            assert [recorded.event.id async for recorded in bus.replay([Channel.RESULTS.all])] == [
+                event.id
+            ]
             assert await bus.bucket("revoked").get("token") == {"why": "told"}
         async with open_core_messages(app.link("job-1"), app.url):
             pass
@@ -84,7 +88,9 @@ async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(
 
 
 async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> None:
-    """As services were once: leaving a signing key out of the account does not end them."""
+    """Services were once signed this way: leaving a signing key out of the account does not revoke
+    them.
+    """
     old, new = tmp_path / "keys", tmp_path / "new-keys"
     make_keys(str(old))
     conf = old / "accounts.conf"
@@ -95,7 +101,7 @@ async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> N
         encoding="utf-8",
     )
     before = accounts._credentials(identity, accounts._public(identity), "services", accounts._FREE)
-    await asyncio.sleep(2.1)  # revoked is what was issued in a second before
+    await asyncio.sleep(2.1)  # a revocation covers credentials issued in an earlier second
     make_keys(str(new), "--renew", str(conf))
     async with served(tmp_path, new) as app:
         async with open_bus(app.services, app.url):
@@ -104,28 +110,28 @@ async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("text", "why"),
     [
         (None, "No such file or directory; name the accounts.conf"),
         ("port: 4222\n", "is not the accounts.conf that"),
     ],
 )
 def test_what_is_renewed_must_be_an_accounts_conf_of_ours(
-    tmp_path: Path, said: str | None, why: str
+    tmp_path: Path, text: str | None, why: str
 ) -> None:
     conf = tmp_path / "accounts.conf"
-    if said is not None:
-        conf.write_text(said, encoding="utf-8")
-    done = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "new"), "--renew", str(conf)])
-    assert done.exit_code == 2
-    assert why in done.output
+    if text is not None:
+        conf.write_text(text, encoding="utf-8")
+    result = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "new"), "--renew", str(conf)])
+    assert result.exit_code == 2
+    assert why in result.output
     assert not (tmp_path / "new").exists()
 
 
 async def test_nobody_comes_in_without_credentials(app: App) -> None:
     with pytest.raises(ConfigurationError, match=r"turned us away .*bus\.credentials"):
         async with connection(BusSettings(), app.url, on_lost=lambda: None):
-            pytest.fail("it was let in")
+            pytest.fail("the connection was accepted")
 
 
 async def test_a_link_hears_and_answers_its_own_host(app: App) -> None:
@@ -133,9 +139,12 @@ async def test_a_link_hears_and_answers_its_own_host(app: App) -> None:
         open_core_messages(app.services, app.url) as host,
         open_core_messages(app.link("job-1"), app.url) as link,
     ):
-        asked, answered = link.hear("job-1-in"), host.hear("job-1-out")
-        first, second = asyncio.ensure_future(anext(asked)), asyncio.ensure_future(anext(answered))
-        await asyncio.sleep(0.2)  # until both are heard
+        requests, answered = link.hear("job-1-in"), host.hear("job-1-out")
+        first, second = (
+            asyncio.ensure_future(anext(requests)),
+            asyncio.ensure_future(anext(answered)),
+        )
+        await asyncio.sleep(0.2)  # until both subscriptions are active
         await host.send("job-1-in", b"ask")
         assert await first == b"ask"
         await link.send("job-1-out", b"answer")
@@ -201,9 +210,9 @@ def test_keys_are_private_and_never_written_over(tmp_path: Path) -> None:
     files = accounts.make(tmp_path / "keys")
     assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
     before = {path: path.read_bytes() for path in files.values()}
-    done = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "keys")])
-    assert done.exit_code == 2
-    assert "File exists; name a folder that holds no keys yet" in done.output
+    result = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "keys")])
+    assert result.exit_code == 2
+    assert "File exists; name a folder that holds no keys yet" in result.output
     assert {path: path.read_bytes() for path in files.values()} == before
 
 
@@ -220,4 +229,4 @@ async def test_keys_that_are_none_are_said_at_the_start(tmp_path: Path) -> None:
         ConfigurationError, match=r"jobs\.link_keys is not what `moothall bus keys` wrote"
     ):
         async with open_workspace_services(settings):
-            pytest.fail("it began")
+            pytest.fail("the server started")

@@ -1,4 +1,4 @@
-"""The bus and its disk: full, and half written by a server that was killed."""
+"""The bus and its disk: a full disk, and data that a killed server left half written."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 MB."""
     place = tmp_path / "disk"
     place.mkdir()
-    made = subprocess.run(
+    completed = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)],
         capture_output=True,
         check=False,
     )
-    if made.returncode:
+    if completed.returncode:
         pytest.skip(
             "a disk that can be filled needs the right to mount a tmpfs; run as root: "
-            f"{made.stderr.decode().strip()}"
+            f"{completed.stderr.decode().strip()}"
         )
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def fill(disk: Path) -> Path:
-    """Use up all but a few kilobytes with a file, and return it."""
+    """Fill the disk up to a few kilobytes with a file, and return the file."""
     ballast = disk / "ballast"
     free = os.statvfs(disk)
     ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - 60_000))
@@ -82,7 +82,9 @@ async def test_a_full_disk_is_told_loses_nothing_and_is_over_when_there_is_room(
         ballast = fill(small_disk)
         with pytest.raises(BusUnavailable, match="is there room on its disk"):
             await publish_for_ever(bus, acked)
-        assert await turns(bus) == acked, "what was acked can be read meanwhile"
+        assert await turns(bus) == acked, (
+            "acknowledged messages are readable while the disk is full"
+        )
         ballast.unlink()
         async with asyncio.timeout(60):
             while True:
@@ -97,24 +99,24 @@ async def test_a_full_disk_is_told_loses_nothing_and_is_over_when_there_is_room(
 async def test_acked_work_does_not_stay_after_a_kill_between_ack_and_removal(
     tmp_path: Path,
 ) -> None:
-    directory, kept = tmp_path / "bus", tmp_path / "kept"
+    directory, copied = tmp_path / "bus", tmp_path / "kept"
     [messages] = [directory / "store" / "jetstream" / "$G" / "streams" / WORK.name / "msgs"]
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
         await bus.enqueue(Channel.WORK.of("dev"), work(1))
-    shutil.copytree(messages, kept)
+    shutil.copytree(messages, copied)
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
-        assert await taken(bus, until=1) == ["task-1"]
+        assert await take_work(bus, until=1) == ["task-1"]
     shutil.rmtree(messages)
-    shutil.move(kept, messages)
+    shutil.move(copied, messages)
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
-        assert (await bus.state(WORK.name)).messages == 1, "as a kill may leave it"
+        assert (await bus.state(WORK.name)).messages == 1, "the state that a kill may leave"
         await bus.enqueue(Channel.WORK.of("dev"), work(2))
-        assert await taken(bus, until=1) == ["task-2"]
+        assert await take_work(bus, until=1) == ["task-2"]
         assert (await bus.state(WORK.name)).messages == 0
 
 
-async def taken(bus: JetStreamBus, until: int) -> list[str]:
-    """Take work until there was so much of it and nothing is left; return the ids of its tasks."""
+async def take_work(bus: JetStreamBus, until: int) -> list[str]:
+    """Take work until this many items were taken and none is left; return their task ids."""
     seen: list[str] = []
 
     async def handle(recorded: Recorded) -> None:

@@ -1,4 +1,4 @@
-"""The embedded server: ours alone, kept from run to run, gone when we are."""
+"""The embedded server: private, persistent between runs, and gone when its process ends."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_it_is_gone_afterwards(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path):
         server = server_of(tmp_path)
         assert os.getsid(server.pid) == server.pid, (
-            "a session of its own, so that Ctrl-C doesn't reach it"
+            "a separate session, so that Ctrl-C does not reach it"
         )
     assert not server.is_running()
 
@@ -127,7 +127,7 @@ async def test_one_that_comes_later_is_waited_for(tmp_path: Path) -> None:
         async with asyncio.TaskGroup() as tasks:
             waiting = open_bus(SETTINGS.model_copy(update={"wait_seconds": 60.0}), later)
             bus = tasks.create_task(stack.enter_async_context(waiting))
-            await asyncio.sleep(0.1)  # it has tried by then, or tries later: both must do
+            await asyncio.sleep(0.1)  # the attempt may come before or after this: both must work
             await stack.enter_async_context(relayed(("127.0.0.1", parts.port or 0), port=port))
         assert (await bus.result().state("EVENTS")).last_seq == 0
 
@@ -163,7 +163,7 @@ COUNT = 3000
 
 @dataclass
 class Watched:
-    """Publishers, a consumer and a follower of one bus, and what each of them saw."""
+    """Publishers, a consumer and a follower of one bus, with everything that they saw."""
 
     bus: JetStreamBus
     acked: list[int] = field(default_factory=list)
@@ -196,10 +196,10 @@ class Watched:
 
 
 async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None:
-    """kill -9 twice while publishers and a consumer are at work: what was acked is there, and all
-    of it is consumed.
+    """SIGKILL twice while publishers and a consumer work: all acknowledged messages exist and are
+    consumed.
     """
-    # What the server had sent, and we had not got, comes again after this time.
+    # What the server had sent and we had not received is redelivered after this time.
     settings = BusSettings(ack_wait_seconds=1.0)
     async with (
         embedded_server(settings, tmp_path) as url,
@@ -289,7 +289,7 @@ async def test_a_bus_that_stays_away_is_an_error(tmp_path: Path) -> None:
     settings = BusSettings(publish_seconds=0.5)
     async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus:
         await bus.publish(seat(1))
-        # Stopped, not killed: a dead one would come back by itself.
+        # Stopped, not killed: a killed one would be restarted.
         server = server_of(tmp_path)
         server.suspend()
         while server.status() != psutil.STATUS_STOPPED:
@@ -332,9 +332,9 @@ async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     finally:
         parent.kill()
         await parent.wait()
-    gone, alive = await asyncio.to_thread(psutil.wait_procs, [server], timeout=10)
-    assert (len(gone), alive) == (1, [])
-    # Nothing holds the directory any more.
+    ended, alive = await asyncio.to_thread(psutil.wait_procs, [server], timeout=10)
+    assert (len(ended), alive) == (1, [])
+    # Nothing holds the directory any longer.
     async with embedded_server(SETTINGS, tmp_path) as url:
         assert url
 
@@ -344,10 +344,10 @@ async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(
     tmp_path: Path, *, alone: bool
 ) -> None:
     settings = BusSettings(ack_wait_seconds=120.0)
-    held: asyncio.Queue[Recorded] = asyncio.Queue()
+    in_hand: asyncio.Queue[Recorded] = asyncio.Queue()
 
     async def hold(recorded: Recorded) -> None:
-        held.put_nowait(recorded)
+        in_hand.put_nowait(recorded)
         await asyncio.Event().wait()
 
     async with AsyncExitStack() as stack:
@@ -356,16 +356,16 @@ async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(
             group = await stack.enter_async_context(asyncio.TaskGroup())
             holding = group.create_task(bus.consume("host-dev", hold))
             stack.callback(holding.cancel)
-            asked = new_event(EventType.DELIBERATION_REQUESTED, "task-1", {"task_id": "task-1"})
-            await bus.enqueue(Channel.WORK.of("dev"), asked, fresh=True)
-            await held.get()
-        # The next listens elsewhere: whoever holds the work hears nothing of it.
+            request = new_event(EventType.DELIBERATION_REQUESTED, "task-1", {"task_id": "task-1"})
+            await bus.enqueue(Channel.WORK.of("dev"), request, fresh=True)
+            await in_hand.get()
+        # The next server has another address: the host that holds the work is not notified.
         url = await stack.enter_async_context(embedded_server(settings, tmp_path))
         async with open_bus(settings, url, alone=alone) as bus, asyncio.TaskGroup() as group:
             taking = group.create_task(bus.consume("host-dev", hold))
             try:
                 async with asyncio.timeout(20 if alone else 2):
-                    again = await held.get()
+                    again = await in_hand.get()
                 assert alone
                 assert int(again.extra["deliveries"]) > 1
                 assert "fresh" not in again.extra

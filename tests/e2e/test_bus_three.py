@@ -1,5 +1,5 @@
-"""Three servers that hold each stream three times, as in a cluster: roles on different ones, and
-keys renewed one server after the other.
+"""Three servers with three replicas of each stream, as in a cluster: roles on different servers,
+and keys renewed on one server after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.e2e
 
 @dataclass(slots=True)
 class Three:
-    """The servers by number, each on its ports and its folder for as long as the test takes."""
+    """The servers by number, each with fixed ports and a fixed folder."""
 
     folder: Path
     ports: list[int] = field(default_factory=lambda: [free_port() for _ in range(3)])
@@ -37,18 +37,18 @@ class Three:
     running: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
 
     async def start(self, number: int, keys: Path) -> None:
-        """Start one with keys, on what it stored before."""
-        others = ", ".join(f"nats://127.0.0.1:{port}" for port in self.routes)
+        """Start a server with keys, on the data that it stored before."""
+        routes = ", ".join(f"nats://127.0.0.1:{port}" for port in self.routes)
         store = json.dumps(str(self.folder / f"js-{number}"))
-        said = (
+        config = (
             f"listen: 127.0.0.1:{self.ports[number]}\nserver_name: nats-{number}\njetstream {{ "
             f"store_dir: {store} }}\n"
             f"cluster {{ name: moothall, listen: 127.0.0.1:{self.routes[number]}, routes: "
-            f"[{others}] }}\n"
+            f"[{routes}] }}\n"
         )
         conf = self.folder / f"{number}.conf"
         conf.write_text(
-            said + (keys / "accounts.conf").read_text(encoding="utf-8"), encoding="utf-8"
+            config + (keys / "accounts.conf").read_text(encoding="utf-8"), encoding="utf-8"
         )
         log = str(self.folder / f"{number}.log")
         self.running[number] = await asyncio.create_subprocess_exec(
@@ -61,7 +61,7 @@ class Three:
         await self.running[number].wait()
 
     def of(self, keys: Path, name: str, *numbers: int) -> BusSettings:
-        """What whoever has the credentials of that name comes to some of the servers with."""
+        """Return the bus settings of a user, for some of the servers."""
         url = ",".join(f"nats://127.0.0.1:{self.ports[number]}" for number in numbers or range(3))
         return BusSettings(
             url=url, credentials_file=keys / f"{name}.creds", replicas=3, wait_seconds=60
@@ -85,19 +85,19 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
         await three.start(number, old)
     turn = new_event(EventType.SEAT_TURN, "t", {"task_id": "t", "turn": 1}, ordinal=1)
     async with AsyncExitStack() as stack:
-        # Who decides is first: it makes the streams, for which the others would wait.
-        decides, door, host = [
+        # The collector is first: it creates the streams, for which the others would wait.
+        decides, api, host = [
             await stack.enter_async_context(open_bus(settings, str(settings.url)))
             for settings in (
                 three.of(old, name, number)
                 for number, name in enumerate(("collector", "api", "hosts"))
             )
         ]
-        asked = new_event(
+        request = new_event(
             EventType.DELIBERATION_REQUESTED, "t", {"task_id": "t", "description": "x" * 300_000}
         )
-        await door.create(asked)
-        await door.enqueue(Channel.WORK.of("dev"), asked)
+        await api.create(request)
+        await api.enqueue(Channel.WORK.of("dev"), request)
         done = asyncio.Event()
 
         async def handle(_: object) -> None:
@@ -114,16 +114,17 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
             ]
             await done.wait()
             assert [
-                said async for said in door.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 2)
+                host_state
+                async for host_state in api.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 2)
             ] == [{"host": "one"}]
             for task in working:
                 task.cancel()
         assert [one.event.id async for one in decides.replay([Channel.RESULTS.of("t")])] == [
-            asked.id,
+            request.id,
             turn.id,
         ]
     accounts.make(new, old / "accounts.conf")
-    for number in range(3):  # as a StatefulSet does it
+    for number in range(3):  # like a StatefulSet
         await three.stop(number)
         await three.start(number, new)
         one = three.of(new, "services", number)
@@ -132,7 +133,7 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
     services = three.of(new, "services")
     async with open_bus(services, str(services.url)) as bus:
         assert [one.event.id async for one in bus.replay([Channel.RESULTS.of("t")])] == [
-            asked.id,
+            request.id,
             turn.id,
         ]
         await bus.publish(
@@ -142,4 +143,4 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
         stale = three.of(old, "services", number)
         with pytest.raises(ConfigurationError, match="turned us away"):
             async with connection(stale, str(stale.url), on_lost=lambda: None):
-                pytest.fail("it was let in")
+                pytest.fail("the connection was accepted")

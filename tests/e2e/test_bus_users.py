@@ -1,5 +1,5 @@
-"""The users of a server by role on a real NATS server: what each may say and hear, and what it may
-not.
+"""The users of a deployment by role on a real NATS server: which subjects each may publish and
+subscribe to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from moothall.events.nats.connection import connection
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.permissions import USERS
 from support.accounts import App, refused, served
-from support.visitors import tool_house
+from support.tool_server import open_tool_server
 
 pytestmark = pytest.mark.e2e
 
@@ -36,8 +36,8 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
 
 
 @pytest.fixture
-async def made(app: App) -> AsyncIterator[JetStreamBus]:
-    """The bus of who decides, who has made the streams."""
+async def decider(app: App) -> AsyncIterator[JetStreamBus]:
+    """The bus as the collector sees it, which has created the streams."""
     async with open_bus(app.of("collector"), app.url) as bus:
         yield bus
 
@@ -45,29 +45,29 @@ async def made(app: App) -> AsyncIterator[JetStreamBus]:
 async def test_who_decides_makes_the_streams_and_the_others_find_them(app: App) -> None:
     with pytest.raises(BusUnavailable, match="may these credentials make them"):
         async with open_bus(app.of("hosts"), app.url):
-            pytest.fail("it made them")
+            pytest.fail("a host created the streams")
     async with AsyncExitStack() as stack:
         for name in ("collector", *USERS):
             await stack.enter_async_context(open_bus(app.of(name), app.url))
 
 
-async def test_an_event_goes_from_role_to_role(app: App, made: JetStreamBus) -> None:
+async def test_an_event_goes_from_role_to_role(app: App, decider: JetStreamBus) -> None:
     async with (
-        open_bus(app.of("api"), app.url) as door,
+        open_bus(app.of("api"), app.url) as api,
         open_bus(app.of("hosts"), app.url) as host,
     ):
-        asked = new_event(
+        request = new_event(
             EventType.DELIBERATION_REQUESTED, "t", {"task_id": "t", "description": "x" * 300_000}
-        )  # as a blob
-        await door.create(asked)
-        await door.enqueue(Channel.WORK.of("dev"), asked)
-        taken: asyncio.Queue[str] = asyncio.Queue()
+        )  # stored as a blob
+        await api.create(request)
+        await api.enqueue(Channel.WORK.of("dev"), request)
+        received: asyncio.Queue[str] = asyncio.Queue()
 
         async def handle(recorded: object) -> None:
             await host.publish(
                 new_event(EventType.SEAT_TURN, "t", {"task_id": "t", "turn": 1}, ordinal=1)
             )
-            taken.put_nowait(str(recorded))
+            received.put_nowait(str(recorded))
 
         async def state(_: object) -> tuple[dict[str, str], bytes]:
             return {"host": "one"}, b""
@@ -75,31 +75,31 @@ async def test_an_event_goes_from_role_to_role(app: App, made: JetStreamBus) -> 
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             working = group.create_task(host.consume("host-dev", handle))
             answering = group.create_task(host.answer(Channel.HOSTS.of("fleet"), state))
-            assert "xxx" in await taken.get()
-            said = [
-                one async for one in door.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 1)
+            assert "xxx" in await received.get()
+            states = [
+                entry async for entry in api.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 1)
             ]
             working.cancel()
             answering.cancel()
-        assert said == [{"host": "one"}]
-        kinds = [one.event.type async for one in made.replay([Channel.RESULTS.of("t")])]
+        assert states == [{"host": "one"}]
+        kinds = [entry.event.type async for entry in decider.replay([Channel.RESULTS.of("t")])]
         assert kinds == [EventType.DELIBERATION_REQUESTED, EventType.SEAT_TURN]
-        assert (await made.state("WORK")).messages == 0
+        assert (await decider.state("WORK")).messages == 0
 
 
 async def test_a_caller_works_in_a_workspace_of_who_has_the_tools(
-    app: App, made: JetStreamBus, tmp_path: Path
+    app: App, decider: JetStreamBus, tmp_path: Path
 ) -> None:
-    async with tool_house(
+    async with open_tool_server(
         tmp_path, {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}, at=app.of("tools")
     ) as tools:
         opened = await tools.open()
         written = await tools.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
         tests = await tools.call(opened, "tests.make", "r-2")
         assert (written.status, tests.status) == ("success", "success")
-        kinds = [one.event.type async for one in made.replay([Channel.TOOLS.all])]
+        kinds = [recorded.event.type async for recorded in decider.replay([Channel.TOOLS.all])]
         assert kinds == [EventType.TOOL_FINISHED] * 2
-    audit = [one.event.type async for one in made.replay([Channel.AUDIT.all])]
+    audit = [recorded.event.type async for recorded in decider.replay([Channel.AUDIT.all])]
     assert EventType.AUDIT_RECORDED in audit
 
 
@@ -110,10 +110,10 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
 @pytest.mark.parametrize(
     ("who", "subject"),
     [
-        # what only the collector decides, and what only doors are asked
+        # what only the collector decides, and what only API servers receive
         *(
-            ("hosts", one)
-            for one in (
+            ("hosts", foreign_subject)
+            for foreign_subject in (
                 "agent.responses.t",
                 "agent.words.t",
                 "agile.events.s",
@@ -134,11 +134,11 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
                 *(_COLLECTOR.format(act) for act in ("CREATE", "DELETE", "MSG.NEXT")),
             )
         ),
-        # what a host is
+        # the permissions of a host
         *(
-            (who, one)
+            (who, foreign_subject)
             for who in ("api", "tools")
-            for one in (
+            for foreign_subject in (
                 "agent.progress.a",
                 "agent.taken.t",
                 "agent.text.t",
@@ -148,12 +148,21 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
             )
         ),
         *(
-            ("api", one)
-            for one in ("workspace.link.job-1-in", "tool.results.w", "audit.local", "$KV.rates.x")
+            ("api", foreign_subject)
+            for foreign_subject in (
+                "workspace.link.job-1-in",
+                "tool.results.w",
+                "audit.local",
+                "$KV.rates.x",
+            )
         ),
         *(
-            ("collector", one)
-            for one in ("workspace.link.job-1-in", "tool.results.w", _HOST.format("MSG.NEXT"))
+            ("collector", foreign_subject)
+            for foreign_subject in (
+                "workspace.link.job-1-in",
+                "tool.results.w",
+                _HOST.format("MSG.NEXT"),
+            )
         ),
     ],
 )
@@ -165,14 +174,21 @@ async def test_nobody_says_what_is_anothers_to_say(app: App, who: str, subject: 
     ("who", "subject"),
     [
         *(
-            (who, one)
+            (who, foreign_subject)
             for who in USERS
-            for one in ("_INBOX.>", ">", "agent.>", "agent.responses.t", "$KV.>", "$JS.>")
+            for foreign_subject in (
+                "_INBOX.>",
+                ">",
+                "agent.>",
+                "agent.responses.t",
+                "$KV.>",
+                "$JS.>",
+            )
         ),
         *(
-            (who, one)
+            (who, foreign_subject)
             for who in ("api", "collector")
-            for one in ("workspace.link.job-1-out", "host.requests.fleet")
+            for foreign_subject in ("workspace.link.job-1-out", "host.requests.fleet")
         ),
         *((who, "graph.questions.*") for who in ("api", "tools", "hosts")),
         ("hosts", "repository.requests.house"),
@@ -183,53 +199,53 @@ async def test_nobody_hears_what_another_is_told_or_asked(app: App, who: str, su
 
 
 async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_the_house_is_asked(
-    app: App, made: JetStreamBus
+    app: App, decider: JetStreamBus
 ) -> None:
-    heard: list[str] = []
+    subjects: list[str] = []
 
     async def note(message: Any) -> None:
-        heard.append(message.subject)
+        subjects.append(message.subject)
 
     async with (
         connection(app.of("hosts"), app.url, on_lost=lambda: None) as host,
-        connection(app.of("api"), app.url, on_lost=lambda: None) as door,
+        connection(app.of("api"), app.url, on_lost=lambda: None) as api,
     ):
         await host.subscribe("repository.requests.*", cb=note)
         await host.flush()
-        for who in ("house", "another"):
-            await door.publish(f"repository.requests.{who}", b"{}")
-        await door.flush()
+        for recipient in ("house", "another"):
+            await api.publish(f"repository.requests.{recipient}", b"{}")
+        await api.flush()
         async with asyncio.timeout(10):
-            while not heard:
+            while not subjects:
                 await asyncio.sleep(0.05)
-    assert heard == ["repository.requests.another"]
+    assert subjects == ["repository.requests.another"]
 
 
-async def test_a_decision_among_what_seats_say_is_none(app: App, made: JetStreamBus) -> None:
+async def test_a_decision_among_what_seats_say_is_none(app: App, decider: JetStreamBus) -> None:
     decided = new_event(
         EventType.DELIBERATION_DECIDED, "t", {"task_id": "t", "status": "COMPLETED"}
     )
     async with open_bus(app.of("hosts"), app.url) as host:
         await host.put_raw("agent.results.t", encode(decided), message_id="forged")
-    assert (await made.state("EVENTS")).messages == 1
-    assert [one async for one in made.replay()] == []
-    heard: list[str] = []
+    assert (await decider.state("EVENTS")).messages == 1
+    assert [entry async for entry in decider.replay()] == []
+    handled: list[str] = []
 
     async def handle(recorded: object) -> None:
-        heard.append(str(recorded))
+        handled.append(str(recorded))
 
     async with asyncio.TaskGroup() as group:
-        working = group.create_task(made.consume("collector", handle))
+        working = group.create_task(decider.consume("collector", handle))
         async with asyncio.timeout(20):
-            while (await made.state("DEAD")).messages < 1:
+            while (await decider.state("DEAD")).messages < 1:
                 await asyncio.sleep(0.05)
         working.cancel()
-    assert heard == []
+    assert handled == []
 
 
-async def test_a_consumer_carries_nothing_into_the_log(app: App, made: JetStreamBus) -> None:
-    """The server delivers for a consumer only where somebody hears; no role may hear a subject that
-    is stored, see above.
+async def test_a_consumer_carries_nothing_into_the_log(app: App, decider: JetStreamBus) -> None:
+    """The server delivers for a consumer only if there is a subscriber, and no role may subscribe
+    to a stored subject (see above).
     """
     async with connection(app.of("hosts"), app.url, on_lost=lambda: None) as client:
         await client.publish(
@@ -240,25 +256,25 @@ async def test_a_consumer_carries_nothing_into_the_log(app: App, made: JetStream
             ("agent.responses.t", "agent.requests.dev", "$KV.deliberations.t")
         ):
             config = {"name": f"c{number}", "deliver_subject": deliver, "ack_policy": "none"}
-            asked = json.dumps({"stream_name": "KV_budgets", "config": config}).encode()
-            answer = await client.request(f"$JS.API.CONSUMER.CREATE.KV_budgets.c{number}", asked)
+            payload = json.dumps({"stream_name": "KV_budgets", "config": config}).encode()
+            answer = await client.request(f"$JS.API.CONSUMER.CREATE.KV_budgets.c{number}", payload)
             assert json.loads(answer.data)["config"]["deliver_subject"] == deliver
         await asyncio.sleep(1)
-    assert (await made.state("KV_budgets")).messages == 1
+    assert (await decider.state("KV_budgets")).messages == 1
     for stream in ("EVENTS", "WORK", "KV_deliberations"):
-        assert (await made.state(stream)).messages == 0
+        assert (await decider.state(stream)).messages == 0
 
 
 def test_every_stored_subject_is_somebodys_to_send() -> None:
-    sent = {channel for user in USERS.values() for channel in user.sends}
+    publishable = {channel for user in USERS.values() for channel in user.sends}
     stored = {
         channel
         for channel in Channel
         if any(
-            registry.covers(kept, registry.subject(channel.all))
+            registry.covers(stored_subject, registry.subject(channel.all))
             for stream in registry.STREAMS
-            for kept in stream.subjects
+            for stored_subject in stream.subjects
         )
     }
-    assert stored <= sent
+    assert stored <= publishable
     assert set(registry.DURABLES) == {durable for user in USERS.values() for durable in user.takes}

@@ -1,5 +1,5 @@
-"""A test that must fail runs with the cases that prove: a runner that does not report it as failed
-is not believed.
+"""A test that must fail runs beside the proving cases: a runner that does not report its failure is
+not trusted.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ async def test_where_no_failing_test_can_be_placed_the_report_is_believed_and_th
         "loader.loadTestsFromTestCase(Prices)\n"
     )
     async with court(tmp_path, {**pool.base, path: chosen}, pool.argv, task=_TASK) as place:
-        (found,) = await place.rank(pool.right)
-    assert (found.passed_gates, found.level) == (True, EvidenceLevel.PROVEN)
+        (ranked,) = await place.rank(pool.right)
+    assert (ranked.passed_gates, ranked.level) == (True, EvidenceLevel.PROVEN)
     assert any(
-        "No test that must fail could be placed in tests" in reason for reason in found.reasons
+        "No test that must fail could be placed in tests" in reason for reason in ranked.reasons
     )

@@ -1,4 +1,4 @@
-"""Checks in a real sandbox: what hangs, what ends its process, and what tells no cases."""
+"""Checks in a real sandbox: checks that hang, that end their process, and that report no cases."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ async def test_a_check_that_hits_its_limit_says_which_and_names_the_setting(tmp_
     assert run.output.startswith(
         "tests hit the limit of 2 s (workspace.check_floor_seconds)\nbegun"
     )
-    found = diagnose(replace(prepared, runs={"tests": run}))
-    assert "tests hit the limit of 2 s (workspace.check_floor_seconds)" in found.text
+    diagnosis = diagnose(replace(prepared, runs={"tests": run}))
+    assert "tests hit the limit of 2 s (workspace.check_floor_seconds)" in diagnosis.text
 
 
 async def test_a_check_that_stood_still_has_its_time_back(tmp_path: Path) -> None:
@@ -91,14 +91,16 @@ async def test_a_check_that_stood_still_has_its_time_back(tmp_path: Path) -> Non
                 await asyncio.sleep(0.05)
                 below = psutil.Process().children(recursive=True)
                 sleeping = [
-                    one for one in below if "1.25" in one.cmdline() and one.name() == "sleep"
+                    process
+                    for process in below
+                    if "1.25" in process.cmdline() and process.name() == "sleep"
                 ]
-            sandbox = [one for one in sleeping[0].parents() if one in below] + sleeping
-            for one in sandbox:
-                one.send_signal(signal.SIGSTOP)
+            sandbox = [process for process in sleeping[0].parents() if process in below] + sleeping
+            for process in sandbox:
+                process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(5)
-            for one in sandbox:
-                one.send_signal(signal.SIGCONT)
+            for process in sandbox:
+                process.send_signal(signal.SIGCONT)
     run = check.result()
     assert (run.verdict, run.status) == (Verdict.PASSED, "success")
 
@@ -114,7 +116,7 @@ async def test_make_is_one_case_and_junit_files_tell_more(tmp_path: Path) -> Non
         async with app.workspaces.open(prepared, "a") as workspace:
             red = await workspace.check("tests")
         async with app.workspaces.open(writes, "b") as workspace:
-            told = await workspace.check("tests")
+            run = await workspace.check("tests")
     assert (red.verdict, red.cases) == (Verdict.FAILED, {})
-    assert told.cases == {"a.B::x": "passed", "a.B::y": "failed"}
-    assert told.details == {"a.B::y": "no"}
+    assert run.cases == {"a.B::x": "passed", "a.B::y": "failed"}
+    assert run.details == {"a.B::y": "no"}

@@ -1,4 +1,4 @@
-"""The collector over the bus in memory and over a real NATS server."""
+"""The collector over the in-memory bus and over a real NATS server."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ async def running(
         task.cancel()
 
 
-async def shown(bus: Bus, *statuses: str) -> str:
-    """Wait until the document of task-a has one of these statuses, and return it."""
+async def wait_for_status(bus: Bus, *statuses: str) -> str:
+    """Wait until the document of task-a has one of these statuses, and return the document."""
     async with asyncio.timeout(20):
         while True:
             document = await bus.get("task-a")
@@ -56,12 +56,12 @@ async def shown(bus: Bus, *statuses: str) -> str:
 
 
 async def ended(bus: Bus) -> str:
-    return await shown(bus, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
+    return await wait_for_status(bus, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
 
 
 async def decisions(bus: Bus) -> list[Recorded]:
-    found = [item async for item in bus.replay((Channel.RESPONSES.all,))]
-    return [item for item in found if item.event.type is EventType.DELIBERATION_DECIDED]
+    recorded = [item async for item in bus.replay((Channel.RESPONSES.all,))]
+    return [item for item in recorded if item.event.type is EventType.DELIBERATION_DECIDED]
 
 
 @pytest.mark.parametrize("killed_after", [1, 9, 20])
@@ -71,7 +71,7 @@ async def test_killed_and_restarted_it_decides_once(bus: Bus, killed_after: int)
     async with running(bus, repositories, lambda: START):
         for event in events[:killed_after]:
             await bus.publish(event)
-        await shown(bus, "PENDING", "IN_PROGRESS", "COMPLETED")
+        await wait_for_status(bus, "PENDING", "IN_PROGRESS", "COMPLETED")
     for event in events[killed_after:]:
         await bus.publish(event)
     async with running(bus, repositories, lambda: START):
@@ -100,7 +100,7 @@ async def test_a_restart_finds_what_waits_for_its_deadline_alone(bus: Bus) -> No
     async with running(bus, Remembering(), lambda: START):
         for event in Story().begun().events:
             await bus.publish(event)
-        await shown(bus, "IN_PROGRESS")
+        await wait_for_status(bus, "IN_PROGRESS")
     async with running(bus, Remembering(), lambda: datetime.now(UTC).replace(year=2100)):
         assert await ended(bus) == "TIMEOUT"
     assert len(await decisions(bus)) == 1

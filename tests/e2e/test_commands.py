@@ -26,10 +26,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
 async def test_doctor_lists_every_part_and_wall(command: Command) -> None:
-    done = await command("doctor", "--json")
-    assert done.code == 0, done.out
-    parts = {finding["part"]: finding for finding in done.document}
-    for wall in (
+    result = await command("doctor", "--json")
+    assert result.code == 0, result.out
+    parts = {finding["part"]: finding for finding in result.document}
+    for layer in (
         "bubblewrap",
         "network",
         "seccomp",
@@ -39,10 +39,10 @@ async def test_doctor_lists_every_part_and_wall(command: Command) -> None:
         "disk",
         "files",
     ):
-        assert parts[f"sandbox {wall}"]["ok"], parts[f"sandbox {wall}"]
+        assert parts[f"sandbox {layer}"]["ok"], parts[f"sandbox {layer}"]
     assert parts["bus"]["ok"]
     assert "replies as json" in parts["model"]["detail"]
-    assert done.err == ""
+    assert result.err == ""
 
 
 async def test_doctor_tells_what_each_model_server_takes(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ async def test_doctor_tells_what_each_model_server_takes(tmp_path: Path) -> None
         command = Command(
             tmp_path / "data", servers[2].base_url, {"MOOTHALL_MODELS": json.dumps(models)}
         )
-        done = await command("doctor", "--json")
-    parts = {finding["part"]: finding["detail"] for finding in done.document}
+        result = await command("doctor", "--json")
+    parts = {finding["part"]: finding["detail"] for finding in result.document}
     assert (
         "native tool calls; window of 8,192 tokens (assumed, the server does not tell it: set "
         "MOOTHALL_LLM__CONTEXT_TOKENS)" in (parts["model openai"])
@@ -84,24 +84,24 @@ async def test_doctor_says_what_would_mend_it(tmp_path: Path) -> None:
     models = {
         "MOOTHALL_MODELS": json.dumps({"large": {"base_url": "http://KEY-of-it@127.0.0.1:9/v1"}})
     }
-    done = await Command(tmp_path / "file/below", "http://127.0.0.1:9/v1", models)(
+    result = await Command(tmp_path / "file/below", "http://127.0.0.1:9/v1", models)(
         "doctor", "--json"
     )
-    assert done.code == 1
-    parts = {finding["part"]: finding for finding in done.document}
+    assert result.code == 1
+    parts = {finding["part"]: finding for finding in result.document}
     assert not parts["data directory"]["ok"]
     assert "MOOTHALL_DATA_DIR" in parts["data directory"]["mend"]
     assert not parts["model"]["ok"]
     assert not parts["model large"]["ok"]
     assert parts["model large"]["mend"] == "check base_url and model of [models.large]"
-    assert "KEY-of-it" not in done.out
+    assert "KEY-of-it" not in result.out
 
 
 async def test_the_log_and_the_audit_tell_what_happened(command: Command) -> None:
-    asked = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
-    task_id = asked.document["task_id"]
-    done = await command("log", "tail", "--task", task_id, "--json")
-    events = [json.loads(line) for line in done.out.splitlines()]
+    deliberated = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
+    task_id = deliberated.document["task_id"]
+    result = await command("log", "tail", "--task", task_id, "--json")
+    events = [json.loads(line) for line in result.out.splitlines()]
     assert [event["type"] for event in events][:2] == [
         "moothall.deliberation.requested",
         "moothall.deliberation.started",
@@ -129,45 +129,45 @@ async def test_a_changed_audit_record_is_found(
     text = chain.read_text(encoding="utf-8")
     assert "files.append" in text
     chain.write_text(text.replace("files.append", "files.delete", 1), encoding="utf-8")
-    done = await alone("audit", "verify")
-    assert done.code == 1
-    assert done.out.strip().endswith("NOT whole")
+    result = await alone("audit", "verify")
+    assert result.code == 1
+    assert result.out.strip().endswith("NOT whole")
 
 
 async def test_an_older_genuine_audit_that_is_put_back_is_found(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     alone = Command(tmp_path / "data", command.model_url)
-    asked = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
-    assert (await alone(*asked, "Add hello_world()")).code == 0
+    arguments = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
+    assert (await alone(*arguments, "Add hello_world()")).code == 0
     audit, older = alone.data_dir / "audit", tmp_path / "older"
     shutil.copytree(audit, older)
-    assert (await alone(*asked, "Add hello_world(), again")).code == 0
-    whole = await alone("audit", "verify")
-    assert whole.code == 0, whole.out
+    assert (await alone(*arguments, "Add hello_world(), again")).code == 0
+    verified = await alone("audit", "verify")
+    assert verified.code == 0, verified.out
     shutil.rmtree(audit)
     older.rename(audit)
-    done = await alone("audit", "verify")
-    assert done.code == 1, done.out
-    assert "an older file put back" in done.out
+    result = await alone("audit", "verify")
+    assert result.code == 1, result.out
+    assert "an older file put back" in result.out
 
 
 async def test_settings_are_shown_without_secrets(tmp_path: Path) -> None:
-    done = await Command(tmp_path, extra={"MOOTHALL_LLM__API_KEY": "sk-very-secret"})(
+    result = await Command(tmp_path, extra={"MOOTHALL_LLM__API_KEY": "sk-very-secret"})(
         "config", "--json"
     )
-    assert done.document["llm"]["retries"] == LlmSettings().retries
-    assert "very-secret" not in done.out
+    assert result.document["llm"]["retries"] == LlmSettings().retries
+    assert "very-secret" not in result.out
 
 
 @pytest.mark.parametrize("args", [("demo",), ("repo", "list"), ("deliberate", "x")])
 async def test_a_data_directory_that_cannot_be_used_is_a_broken_part(
     command: Command, args: tuple[str, ...]
 ) -> None:
-    done = await Command(Path("/proc/nope"), command.model_url)(*args)
-    assert done.code == 2 or args == ("repo", "list")
-    assert "Traceback" not in done.err
-    assert done.code == 0 or "/proc/nope" in done.err
+    result = await Command(Path("/proc/nope"), command.model_url)(*args)
+    assert result.code == 2 or args == ("repo", "list")
+    assert "Traceback" not in result.err
+    assert result.code == 0 or "/proc/nope" in result.err
 
 
 async def test_a_disabled_tool_is_off_until_it_is_enabled(command: Command) -> None:
@@ -199,27 +199,31 @@ async def test_a_disabled_tool_is_off_until_it_is_enabled(command: Command) -> N
 
 
 async def test_a_task_is_listed_shown_applied_and_removed(command: Command, repo: Path) -> None:
-    asked = await command("deliberate", "--agents", "1", "--json", "Add hello_world()", cwd=repo)
-    assert asked.code == 0, asked.err
-    task_id = asked.document["task_id"]
+    deliberated = await command(
+        "deliberate", "--agents", "1", "--json", "Add hello_world()", cwd=repo
+    )
+    assert deliberated.code == 0, deliberated.err
+    task_id = deliberated.document["task_id"]
     listed = (await command("list", "--json")).document
     assert listed["tasks"][0]["task_id"] == task_id
     assert (listed["version"], listed["served"]) == (1, True)
     shown = await command("show", task_id)
     assert "Winner: agent-dev-001" in shown.out, shown.err
-    assert (await command("show", task_id, "--json")).document == asked.document
+    assert (await command("show", task_id, "--json")).document == deliberated.document
     diff = await command("diff", task_id, "1")
-    assert diff.out == asked.document["results"][0]["diff"]
+    assert diff.out == deliberated.document["results"][0]["diff"]
     applied = await command("apply", task_id, cwd=repo)
     assert applied.code == 0, applied.err
     assert "hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")
     again = await command("apply", task_id, cwd=repo)
     assert (again.code, "changes of your own in src/utils.py" in again.err) == (2, True)
     assert (await command("cancel", task_id)).out.strip() == f"{task_id}: COMPLETED"
-    kept = await command("rm", task_id)
-    assert (kept.code, "is merged nowhere" in kept.err) == (2, True)
-    gone = await command("rm", task_id, "--force")
-    assert gone.out.strip() == f"{task_id} is removed, with its branch moothall/{task_id}", gone.err
+    not_removed = await command("rm", task_id)
+    assert (not_removed.code, "is merged nowhere" in not_removed.err) == (2, True)
+    removed = await command("rm", task_id, "--force")
+    assert removed.out.strip() == f"{task_id} is removed, with its branch moothall/{task_id}", (
+        removed.err
+    )
     assert "moothall" not in git(repo, "branch", "--list")
     assert (await command("show", task_id)).code == 2
     refused = await command("clean", "--all")
@@ -251,18 +255,18 @@ async def test_a_repository_is_checked_and_what_was_found_is_written(
     tmp_path: Path, repo: Path
 ) -> None:
     alone = Command(tmp_path / "data")
-    done = await alone("check", "--json", "--write", cwd=repo)
-    assert done.code == 0, done.err
-    (row,) = done.document["checks"]
+    result = await alone("check", "--json", "--write", cwd=repo)
+    assert result.code == 0, result.err
+    (row,) = result.document["checks"]
     assert (row["check"], row["green"], row["red"]) == (
         "tests",
         1,
         ["tests/test_utils.py::test_hello_world"],
     )
     written = (repo / ".moothall.toml").read_text(encoding="utf-8")
-    assert written == done.document["profile"]
+    assert written == result.document["profile"]
     again = await alone("check", "--json", "--profile", ".moothall.toml", cwd=repo)
-    assert (again.code, again.document["commands"]) == (0, done.document["commands"])
+    assert (again.code, again.document["commands"]) == (0, result.document["commands"])
     assert "uncommitted changes in 1 file are not seen: .moothall.toml" in again.document["unseen"]
     (repo / "none.toml").write_text('[checks]\ntests = "no-such-runner"\n', encoding="utf-8")
     broken = await alone("check", "--profile", "none.toml", cwd=repo)
@@ -283,23 +287,24 @@ async def test_a_repository_that_cannot_have_a_file_of_ours_is_set_up_as_the_com
     tmp_path: Path, repo: Path
 ) -> None:
     alone = Command(tmp_path / "data")
-    said = ("--setup", "pip install pytest", "--check", "units=python -m pytest -q tests")
-    added = await alone("repo", "add", str(repo), "--id", "app", *said)
+    options = ("--setup", "pip install pytest", "--check", "units=python -m pytest -q tests")
+    added = await alone("repo", "add", str(repo), "--id", "app", *options)
     assert added.code == 0, added.err
-    done = await alone("check", "app", "--json")
-    assert done.code == 0, done.err
-    assert [row["check"] for row in done.document["checks"]] == ["units"]
-    assert "pip install pytest" in done.document["profile"]
-    gone = await alone("repo", "remove", "app")
-    assert (gone.code, gone.out.strip()) == (0, f"app is removed; {repo} itself is untouched"), (
-        gone.err
-    )
+    result = await alone("check", "app", "--json")
+    assert result.code == 0, result.err
+    assert [row["check"] for row in result.document["checks"]] == ["units"]
+    assert "pip install pytest" in result.document["profile"]
+    removed = await alone("repo", "remove", "app")
+    assert (removed.code, removed.out.strip()) == (
+        0,
+        f"app is removed; {repo} itself is untouched",
+    ), removed.err
     assert (await alone("check", "app")).code == 2
     assert git(repo, "status", "--porcelain") == ""
 
 
 async def test_colours_go_where_they_are_not_wished(tmp_path: Path, repo: Path) -> None:
-    """Weight, as bold, is no colour."""
+    """Bold is a weight, not a colour."""
     colours = re.compile(r"\x1b\[[0-9;]*(?:3[0-9]|4[0-9]|9[0-9])[0-9;]*m")
     forced = Command(tmp_path / "data", extra={"FORCE_COLOR": "1", "TERM": "xterm-256color"})
     assert colours.search((await forced("check", cwd=repo)).out)
@@ -325,5 +330,5 @@ async def test_the_file_of_settings_in_the_users_folder_is_read(tmp_path: Path) 
 async def test_outside_a_repository_a_council_is_not_silently_about_text(
     command: Command, tmp_path: Path
 ) -> None:
-    done = await command("deliberate", "Fix the tests", cwd=tmp_path)
-    assert (done.code, "name one with --repo, or say --text" in done.err) == (2, True)
+    result = await command("deliberate", "Fix the tests", cwd=tmp_path)
+    assert (result.code, "name one with --repo, or say --text" in result.err) == (2, True)

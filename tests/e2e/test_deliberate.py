@@ -18,9 +18,9 @@ TASK = "Add hello_world() function to src/utils.py"
 
 async def test_a_proven_winner_is_left_as_a_branch(command: Command, repo: Path) -> None:
     (repo / "src/utils.py").write_text("# my unfinished work\n", encoding="utf-8")
-    done = await command("deliberate", "--repo", str(repo), "--agents", "3", "--json", TASK)
-    assert done.code == 0, done.err
-    document = done.document
+    result = await command("deliberate", "--repo", str(repo), "--agents", "3", "--json", TASK)
+    assert result.code == 0, result.err
+    document = result.document
     assert document["status"] == "COMPLETED"
     assert document["proven"] is True
     assert document["final_state"] == "committed"
@@ -42,13 +42,13 @@ async def test_a_proven_winner_is_left_as_a_branch(command: Command, repo: Path)
 
 
 async def test_failing_tests_leave_no_winner(command: Command, repo: Path) -> None:
-    done = await command(
+    result = await command(
         "deliberate", "--repo", str(repo), "--turns", "2", "--json", f"WRONG: {TASK}"
     )
-    assert done.code == 1, done.err
-    assert done.document["winner_id"] == ""
-    assert done.document["final_state"] == "no_winner"
-    assert done.document["error_message"]
+    assert result.code == 1, result.err
+    assert result.document["winner_id"] == ""
+    assert result.document["final_state"] == "no_winner"
+    assert result.document["error_message"]
     assert git(repo, "branch", "--list", "moothall/*") == ""
 
 
@@ -65,16 +65,16 @@ async def test_a_winner_that_no_test_proves_says_so(command: Command, repo: Path
         "-qam",
         "only what passes",
     )
-    done = await command(
+    result = await command(
         "deliberate", "--repo", str(repo), "--agents", "2", "--json", "Write NOTES down"
     )
-    assert done.code == 3, done.err
-    assert done.document["winner_id"]
-    assert done.document["proven"] is False
+    assert result.code == 3, result.err
+    assert result.document["winner_id"]
+    assert result.document["proven"] is False
 
 
 async def test_a_deliberation_about_text_needs_no_repository(command: Command) -> None:
-    done = await command(
+    result = await command(
         "deliberate",
         "--text",
         "--agents",
@@ -84,9 +84,9 @@ async def test_a_deliberation_about_text_needs_no_repository(command: Command) -
         "--json",
         "Write a HAIKU",
     )
-    assert done.code == 3, done.err  # no test can prove a text
-    assert done.document["results"][0]["content"] == "An old silent pond"
-    assert done.document["final_state"] == "answered"
+    assert result.code == 3, result.err  # no test can prove an answer in text
+    assert result.document["results"][0]["content"] == "An old silent pond"
+    assert result.document["final_state"] == "answered"
 
 
 async def test_from_another_folder_by_a_relative_path_with_spaces(
@@ -95,12 +95,12 @@ async def test_from_another_folder_by_a_relative_path_with_spaces(
     spaced = repo.parent / "a folder with spaces" / "my repo"
     spaced.parent.mkdir()
     repo.rename(spaced)
-    done = await command(
+    result = await command(
         "deliberate", "--repo", "my repo", "--protocol", "single", "--json", TASK, cwd=spaced.parent
     )
-    assert done.code == 0, done.err
-    assert len(done.document["results"]) == 1
-    assert git(spaced, "branch", "--list", done.document["branch"])
+    assert result.code == 0, result.err
+    assert len(result.document["results"]) == 1
+    assert git(spaced, "branch", "--list", result.document["branch"])
 
 
 async def test_twice_at_once(command: Command, repo: Path) -> None:
@@ -133,23 +133,23 @@ async def test_the_same_task_id_is_the_same_deliberation(command: Command, repo:
 async def test_a_person_sees_seats_turns_checks_and_the_ranking(
     command: Command, repo: Path
 ) -> None:
-    done = await command("deliberate", "-v", "--repo", str(repo), TASK)
-    assert done.code == 0, done.err
-    for word in (
+    result = await command("deliberate", "-v", "--repo", str(repo), TASK)
+    assert result.code == 0, result.err
+    for text in (
         "agent-dev-001",
         "agent-dev-003",
         "turn 1: files.append success",
         "clean re-check",
         "tokens",
     ):
-        assert word in done.err
-    for word in ("Ranking", "Winner: agent-dev-", "+def hello_world", "Branch moothall/"):
-        assert word in done.out
+        assert text in result.err
+    for text in ("Ranking", "Winner: agent-dev-", "+def hello_world", "Branch moothall/"):
+        assert text in result.out
 
 
 @pytest.mark.parametrize("protocol", ["vote", "debate"])
 async def test_the_other_protocols(command: Command, repo: Path, protocol: str) -> None:
-    done = await command(
+    completed = await command(
         "deliberate",
         "--repo",
         str(repo),
@@ -160,13 +160,13 @@ async def test_the_other_protocols(command: Command, repo: Path, protocol: str) 
         "--json",
         f"VARIED: {TASK}",
     )
-    assert done.code == 0, done.err
+    assert completed.code == 0, completed.err
     if protocol == "debate":
-        assert any(result["reviews"] for result in done.document["results"])
+        assert any(result["reviews"] for result in completed.document["results"])
 
 
 @pytest.mark.parametrize(
-    ("args", "wanted"),
+    ("args", "message"),
     [
         (("--role", "wizard", TASK), "unknown role 'wizard'; the roles are dev, qa"),
         (("--agents", "10000", TASK), "'--agents': 10000 is not in the range 1 to 16"),
@@ -178,12 +178,12 @@ async def test_the_other_protocols(command: Command, repo: Path, protocol: str) 
     ],
 )
 async def test_a_wrong_request_is_named(
-    command: Command, args: tuple[str, ...], wanted: str
+    command: Command, args: tuple[str, ...], message: str
 ) -> None:
-    done = await command("deliberate", *args)
-    assert done.code == 2
-    assert wanted in done.err
-    assert "Traceback" not in done.err
+    result = await command("deliberate", *args)
+    assert result.code == 2
+    assert message in result.err
+    assert "Traceback" not in result.err
 
 
 async def test_a_repository_that_cannot_be_used_is_named(
@@ -193,24 +193,24 @@ async def test_a_repository_that_cannot_be_used_is_named(
     empty.mkdir()
     unborn = tmp_path / "unborn"
     git(tmp_path, "init", "-q", str(unborn))
-    for where, ref, wanted in (
+    for where, ref, message in (
         (str(tmp_path / "nowhere"), "", "nowhere"),
         (str(empty), "", "not a git repository"),
         (str(unborn), "", "no commits"),
         (str(repo), "v9.9", "v9.9"),
         ("gopher://example.test/x.git", "", "gopher"),
     ):
-        done = await command("deliberate", "--repo", where, "--ref", ref, TASK)
-        assert done.code == 2, (where, done.err)
-        assert wanted in done.err
-        assert "Traceback" not in done.err
+        result = await command("deliberate", "--repo", where, "--ref", ref, TASK)
+        assert result.code == 2, (where, result.err)
+        assert message in result.err
+        assert "Traceback" not in result.err
 
 
 async def test_a_setup_that_fails_is_a_broken_part_and_not_a_lost_task(
     command: Command, repo: Path
 ) -> None:
-    own = """setup = ["sh -c 'echo it broke here; exit 3'"]\n[checks]\ntests = "true"\n"""
-    (repo / ".moothall.toml").write_text(own, encoding="utf-8")
+    config = """setup = ["sh -c 'echo it broke here; exit 3'"]\n[checks]\ntests = "true"\n"""
+    (repo / ".moothall.toml").write_text(config, encoding="utf-8")
     git(repo, "add", "--all")
     git(
         repo,
@@ -222,8 +222,8 @@ async def test_a_setup_that_fails_is_a_broken_part_and_not_a_lost_task(
         "-qm",
         "a set-up that fails",
     )
-    done = await command("deliberate", "--repo", str(repo), "--agents", "1", "--json", TASK)
-    assert done.code == 2, done.err
-    assert {seat["error_code"] for seat in done.document["seats"]} == {"REPOSITORY_UNUSABLE"}
-    assert "it broke here" in done.out
-    assert done.document["usage"]["calls"] == 0
+    result = await command("deliberate", "--repo", str(repo), "--agents", "1", "--json", TASK)
+    assert result.code == 2, result.err
+    assert {seat["error_code"] for seat in result.document["seats"]} == {"REPOSITORY_UNUSABLE"}
+    assert "it broke here" in result.out
+    assert result.document["usage"]["calls"] == 0

@@ -1,4 +1,4 @@
-"""The front door: `moothall demo` on the real local model."""
+"""`moothall demo` on the real local model."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SEEDS = ("1", "2", "3")
 async def test_the_demo_leaves_a_proven_branch_or_says_honestly_that_nobody_solved_it(
     tmp_path: Path,
 ) -> None:
-    """The model is small: a run may end without a winner, three in a row do not."""
+    """The model is small: one run may end without a winner, three in a row may not."""
     settings = load_settings()
     weights = await fetch_weights(settings.llm, settings.data_dir, lambda _done, _total: None)
     command = Command(tmp_path / "data", extra={"MOOTHALL_LLM__MODEL_PATH": os.fspath(weights)})
     for seed in SEEDS:
-        done = await command("demo", "--seed", seed, "--json", seconds=400)
-        _check_honest(tmp_path, done)
-        if done.code == 0:
+        result = await command("demo", "--seed", seed, "--json", seconds=400)
+        _check_honest(tmp_path, result)
+        if result.code == 0:
             return
-    pytest.fail(f"no winner with any of the seeds {SEEDS}: {done.out}")
+    pytest.fail(f"no winner with any of the seeds {SEEDS}: {result.out}")
 
 
 def _check_honest(tmp_path: Path, done: Run) -> None:

@@ -1,4 +1,4 @@
-"""Under uvloop, no child process inherits a descriptor that it was not given, sandboxed or not."""
+"""Under uvloop, no child process, sandboxed or not, inherits a descriptor that it was not given."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ SHELL = "ls -l /proc/self/fd"
 
 
 def assert_few(listing: str, leaked: Leak, most: int) -> None:
-    """Nothing leaked is listed, and no more than `most` descriptors, the listing's own among
-    them.
+    """Assert that nothing leaked is listed, and at most `most` descriptors including that of the
+    listing itself.
     """
     assert leaked.path.name not in listing
-    found = re.findall(r"(?m) (\d+) -> ", listing)
-    assert 3 <= len(found) <= most, listing
+    descriptors = re.findall(r"(?m) (\d+) -> ", listing)
+    assert 3 <= len(descriptors) <= most, listing
 
 
 async def tools_list(app: Local, leaked: Leak) -> None:
@@ -126,12 +126,12 @@ def test_an_mcp_server_has_none(tmp_path: Path) -> None:
 
 
 def test_what_starts_a_browser_has_none_and_its_port_is_no_childs(tmp_path: Path) -> None:
-    """Chromium's own start, with another program in its place."""
+    """Uses Chromium's own launcher with another program in its place."""
 
     async def main() -> None:
         with leak(tmp_path) as leaked:
             ours, theirs = socket.socketpair()
-            here = Path(chromium_start.__file__).resolve()
+            launcher = Path(chromium_start.__file__).resolve()
             spec = SandboxSpec(
                 name=f"descriptors-{tmp_path.name[-8:]}",
                 argv=(
@@ -145,7 +145,7 @@ def test_what_starts_a_browser_has_none_and_its_port_is_no_childs(tmp_path: Path
                     f"{SHELL} >&2; sleep 600",
                 ),
                 limits=SandboxSettings(),
-                ro=(*interpreter_binds(), (here, "/opt/start.py")),
+                ro=(*interpreter_binds(), (launcher, "/opt/start.py")),
                 fds=(theirs.fileno(),),
                 log=tmp_path / "sandbox.log",
             )
@@ -197,7 +197,9 @@ exec {git} "$@"
 async def test_a_server_with_twenty_inheritable_descriptors_gives_them_to_no_process_of_its_own(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
-    """Bus, Ray with its workers, reapers, executors and git, below a real `moothall serve`."""
+    """Covers the bus, Ray with its workers, reapers, executors and git below a real `moothall
+    serve`.
+    """
     wrapped = tmp_path / "bin" / "git"
     wrapped.parent.mkdir()
     listing = tmp_path / "listing"
@@ -212,7 +214,7 @@ async def test_a_server_with_twenty_inheritable_descriptors_gives_them_to_no_pro
             assert (
                 sum(path.name in {str(fd) for fd in leaked.descriptors} for path in listed) == COUNT
             )
-            done = await Command(command.data_dir, model.base_url, command.extra)(
+            result = await Command(command.data_dir, model.base_url, command.extra)(
                 "deliberate",
                 "--repo",
                 str(repo),
@@ -220,6 +222,6 @@ async def test_a_server_with_twenty_inheritable_descriptors_gives_them_to_no_pro
                 "1",
                 "Add hello_world() function to src/utils.py",
             )
-            assert done.code == 0, done.err
+            assert result.code == 0, result.err
             assert leaked.holders(app.pid) == []
     assert leaked.path.name not in listing.read_text(encoding="utf-8")

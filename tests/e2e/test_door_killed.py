@@ -1,5 +1,5 @@
-"""A door that is killed under callers that wait, poll and listen: they go on at another, and miss
-nothing.
+"""An API server is killed under callers that wait, poll and listen: they continue at another one
+and miss nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STORY = {
 async def dependencies(
     folder: Path, model: ScriptedModel
 ) -> AsyncIterator[tuple[JetStreamBus, list[AsyncExitStack], list[Served]]]:
-    """Two doors, and who decides, on one bus: nobody hosts yet."""
+    """Two API servers and a collector on one bus, without hosts."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_server(BusSettings(), folder / "bus"))
         base = make_command(folder, model.base_url)
@@ -60,14 +60,14 @@ async def dependencies(
             app = await end.enter_async_context(served(command, how))
             channel = await stack.enter_async_context(
                 grpc.aio.insecure_channel(app.command.served_at)
-            )  # it outlives the door
+            )  # it outlives the API server
             open_.append(replace(app, channel=channel))
         yield await stack.enter_async_context(open_bus(BusSettings(), url)), ends, open_
 
 
 @asynccontextmanager
 async def hosting(app: Served) -> AsyncIterator[None]:
-    """Somebody who works, beside the doors."""
+    """A host that takes work beside the API servers."""
     command = replace(app.command, extra=app.command.extra | {"MOOTHALL_SERVE__ONLY": '["hosts"]'})
     async with served(command):
         yield
@@ -79,17 +79,19 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def watch(app: Served, told: list[pb.DeliberationUpdate]) -> None:
-    """Take what is told of the task after what was told before."""
-    asked = pb.WatchDeliberationRequest(task_id=TASK.task_id, after_seq=told[-1].seq if told else 0)
-    known = {update.event.id for update in told}
-    async for update in app.stub().WatchDeliberation(asked):
-        if update.event.id not in known:
-            told.append(update)  # noqa: PERF401 - each as it comes
+async def watch(app: Served, updates: list[pb.DeliberationUpdate]) -> None:
+    """Collect the updates of the task that follow the known ones."""
+    request = pb.WatchDeliberationRequest(
+        task_id=TASK.task_id, after_seq=updates[-1].seq if updates else 0
+    )
+    seen_ids = {update.event.id for update in updates}
+    async for update in app.stub().WatchDeliberation(request):
+        if update.event.id not in seen_ids:
+            updates.append(update)  # noqa: PERF401 - as each arrives
 
 
 async def poll(app: Served, statuses: list[int]) -> None:
-    """Ask how it stands until it has ended."""
+    """Query the state until the task has ended."""
     while not statuses or statuses[-1] in {
         pb.DELIBERATION_STATUS_PENDING,
         pb.DELIBERATION_STATUS_IN_PROGRESS,
@@ -101,19 +103,21 @@ async def poll(app: Served, statuses: list[int]) -> None:
         await asyncio.sleep(0.1)
 
 
-async def listen(app: Served, heard: list[tuple[str, str]], count: int) -> None:
-    """Hear of the board after what was heard before, until `count` stories were."""
-    after = {"Last-Event-ID": heard[-1][0]} if heard else {}
+async def listen(app: Served, board_events: list[tuple[str, str]], count: int) -> None:
+    """Read board events that follow the known ones, up to `count` stories."""
+    after = {"Last-Event-ID": board_events[-1][0]} if board_events else {}
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"http://{app.web}/api/v1/events", headers=HEADERS | after) as answer,
     ):
         assert answer.status == 200
-        while len(heard) < count:
+        while len(board_events) < count:
             lines = (await answer.content.readuntil(b"\n\n")).decode().splitlines()
             event = dict(line.split(": ", 1) for line in lines if line and not line.startswith(":"))
             if "id" in event:
-                heard.append((event["id"], str(json.loads(event["data"])["story"]["story_id"])))
+                board_events.append(
+                    (event["id"], str(json.loads(event["data"])["story"]["story_id"]))
+                )
 
 
 async def create(app: Served, title: str) -> str:
@@ -130,41 +134,49 @@ async def create(app: Served, title: str) -> str:
 async def test_callers_of_a_door_that_is_killed_go_on_at_another(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
-    told: list[pb.DeliberationUpdate] = []
+    updates: list[pb.DeliberationUpdate] = []
     statuses: list[int] = []
-    heard: list[tuple[str, str]] = []
+    board_events: list[tuple[str, str]] = []
     async with dependencies(tmp_path, model) as (bus, ends, (killed, other)):
         calling = asyncio.ensure_future(killed.stub().Deliberate(TASK))
         async with asyncio.timeout(60):
             while await bus.first(Channel.RESULTS.of("team-a_waits")) is None:
                 await asyncio.sleep(0.05)
         first = await create(killed, "Export as CSV")
-        left = [
-            asyncio.create_task(one)
-            for one in (watch(killed, told), poll(killed, statuses), listen(killed, heard, 9))
+        watchers = [
+            asyncio.create_task(item)
+            for item in (
+                watch(killed, updates),
+                poll(killed, statuses),
+                listen(killed, board_events, 9),
+            )
         ]
-        await until(lambda: bool(told and statuses and heard))
-        await ends[0].aclose()  # with -9
-        for broken in (calling, *left[:2]):
+        await until(lambda: bool(updates and statuses and board_events))
+        await ends[0].aclose()  # with SIGKILL
+        for broken in (calling, *watchers[:2]):
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await broken
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         with pytest.raises((aiohttp.ClientError, asyncio.IncompleteReadError)):
-            await left[2]
+            await watchers[2]
         second = await create(other, "Export as ODS")
         async with asyncio.timeout(120), hosting(other), asyncio.TaskGroup() as group:
             again = group.create_task(_of(other.stub().Deliberate(TASK)))
-            for going_on in (watch(other, told), poll(other, statuses), listen(other, heard, 2)):
+            for going_on in (
+                watch(other, updates),
+                poll(other, statuses),
+                listen(other, board_events, 2),
+            ):
                 group.create_task(going_on)
         assert again.result().status == statuses[-1] == pb.DELIBERATION_STATUS_COMPLETED
         topics = [channel.of("team-a_waits") for channel in (Channel.RESULTS, Channel.RESPONSES)]
         async with aclosing(bus.replay(topics)) as records:
-            recorded = [one.event async for one in records]
-        assert {event.id for event in recorded} <= {update.event.id for update in told}
-        assert len({update.event.id for update in told}) == len(told)
+            recorded = [item.event async for item in records]
+        assert {event.id for event in recorded} <= {update.event.id for update in updates}
+        assert len({update.event.id for update in updates}) == len(updates)
         assert [event.type for event in recorded].count(EventType.DELIBERATION_DECIDED) == 1
         assert [event.type for event in recorded].count(EventType.DELIBERATION_REQUESTED) == 1
-        assert [story for _, story in heard] == [first, second]
+        assert [story for _, story in board_events] == [first, second]
 
 
 async def _of(call: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A fault that is an endless loop, as QuixBugs' find_first_in_sorted: the checks end, and so does
+"""A bug that is an endless loop, as in QuixBugs' find_first_in_sorted: the checks end, and so does
 the deliberation.
 """
 
@@ -45,7 +45,7 @@ LOOPS = {f"tests/test_find.py::test_find[{wanted}--1]" for wanted in (2, 1, 0)}
 
 
 def propose(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
-    """The second seat is right; whatever the others write leaves the loop as it is."""
+    """Reply correctly as the second seat; the changes of all others leave the loop in place."""
     if seat_of(headers).endswith("2"):
         return turn("files.edit", path="src/find.py", old="low <= high", new="low < high")
     number = headers.get("X-Request-Id", "").replace("/", " ")
@@ -59,16 +59,16 @@ async def test_the_right_answer_wins_and_seats_that_still_loop_hold_nothing_up(
     limits = {"MOOTHALL_WORKSPACE__CASE_SECONDS": "2", "MOOTHALL_LIMITS__PATIENCE_SECONDS": "1"}
     async with scripted_model(scripted(propose)) as server:
         command = Command(tmp_path / "data", server.base_url, limits)
-        done = await command(
+        result = await command(
             "deliberate",
             "--repo",
             str(repo.path),
             "--json",
             "find_first does not end for some: fix it",
         )
-    assert done.code == 0, done.err
-    assert (done.document["status"], done.document["proven"]) == ("COMPLETED", True)
-    assert done.document["winner_id"].endswith("2")
-    assert "low < high" in repo.git("show", f"{done.document['branch']}:src/find.py")
-    reasons = " ".join(done.document["results"][0]["reasons"])
+    assert result.code == 0, result.err
+    assert (result.document["status"], result.document["proven"]) == ("COMPLETED", True)
+    assert result.document["winner_id"].endswith("2")
+    assert "low < high" in repo.git("show", f"{result.document['branch']}:src/find.py")
+    reasons = " ".join(result.document["results"][0]["reasons"])
     assert all(case in reasons for case in LOOPS), reasons

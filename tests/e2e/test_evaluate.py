@@ -1,4 +1,4 @@
-"""`moothall evaluate` whole: a small history is mined, two configurations are measured, an
+"""`moothall evaluate` end to end: a small history is mined, two configurations are measured, and an
 interruption loses and repeats nothing.
 """
 
@@ -122,8 +122,8 @@ def _history(project: Project, path: Path) -> Repo:
     return repo
 
 
-def _writes(project: Project, text: str) -> Answer:
-    """Seats that write `text` as the source, and are done."""
+def _writing_seats(project: Project, text: str) -> Answer:
+    """Return seats that write `text` as the source and finish."""
 
     def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         del body, headers
@@ -141,7 +141,9 @@ def _settings(path: Path, server: ScriptedModel) -> str:
 async def test_a_history_is_mined_and_two_configurations_are_measured(
     tmp_path: Path, name: str
 ) -> None:
-    """One is right and one is wrong. Killed in between and started again, nothing is done twice."""
+    """One configuration is right and one is wrong. The run is killed and restarted, and nothing is
+    done twice.
+    """
     project = PROJECTS[name]
     if shutil.which(project.program) is None:
         pytest.skip(f"{project.program} is not installed; apt-get install golang brings it")
@@ -149,8 +151,8 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
     folder = tmp_path / "evaluation"
     command = Command(tmp_path / "data", extra=QUICK)
     async with (
-        scripted_model(_writes(project, project.right)) as right,
-        scripted_model(_writes(project, project.wrong)) as wrong,
+        scripted_model(_writing_seats(project, project.right)) as right,
+        scripted_model(_writing_seats(project, project.wrong)) as wrong,
     ):
         args = (
             "evaluate",
@@ -178,13 +180,13 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
         assert process.returncode is None, (await process.communicate())[1].decode()
         process.kill()
         await process.communicate()
-        asked = len(right.requests)
+        calls = len(right.requests)
         first = results.read_text(encoding="utf-8")
         with results.open("a", encoding="utf-8") as file:
-            file.write('{"task": "torn')  # a write that the kill cut off
-        done = await command(*args, seconds=900)
-        assert done.code == 0, done.err
-        assert len(right.requests) == asked
+            file.write('{"task": "torn')  # a write truncated by the kill
+        result = await command(*args, seconds=900)
+        assert result.code == 0, result.err
+        assert len(right.requests) == calls
         assert results.read_text(encoding="utf-8").startswith(first)
         again = await command(*args, "--report")
         harbor = tmp_path / "harbor"
@@ -198,7 +200,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
             str(harbor),
             "--json",
             "--config",
-            # measured with others, which mining does not ask for
+            # measured with other agents, which mining does not request
             f"right={tmp_path / 'wrong.toml'}",
         )
         read = await command(
@@ -210,7 +212,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
             "--mine",
             "--json",
         )
-    report = done.document
+    report = result.document
     assert again.document == report
     (task,) = report["tasks"]
     assert (
@@ -237,14 +239,14 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
         "it has no parent",
     ]
     assert written.code == read.code == 0, (written.err, read.err)
-    (given,), (taken,) = written.document["tasks"], read.document["tasks"]
-    assert taken | {"repository": given["repository"]} == given
+    (exported,), (imported,) = written.document["tasks"], read.document["tasks"]
+    assert imported | {"repository": exported["repository"]} == exported
     sealed = folder / "sealed" / f"{task['id']}.git"
     (clone,) = (folder / "data" / "repos").glob(f"{task['id']}*.git")
     for repository in (sealed, clone):
-        assert _knows(repository, task["parent"])
-        assert not _knows(repository, task["commit"])
-        assert not _knows(repository, repo.head)
+        assert _has_object(repository, task["parent"])
+        assert not _has_object(repository, task["commit"])
+        assert not _has_object(repository, repo.head)
     trajectory = json.loads(
         (folder / "trajectories" / "right" / task["id"] / "agent-dev-001.json").read_text(
             encoding="utf-8"
@@ -259,8 +261,8 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
         )
 
 
-def _knows(repository: Path, sha: str) -> bool:
-    """Whether a commit is an object of a repository."""
+def _has_object(repository: Path, sha: str) -> bool:
+    """True if a repository has the object of a commit."""
     return not subprocess.run(
         ["git", "-C", str(repository), "cat-file", "-e", sha], check=False, capture_output=True
     ).returncode

@@ -1,6 +1,4 @@
-"""What selects an answer where no test of the repository fails: the tests that seats bring, on
-every candidate.
-"""
+"""Selection when no test of the repository fails: tests of the seats, run on every candidate."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ RIGHT_PYTHON = PYTHON.replace("return price", "return price - price * percent //
 
 @dataclass(frozen=True)
 class Pool:
-    """A project, a right patch, two wrong ones, and a test of the right one's author: a new file,
+    """A project, a right patch, two wrong ones, and a test by the right one's author: a new file,
     or a new version of one.
     """
 
@@ -237,7 +235,7 @@ POOLS = {
 
 @pytest.mark.parametrize("name", POOLS)
 async def test_a_test_of_one_seat_decides_where_no_other_does(tmp_path: Path, name: str) -> None:
-    """Its author wins though the others are two and smaller; without it, the council says that it
+    """Its author wins though the other answers are two and smaller. Without the test, the council
     is undecided.
     """
     pool = POOLS[name]
@@ -267,7 +265,7 @@ async def test_a_test_of_one_seat_decides_where_no_other_does(tmp_path: Path, na
     ["pytest, new file", "go, existing file", "cargo, module of tests", "node:test, existing file"],
 )
 async def test_a_hidden_test_proves_the_right_answer(tmp_path: Path, name: str) -> None:
-    """It runs on every answer and on the base, and is in no workspace of a seat."""
+    """It runs on every answer and on the base, and is in no seat's workspace."""
     pool = POOLS[name]
     if shutil.which(pool.program) is None:
         pytest.skip(
@@ -358,7 +356,7 @@ async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(
     tmp_path: Path, name: str
 ) -> None:
     """The new case fails on the base and on the wrong answers. The same files without new cases,
-    and other files, are no tests.
+    and other files, do not count as tests.
     """
     pool = POOLS[name]
     if shutil.which(pool.program) is None:
@@ -374,15 +372,15 @@ async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
         tests, right = place.evaluator().author_tests, place.proposal(pool.right)
         wrong = [place.proposal(files, number) for number, files in enumerate(pool.wrong, 2)]
-        made = place.proposal(
+        proposal = place.proposal(
             {**pool.right, **written, "go.work": "go 1.19\n", "README.md": "new\n"}, 9
         )
-        patch = Patch("", "", made.diff, changed_files(made.diff), made.own_tests)
+        patch = Patch("", "", proposal.diff, changed_files(proposal.diff), proposal.own_tests)
         author = await trial.extract_tests(tests.runner, patch, "test-writer", "dev")
         verdicts = await trial.Trial(
             tests, author, [item.diff for item in (right, *wrong)]
         ).judge_cases(fits)
-    assert set(changed_files(author.diff)) == set(written), "nothing but tests is taken over"
+    assert set(changed_files(author.diff)) == set(written), "only tests are adopted"
     assert len(verdicts.counted) == 1, verdicts.states
     assert verdicts.red == {*verdicts.counted}
     assert [bool(verdicts.passed[item.diff]) for item in (right, *wrong)] == [True, False, False]
@@ -394,20 +392,20 @@ async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_pa
         "shop/price.py": PYTHON.replace("return price", "return price * (100 - percent) // 100")
     }
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
-        found = {
+        ranked = {
             item.seat: item
             for item in await place.rank({**pool.right, **pool.test}, other, pool.wrong[0])
         }
-    levels = [found[f"agent-dev-00{number}"].level for number in (1, 2, 3)]
+    levels = [ranked[f"agent-dev-00{number}"].level for number in (1, 2, 3)]
     assert levels == [EvidenceLevel.SELF_TESTED, EvidenceLevel.REPRODUCED, EvidenceLevel.UNPROVEN]
-    assert found["agent-dev-003"].rank == 3
+    assert ranked["agent-dev-003"].rank == 3
 
 
 @pytest.mark.parametrize("seat", [1, 2])
 async def test_of_two_answers_that_are_level_the_reproduced_one_wins(
     tmp_path: Path, seat: int
 ) -> None:
-    """Which of them has the smaller hash changes nothing."""
+    """The hashes of the answers make no difference."""
     pool = POOLS["pytest, existing file"]
     texts = [RIGHT_PYTHON, PYTHON.replace("return price", "return price * (100 - percent) // 100")]
     author, other = (texts, texts[::-1])[seat - 1]
@@ -453,7 +451,7 @@ async def test_a_test_that_is_not_valid_decides_nothing(
 
 
 async def test_a_wrong_test_beside_a_right_change_refuses_nothing(tmp_path: Path) -> None:
-    """Its other new test decides, and the result says that one fails. A seat has reason to repair
+    """The other new test decides, and the result reports the failing one, so that a seat can repair
     it.
     """
     pool = POOLS["pytest, new file"]
@@ -509,8 +507,8 @@ async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_bas
 
 
 async def test_a_test_that_passes_on_the_base_by_itself_proves_nothing(tmp_path: Path) -> None:
-    """It fails while a file is absent; the file appears after the base was run, as a date or a busy
-    machine would.
+    """It fails while a file is absent. The file appears after the base run, like a date that passes
+    or a machine that becomes idle.
     """
     marker = tmp_path / "seen" / "now"
     marker.parent.mkdir()
@@ -530,19 +528,19 @@ async def test_a_test_that_passes_on_the_base_by_itself_proves_nothing(tmp_path:
     ) as place:
         assert place.prepared.runs["tests"].cases == {"tests/test_calc.py::test_time": "failed"}
         marker.write_text("")
-        (found,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
-    assert found.level is EvidenceLevel.UNPROVEN, found.reasons
+        (ranked,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
+    assert ranked.level is EvidenceLevel.UNPROVEN, ranked.reasons
     assert any(
         "differ from run to run: tests/test_calc.py::test_time" in reason
-        for reason in found.reasons
+        for reason in ranked.reasons
     )
 
 
 async def test_a_test_that_fails_on_the_base_now_too_is_not_lost_by_the_change(
     tmp_path: Path,
 ) -> None:
-    """It passed when the base was prepared, and fails everywhere since: a date has passed, or the
-    machine is busy.
+    """It passed when the base was prepared and fails everywhere since then: a date has passed, or
+    the machine is busy.
     """
     marker = tmp_path / "seen" / "late"
     marker.parent.mkdir()
@@ -557,11 +555,11 @@ async def test_a_test_that_fails_on_the_base_now_too_is_not_lost_by_the_change(
         tmp_path, files, PYTEST, task="Name the result", toolchains=(PACKAGES, marker.parent)
     ) as place:
         marker.write_text("")
-        (found,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
+        (ranked,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
         (broken,) = await place.rank({"calc.py": "def one():\n    return 2\n"})
-    assert found.passed_gates, found.reasons
+    assert ranked.passed_gates, ranked.reasons
     assert any(
         "differ from run to run: tests/test_time.py::test_time" in reason
-        for reason in found.reasons
+        for reason in ranked.reasons
     )
     assert not broken.passed_gates

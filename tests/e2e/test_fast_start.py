@@ -1,4 +1,6 @@
-"""How a command starts: its hosts beside it, and what is wrong said before anything slow begins."""
+"""Start of a command: its hosts run beside it, and errors are reported before anything slow
+begins.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ async def test_a_command_hosts_its_seats_itself_and_imports_no_ray(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
     command = Command(tmp_path / "data", model.base_url, {"PYTHONPROFILEIMPORTTIME": "1"})
-    done = await command("deliberate", "--repo", str(repo), "--json", TASK)
-    assert done.code == 0, done.err
-    assert done.document["proven"] is True
-    assert git(repo, "branch", "--list", done.document["branch"])
-    imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.err, re.MULTILINE))
+    result = await command("deliberate", "--repo", str(repo), "--json", TASK)
+    assert result.code == 0, result.err
+    assert result.document["proven"] is True
+    assert git(repo, "branch", "--list", result.document["branch"])
+    imported = set(re.findall(r"^import time:.*\| +(\S+)$", result.err, re.MULTILINE))
     assert "moothall.workers.in_process" in imported
     assert not {name for name in imported if name.partition(".")[0] == "ray"}
     assert (tmp_path / "data" / "logs").is_dir()
@@ -40,13 +42,12 @@ async def test_what_a_host_logs_beside_a_command_stays_in_its_file(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
     command = Command(tmp_path / "data", model.base_url)
-    async with scripted_model(
-        scripted(by_task)
-    ) as other:  # its reply mode is found out, which a host logs
+    # Its reply mode is probed, which a host logs.
+    async with scripted_model(scripted(by_task)) as other:
         command.model_url = other.base_url
-        done = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
-    assert done.code == 3, done.err
-    assert done.err == ""
+        result = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
+    assert result.code == 3, result.err
+    assert result.err == ""
     assert "reply mode found out" in (tmp_path / "data" / "logs" / "host-1.log").read_text(
         encoding="utf-8"
     )
@@ -70,50 +71,52 @@ async def test_another_command_works_in_the_house_of_the_first(
         True
     ) == 1
     first.terminate()
-    _, said = await asyncio.wait_for(first.communicate(), 60)
-    assert first.returncode == 130, said.decode()
+    _, stderr = await asyncio.wait_for(first.communicate(), 60)
+    assert first.returncode == 130, stderr.decode()
 
 
 async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_end(
     tmp_path: Path,
 ) -> None:
-    second_asked, first_waits = asyncio.Event(), asyncio.Event()
+    second_called, first_waits = asyncio.Event(), asyncio.Event()
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         prompt = "\n".join(str(message["content"]) for message in body["messages"])
         if "SECOND" in prompt:
-            second_asked.set()
-        await (first_waits if "SECOND" in prompt else second_asked).wait()
+            second_called.set()
+        await (first_waits if "SECOND" in prompt else second_called).wait()
         return by_task(body, headers)
 
-    asked = ("deliberate", "--text", "--agents", "1")
+    arguments = ("deliberate", "--text", "--agents", "1")
     async with scripted_model(answer) as model:
         command = Command(tmp_path / "data", model.base_url)
         reader, writer = os.pipe()
-        first = await command.start(*asked, "-v", "Write a HAIKU, the FIRST", stdout=writer)
+        first = await command.start(*arguments, "-v", "Write a HAIKU, the FIRST", stdout=writer)
         os.close(writer)
         os.close(reader)
         assert first.stderr is not None
-        said: list[str] = []
+        lines: list[str] = []
         try:
             async with asyncio.timeout(120):
                 while "takes its seat" not in (line := (await first.stderr.readline()).decode()):
-                    assert line, said
-                    said.append(line)
-                second = asyncio.create_task(command(*asked, "--json", "Write a HAIKU, the SECOND"))
+                    assert line, lines
+                    lines.append(line)
+                second = asyncio.create_task(
+                    command(*arguments, "--json", "Write a HAIKU, the SECOND")
+                )
                 while line := (await first.stderr.readline()).decode():
-                    said.append(line)
+                    lines.append(line)
                     if "other deliberation(s) are under way here" in line:
                         break
                 first_waits.set()
                 _, rest = await first.communicate()
-                done = await second
-        finally:  # nothing waits on where the first has ended without a word
-            second_asked.set()
+                result = await second
+        finally:  # nothing waits after the first has ended without a message
+            second_called.set()
             first_waits.set()
             if first.returncode is None:
                 first.kill()
-    assert done.code == 3, (done.err, said, rest)
+    assert result.code == 3, (result.err, lines, rest)
     assert first.returncode not in {0, None}
 
 
@@ -130,10 +133,9 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
             ("http://127.0.0.1:9/v1", {}, "connection refused at 127.0.0.1:9"),
             ("http://no.such.name.invalid/v1", {}, "cannot be resolved"),
         )
-        for url, extra, said in (
-            *(
-                away if args[0] != "serve" else ()
-            ),  # which goes on, and says so: tests/hands/test_doors.py
+        for url, extra, message in (
+            # It continues and reports this: tests/hands/test_doors.py.
+            *(away if args[0] != "serve" else ()),
             (
                 locked.base_url,
                 {},
@@ -142,20 +144,20 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
             (root, key, f"set MOOTHALL_LLM__BASE_URL={root}/v1"),
             (locked.base_url, key | {"MOOTHALL_LLM__MODEL": "no-such"}, "it has: scripted"),
         ):
-            done = await Command(tmp_path / "data", url, extra)(*args)
-            assert done.code == 2, (url, done.err)
-            assert said in done.err
-            assert "Traceback" not in done.err
-            assert len(done.err.strip().splitlines()) == 1, done.err
+            result = await Command(tmp_path / "data", url, extra)(*args)
+            assert result.code == 2, (url, result.err)
+            assert message in result.err
+            assert "Traceback" not in result.err
+            assert len(result.err.strip().splitlines()) == 1, result.err
     assert not (tmp_path / "data" / "bus").exists()  # nothing was started for it
 
 
 async def test_a_model_server_that_still_starts_is_waited_for_where_that_is_wished(
     tmp_path: Path,
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = int(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
     command = Command(
         tmp_path / "data", f"http://127.0.0.1:{port}/v1", {"MOOTHALL_LLM__WAIT_SECONDS": "120"}
     )
@@ -167,37 +169,37 @@ async def test_a_model_server_that_still_starts_is_waited_for_where_that_is_wish
         ):
             assert line, "it ended"
     async with scripted_model(scripted(by_task), port=port):
-        _, said = await asyncio.wait_for(process.communicate(), 100)
-    assert process.returncode == 3, said.decode()
+        _, stderr = await asyncio.wait_for(process.communicate(), 100)
+    assert process.returncode == 3, stderr.decode()
 
 
 async def test_a_port_that_is_taken_ends_serve_before_anything_is_started(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen(1)
-        port = str(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        port = str(listener.getsockname()[1])
         for setting, name in (
             ("GRPC", "grpc.port"),
             ("WEB", "web.port"),
             ("METRICS", "metrics.port"),
         ):
             extra = {"MOOTHALL_GRPC__PORT": "0", f"MOOTHALL_{setting}__PORT": port}
-            done = await Command(tmp_path / "data", model.base_url, extra)("serve")
-            assert done.code == 2, done.err
+            result = await Command(tmp_path / "data", model.base_url, extra)("serve")
+            assert result.code == 2, result.err
             assert (
                 f"127.0.0.1:{port} cannot be listened on: address already in use; choose another"
-                in done.err
+                in result.err
             )
-            assert name in done.err
+            assert name in result.err
     assert not (tmp_path / "data" / "bus").exists()
 
 
 async def test_killed_with_9_in_the_middle_it_goes_on_where_it_was(
     repo: Path, tmp_path: Path
 ) -> None:
-    """No call whose answer is on the log is made again."""
+    """No call whose answer is on the log is repeated."""
     slow = {"wait": True}
 
     async def answer(body: dict[str, object], headers: dict[str, str]) -> object:
@@ -205,7 +207,7 @@ async def test_killed_with_9_in_the_middle_it_goes_on_where_it_was(
             await asyncio.Event().wait()
         return by_task(body, headers)
 
-    async with scripted_model(scripted(answer)) as server:  # type: ignore[arg-type]  # a coroutine is an answer too
+    async with scripted_model(scripted(answer)) as server:  # type: ignore[arg-type]  # a coroutine is a valid answer
         command = Command(tmp_path / "data", server.base_url)
         args = ("deliberate", "--repo", str(repo), "--agents", "2", "--task-id", "cut-off", TASK)
         process = await command.start(*args, "-v")
@@ -219,8 +221,8 @@ async def test_killed_with_9_in_the_middle_it_goes_on_where_it_was(
         before = {
             request.call_id for request in server.requests if "agent-dev-002" not in request.call_id
         }
-        done = await command(*args, "--json")
-        assert done.code == 0, done.err
-        assert json.loads(done.out)["proven"] is True
+        result = await command(*args, "--json")
+        assert result.code == 0, result.err
+        assert json.loads(result.out)["proven"] is True
         again = [request.call_id for request in server.requests]
         assert [name for name in before if again.count(name) > 1] == []

@@ -1,4 +1,4 @@
-"""Killing and interrupting: what is left behind (nothing), and what is lost (nothing)."""
+"""Kills and interrupts: nothing is left behind and nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope
 TASK = "Add hello_world() function to src/utils.py"
 
 
-async def until_said(stream: asyncio.StreamReader, word: str, seconds: float = 120) -> str:
-    """Read lines until one has the word."""
-    said = ""
+async def read_until(stream: asyncio.StreamReader, word: str, seconds: float = 120) -> str:
+    """Read lines up to the first one that contains a word."""
+    output = ""
     async with asyncio.timeout(seconds):
-        while word not in said:
+        while word not in output:
             line = (await stream.readline()).decode()
-            assert line, f"ended without {word!r}: {said}"
-            said += line
-    return said
+            assert line, f"ended without {word!r}: {output}"
+            output += line
+    return output
 
 
 @pytest.fixture(params=["process", "ray"])
-def hosted(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Settings under which the command's hosts are where the parameter says."""
+def host_settings(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Return settings that put the command's hosts where the parameter says."""
     return {"MOOTHALL_RAY__MODE": request.param}
 
 
 async def test_ctrl_c_leaves_nothing_behind(
-    model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]
+    model: ScriptedModel, repo: Path, tmp_path: Path, host_settings: dict[str, str]
 ) -> None:
-    command = Command(tmp_path / "data", model.base_url, hosted)
+    command = Command(tmp_path / "data", model.base_url, host_settings)
     process = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
     assert process.stderr is not None
-    await until_said(process.stderr, "agent-dev-003")
+    await read_until(process.stderr, "agent-dev-003")
     await asyncio.sleep(0.5)
     below = descendants(process.pid)
-    assert len(below) > 5  # bus and sandboxes, and with Ray its own
+    assert len(below) > 5  # bus and sandboxes; with Ray also Ray's processes
     os.kill(process.pid, signal.SIGINT)
     _, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 130, err.decode()
@@ -61,12 +61,12 @@ async def test_ctrl_c_leaves_nothing_behind(
 
 
 async def test_sigterm_ends_as_quietly_as_ctrl_c(
-    model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]
+    model: ScriptedModel, repo: Path, tmp_path: Path, host_settings: dict[str, str]
 ) -> None:
-    command = Command(tmp_path / "data", model.base_url, hosted)
+    command = Command(tmp_path / "data", model.base_url, host_settings)
     process = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
     assert process.stderr is not None
-    await until_said(process.stderr, "agent-dev-003")
+    await read_until(process.stderr, "agent-dev-003")
     below = descendants(process.pid)
     os.kill(process.pid, signal.SIGTERM)
     out, err = await asyncio.wait_for(process.communicate(), 60)
@@ -80,41 +80,41 @@ async def test_sigterm_ends_as_quietly_as_ctrl_c(
 
 
 async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work(
-    model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]
+    model: ScriptedModel, repo: Path, tmp_path: Path, host_settings: dict[str, str]
 ) -> None:
-    command = Command(tmp_path / "data", model.base_url, hosted)
+    command = Command(tmp_path / "data", model.base_url, host_settings)
     hanging = f"HANG {TASK}"
     args = ("deliberate", "--repo", str(repo), "--task-id", "killed", "--json")
     process = await command.start(*args[:-1], "-v", hanging)
     assert process.stderr is not None
-    await until_said(process.stderr, "agent-dev-003")
+    await read_until(process.stderr, "agent-dev-003")
     below = descendants(process.pid)
     process.kill()
     await process.wait()
-    # Two agents of Ray's own notice their parent's end only after about a minute.
+    # Two of Ray's agents notice their parent's end only after about a minute.
     assert await all_gone(below, 150) == []
     assert mounts_below(tmp_path) == []
-    # The same model answers now: the recorded request is taken up and decided.
-    async with scripted_model(scripted(_cured)) as cured:
-        done = await Command(tmp_path / "data", cured.base_url, hosted)(*args, hanging)
-    assert done.code == 0, done.err
-    assert done.document["task_id"] == "killed"
+    # The same model replies now: the recorded request is resumed and decided.
+    async with scripted_model(scripted(_answer_normally)) as cured:
+        result = await Command(tmp_path / "data", cured.base_url, host_settings)(*args, hanging)
+    assert result.code == 0, result.err
+    assert result.document["task_id"] == "killed"
     assert git(repo, "branch", "--list", "moothall/killed")
 
 
 async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
-    """Its host stands still, with sandboxes, and who would clear its Ray away is killed before
-    it.
+    """Its host is stopped and has sandboxes, and the process that would clean up its Ray is killed
+    first.
     """
     command = make_command(tmp_path, model.base_url, hosts="ray")
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
-    await until_said(server.stderr, "serving gRPC on")
-    asked = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
-    assert asked.stderr is not None
-    await until_said(asked.stderr, "agent-dev-003")
+    await read_until(server.stderr, "serving gRPC on")
+    client = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
+    assert client.stderr is not None
+    await read_until(client.stderr, "agent-dev-003")
     below = descendants(server.pid)
     hosts = [process for process in below if "ray::Host" in command_line(process)]
     assert hosts
@@ -122,12 +122,11 @@ async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
         if "reaper.py" in command_line(process):
             process.kill()
     for process in hosts:
-        if process.ppid() not in {
-            host.pid for host in hosts
-        }:  # else a host's child that is about to be another program
+        # A child of a host may not have called exec yet.
+        if process.ppid() not in {host.pid for host in hosts}:
             process.suspend()
     server.kill()
-    await asyncio.gather(server.wait(), asked.communicate())
+    await asyncio.gather(server.wait(), client.communicate())
     async with served(command):
         ours = [
             process
@@ -135,10 +134,10 @@ async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
             if "ray::" not in command_line(process) or "ray::Host" in command_line(process)
         ]
         assert await all_gone(ours, 10) == []
-        assert await all_gone(below, 150) == []  # two agents of Ray's own, as above
+        assert await all_gone(below, 150) == []  # Ray's two agents, as above
 
 
-def _cured(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+def _answer_normally(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
     return by_task(json.loads(json.dumps(body).replace("HANG", "")), headers)
 
 
@@ -177,7 +176,7 @@ async def slow_model() -> AsyncIterator[ScriptedModel]:
     ("fault", "code", "exit_code"),
     [
         (Fault("status", status=500), "MODEL_UNAVAILABLE", 2),
-        (Fault("empty"), "MALFORMED_REPLIES", 1),  # the server works; its model gives no answer
+        (Fault("empty"), "MALFORMED_REPLIES", 1),  # the server works, and its model does not reply
         (Fault("cut", text='{"thou'), "MODEL_UNAVAILABLE", 2),
     ],
 )
@@ -190,7 +189,7 @@ async def test_a_broken_model_is_an_outcome_never_an_answer(
             server.base_url,
             {"MOOTHALL_LLM__RETRIES": "1", "MOOTHALL_LLM__RETRY_SECONDS": "0.05"},
         )
-        done = await command("deliberate", "--text", "--agents", "2", "--json", "Write a HAIKU")
-    assert done.code == exit_code, done.err
-    assert done.document["status"] == "FAILED"
-    assert {seat["error_code"] for seat in done.document["seats"]} == {code}
+        result = await command("deliberate", "--text", "--agents", "2", "--json", "Write a HAIKU")
+    assert result.code == exit_code, result.err
+    assert result.document["status"] == "FAILED"
+    assert {seat["error_code"] for seat in result.document["seats"]} == {code}

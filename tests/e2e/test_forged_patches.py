@@ -1,5 +1,5 @@
-"""Patches that change what judges them instead of the code: none is proven. What is not caught is
-listed in docs/evidence.md.
+"""Patches that change their judges instead of the code: none is proven. Known gaps are listed in
+docs/evidence.md.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Patches = Mapping[str, Mapping[str, str]]
 
 
 async def proven(place: Court, patches: Patches) -> list[str]:
-    """Return the names of those that win as proven, each judged alone."""
+    """Return the names of the patches that win as proven, each judged alone."""
     gate = asyncio.Semaphore(3)
 
     async def judge(name: str) -> str:
         async with gate:
-            (found,) = await place.rank(patches[name])
-        return name if found.passed_gates and found.proven else ""
+            (ranked,) = await place.rank(patches[name])
+        return name if ranked.passed_gates and ranked.proven else ""
 
     return [name for name in await asyncio.gather(*map(judge, patches)) if name]
 

@@ -1,4 +1,4 @@
-"""The disk that holds everything is full for a while: bus, hosts, clones and logs."""
+"""The disk of bus, hosts, clones and logs is full for a while."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-o", "loop", str(image), str(place)],
     )
     for command in commands:
-        made = subprocess.run(command, capture_output=True, check=False)
-        if made.returncode:
+        completed = subprocess.run(command, capture_output=True, check=False)
+        if completed.returncode:
             pytest.skip(
                 "a disk that can be filled needs the right to mount one; run as root: "
-                f"{made.stderr.decode().strip()}"
+                f"{completed.stderr.decode().strip()}"
             )
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def fill(disk: Path) -> Path:
-    """Use up every block with a file, and return it."""
+    """Fill every block with a file, and return the file."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         for size in (1_000_000, 1024):
@@ -50,10 +50,10 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-async def full_meanwhile(here: Lane, disk: Path) -> Seen:
-    """Deliberate with a disk that is full at the start and has room again after a while."""
+async def deliberate_on_full_disk(test_lane: Lane, disk: Path) -> Seen:
+    """Deliberate with a disk that is full at the start and has space again after a while."""
     ballast = fill(disk)
-    running = asyncio.ensure_future(here.run(Plan()))
+    running = asyncio.ensure_future(test_lane.run(Plan()))
     await asyncio.sleep(FULL_SECONDS)
     ballast.unlink()
     return await running
@@ -62,11 +62,11 @@ async def full_meanwhile(here: Lane, disk: Path) -> Seen:
 async def test_a_deliberation_asked_for_while_the_disk_is_full_ends_as_ever_when_there_is_room(
     small_disk: Path,
 ) -> None:
-    async with lane(small_disk / "lane") as here:
-        wanted = await here.run(Plan())
-        late = await full_meanwhile(here, small_disk)
-        after = await here.run(Plan())
-    assert wanted.end is not None
-    assert wanted.trouble == []
+    async with lane(small_disk / "lane") as test_lane:
+        reference = await test_lane.run(Plan())
+        late = await deliberate_on_full_disk(test_lane, small_disk)
+        after = await test_lane.run(Plan())
+    assert reference.end is not None
+    assert reference.trouble == []
     for seen in (late, after):
-        assert (seen.end, seen.trouble, seen.repeated) == (wanted.end, [], [])
+        assert (seen.end, seen.trouble, seen.repeated) == (reference.end, [], [])

@@ -1,5 +1,5 @@
-"""Ten thousand messages that nobody meant: on every RPC, and on every subject that we read. All of
-it seeded.
+"""Ten thousand malformed messages on every RPC and on every subject that we read. All of it is
+seeded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 SEED = 20_261_122
 ON_GRPC, ON_BUS = 10_000, 4_000
 AT_ONCE = 48
-# These begin work that takes a while; what is meant of the fuzz is what they refuse.
+# These start slow work; the fuzz test is about what they refuse.
 WORKING = {"Deliberate", "SubmitDeliberation", "StreamDeliberation", "Orchestrate"}
 SERVICE = pb.DESCRIPTOR.services_by_name["OrchestratorService"]
 TEXTS = (
@@ -94,12 +94,12 @@ async def test_ten_thousand_messages_that_nobody_meant(
         seen = await _fuzz_grpc(app)
         async with open_bus(BusSettings(), address.bus_url) as bus:
             await _fuzz_bus(bus, address.bus_url)
-            await _all_taken(bus)
+            await _wait_until_idle(bus)
             assert (await bus.state("DEAD")).messages > 100
         assert seen.total() == ON_GRPC
         assert set(seen) <= REFUSALS | {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED}, seen
         assert seen[grpc.StatusCode.INVALID_ARGUMENT] > 1000
-        assert before <= _processes(app.pid), "a process ended and was started again"
+        assert before <= _processes(app.pid), "a process ended and was restarted"
         good = pb.DeliberateRequest(task_description="Write a HAIKU", role="dev", num_agents=2)
         answer = await app.stub(EVE).Deliberate(good)
         assert answer.winner_id.startswith("agent-dev-")
@@ -108,13 +108,15 @@ async def test_ten_thousand_messages_that_nobody_meant(
 
 
 def _processes(pid: int) -> set[int]:
-    """The server's own processes: the server, its bus, and those of Ray that host."""
-    found = {pid}
+    """Return the server's own processes: the server, its bus, and the Ray processes of its
+    hosts.
+    """
+    pids = {pid}
     for child in descendants(pid):
         line = command_line(child)
         if "nats-server" in line or line.startswith("ray::") or "raylet" in line:
-            found.add(child.pid)
-    return found
+            pids.add(child.pid)
+    return pids
 
 
 # ---- gRPC
@@ -123,10 +125,10 @@ def _processes(pid: int) -> set[int]:
 async def _fuzz_grpc(app: Served) -> Counter[grpc.StatusCode]:
     dice = random.Random(SEED)  # noqa: S311 - repeatable
     seen: Counter[grpc.StatusCode] = Counter()
-    room = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(method: Any, name: str, data: bytes) -> None:
-        async with room:
+        async with slots:
             seen[await _status(app, method, name, data)] += 1
 
     methods = list(SERVICE.methods)
@@ -138,7 +140,7 @@ async def _fuzz_grpc(app: Served) -> Counter[grpc.StatusCode]:
 
 
 def _request(dice: random.Random, method: Any) -> bytes:
-    """Random bytes, a message with random fields, or such a message damaged."""
+    """Return random bytes, a message with random fields, or a damaged message."""
     kind = dice.random()
     if kind < 0.3 or (method.name in WORKING and kind < 0.9):
         return dice.randbytes(dice.choice((0, 1, 3, 9, 40, 200, 3000)))
@@ -192,7 +194,7 @@ def _scalar(dice: random.Random, field: FieldDescriptor) -> Any:
 
 
 async def _status(app: Served, method: Any, name: str, data: bytes) -> grpc.StatusCode:
-    """Send bytes and return how the call ended. What is refused has a reason."""
+    """Send bytes and return the status of the call. Refusals have a reason."""
     try:
         await _sent(app, method, data)
     except grpc.aio.AioRpcError as error:
@@ -232,7 +234,7 @@ async def _fuzz_bus(bus: JetStreamBus, url: str) -> None:
     dice = random.Random(SEED)  # noqa: S311 - repeatable
     client = await nats.connect(url)
     try:
-        for number, (subject, data) in zip(range(ON_BUS), _poison(dice), strict=False):
+        for number, (subject, data) in zip(range(ON_BUS), _malformed_messages(dice), strict=False):
             if subject.startswith("agent.cancel."):
                 await client.publish(subject, data)
             else:
@@ -241,12 +243,10 @@ async def _fuzz_bus(bus: JetStreamBus, url: str) -> None:
         await client.close()
 
 
-def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Subjects that we read, with random bytes, random JSON, and events of which a part is
-    something else.
-    """
+def _malformed_messages(dice: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Yield subjects that we read with random bytes, random JSON, and events with altered parts."""
     honest = [(event.type, dict(event.data)) for event in full().events]
-    asked = dump(deliberation("task-fuzz", text=True, seats=("agent-dev-001",))) | {
+    request = dump(deliberation("task-fuzz", text=True, seats=("agent-dev-001",))) | {
         "request_digest": "x"
     }
     others: dict[EventType, dict[str, Any]] = {
@@ -288,7 +288,7 @@ def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
             case _:
                 kind, data = dice.choice(honest)
                 if subject.startswith("agent.requests"):
-                    kind, data = EventType.DELIBERATION_REQUESTED, asked
+                    kind, data = EventType.DELIBERATION_REQUESTED, request
                 data = _damaged(dice, {**data, "task_id": task})
                 event = new_event(
                     kind,
@@ -297,15 +297,17 @@ def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
                     ordinal=number,
                     tenant=dice.choice(("team-a", "local", "a.b", "")),
                 )
-                whole = json.loads(codec.encode(event))
+                document = json.loads(codec.encode(event))
                 yield (
                     subject,
-                    json.dumps(_damaged(dice, whole) if dice.random() < 0.2 else whole).encode(),
+                    json.dumps(
+                        _damaged(dice, document) if dice.random() < 0.2 else document
+                    ).encode(),
                 )
 
 
 def _damaged(dice: random.Random, value: dict[str, Any]) -> dict[str, Any]:
-    """The same object, in which something is missing, or is something else, somewhere."""
+    """Return the object with something missing or altered somewhere."""
     changed = dict(value)
     for name in dice.sample(sorted(changed), min(len(changed), dice.choice((0, 1, 1, 2)))):
         inner = changed[name]
@@ -338,8 +340,10 @@ def _junk(dice: random.Random) -> Any:
     )
 
 
-async def _all_taken(bus: JetStreamBus) -> None:
-    """Wait until no work is left: what was poison was buried, what was work was done."""
+async def _wait_until_idle(bus: JetStreamBus) -> None:
+    """Wait until no work is left: malformed items are in the dead-letter queue, and real work is
+    done.
+    """
     async with asyncio.timeout(120):
         while (await bus.state("WORK")).messages:
             await asyncio.sleep(0.2)

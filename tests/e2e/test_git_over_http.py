@@ -1,4 +1,4 @@
-"""Repositories by URL: a real git server over HTTP that wants a credential."""
+"""Repositories by URL: a real git server over HTTP that requires a credential."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Unprepared:
-    """Prepares nothing."""
+    """A preparer that does nothing."""
 
     async def prepare(
         self, base: Base, on_progress: Callable[[str], None] | None = None
@@ -76,22 +76,24 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -
         assert remote.git("rev-parse", "moothall/task-1") == sha
         with pytest.raises(AlreadyExists):
             await trusted.deliver(base, diff, "moothall/task-1", "other")
-        assert (await trusted.register(url)).push == "push"  # what isn't said stays
+        assert (await trusted.register(url)).push == "push"  # unspecified fields remain
         await trusted.register(url, push="none")
         await trusted.deliver(base, diff, "moothall/task-2", "m")
         assert remote.git("branch", "--list", "moothall/task-2") == ""
         await trusted.register(url, id="app", credential="env:MISSING")
         with pytest.raises(ConfigurationError, match="env:MISSING"):
             await trusted.resolve(RepositoryRef(id="app"))
-    kept = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
-    assert b"s3cret" not in kept
-    assert pair.encode() not in kept
+    stored = b"".join(
+        path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()
+    )
+    assert b"s3cret" not in stored
+    assert pair.encode() not in stored
 
 
 async def test_what_nobody_registered_is_fetched_as_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator's .netrc, cookies and tokens stay at home, also where a repository's submodules
+    """The operator's .netrc, cookies and tokens are not sent, even if a repository's submodules
     name their host.
     """
     home = tmp_path / "home"
@@ -101,28 +103,30 @@ async def test_what_nobody_registered_is_fetched_as_nobody(
     served = tmp_path / "served"
     library = make_repo(served / "library.git", {"lib.py": "x = 1\n"})
     with git_server(served) as server:
-        whole = make_repo(served / "whole.git", {"a.py": "import lib\n"})
-        whole.git("config", "-f", ".gitmodules", "submodule.lib.path", "lib")
-        whole.git("config", "-f", ".gitmodules", "submodule.lib.url", "../library.git")
-        whole.git("config", "-f", ".gitmodules", "submodule.keys.path", "keys")
-        whole.git(
+        superproject = make_repo(served / "whole.git", {"a.py": "import lib\n"})
+        superproject.git("config", "-f", ".gitmodules", "submodule.lib.path", "lib")
+        superproject.git("config", "-f", ".gitmodules", "submodule.lib.url", "../library.git")
+        superproject.git("config", "-f", ".gitmodules", "submodule.keys.path", "keys")
+        superproject.git(
             "config", "-f", ".gitmodules", "submodule.keys.url", "ssh://git@127.0.0.1/keys.git"
         )
-        whole.git("update-index", "--add", "--cacheinfo", f"160000,{library.head},lib")
-        whole.git("update-index", "--add", "--cacheinfo", f"160000,{library.head[::-1]},keys")
-        whole.git("add", ".gitmodules")
-        whole.git("commit", "--quiet", "-m", "modules")
+        superproject.git("update-index", "--add", "--cacheinfo", f"160000,{library.head},lib")
+        superproject.git(
+            "update-index", "--add", "--cacheinfo", f"160000,{library.head[::-1]},keys"
+        )
+        superproject.git("add", ".gitmodules")
+        superproject.git("commit", "--quiet", "-m", "modules")
         destinations = Destinations.read((server.url.removeprefix("http://"),), only=False)
         settings = WorkspaceSettings(allowed_schemes=("http", "ssh"))
         trusted = RepositoryService(
             tmp_path / "data", settings, Unprepared().prepare, pin=destinations.pin
         )
         base = await trusted.resolve(RepositoryRef(url=f"{server.url}/whole.git"), tenant="acme")
-        assert (base.sha, len(base.profile.notes)) == (whole.head, 1)
+        assert (base.sha, len(base.profile.notes)) == (superproject.head, 1)
         assert "keys is left out" in base.profile.notes[0]
         assert await trusted.clone(base.repository).has(library.head)
         assert server.authorizations
-        assert not any(server.authorizations), "the operator's .netrc was shown"
+        assert not any(server.authorizations), "the operator's .netrc was sent"
         with pytest.raises(RepositoryError, match="no ref 'nope'"):
             await trusted.resolve(
                 RepositoryRef(url=f"{server.url}/whole.git", ref="nope"), tenant="acme"
@@ -130,7 +134,7 @@ async def test_what_nobody_registered_is_fetched_as_nobody(
 
 
 def writable(tmp_path: Path) -> Repo:
-    """Return the sample as a bare repository that may be pushed to, app.git in a folder of its
+    """Return the sample as a bare repository app.git that accepts pushes, in a folder of its
     own.
     """
     sample = make_sample(tmp_path / "sample")

@@ -1,5 +1,5 @@
-"""The graph of a server at work: the provenance of a delivered line, asked of `serve` and without
-it; rebuilding.
+"""The graph of a running server: the provenance of a delivered line, queried with and without
+`serve`; rebuilding.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ TASK = "Add hello_world() function to src/utils.py"
 
 
 async def _delivered(command: Command, repo: Path) -> Any:
-    done = await command("deliberate", "--repo", str(repo), "--agents", "2", "--json", TASK)
-    assert done.code == 0, done.err
-    return done.document
+    result = await command("deliberate", "--repo", str(repo), "--agents", "2", "--json", TASK)
+    assert result.code == 0, result.err
+    return result.document
 
 
 async def _eventually(command: Command, *args: str) -> Any:
-    """The graph is behind the answer."""
+    """Retry the query, because the graph lags behind the answer."""
     for _ in range(50):
-        done = await command("graph", "query", *args, "--json")
-        assert done.code in {0, 1}, done.err
-        if done.code == 0:
-            return done.document
-    pytest.fail(f"the graph never knew: {done.out} {done.err}")
+        result = await command("graph", "query", *args, "--json")
+        assert result.code in {0, 1}, result.err
+        if result.code == 0:
+            return result.document
+    pytest.fail(f"the graph never had it: {result.out} {result.err}")
 
 
 async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(
     command: Command, repo: Path
 ) -> None:
-    """Asked of the running `serve`, in one query."""
+    """One query to the running `serve`."""
     outcome = await _delivered(command, repo)
     branch = str(outcome["branch"])
     lines = git(repo, "show", f"{branch}:src/utils.py").splitlines()
@@ -62,8 +62,8 @@ async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(
     assert row["decisions"] == []
     shown = await command("graph", "query", "provenance", *place)
     assert shown.code == 0
-    for words in ("test run", "model call", "prompt sha256", "approver", str(outcome["task_id"])):
-        assert words in shown.out
+    for text in ("test run", "model call", "prompt sha256", "approver", str(outcome["task_id"])):
+        assert text in shown.out
     first = await command("graph", "query", "provenance", *place[:-1], "1", "--json")
     assert first.code == 1, "the first line is older than the server"
     assert first.document["proposals"] == []
@@ -80,21 +80,23 @@ async def test_what_came_before_is_the_context_of_the_next_task(
     )
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
     async with grpc.aio.insecure_channel(command.served_at) as channel:
-        told = await OrchestratorServiceStub(channel).GetTaskContext(
+        response = await OrchestratorServiceStub(channel).GetTaskContext(
             pb.GetTaskContextRequest(task_id=again.document["task_id"], role="DEV"),
             metadata=(("authorization", f"Bearer {token}"),),
         )
-    assert str(outcome["task_id"]) in told.context_text
-    assert "src/utils.py" in told.blocks.context
+    assert str(outcome["task_id"]) in response.context_text
+    assert "src/utils.py" in response.blocks.context
 
 
 async def test_what_a_caller_notes_is_told_and_kept(command: Command) -> None:
-    """UpdateContext to GetContext through log and graph, and a bundle, on the served house."""
+    """From UpdateContext to GetContext through log and graph, and a bundle, on the running
+    server.
+    """
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
     bearer = (("authorization", f"Bearer {token}"),)
     async with grpc.aio.insecure_channel(command.served_at) as channel:
-        board, known = PlanningServiceStub(channel), ContextServiceStub(channel)
-        made = await board.CreateStory(
+        board, context_service = PlanningServiceStub(channel), ContextServiceStub(channel)
+        created = await board.CreateStory(
             planning.CreateStoryRequest(title="Note it", brief="b"), metadata=bearer
         )
         change = context.ContextChange(
@@ -103,27 +105,27 @@ async def test_what_a_caller_notes_is_told_and_kept(command: Command) -> None:
             entity_id="d-1",
             payload='{"text": "old format"}',
         )
-        asked = context.UpdateContextRequest(
-            story_id=made.story_id, role="dev", changes=[change], expected_version=0
+        request = context.UpdateContextRequest(
+            story_id=created.story_id, role="dev", changes=[change], expected_version=0
         )
-        assert (await known.UpdateContext(asked, metadata=bearer)).version == 1
+        assert (await context_service.UpdateContext(request, metadata=bearer)).version == 1
         with pytest.raises(grpc.aio.AioRpcError) as late:
-            await known.UpdateContext(asked, metadata=bearer)
+            await context_service.UpdateContext(request, metadata=bearer)
         assert late.value.code() is grpc.StatusCode.ABORTED
         assert await _eventually(
-            command, "neighbours", "label=Note", f"id={made.story_id}/decision/d-1"
+            command, "neighbours", "label=Note", f"id={created.story_id}/decision/d-1"
         )
-        pack = await known.GetContext(
-            context.GetContextRequest(story_id=made.story_id, role="dev"), metadata=bearer
+        pack = await context_service.GetContext(
+            context.GetContextRequest(story_id=created.story_id, role="dev"), metadata=bearer
         )
         assert 'noted by local for dev: decision d-1: {"text": "old format"}' in pack.context
         bundle = context.RehydrateSessionRequest(
-            case_id=made.story_id, roles=["dev"], persist_bundle=True
+            case_id=created.story_id, roles=["dev"], persist_bundle=True
         )
-        kept = await known.RehydrateSession(bundle, metadata=bearer)
+        session = await context_service.RehydrateSession(bundle, metadata=bearer)
         bundle.persist_bundle = False
-        assert kept.expires_at_ms
-        assert await known.RehydrateSession(bundle, metadata=bearer) == kept
+        assert session.expires_at_ms
+        assert await context_service.RehydrateSession(bundle, metadata=bearer) == session
 
 
 async def _repository(command: Command, outcome: Any) -> str:
@@ -134,7 +136,7 @@ async def _repository(command: Command, outcome: Any) -> str:
 async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(
     command: Command, repo: Path
 ) -> None:
-    for args, words in (
+    for args, message in (
         (("provenence",), "did you mean provenance"),
         (("provenance", "commit_sha=abc"), "40 hexadecimal digits"),
         (
@@ -149,9 +151,9 @@ async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(
         (("deliberation", "--line", "1", "task_id=x"), "belong to provenance"),
         (("deliberation", "task_id"), "NAME=VALUE"),
     ):
-        done = await command("graph", "query", *args)
-        assert done.code == 2, done.out
-        assert words in done.err
+        result = await command("graph", "query", *args)
+        assert result.code == 2, result.out
+        assert message in result.err
     rebuild = await command("graph", "rebuild")
     assert rebuild.code == 2
     assert "another process writes the graph" in rebuild.err
@@ -160,7 +162,7 @@ async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(
 async def test_without_a_server_the_command_answers_by_itself_and_a_rebuild_gives_the_same_graph(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
-    alone = Command(tmp_path / "house", command.model_url)
+    alone = Command(tmp_path / "server", command.model_url)
     outcome = await _delivered(alone, repo)
     document = await _eventually(alone, "deliberation", f"task_id={outcome['task_id']}")
     assert document[0]["deliberation"]["status"] == "COMPLETED"
@@ -170,8 +172,8 @@ async def test_without_a_server_the_command_answers_by_itself_and_a_rebuild_give
     assert rebuilt.document["same"] is True
     assert rebuilt.document["counts"] == before
     assert rebuilt.document["events"] > 20
-    said = await alone("graph", "rebuild")
-    assert "the graph is the same as before" in said.out
+    rebuild = await alone("graph", "rebuild")
+    assert "the graph is the same as before" in rebuild.out
     (alone.data_dir / "graph" / "context.kgl").write_bytes(digest("broken").encode())
     broken = await alone("graph", "show")
     assert broken.code == 2

@@ -1,5 +1,5 @@
-"""Workspaces in pods, without a cluster: the real link, trunk and hands; only the containers are
-sandboxes of this machine.
+"""Workspaces in pods, without a cluster: the real link, trunk and sandbox runtime. Only the
+containers are sandboxes of this machine.
 
 `tests/e2e/k8s` does the same in a real cluster.
 """
@@ -54,8 +54,8 @@ async def test_from_a_failing_test_to_a_patch_that_holds(app: Local, prepared: P
             Verdict.FAILED,
             "failed",
         )
-        done = await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
-        assert done.status is ToolStatus.SUCCESS
+        result = await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
+        assert result.status is ToolStatus.SUCCESS
         tests = await app.call(workspace, "tests.pytest", keyword="hello_world")
         assert tests.output["verdict"] == "passed"
         patch = await workspace.patch("Add hello_world()")
@@ -159,8 +159,8 @@ async def test_products_of_a_build_are_no_part_of_a_patch_even_after_a_check_tha
         checking = asyncio.create_task(workspace.check("slow"))
         async with asyncio.timeout(60):
             while not any(
-                "600.25" in (each.info["cmdline"] or ())
-                for each in psutil.process_iter(["cmdline"])
+                "600.25" in (process.info["cmdline"] or ())
+                for process in psutil.process_iter(["cmdline"])
             ):
                 await asyncio.sleep(0.05)
         checking.cancel()
@@ -207,13 +207,13 @@ async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it
             with telemetry.bound(task_id="t1", tenant="team", seat=seat):
                 async with app.workspaces.open(prepared, seat):
                     await asyncio.sleep(0.1)
-        said = [
-            [one.get(f"moothall/{what}") for what in ("task", "tenant", "seat")]
-            for one in app.pods.labelled.values()
+        annotations = [
+            [labels.get(f"moothall/{key}") for key in ("task", "tenant", "seat")]
+            for labels in app.pods.labelled.values()
         ]
-    assert said[:2] == [["t1", "team", "first"], ["t1", "team", "second"]]
-    assert all(one == [None, None, None] for one in said[2:]), (
-        "what is kept ready belongs to nobody"
+    assert annotations[:2] == [["t1", "team", "first"], ["t1", "team", "second"]]
+    assert all(labels == [None, None, None] for labels in annotations[2:]), (
+        "spare Jobs belong to nobody"
     )
 
 
@@ -229,7 +229,7 @@ async def test_all_that_is_done_for_a_repository_is_done_in_its_own_image(tmp_pa
         async with app.workspaces.open(prepared, "seat"):
             pass
         ran = list(app.pods.images.values())
-    assert len(ran) >= 4, "set-up, checks of the base, a seat, and what is kept ready"
+    assert len(ran) >= 4, "set-up, checks of the base, a seat, and the spare"
     assert set.union(*ran) == {"own:1"}
 
 
@@ -265,10 +265,10 @@ async def test_the_doctor_opens_a_workspace_and_says_what_keeps_one_away(app: Lo
     assert (await _workspace(app.settings, make)).ok
     assert len(app.pods.labelled) == 1
     app.pods.refusal = "the image 'work:1' of hands cannot be pulled: not found"
-    found = await _workspace(app.settings, make)
-    assert not found.ok
-    assert "'work:1' of hands cannot be pulled" in found.detail
-    assert found.mend.startswith("kubectl -n moothall-workspaces get jobs,pods,events")
+    finding = await _workspace(app.settings, make)
+    assert not finding.ok
+    assert "'work:1' of hands cannot be pulled" in finding.detail
+    assert finding.mend.startswith("kubectl -n moothall-workspaces get jobs,pods,events")
     assert app.pods.pods == ()
 
 
@@ -341,7 +341,7 @@ async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_chan
         "-c",
         "cat /env/made node_modules/x; echo spoilt > /env/made; echo spoilt > node_modules/x; true",
     )
-    said: list[list[str]] = [[], [], []]
+    messages: list[list[str]] = [[], [], []]
     async with AsyncExitStack() as stack:
         hosts = [
             await stack.enter_async_context(
@@ -353,13 +353,13 @@ async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_chan
         async def use(number: int) -> None:
             host = hosts[number]
             prepared = await host.preparer.prepare(
-                host.base(setup=setup, checks={"see": spoil}), said[number].append
+                host.base(setup=setup, checks={"see": spoil}), messages[number].append
             )
             assert prepared.runs["see"].output.startswith("made\nx\n")
             async with host.workspaces.open(prepared, "seat") as workspace:
                 await workspace.check("see")
 
-        async with asyncio.TaskGroup() as group:  # two at once, and one that comes later
+        async with asyncio.TaskGroup() as group:  # two at once, and a later one
             group.create_task(use(0))
             group.create_task(use(1))
         await use(2)
@@ -367,9 +367,11 @@ async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_chan
             setup=(("sh", "-c", "echo other > /env/made"),), checks={"see": ("cat", "/env/made")}
         )
         assert (await hosts[2].preparer.prepare(other)).runs["see"].output == "other\n"
-    set_up = [sum(line.startswith("setting up") for line in heard) for heard in said]
+    set_up = [
+        sum(line.startswith("setting up") for line in host_messages) for host_messages in messages
+    ]
     assert sorted(set_up) == [0, 0, 1]
-    assert ["another host has set it up" in heard for heard in said] == [
+    assert ["another host has set it up" in host_messages for host_messages in messages] == [
         not times for times in set_up
     ]
     assert set_up[2] == 0

@@ -1,4 +1,4 @@
-"""A repository with a file of a gigabyte: pinned, prepared and worked on without holding it in
+"""A repository with a file of a gigabyte: pinned, prepared and used without holding it in
 memory.
 """
 
@@ -34,12 +34,12 @@ async def test_a_file_of_a_gigabyte_is_carried_but_never_held(tmp_path: Path) ->
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     settings = load_settings(data_dir=tmp_path / "data")
     ref = await register(settings, str(repo), "")
-    async with open_workspace_services(settings) as hands:
-        prepared = await hands.repositories.prepare(await hands.repositories.resolve(ref))
+    async with open_workspace_services(settings) as services:
+        prepared = await services.repositories.prepare(await services.repositories.resolve(ref))
         assert "big.bin" in prepared.files
-        async with hands.workspaces.open(prepared, "large") as workspace:
+        async with services.workspaces.open(prepared, "large") as workspace:
             run = await workspace.check("tests")
-            assert run.verdict == Verdict.FAILED  # the sample's own: it ran
+            assert run.verdict == Verdict.FAILED  # the sample's own check: it ran
             patch = await workspace.patch("nothing")
             assert patch.diff == ""
     await asyncio.to_thread(shutil.rmtree, tmp_path)  # pytest would keep it for three runs

@@ -1,4 +1,4 @@
-"""Many checks at once on one machine: healthy code passes on a busy machine, and hanging code
+"""Many concurrent checks on one machine: healthy code passes on a busy machine, and hanging code
 ends.
 """
 
@@ -48,17 +48,17 @@ UNITTEST = (str(interpreter()), "-m", "unittest")
 
 @asynccontextmanager
 async def busy_machine(processes: int) -> AsyncIterator[None]:
-    """Let others compute on the machine meanwhile, who ask for no slot."""
-    others = [
+    """Keep the machine busy with processes that take no slot."""
+    load_processes = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
         for _ in range(processes)
     ]
     try:
         yield
     finally:
-        for other in others:
-            other.kill()
-            await other.wait()
+        for process in load_processes:
+            process.kill()
+            await process.wait()
 
 
 async def check_afresh(app: Local, prepared: Prepared, name: str) -> CheckRun:
@@ -84,7 +84,7 @@ async def checks_at_once(
 async def test_checks_at_once_all_pass_on_a_healthy_base(
     tmp_path: Path, cores: int, command: Sequence[str], tests: str
 ) -> None:
-    """With slots, and without them by the clock of cases alone."""
+    """With slots, and without slots by the time limits of cases alone."""
     async with local(
         tmp_path, {"tests/__init__.py": "", "tests/test_a.py": tests}, cores=cores
     ) as app:
@@ -163,7 +163,7 @@ async def test_what_hangs_ends_on_a_busy_machine_too(tmp_path: Path) -> None:
     assert run.cases == {f"{at}sleeps": "failed", f"{at}loops": "failed", f"{at}fine": "passed"}
     assert "hit the limit of 2 s" in run.details[f"{at}sleeps"]
     assert not hit_limit_under_load(run), (
-        "it had its time: one computed for as long, the other wanted no core"
+        "both had their time: one computed, the other used no core"
     )
 
 
@@ -191,8 +191,8 @@ from pathlib import Path
 from test_load import BURN, PYTEST, checks_at_once, local
 
 async def main(folder):
-    async with local(folder, {"tests/test_a.py": BURN}) as house:
-        print(*(run.verdict for run in await checks_at_once(house, PYTEST, 8)))
+    async with local(folder, {"tests/test_a.py": BURN}) as app:
+        print(*(run.verdict for run in await checks_at_once(app, PYTEST, 8)))
 
 asyncio.run(main(Path(sys.argv[1])))
 """
@@ -212,8 +212,8 @@ async def test_checks_at_once_of_three_processes_all_pass_as_those_of_three_host
         )
         for number in range(3)
     ]
-    said = [(await process.communicate())[0].decode().split() for process in processes]
-    assert said == [["passed"] * 8] * 3
+    verdicts = [(await process.communicate())[0].decode().split() for process in processes]
+    assert verdicts == [["passed"] * 8] * 3
 
 
 async def test_the_seconds_of_a_check_begin_when_it_has_a_slot(tmp_path: Path) -> None:

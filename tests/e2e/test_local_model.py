@@ -1,4 +1,4 @@
-"""The small local model with its real weights: the client's contract, and how it ends."""
+"""The small local model with its real weights: the client's contract, and its end."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ WINDOW = 4096
 
 
 @pytest.fixture(scope="module")
-def said() -> list[str]:
+def progress() -> list[str]:
     return []
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url(said: list[str]) -> AsyncIterator[str]:
+async def url(progress: list[str]) -> AsyncIterator[str]:
     settings = load_settings()
     llm = settings.llm.model_copy(update={"context_tokens": WINDOW, "local_slots": 3})
-    async with local_model_server(llm, settings.data_dir, said.append) as url:
+    async with local_model_server(llm, settings.data_dir, progress.append) as url:
         yield url
 
 
@@ -60,11 +60,13 @@ async def model(url: str) -> AsyncIterator[OpenAIModel]:
 
 
 class TestLocal(ChatModelContract):
-    """On the small local model."""
+    """The contract on the small local model."""
 
 
 class TestServer(ServerContract):
-    """On the embedded server. Its window is a setting, and it is asked for no native tool calls."""
+    """The contract on the embedded server. Its window is a setting, and it is not asked for native
+    tool calls.
+    """
 
     @pytest.fixture
     def expected(self) -> Expected:
@@ -83,8 +85,8 @@ DENSE = (
 
 
 async def test_packs_are_counted_as_the_model_counts(url: str, model: OpenAIModel) -> None:
-    """Not about as many: the same number, and never more than the budget. Where nobody counts, the
-    estimate is not below it.
+    """The count is exact and never exceeds the budget. Without a counter, the estimate is not below
+    it.
     """
 
     async def prompt_tokens(text: str) -> int:
@@ -95,14 +97,16 @@ async def test_packs_are_counted_as_the_model_counts(url: str, model: OpenAIMode
     graph = MemoryGraph()
     lines = [{"actor": "ann", "comment": text[:120]} for text in DENSE for _ in range(3)]
     graph.tell("context", {"story": {"headline": "Exports", "state": "build"}, "comments": lines})
-    asked = BriefingRequest(story_id="story-1", role="dev", phase="build", budget=300)
+    request = BriefingRequest(story_id="story-1", role="dev", phase="build", budget=300)
     async with counting(LlmSettings(), url) as count:
-        made = await Briefings(graph.ask, LimitSettings(), count=count).brief(asked, LOCAL)
-        longer = await prompt_tokens(f"{made.text}\n{made.text}") - await prompt_tokens(made.text)
-        assert longer == await count(f"{made.text}\n{made.text}") - made.tokens
-        assert 0.5 * asked.budget < made.tokens <= asked.budget
-        blind = await Briefings(graph.ask, LimitSettings()).brief(asked, LOCAL)
-        assert await count(blind.text) <= blind.tokens <= asked.budget
+        briefing = await Briefings(graph.ask, LimitSettings(), count=count).brief(request, LOCAL)
+        longer = await prompt_tokens(f"{briefing.text}\n{briefing.text}") - await prompt_tokens(
+            briefing.text
+        )
+        assert longer == await count(f"{briefing.text}\n{briefing.text}") - briefing.tokens
+        assert 0.5 * request.budget < briefing.tokens <= request.budget
+        blind = await Briefings(graph.ask, LimitSettings()).brief(request, LOCAL)
+        assert await count(blind.text) <= blind.tokens <= request.budget
         for text in DENSE:
             assert await count(text) <= most_tokens(text)
 
@@ -151,8 +155,8 @@ async def test_nobody_talks_to_it_without_its_key(url: str) -> None:
         assert response.status == 401
 
 
-def places_of(process: psutil.Process) -> set[Any]:
-    """Where a process listens; nowhere if it has ended meanwhile."""
+def listening_addresses(process: psutil.Process) -> set[Any]:
+    """Return the addresses on which a process listens; none if it has ended meanwhile."""
     with suppress(psutil.NoSuchProcess):
         return {c.laddr for c in process.net_connections() if c.status == psutil.CONN_LISTEN}
     return set()
@@ -160,13 +164,14 @@ def places_of(process: psutil.Process) -> set[Any]:
 
 async def test_it_listens_on_the_loopback_only(url: str) -> None:
     port = int(url.rpartition(":")[2].removesuffix("/v1"))
-    # Other tests' servers may run below this process too: the model's is the one with this port.
-    listening = [places_of(child) for child in psutil.Process().children(recursive=True)]
-    own = [places for places in listening if port in {place.port for place in places}]
-    assert [{place.ip for place in places} for places in own] == [{"127.0.0.1"}]
+    # Other tests' servers may run below this process too: the model's server is the one with this
+    # port.
+    listening = [listening_addresses(child) for child in psutil.Process().children(recursive=True)]
+    model_addresses = [places for places in listening if port in {place.port for place in places}]
+    assert [{place.ip for place in places} for places in model_addresses] == [{"127.0.0.1"}]
 
 
-# A shell that starts the suite in the background has SIGINT ignored, and children inherit that.
+# A shell that starts the suite in the background ignores SIGINT, and children inherit this.
 PARENT = """
 import asyncio, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -221,18 +226,18 @@ async def test_killed_under_a_call_it_is_started_again_and_the_call_is_answered_
     request = ask(
         messages=(Message("user", "Count from one to forty."),), max_tokens=60, seconds=240
     )
-    wanted = (await model.chat(request)).text
+    expected = (await model.chat(request)).text
     (server,) = [
         child
         for child in psutil.Process().children()
         if "moothall.llm.serve_local" in command_line(child)
     ]
-    begun = asyncio.Event()
+    started = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        answering = group.create_task(model.chat(request, lambda _: begun.set()))
-        await begun.wait()
+        answering = group.create_task(model.chat(request, lambda _: started.set()))
+        await started.wait()
         server.kill()
-    assert answering.result().text == wanted
+    assert answering.result().text == expected
     (again,) = [
         child
         for child in psutil.Process().children()

@@ -1,4 +1,4 @@
-"""A stored block with inverted bytes: what it loses is said, and the deliberations concerned are
+"""A stored block with inverted bytes: the loss is reported, and the affected deliberations are
 marked.
 """
 
@@ -22,32 +22,31 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
 ) -> None:
     command = Command(tmp_path / "data", model.base_url)
     for name in ("early", "gone"):
-        await command(
-            "deliberate", "--text", "--task-id", name, "--json", "Say hello"
-        )  # however it ends
-    done = await command("deliberate", "--repo", str(repo), "--task-id", "hurt", "--json", TASK)
-    assert done.code == 0, done.err
+        # Whatever the outcome.
+        await command("deliberate", "--text", "--task-id", name, "--json", "Say hello")
+    result = await command("deliberate", "--repo", str(repo), "--task-id", "hurt", "--json", TASK)
+    assert result.code == 0, result.err
     assert (await command("rm", "gone")).code == 0
-    whole = await command("log", "check")  # what was removed on purpose is not lost
-    assert (whole.code, "the log is whole" in whole.out) == (0, True), whole.out
+    check = await command("log", "check")  # a deliberate removal is not a loss
+    assert (check.code, "the log is whole" in check.out) == (0, True), check.out
     block = next((tmp_path / "data").rglob("streams/EVENTS/msgs/1.blk"))
     stored = bytearray(block.read_bytes())
-    for word in (b"moothall.seat.started", b"moothall.seat.finished"):
-        at = stored.rindex(word)
+    for event_type in (b"moothall.seat.started", b"moothall.seat.finished"):
+        at = stored.rindex(event_type)
         stored[at : at + 4] = bytes(byte ^ 0xFF for byte in stored[at : at + 4])
     block.write_bytes(stored)
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
-    said = ""
+    output = ""
     async with asyncio.timeout(120):
-        while "the log is NOT whole" not in said:
+        while "the log is NOT whole" not in output:
             line = (await server.stderr.readline()).decode()
-            assert line, f"serve ended: {said}"
-            said += line
-    assert "1 deliberations may lack something" in said
+            assert line, f"serve ended: {output}"
+            output += line
+    assert "1 deliberations may lack something" in output
     server.terminate()
     await server.communicate()
     checked = await command("log", "check")
     assert (checked.code, "hurt may lack" in checked.out) == (1, True), checked.out
-    told = await command("log", "tail", "--task", "hurt")
-    assert told.out.count("deliberation.damaged") == 1, "marked once, however often it is looked at"
+    tail = await command("log", "tail", "--task", "hurt")
+    assert tail.out.count("deliberation.damaged") == 1, "marked once, however often it is checked"

@@ -1,4 +1,4 @@
-"""`moothall mcp` with the official client: a council, a question, how it stands and why."""
+"""`moothall mcp` with the official client: a council, a question, status and reasons."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
 
 @asynccontextmanager
 async def assistant(data_dir: Path) -> AsyncIterator[Client]:
-    """Yield the official client of a `moothall mcp` of its own."""
+    """Yield the official client of a new `moothall mcp` process."""
     async with scripted_model(scripted(answer)) as model:
         command = Command(data_dir, model.base_url)
         server = StdioServerParameters(
@@ -42,12 +42,12 @@ async def assistant(data_dir: Path) -> AsyncIterator[Client]:
             yield client
 
 
-def told(found: Any) -> Any:
-    assert not found.is_error, found.content
+def structured(tool_result: Any) -> Any:
+    assert not tool_result.is_error, tool_result.content
     return (
-        found.structured_content
-        if isinstance(found.structured_content, dict)
-        else json.loads(found.content[0].text)
+        tool_result.structured_content
+        if isinstance(tool_result.structured_content, dict)
+        else json.loads(tool_result.content[0].text)
     )
 
 
@@ -64,7 +64,7 @@ async def test_an_assistant_lets_a_council_work_and_asks_why(tmp_path: Path) -> 
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == {"deliberate", "ask", "result", "why", "context"}
         assert "call" not in tools["deliberate"].input_schema["properties"]
-        outcome = told(
+        outcome = structured(
             await client.call_tool(
                 "deliberate",
                 {"task": TASK, "repository": str(repo), "task_id": "from-mcp"},
@@ -75,35 +75,35 @@ async def test_an_assistant_lets_a_council_work_and_asks_why(tmp_path: Path) -> 
         assert "hello_world" in git(repo, "show", outcome["branch"] + ":src/utils.py")
         assert steps == sorted(steps)
         assert steps[-1] == 100
-        again = told(await client.call_tool("result", {"task_id": "from-mcp"}))
+        again = structured(await client.call_tool("result", {"task_id": "from-mcp"}))
         assert (again["winner_id"], again["branch"]) == (outcome["winner_id"], outcome["branch"])
         text = git(repo, "show", outcome["branch"] + ":src/utils.py").splitlines()
-        line = next(number for number, said in enumerate(text, 1) if "hello_world" in said)
+        line = next(number for number, row in enumerate(text, 1) if "hello_world" in row)
         place = {
             "file": "src/utils.py",
             "line": line,
             "repository": str(repo),
             "ref": outcome["branch"],
         }
-        async with asyncio.timeout(60):  # the graph comes behind the answers
-            while not (reasons := told(await client.call_tool("why", place)))["proposals"]:
+        async with asyncio.timeout(60):  # the graph lags behind the answers
+            while not (reasons := structured(await client.call_tool("why", place)))["proposals"]:
                 await asyncio.sleep(0.5)
         assert reasons["line"]["commit"] == outcome["commit_sha"]
         assert reasons["proposals"][0]["task"]["task_id"] == "from-mcp"
-        said = told(await client.call_tool("ask", {"prompt": "What is 2 + 2?"}))
-        assert said["results"][0]["content"] == "Four."
+        response = structured(await client.call_tool("ask", {"prompt": "What is 2 + 2?"}))
+        assert response["results"][0]["content"] == "Four."
         missing = await client.call_tool("result", {"task_id": "nobodys"})
         assert (missing.is_error, "nobodys" in str(missing.content)) == (True, True)
-        known = await client.call_tool("context", {"task_id": "from-mcp"})
-        assert not known.is_error, known.content
+        context = await client.call_tool("context", {"task_id": "from-mcp"})
+        assert not context.is_error, context.content
 
 
 async def test_a_client_that_goes_cancels_what_it_began(tmp_path: Path) -> None:
-    came = asyncio.Event()
+    received = asyncio.Event()
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         del body, headers
-        came.set()
+        received.set()
         return Fault("silent", delay=120)
 
     async with scripted_model(slowly) as model:
@@ -112,12 +112,12 @@ async def test_a_client_that_goes_cancels_what_it_began(tmp_path: Path) -> None:
             command=sys.executable, args=["-m", "moothall", "mcp"], env=command.environment()
         )
         async with Client(server, read_timeout_seconds=240) as client:
-            asked = asyncio.ensure_future(
+            pending = asyncio.ensure_future(
                 client.call_tool("deliberate", {"task": "Think of a name", "task_id": "left-alone"})
             )
             async with asyncio.timeout(60):
-                await came.wait()
-        asked.cancel()
+                await received.wait()
+        pending.cancel()
         shown = await command("list", "--json")
         (task,) = json.loads(shown.out)["tasks"]
         assert (task["task_id"], task["status"]) == ("left-alone", "CANCELLED")

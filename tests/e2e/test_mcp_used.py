@@ -1,5 +1,5 @@
-"""A seat that uses a tool of an MCP server: taken, granted, run among its files, and in the
-winner's diff.
+"""A seat that uses a tool of an MCP server: the tool is accepted, granted, run on the seat's files,
+and visible in the winner's diff.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TASK = "Add hello_world() function to src/utils.py"
 
 
 def writing(text: str) -> Answer:
-    """A seat that asks for the whole file once and again, until it hears that it may not."""
+    """Reply as a seat that requests the whole file repeatedly until this is refused."""
 
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         del headers
@@ -65,14 +65,14 @@ async def test_what_an_mcp_tool_wrote_is_in_the_winners_diff(tmp_path: Path) -> 
             True,
             True,
         ), looked.err
-        assert "mcp." not in (await command("tools", "list")).out, "to look takes nothing"
+        assert "mcp." not in (await command("tools", "list")).out, "reading requires no grant"
         took = await command("tools", "take", "notes")
         assert "8 tools taken" in took.err, took
         again = await command("tools", "take", "notes", "--look")
         assert "new" not in again.out.split()
         listed = {
-            one["id"]: one
-            for one in (await command("tools", "list", "--category", "mcp", "--json")).document
+            record["id"]: record
+            for record in (await command("tools", "list", "--category", "mcp", "--json")).document
         }
         assert listed["mcp.notes.put"]["danger"] == "execute"
         assert listed["mcp.notes.get"]["danger"] == "read"
@@ -81,7 +81,7 @@ async def test_what_an_mcp_tool_wrote_is_in_the_winners_diff(tmp_path: Path) -> 
             "mcp.notes.put(path, text, times?, model_kind?)\nof an MCP server, which says of it:"
         ), shown.out
         assert "mcp." not in (await command("tools", "list", "--role", "dev")).out, (
-            "granted to nobody"
+            "the tool is granted to nobody"
         )
 
         refused = await command(
@@ -120,9 +120,9 @@ async def test_what_an_mcp_tool_wrote_is_in_the_winners_diff(tmp_path: Path) -> 
         for line in file.read_text(encoding="utf-8").splitlines()
     ]
     ends = {
-        (one["task_id"], one["status"])
-        for one in records
-        if one.get("tool") == "mcp.notes.put" and one["phase"] == "finish"
+        (record["task_id"], record["status"])
+        for record in records
+        if record.get("tool") == "mcp.notes.put" and record["phase"] == "finish"
     }
     assert ("granted", "success") in ends
     assert {status for task, status in ends if task == "not-granted"} == {"blocked"}

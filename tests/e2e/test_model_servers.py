@@ -1,6 +1,4 @@
-"""Councils of three on servers as their makers document them, with the settings that nobody
-changed.
-"""
+"""Councils of three on servers configured as their makers document, with default settings."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ TASK = "Add hello_world() function to src/utils.py"
 
 
 def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> NativeReply | str:
-    """Work as a model of any kind would: natively, in JSON or in blocks, as it is asked."""
+    """Reply in the requested format: native tool calls, JSON or blocks."""
     phase = phase_of(headers)
     if phase == "plan":
         return json.dumps(
@@ -38,8 +36,8 @@ def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> NativeReply |
         return NativeReply(
             (("view", {"path": "src/utils.py"}), ("edit", edit)), text="I add the function."
         )
-    whole = "\n".join(str(message["content"]) for message in body["messages"])
-    if "<tool>" in whole:
+    prompt = "\n".join(str(message["content"]) for message in body["messages"])
+    if "<tool>" in prompt:
         call = {"name": "files.append", "args": {"path": "src/utils.py", "content": SOLVED}}
         return f"<tool>{json.dumps(call)}</tool>"
     return turn("files.append", path="src/utils.py", content=SOLVED)
@@ -51,18 +49,18 @@ def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> NativeReply |
 async def test_a_council_of_three_ends_with_a_winner(name: str, repo: Path, tmp_path: Path) -> None:
     async with served(SERVERS[name], answer) as server:
         command = Command(tmp_path / "data", server.base_url)
-        done = await command("deliberate", "--repo", str(repo), "--agents", "3", "--json", TASK)
-    assert done.code == 0, f"{done.out}\n{done.err}"
-    assert done.document["proven"] is True
-    assert {seat["error_code"] for seat in done.document["seats"]} == {""}
+        result = await command("deliberate", "--repo", str(repo), "--agents", "3", "--json", TASK)
+    assert result.code == 0, f"{result.out}\n{result.err}"
+    assert result.document["proven"] is True
+    assert {seat["error_code"] for seat in result.document["seats"]} == {""}
     paths = {path for path, body in server.requests if body.get("tools")}
     assert paths <= {"/v1/responses" if name == "openai" else "/v1/chat/completions"}
     assert bool(paths) == (SERVERS[name].expect == "tools")
 
 
 async def test_each_seat_replies_as_its_own_model_can(repo: Path, tmp_path: Path) -> None:
-    """A model that calls tools natively, one that obeys schemas, and one that offers nothing, in
-    one council.
+    """One council with a model that calls tools natively, one that obeys schemas, and one that
+    offers neither.
     """
     async with (
         served(SERVERS["vllm"], answer) as native,
@@ -74,10 +72,10 @@ async def test_each_seat_replies_as_its_own_model_can(repo: Path, tmp_path: Path
             tmp_path / "data", native.base_url, {"MOOTHALL_MODELS": json.dumps(models)}
         )
         options = ("--agents", "3", "--model", "default,schema,plain", "--peer-review")
-        done = await command("deliberate", "--repo", str(repo), *options, TASK)
+        result = await command("deliberate", "--repo", str(repo), *options, TASK)
         shown = await command("show", "--json")
-    header = " ".join(f"{done.out} {done.err}".split())
-    assert done.code == 0, header
+    header = " ".join(f"{result.out} {result.err}".split())
+    assert result.code == 0, header
     assert {(seat["status"], seat["error_code"]) for seat in shown.document["seats"]} == {
         ("proposed", "")
     }

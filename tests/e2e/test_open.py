@@ -1,5 +1,5 @@
-"""The page of a server, opened by a command: a server that is started for it, one that serves
-already, and the demo's story.
+"""The web page opened by a command: on a server started for it, on a running server, and with the
+demo's story.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 @asynccontextmanager
 async def _opened(command: Command, opened: Path, *args: str) -> AsyncIterator[str]:
-    """Run a command that serves until the context ends; yields what its browser was given."""
+    """Run a command that serves until the context ends; yield the URL that its browser received."""
     server = await command.start(*args, stdout=asyncio.subprocess.DEVNULL)
     assert server.stderr is not None
-    said = asyncio.ensure_future(server.stderr.read())
+    stderr = asyncio.ensure_future(server.stderr.read())
     try:
         async with asyncio.timeout(240):
             while not opened.exists() or not opened.read_text().endswith("\n"):
-                assert server.returncode is None, (await said).decode()
+                assert server.returncode is None, (await stderr).decode()
                 await asyncio.sleep(0.1)
         yield opened.read_text().split()[-1]
     finally:
@@ -36,11 +36,11 @@ async def _opened(command: Command, opened: Path, *args: str) -> AsyncIterator[s
             server.send_signal(signal.SIGTERM)
         async with asyncio.timeout(90):
             await server.wait()
-            await said
+            await stderr
 
 
 async def _follow(link: str) -> tuple[str, str]:
-    """Return where a browser lands that follows a link, and what it sees."""
+    """Return the final address of a browser that follows a link, and the text of the page."""
     jar = aiohttp.CookieJar(unsafe=True)
     async with aiohttp.ClientSession(cookie_jar=jar) as browser, browser.get(link) as answer:
         assert answer.status == 200
@@ -78,7 +78,7 @@ async def test_the_page_is_opened_by_a_house_that_is_started_and_by_one_that_ser
             assert "Greet the world from src/utils.py" in text
             shown = await command("open", "--no-browser", story)
             assert (await _follow(shown.out.strip()))[0] == path
-            assert len(opened.read_text().split()) == 2, "no browser was wanted the last time"
+            assert len(opened.read_text().split()) == 2, "no browser was requested the last time"
     ended = await command("open", "not an id")
     assert ended.code == 2
     assert "is not an id" in ended.err

@@ -1,6 +1,4 @@
-"""The examples for pipelines in docs/doors.md, taken off the page and run against a server that
-serves, with a repository by its URL.
-"""
+"""The pipeline examples of docs/doors.md, run against a real server with a repository by URL."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ PROVEN, UNPROVEN = (
 
 
 def example(name: str) -> Any:
-    """The block of the page below a line that names it."""
+    """Return the block of the page below a line that names it."""
     block = re.search(rf"^{re.escape(name)}:\n\n((?:    .*\n|\n)+)", PAGE, re.MULTILINE)
     assert block is not None, f"the page has no example for {name}"
     return yaml.safe_load(block[1])
@@ -42,8 +40,8 @@ def example(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A server that serves, and what a pipeline knows: the repository's URL without its name, its
-    last commit, the file with the token.
+    """A running server, and the inputs of a pipeline: the repository's base URL, its last commit,
+    and the token file.
     """
 
     at: str
@@ -70,17 +68,14 @@ async def app(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) ->
         async with served(command):
             yield App(command.served_at, server.url, sha, command.data_dir / "token")
         assert Repo(folder / "git/acme/app").git("branch", "--list", "moothall/*") == "", (
-            "nothing is pushed unasked"
+            "nothing is pushed without a request"
         )
 
 
 async def run(script: str, folder: Path, variables: Mapping[str, str]) -> tuple[int, str]:
-    """Run a step's script as both kinds of runner do: under bash that ends at the first command
-    that fails.
-    """
-    command = Command(
-        folder / "mine", extra={"MOOTHALL_LOG__LEVEL": "error", **variables}
-    )  # a machine that knows nothing of the server
+    """Run a step's script as both kinds of runners do: in bash with `set -e`."""
+    # A machine without configuration of the server.
+    command = Command(folder / "mine", extra={"MOOTHALL_LOG__LEVEL": "error", **variables})
     environment = command.environment()
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     process = await asyncio.create_subprocess_exec(
@@ -98,19 +93,19 @@ async def run(script: str, folder: Path, variables: Mapping[str, str]) -> tuple[
         stderr=asyncio.subprocess.STDOUT,
     )
     async with asyncio.timeout(300):
-        said, _ = await process.communicate()
+        output, _ = await process.communicate()
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
 def check(folder: Path, summary: Path, ended: tuple[int, str], task: str) -> None:
-    """The exit code and the ranking are those of a task that is proven, or not."""
-    code, said = ended
-    assert code == (0 if task == PROVEN else 3), said
-    told = summary.read_text(encoding="utf-8")
-    assert "| 1 | " in told
-    assert re.search(r"branch `moothall/[\w-]+`", told)
-    assert ("unproven" in told.lower()) == (task == UNPROVEN), told
+    """Assert the exit code and the ranking of a task that is proven, or not."""
+    code, output = ended
+    assert code == (0 if task == PROVEN else 3), output
+    summary_text = summary.read_text(encoding="utf-8")
+    assert "| 1 | " in summary_text
+    assert re.search(r"branch `moothall/[\w-]+`", summary_text)
+    assert ("unproven" in summary_text.lower()) == (task == UNPROVEN), summary_text
     assert not (folder / "MISUSED").exists()
 
 
@@ -121,13 +116,13 @@ async def test_the_step_of_github_ends_as_the_deliberation_does(
     install, step = example("GitHub Actions")
     assert install == {"run": "pip install moothall"}
     assert step["shell"] == "bash"
-    given = {
+    inputs = {
         "${{ secrets.MOOTHALL_TOKEN }}": app.token.read_text(encoding="utf-8"),
         "${{ inputs.task }}": task,
     }
-    assert "${{" not in step["run"], "what a caller says would be part of the script"
+    assert "${{" not in step["run"], "a caller's text would be part of the script"
     summary = tmp_path / "summary.md"
-    variables = {name: given[value] for name, value in step["env"].items()} | {
+    variables = {name: inputs[value] for name, value in step["env"].items()} | {
         "GITHUB_SERVER_URL": app.url,
         "GITHUB_REPOSITORY": "acme/app",
         "GITHUB_SHA": app.sha,

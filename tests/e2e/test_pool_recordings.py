@@ -1,5 +1,5 @@
-"""Replies of a strong model that judged the small pools, replayed through the whole product: the
-right candidate wins, and its evidence is independent.
+"""Recorded replies of a strong model that judged the small pools, replayed end to end: the right
+candidate wins with independent evidence.
 
 `tests/strong/judge_pool.py FOLDER tests/e2e/pools/NAME.toml` records the replies.
 """
@@ -63,7 +63,7 @@ async def test_the_right_candidate_wins_with_independent_evidence(
     council = Council(dict(zip(seats, (wrong, right, other), strict=True)), replies)
     async with scripted_model(council.answer, tools=True) as model:
         command = Command(tmp_path / "data", model.base_url, {"MOOTHALL_LLM__RETRIES": "0"})
-        done = await command(
+        result = await command(
             "deliberate",
             "--repo",
             str(repository),
@@ -73,10 +73,10 @@ async def test_the_right_candidate_wins_with_independent_evidence(
             pool.task,
             seconds=600,
         )
-    asked = {call.call_id.partition("/")[2] for call in model.requests}
-    assert done.document["winner_id"] == seats[1], done.document["results"]
-    assert done.document["evidence_level"] == EvidenceLevel.REPRODUCED
-    assert asked >= replies.keys(), "a recorded judge was not asked"
+    called = {call.call_id.partition("/")[2] for call in model.requests}
+    assert result.document["winner_id"] == seats[1], result.document["results"]
+    assert result.document["evidence_level"] == EvidenceLevel.REPRODUCED
+    assert called >= replies.keys(), "a recorded judge was not called"
 
 
 def _diffs(pool: Pool, repository: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Ray under the fleet: metrics and drivers without its token, and a host whose raylet has died."""
+"""Ray under the fleet: metrics and drivers without a token, and a host whose raylet has died."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONE_HOST = Path(__file__).parent.parent / "cluster" / "lone_host.py"
 
 @asynccontextmanager
 async def served(command: Command) -> AsyncIterator[psutil.Process]:
-    """Yield the process of a server while it serves."""
+    """Yield the process of a running server."""
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
     try:
@@ -47,39 +47,43 @@ async def served(command: Command) -> AsyncIterator[psutil.Process]:
     await drain
 
 
-def listening(process: psutil.Process) -> Iterator[int]:
+def listening_ports(process: psutil.Process) -> Iterator[int]:
     """Yield the TCP ports on which a process listens."""
     for connection in process.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN:
             yield connection.laddr.port
 
 
-def reads(port: int, path: str) -> bool:
-    """Whether a page can be read there without a token."""
+def is_readable(port: int, path: str) -> bool:
+    """True if the page is readable without a token."""
     try:
         with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):
             return True
     except HTTPError as error:
         return error.code not in {401, 404}
-    except (URLError, OSError, BadStatusLine):  # a server of gRPC answers with no line of HTTP
+    except (URLError, OSError, BadStatusLine):  # a gRPC server does not answer with HTTP
         return False
 
 
 async def test_a_ray_of_our_own_tells_nothing_without_its_token(tmp_path: Path) -> None:
     async with scripted_model(lambda *_: "") as model:
-        # Whatever the environment says of tokens: it is about another Ray.
+        # Ignore tokens of the environment: they are for another Ray cluster.
         extra = {**NO_TOKEN, "MOOTHALL_RAY__MODE": "ray"}
         async with served(Command(tmp_path / "data", model.base_url, extra)) as server:
-            processes = [one for one in descendants(server.pid) if "nats" not in one.name()]
-            ports = {port: one.name() for one in processes for port in listening(one)}
+            processes = [
+                process for process in descendants(server.pid) if "nats" not in process.name()
+            ]
+            ports = {
+                port: process.name() for process in processes for port in listening_ports(process)
+            }
             assert {"gcs_server", "raylet"} <= set(ports.values())
-            told = [
+            leaks = [
                 (name, path)
                 for port, name in ports.items()
                 for path in ("/metrics", "/api/version")
-                if reads(port, path)
+                if is_readable(port, path)
             ]
-            assert told == []
+            assert leaks == []
             drivers = [
                 name
                 for port, name in ports.items()
@@ -107,7 +111,7 @@ async def test_a_cluster_that_takes_drivers_without_a_token_gets_nothing_unless_
         assert "MOOTHALL_RAY__ALLOW_NO_TOKEN" in refused.err
         assert hosts_below(raylet) == []
 
-        finding = await examined(Command(tmp_path / "refused", model.base_url, extra))
+        finding = await doctor_findings(Command(tmp_path / "refused", model.base_url, extra))
         assert (finding["ok"], "without a token" in finding["detail"]) == (False, True)
         assert "MOOTHALL_RAY__ALLOW_NO_TOKEN" in finding["mend"]
 
@@ -116,13 +120,13 @@ async def test_a_cluster_that_takes_drivers_without_a_token_gets_nothing_unless_
         )
         async with served(allowed):
             assert len(hosts_below(raylet)) == 1
-        assert (await examined(allowed))["ok"] is True
+        assert (await doctor_findings(allowed))["ok"] is True
 
 
-async def examined(command: Command) -> dict[str, Any]:
-    """Return what `doctor` found of the Ray cluster."""
+async def doctor_findings(command: Command) -> dict[str, Any]:
+    """Return the findings of `doctor` about the Ray cluster."""
     findings: Any = (await command("doctor", "--json")).document
-    (finding,) = [one for one in findings if one["part"] == "ray cluster"]
+    (finding,) = [item for item in findings if item["part"] == "ray cluster"]
     return dict(finding)
 
 

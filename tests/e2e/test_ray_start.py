@@ -1,4 +1,4 @@
-"""A Ray that cannot start on this machine: its sockets would have names that are too long."""
+"""Ray cannot start because the paths of its sockets would be too long."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ def without_ray(command: Command, tmp_path: Path) -> Command:
 
 
 async def test_a_single_command_works_without_it_and_says_so(without_ray: Command) -> None:
-    done = await without_ray("deliberate", "--text", "--agents", "1", "Write a HAIKU", seconds=400)
-    assert done.code == 3, done.err
+    result = await without_ray(
+        "deliberate", "--text", "--agents", "1", "Write a HAIKU", seconds=400
+    )
+    assert result.code == 3, result.err
     assert (
-        done.err.count(
+        result.err.count(
             "hosts run in this process instead of Ray: Ray did not start on this machine"
         )
         == 1
@@ -34,7 +36,7 @@ async def test_a_single_command_works_without_it_and_says_so(without_ray: Comman
 
 
 async def test_a_server_names_the_setting(without_ray: Command) -> None:
-    done = await without_ray("serve", "--port", "0", seconds=400)
-    assert done.code == 2
-    assert "Set MOOTHALL_RAY__MODE=process" in done.err
-    assert done.err.strip().endswith("[RAY_UNAVAILABLE]")
+    result = await without_ray("serve", "--port", "0", seconds=400)
+    assert result.code == 2
+    assert "Set MOOTHALL_RAY__MODE=process" in result.err
+    assert result.err.strip().endswith("[RAY_UNAVAILABLE]")

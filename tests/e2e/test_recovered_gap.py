@@ -1,4 +1,4 @@
-"""Small programs with hidden cases: what is selected, beside chance and the best possible
+"""Small programs with hidden cases: selection compared with chance and with the best possible
 choice.
 """
 

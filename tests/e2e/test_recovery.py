@@ -1,4 +1,4 @@
-"""A sample of the kill matrix (scripts/test-recovery is all of it): every process kind, at one
+"""A sample of the kill matrix (scripts/test-recovery runs all of it): every process kind at one
 boundary.
 """
 

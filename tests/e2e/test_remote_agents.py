@@ -1,5 +1,5 @@
-"""A seat whose agent is elsewhere: servers of their own answer for it, and one that is killed is
-made up for by the other.
+"""A seat with a remote agent: separate servers answer for it, and one replaces another that is
+killed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ ENDPOINT = "grpc://coders.example:50051"
 
 
 async def deliberate(app: Served, repo: Path, task: str) -> pb.DeliberateResponse:
-    """Let the council of two, one of them elsewhere, add the function."""
-    asked = pb.DeliberateRequest(
+    """Let a council of two seats, one of them remote, add the function."""
+    request = pb.DeliberateRequest(
         task_description="Add hello_world() function to src/utils.py",
         role="dev",
         num_agents=2,
         task_id=task,
         repository=common_pb2.Repository(url=str(repo), ref="main"),
     )
-    answer: pb.DeliberateResponse = await app.stub().Deliberate(asked, timeout=240)
+    answer: pb.DeliberateResponse = await app.stub().Deliberate(request, timeout=240)
     return answer
 
 
@@ -42,12 +42,12 @@ async def test_it_proposes_what_a_house_elsewhere_made_and_a_killed_replica_is_m
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     async with AsyncExitStack() as stack:
-        far = await stack.enter_async_context(
+        remote_model = await stack.enter_async_context(
             scripted_model(
                 scripted(lambda *_: turn("files.append", path="src/utils.py", content=SOLVED))
             )
         )
-        near = await stack.enter_async_context(
+        local_model = await stack.enter_async_context(
             scripted_model(
                 scripted(lambda *_: turn("files.append", path="src/utils.py", content=WRONG))
             )
@@ -55,14 +55,19 @@ async def test_it_proposes_what_a_house_elsewhere_made_and_a_killed_replica_is_m
         replicas: list[tuple[Served, AsyncExitStack]] = []
         for name in ("one", "two"):
             (folder := tmp_path / name).mkdir()
-            command = make_command(folder, far.base_url)
+            command = make_command(folder, remote_model.base_url)
             command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{tmp_path}"]'
-            own = await stack.enter_async_context(AsyncExitStack())
-            replicas.append((await own.enter_async_context(served(command, signal.SIGKILL)), own))
-        (folder := tmp_path / "house").mkdir()
+            replica_stack = await stack.enter_async_context(AsyncExitStack())
+            replicas.append(
+                (
+                    await replica_stack.enter_async_context(served(command, signal.SIGKILL)),
+                    replica_stack,
+                )
+            )
+        (folder := tmp_path / "server").mkdir()
         token = folder / "elsewhere.token"
         token.write_text(ALICE, encoding="utf-8")
-        command = make_command(folder, near.base_url)
+        command = make_command(folder, local_model.base_url)
         command.extra |= {
             "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{tmp_path}"]',
             "MOOTHALL_AGENTS__ENDPOINTS": json.dumps(

@@ -1,5 +1,5 @@
-"""A server of many processes: every role twice on one bus, each with its own credentials, whichever
-of them is asked, killed or started again.
+"""A deployment of many processes: every role twice on one bus with its own credentials. Either
+instance may be called, killed or restarted.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ WHO = (("authorization", f"Bearer {ALICE}"),)
 _SERVICE = """{"loadBalancingConfig": [{"round_robin": {}}]}"""
 WORKERS = "collector,planning,graph"
 _ROLES = {"api,page": "api", WORKERS: "collector", "hosts": "hosts"}
-"""And whose credentials they have."""
+"""The roles of each process, and the user of its credentials."""
 SCRAPER = "scraper-scraper"
 
 
 @dataclass(slots=True)
 class Part:
-    """A process with some roles. It is on the same port again after a restart, as a Service's
-    address is.
+    """A process with some roles. It keeps its port over a restart, like the address of a
+    Service.
     """
 
     command: Command
     roles: str
     process: asyncio.subprocess.Process | None = None
     target: str = ""
-    said: list[str] = field(default_factory=list)
+    stderr_lines: list[str] = field(default_factory=list)
     _reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -63,26 +63,26 @@ class Part:
         assert err is not None
         async with asyncio.timeout(400):
             while line := (await err.readline()).decode():
-                self.said.append(line)
+                self.stderr_lines.append(line)
                 if line.startswith("serving gRPC on"):
                     break
             else:
-                raise AssertionError(f"{self.roles} ended: " + "".join(self.said))
+                raise AssertionError(f"{self.roles} ended: " + "".join(self.stderr_lines))
         self.target = line.split()[3].rstrip(";")
         self._reading = asyncio.create_task(self._read(err))
 
     @property
     def figures(self) -> str:
-        """Where it tells its figures, since its last start."""
+        """The URL of its metrics since its last start."""
         return next(
             line.split()[-1]
-            for line in reversed(self.said)
+            for line in reversed(self.stderr_lines)
             if line.startswith("figures for Prometheus:")
         )
 
     async def _read(self, err: asyncio.StreamReader) -> None:
         while line := await err.readline():
-            self.said.append(line.decode())
+            self.stderr_lines.append(line.decode())
 
     async def end(self, how: signal.Signals = signal.SIGTERM) -> None:
         if self.process is None:
@@ -92,7 +92,7 @@ class Part:
         async with asyncio.timeout(120):
             code = await self.process.wait()
         assert code == (130 if how is signal.SIGTERM else -how), f"{self.roles}: {code} " + "".join(
-            self.said
+            self.stderr_lines
         )
 
 
@@ -103,7 +103,7 @@ class Cluster:
     bus: JetStreamBus
     parts: Mapping[str, Sequence[Part]]
 
-    def door(self, number: int) -> str:
+    def api_address(self, number: int) -> str:
         return self.parts["api,page"][number].target
 
 
@@ -118,11 +118,11 @@ async def cluster(
         base = make_command(folder, model.base_url)
         base.extra |= {
             "MOOTHALL_BUS__URL": app.url,
-            "MOOTHALL_BUS__WAIT_SECONDS": "120",  # until who decides has made the streams
+            "MOOTHALL_BUS__WAIT_SECONDS": "120",  # until the collector has created the streams
             "MOOTHALL_WEB__PORT": "0",
             "MOOTHALL_METRICS__PORT": "0",
             "MOOTHALL_METRICS__TOKEN": SCRAPER,
-            "MOOTHALL_LOG__LEVEL": "warning",  # what the bus refuses is said
+            "MOOTHALL_LOG__LEVEL": "warning",  # logs what the bus refuses
             "MOOTHALL_SERVE__LEASE_SECONDS": "4",
         }
         parts: dict[str, list[Part]] = {}
@@ -131,40 +131,40 @@ async def cluster(
                 "MOOTHALL_BUS__CREDENTIALS_FILE": str(folder / f"keys/{user}.creds")
             }
             for number in range(2):
-                # An embedded graph is a file of its own; all else shares one data directory.
+                # An embedded graph is a separate file; everything else shares one data directory.
                 data = folder / f"graph-{number}" if "graph" in roles else base.data_dir
                 part = Part(replace(base, data_dir=data, extra=extra), roles)
                 parts.setdefault(roles, []).append(part)
                 stack.push_async_callback(part.end)
         await asyncio.gather(*(part.start() for two in parts.values() for part in two))
-        # A process that starts before the collector has made all streams and consumers asks for
-        # those that are missing.
-        early = refused(parts, folder)
-        assert not [one for one in early if ".CREATE." not in one.upper()]
+        # A process that starts before the collector has created all streams and consumers requests
+        # the missing ones.
+        early = refused_subjects(parts, folder)
+        assert not [item for item in early if ".CREATE." not in item.upper()]
         bus = await stack.enter_async_context(open_bus(app.services, app.url))
         yield Cluster(bus, parts)
-        assert refused(parts, folder) == early
+        assert refused_subjects(parts, folder) == early
 
 
-def refused(parts: Mapping[str, Sequence[Part]], folder: Path) -> Counter[str]:
-    """Count what the bus has refused to each part, by subject."""
-    said = "".join(line for two in parts.values() for part in two for line in part.said)
+def refused_subjects(parts: Mapping[str, Sequence[Part]], folder: Path) -> Counter[str]:
+    """Count the subjects that the bus refused to each part."""
+    logs = "".join(line for two in parts.values() for part in two for line in part.stderr_lines)
     for path in folder.rglob("logs/*.log"):
-        said += path.read_text(errors="replace")
-    return Counter(re.findall(r"permissions violation for ([^\n]*)", said, re.IGNORECASE))
+        logs += path.read_text(errors="replace")
+    return Counter(re.findall(r"permissions violation for ([^\n]*)", logs, re.IGNORECASE))
 
 
 async def deliberate(
-    target: str, task_id: str, words: str = "HAIKU about a hall"
+    target: str, task_id: str, description: str = "HAIKU about a hall"
 ) -> pb.DeliberateResponse:
     async with grpc.aio.insecure_channel(
         target, options=[("grpc.service_config", _SERVICE)]
     ) as channel:
         request = pb.DeliberateRequest(
-            task_description=words, role="DEV", num_agents=1, task_id=task_id
+            task_description=description, role="DEV", num_agents=1, task_id=task_id
         )
         stub: Any = OrchestratorServiceStub(channel)
-        for last in (False, True):  # by the wire's rules UNAVAILABLE may be asked again once
+        for last in (False, True):  # the API allows one retry on UNAVAILABLE
             try:
                 answer: pb.DeliberateResponse = await stub.Deliberate(
                     request, metadata=WHO, timeout=180, wait_for_ready=last
@@ -174,29 +174,29 @@ async def deliberate(
                     raise
             else:
                 return answer
-    raise AssertionError("not reached")
+    raise AssertionError("API unreachable")
 
 
 async def decided(bus: JetStreamBus, task_id: str) -> list[Any]:
     topic = (Channel.RESPONSES.of(f"team-a_{task_id}"),)
     return [
-        one.event
-        async for one in bus.replay(topic)
-        if one.event.type is EventType.DELIBERATION_DECIDED
+        recorded.event
+        async for recorded in bus.replay(topic)
+        if recorded.event.type is EventType.DELIBERATION_DECIDED
     ]
 
 
 async def test_what_one_door_was_asked_the_other_answers(cluster: Cluster) -> None:
-    answer = await deliberate(cluster.door(0), "one-1")
+    answer = await deliberate(cluster.api_address(0), "one-1")
     assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
-    async with grpc.aio.insecure_channel(cluster.door(1)) as channel:
+    async with grpc.aio.insecure_channel(cluster.api_address(1)) as channel:
         stub: Any = OrchestratorServiceStub(channel)
-        there = await stub.GetDeliberationResult(
+        other_answer = await stub.GetDeliberationResult(
             pb.GetDeliberationResultRequest(task_id="one-1"), metadata=WHO, timeout=60
         )
-    assert there.status == answer.status
-    assert [one.proposal.content for one in there.results] == [
-        one.proposal.content for one in answer.results
+    assert other_answer.status == answer.status
+    assert [result.proposal.content for result in other_answer.results] == [
+        result.proposal.content for result in answer.results
     ]
     assert len(await decided(cluster.bus, "one-1")) == 1
 
@@ -204,17 +204,17 @@ async def test_what_one_door_was_asked_the_other_answers(cluster: Cluster) -> No
 async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(
     cluster: Cluster,
 ) -> None:
-    await deliberate(cluster.door(0), "graph-1")
-    asked = BusGraphClient(cluster.bus, 30)
-    await written(cluster, asked)
-    writer = await holder(cluster, "graph")
+    await deliberate(cluster.api_address(0), "graph-1")
+    graph = BusGraphClient(cluster.bus, 30)
+    await wait_for_graph(cluster, graph)
+    writer = await lease_holder(cluster, "graph")
     await writer.end(signal.SIGKILL)
     try:
-        await deliberate(cluster.door(1), "graph-2")
-        await written(cluster, asked)
-        assert await holder(cluster, "graph") is not writer
+        await deliberate(cluster.api_address(1), "graph-2")
+        await wait_for_graph(cluster, graph)
+        assert await lease_holder(cluster, "graph") is not writer
         for task_id in ("graph-1", "graph-2"):
-            (row,) = await asked.ask("deliberation", tenant="team-a", task_id=task_id)
+            (row,) = await graph.ask("deliberation", tenant="team-a", task_id=task_id)
             assert row["deliberation"]["status"] == "COMPLETED"
     finally:
         await writer.start()
@@ -222,24 +222,27 @@ async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(
 
 async def test_both_collectors_and_both_planners_do_their_part(cluster: Cluster) -> None:
     before = [
-        await figure(part, "moothall_deliberations_decided_total")
+        await metric_sum(part, "moothall_deliberations_decided_total")
         for part in cluster.parts[WORKERS]
     ]
-    asked = 0
+    submitted = 0
     async with asyncio.timeout(300):
-        while not all(await shares(cluster, "moothall_deliberations_decided_total", before)):
+        while not all(await have_counted(cluster, "moothall_deliberations_decided_total", before)):
             await asyncio.gather(
-                *(deliberate(cluster.door(n % 2), f"share-{asked}-{n}") for n in range(4))
+                *(
+                    deliberate(cluster.api_address(n % 2), f"share-{submitted}-{n}")
+                    for n in range(4)
+                )
             )
-            asked += 4
+            submitted += 4
         story = 0
-        while not all(await shares(cluster, "moothall_story_steps_total", [0, 0])):
+        while not all(await have_counted(cluster, "moothall_story_steps_total", [0, 0])):
             tasks = await asyncio.gather(
-                *(tell_story(cluster, f"share-{story}-{n}") for n in range(4))
+                *(plan_story(cluster, f"share-{story}-{n}") for n in range(4))
             )
-            await are_decided(cluster, [task for of in tasks for task in of])
+            await wait_until_decided(cluster, [task for of in tasks for task in of])
             story += 4
-    for task in (f"share-{round_}-{n}" for round_ in range(0, asked, 4) for n in range(4)):
+    for task in (f"share-{round_}-{n}" for round_ in range(0, submitted, 4) for n in range(4)):
         assert len(await decided(cluster.bus, task)) == 1
 
 
@@ -251,19 +254,20 @@ async def test_one_that_decides_and_plans_is_killed_in_the_middle_and_nothing_is
     names = [f"kill-{killed}-{n}" for n in range(8)]
     async with asyncio.TaskGroup() as group:
         answers = [
-            group.create_task(deliberate(cluster.door(n % 2), name)) for n, name in enumerate(names)
+            group.create_task(deliberate(cluster.api_address(n % 2), name))
+            for n, name in enumerate(names)
         ]
-        tasks = [task for n in range(4) for task in await tell_story(cluster, f"kill-{killed}-{n}")]
+        tasks = [task for n in range(4) for task in await plan_story(cluster, f"kill-{killed}-{n}")]
         await part.end(signal.SIGKILL)
     try:
         assert {answer.result().status for answer in answers} == {pb.DELIBERATION_STATUS_COMPLETED}
-        await are_decided(cluster, tasks)
+        await wait_until_decided(cluster, tasks)
         for task in (*names, *tasks):
             assert len(await decided(cluster.bus, task)) == 1
         ends: list[str] = []
         async with asyncio.timeout(120):
             while len(ends) < 4:
-                ends = await finished(cluster.bus, f"kill-{killed}-")
+                ends = await finished_stories(cluster.bus, f"kill-{killed}-")
         assert len(ends) == len(set(ends)) == 4
     finally:
         await part.start()
@@ -273,11 +277,11 @@ async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_n
     cluster: Cluster,
 ) -> None:
     dependencies = "ipv4:" + ",".join(part.target for part in cluster.parts["api,page"])
-    going, asked = True, list[str]()
+    going, task_ids = True, list[str]()
 
     async def caller(name: str) -> None:
         while going:
-            asked.append(task_id := f"roll-{name}-{len(asked)}")
+            task_ids.append(task_id := f"roll-{name}-{len(task_ids)}")
             answer = await deliberate(dependencies, task_id)
             assert answer.task_id == task_id
             assert answer.status == pb.DELIBERATION_STATUS_COMPLETED, answer
@@ -290,14 +294,14 @@ async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_n
                 await part.start()
         going = False
         await asyncio.gather(*callers)
-    assert len(asked) > 2
-    for task_id in asked:
+    assert len(task_ids) > 2
+    for task_id in task_ids:
         assert len(await decided(cluster.bus, task_id)) == 1
 
 
-async def tell_story(cluster: Cluster, name: str) -> list[str]:
-    """Have the tasks of a story derived, which are then handed out; return their ids."""
-    told = pb.ProcessPlanningEventRequest(
+async def plan_story(cluster: Cluster, name: str) -> list[str]:
+    """Derive the tasks of a story, which are then dispatched; return their ids."""
+    request = pb.ProcessPlanningEventRequest(
         event_type="story.transitioned",
         case_id=name,
         to_state="PLANNING",
@@ -308,42 +312,40 @@ async def tell_story(cluster: Cluster, name: str) -> list[str]:
             "roles": "dev,qa",
         },
     )
-    async with grpc.aio.insecure_channel(cluster.door(0)) as channel:
+    async with grpc.aio.insecure_channel(cluster.api_address(0)) as channel:
         stub: Any = OrchestratorServiceStub(channel)
-        planned = await stub.ProcessPlanningEvent(told, metadata=WHO, timeout=60)
+        planned = await stub.ProcessPlanningEvent(request, metadata=WHO, timeout=60)
     assert len(planned.derived_task_ids) > 1
     return list(planned.derived_task_ids)
 
 
-async def are_decided(cluster: Cluster, tasks: Sequence[str]) -> None:
+async def wait_until_decided(cluster: Cluster, tasks: Sequence[str]) -> None:
     """Wait until all tasks have ended."""
     async with asyncio.timeout(180):
         while not all([await decided(cluster.bus, task) for task in tasks]):
             await asyncio.sleep(0.2)
 
 
-async def finished(bus: JetStreamBus, name: str) -> list[str]:
-    """Return the stories whose names begin so, as often as the end of a plan of theirs is
-    recorded.
-    """
+async def finished_stories(bus: JetStreamBus, name: str) -> list[str]:
+    """Return the stories whose names begin so, once for each recorded end of a plan."""
     ends = [
-        one.event
-        async for one in bus.replay((Channel.STORIES.all,))
-        if one.event.type is EventType.PLAN_FINISHED
+        recorded.event
+        async for recorded in bus.replay((Channel.STORIES.all,))
+        if recorded.event.type is EventType.PLAN_FINISHED
     ]
     return [story for end in ends if (story := str(end.data["story_id"])).startswith(name)]
 
 
-async def shares(cluster: Cluster, name: str, before: Sequence[float]) -> list[bool]:
-    """Say of each that decides and plans whether it counted something since."""
+async def have_counted(cluster: Cluster, name: str, before: Sequence[float]) -> list[bool]:
+    """For each process that decides or plans, return whether its counters have grown."""
     return [
-        await figure(part, name) > known
-        for part, known in zip(cluster.parts[WORKERS], before, strict=True)
+        await metric_sum(part, name) > previous
+        for part, previous in zip(cluster.parts[WORKERS], before, strict=True)
     ]
 
 
-async def figure(part: Part, name: str) -> float:
-    """Return the sum of a figure of a process."""
+async def metric_sum(part: Part, name: str) -> float:
+    """Return the sum of a metric of a process."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(part.figures, headers={"Authorization": f"Bearer {SCRAPER}"}) as answer,
@@ -357,19 +359,19 @@ async def figure(part: Part, name: str) -> float:
     )
 
 
-async def written(cluster: Cluster, asked: BusGraphClient) -> None:
-    """Wait until the graph has all that is recorded now, whoever writes it."""
+async def wait_for_graph(cluster: Cluster, graph: BusGraphClient) -> None:
+    """Wait until the graph, whichever process writes it, holds everything recorded so far."""
     last = (await cluster.bus.state("EVENTS")).last_seq
     async with asyncio.timeout(120):
         while True:
             with suppress(GraphUnavailable):
-                if await asked.position() >= last:
+                if await graph.position() >= last:
                     return
             await asyncio.sleep(0.2)
 
 
-async def holder(cluster: Cluster, name: str) -> Part:
-    """Return the part that has a lease."""
+async def lease_holder(cluster: Cluster, name: str) -> Part:
+    """Return the part that holds a lease."""
     document = await cluster.bus.bucket(BUCKET).get(name)
     assert document is not None
     (part,) = [

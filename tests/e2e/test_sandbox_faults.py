@@ -1,4 +1,4 @@
-"""A process that is killed, and the same suites as an ordinary user."""
+"""A killed process, and the same suites as an ordinary user."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from pathlib import Path
 from support.local import local, python
 
 async def main():
-    async with local(Path(sys.argv[1]), {"a.txt": "a"}, warm=1) as house:
-        prepared = await house.prepared({"sleep": python("import time; time.sleep(600)")})
-        async with house.workspaces.open(prepared, "held") as workspace:
+    async with local(Path(sys.argv[1]), {"a.txt": "a"}, warm=1) as app:
+        prepared = await app.prepared({"sleep": python("import time; time.sleep(600)")})
+        async with app.workspaces.open(prepared, "held") as workspace:
             print("open", flush=True)
             await workspace.check("sleep")
 
@@ -44,15 +44,15 @@ async def test_kill_9_leaves_no_process_no_folder_and_no_cgroup(tmp_path: Path) 
     assert holder.stdout
     assert holder.stdout.readline() == b"open\n"
     time.sleep(0.5)
-    beside = psutil.Process(holder.pid).children(recursive=True)
-    assert len(beside) >= 4, "bubblewrap, the executor, the command, and what removes all this"
+    children = psutil.Process(holder.pid).children(recursive=True)
+    assert len(children) >= 4, "bubblewrap, the executor, the command, and the reaper"
     run = tmp_path / "data" / "run"
     (instance,) = [path.name for path in run.iterdir()]
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     holder.stdout.close()
-    gone, alive = psutil.wait_procs(beside, timeout=30)
-    assert (len(gone), alive) == (len(beside), [])
+    ended, alive = psutil.wait_procs(children, timeout=30)
+    assert (len(ended), alive) == (len(children), [])
     assert list(run.iterdir()) == []
     assert [
         str(path)
@@ -77,5 +77,5 @@ async def test_kill_9_leaves_no_process_no_folder_and_no_cgroup(tmp_path: Path) 
     ],
 )
 def test_the_same_as_an_ordinary_user(suite: str) -> None:
-    code, said = run_as_ordinary_user(suite, ROOT)
-    assert code == 0, said
+    code, output = run_as_ordinary_user(suite, ROOT)
+    assert code == 0, output

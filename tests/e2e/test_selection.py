@@ -1,5 +1,5 @@
-"""Pools of candidates on small projects: what is selected with the tests of the right seat, and
-without any.
+"""Pools of candidates on small projects: selection with the tests of the right seat, and without
+any.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ async def test_the_right_answer_is_selected_or_nothing_is_claimed(
             names = dict(zip([item.seat for item in proposals], seats, strict=True))
             return {
                 names[item.seat]: item
-                for item in rank([one.candidate for one in await evaluator.run_cross_tests(judged)])
+                for item in rank(
+                    [cross_run.candidate for cross_run in await evaluator.run_cross_tests(judged)]
+                )
             }
 
         mistaken, other = pool.files(wrong), pool.files(other_wrong)

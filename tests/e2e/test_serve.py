@@ -1,4 +1,4 @@
-"""The callers' door: a gRPC client made from the protos, and one by reflection."""
+"""The gRPC API: a client made from the protos, and one by reflection."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ def credentials(command: Command) -> tuple[tuple[str, str], ...]:
 
 
 async def registered(command: Command, repo: Path) -> common_pb2.Repository:
-    done = await command("repo", "add", str(repo), "--json")
-    assert done.code == 0, done.err
-    return common_pb2.Repository(id=json.loads(done.out)["id"])
+    result = await command("repo", "add", str(repo), "--json")
+    assert result.code == 0, result.err
+    return common_pb2.Repository(id=json.loads(result.out)["id"])
 
 
 async def test_submit_then_poll(
     command: Command, repo: Path, stub: OrchestratorServiceStub
 ) -> None:
-    who = credentials(command)
+    metadata = credentials(command)
     request = pb.DeliberateRequest(
         task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo)
     )
-    submitted = await stub.SubmitDeliberation(request, metadata=who)
+    submitted = await stub.SubmitDeliberation(request, metadata=metadata)
     assert submitted.agent_count == 2
     assert submitted.status == pb.DELIBERATION_STATUS_PENDING
     async with asyncio.timeout(400):
         while True:
             result = await stub.GetDeliberationResult(
-                pb.GetDeliberationResultRequest(task_id=submitted.task_id), metadata=who
+                pb.GetDeliberationResultRequest(task_id=submitted.task_id), metadata=metadata
             )
             if result.status == pb.DELIBERATION_STATUS_COMPLETED:
                 break
@@ -89,21 +89,23 @@ async def test_a_seed_era_client_gets_an_answer(
 async def test_stream_then_watch_from_a_seq(
     command: Command, repo: Path, stub: OrchestratorServiceStub
 ) -> None:
-    who = credentials(command)
+    metadata = credentials(command)
     request = pb.DeliberateRequest(
         task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo)
     )
-    seen = [update async for update in stub.StreamDeliberation(request, metadata=who, timeout=120)]
+    seen = [
+        update async for update in stub.StreamDeliberation(request, metadata=metadata, timeout=120)
+    ]
     seqs, ids = [update.seq for update in seen], [update.event.id for update in seen]
     assert seqs == sorted(set(seqs))
     assert len(ids) == len(set(ids))
     assert seen[-1].status == "COMPLETED"
     assert seen[-1].progress_percent == 100
-    for place in range(len(ids)):  # also within what came in one message
+    for place in range(len(ids)):  # also within a single message
         watch = pb.WatchDeliberationRequest(task_id=seen[0].task_id, after_seq=seqs[place])
         again = [
             update.event.id
-            async for update in stub.WatchDeliberation(watch, metadata=who, timeout=60)
+            async for update in stub.WatchDeliberation(watch, metadata=metadata, timeout=60)
         ]
         assert again == ids[place + 1 :]
 
@@ -111,25 +113,26 @@ async def test_stream_then_watch_from_a_seq(
 async def test_cancel_stops_calls_and_workspaces(
     command: Command, model: ScriptedModel, repo: Path, stub: OrchestratorServiceStub
 ) -> None:
-    who = credentials(command)
+    metadata = credentials(command)
     request = pb.DeliberateRequest(
         task_description=f"HANG {TASK}", role="DEV", repository=await registered(command, repo)
     )
-    submitted = await stub.SubmitDeliberation(request, metadata=who)
+    submitted = await stub.SubmitDeliberation(request, metadata=metadata)
     watch = pb.WatchDeliberationRequest(task_id=submitted.task_id)
-    async for update in stub.WatchDeliberation(watch, metadata=who, timeout=60):
+    async for update in stub.WatchDeliberation(watch, metadata=metadata, timeout=60):
         if update.current_agent:
             break
     cancelled = await stub.CancelDeliberation(
         pb.CancelDeliberationRequest(task_id=submitted.task_id, reason="changed my mind"),
-        metadata=who,
+        metadata=metadata,
     )
     assert cancelled.status == pb.DELIBERATION_STATUS_CANCELLED
-    last = [update async for update in stub.WatchDeliberation(watch, metadata=who, timeout=30)][-1]
+    last = [
+        update async for update in stub.WatchDeliberation(watch, metadata=metadata, timeout=30)
+    ][-1]
     assert last.status == "CANCELLED"
-    async with asyncio.timeout(
-        10
-    ):  # the calls end at the model server, and no sandbox works for it any more
+    # The calls end at the model server, and no sandbox works for them any longer.
+    async with asyncio.timeout(10):
         while model.in_flight or any(
             submitted.task_id in command_line(child) for child in descendants(command.server_pid)
         ):
@@ -198,28 +201,28 @@ async def test_a_client_by_reflection(command: Command) -> None:
 async def test_a_pipeline_elsewhere_convenes_a_council_and_fails_by_its_exit_code(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
-    """From a data directory of one's own, as on another machine: the token is all that one has."""
-    known = (await registered(command, repo)).id
+    """From a data directory of its own, as on another machine: the token is all that it has."""
+    repository_id = (await registered(command, repo)).id
     client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
     token = str(command.data_dir / "token")
-    asked = (
+    arguments = (
         "deliberate",
         "--server",
         command.served_at,
         "--token-file",
         token,
         "--repo",
-        known,
+        repository_id,
         "--json",
     )
-    done = await client(*asked, "--summary", str(tmp_path / "summary.md"), TASK)
-    assert (done.code, done.document["proven"]) == (0, True), done.err
-    assert "hello_world" in git(repo, "show", done.document["branch"])
-    said = (tmp_path / "summary.md").read_text(encoding="utf-8")
-    assert f"branch `{done.document['branch']}`" in said
-    assert "| 1 | " in said
-    wrong = await client(*asked, "Add hello_world() function to src/utils.py WRONG")
+    result = await client(*arguments, "--summary", str(tmp_path / "summary.md"), TASK)
+    assert (result.code, result.document["proven"]) == (0, True), result.err
+    assert "hello_world" in git(repo, "show", result.document["branch"])
+    summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert f"branch `{result.document['branch']}`" in summary
+    assert "| 1 | " in summary
+    wrong = await client(*arguments, "Add hello_world() function to src/utils.py WRONG")
     assert wrong.code in {1, 3}, wrong.err
-    refused = await client(*asked, "--seed", "1", TASK)
+    refused = await client(*arguments, "--seed", "1", TASK)
     assert (refused.code, "does not accept seed" in refused.err) == (2, True)
-    assert not (tmp_path / "mine" / "lock").exists()  # no server was opened
+    assert not (tmp_path / "mine" / "lock").exists()  # no server was started

@@ -1,4 +1,4 @@
-"""What a repository's set-up has of the network: the operator's package indexes, none of their
+"""Network access of a repository's set-up: the operator's package indexes, none of the operator's
 secrets, and nothing of this machine.
 """
 
@@ -55,7 +55,7 @@ def index(tmp_path: Path) -> Iterator[Index]:
 
 @pytest.fixture
 def operator(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    """The configuration of an operator whose indexes want credentials."""
+    """The configuration of an operator whose indexes require credentials."""
     (tmp_path / "npmrc").write_text(
         f"@acme:registry=https://localhost:{index.port}/npm/\n"
         f"//localhost:{index.port}/npm/:_authToken=${{ACME_TOKEN}}\n"
@@ -80,7 +80,7 @@ async def test_pip_reads_an_index_with_a_password_that_it_never_sees(
     )
     prepared = await app.preparer.prepare(base)
     assert prepared.runs["tests"].output == "42\n"
-    read = [path for _, path, said in operator.asked if said.startswith("Basic ")]
+    read = [path for _, path, credentials in operator.requests if credentials.startswith("Basic ")]
     assert read[-2:] == ["/simple/private-tool/", "/files/private_tool-1.0-py3-none-any.whl"]
 
 
@@ -96,7 +96,7 @@ async def test_npm_reads_a_registry_with_a_token_that_it_never_sees(
     )
     prepared = await app.preparer.prepare(base)
     assert prepared.runs["tests"].output == "42\n"
-    assert [said for _, path, said in operator.asked if path.endswith(".tgz")] == [
+    assert [credentials for _, path, credentials in operator.requests if path.endswith(".tgz")] == [
         f"Bearer {TOKEN}"
     ]
 
@@ -119,7 +119,7 @@ async def test_with_the_operators_credentials_nothing_is_changed(
     with pytest.raises(RepositoryError, match=r"405\n405\n405\n40[14]") as failed:
         await app.preparer.prepare(base)
     assert "\ntaken" not in str(failed.value)
-    assert {method for method, *_ in operator.asked} == {"GET"}
+    assert {method for method, *_ in operator.requests} == {"GET"}
 
 
 async def test_this_machine_is_out_of_reach_with_and_without_the_proxy(app: Local) -> None:

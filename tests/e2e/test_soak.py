@@ -1,5 +1,5 @@
-"""The long day in small: what `scripts/soak` shows for a thousand deliberations, here for a hundred
-and ten with tools.
+"""A small soak test: `scripts/soak` runs a thousand deliberations, this one a hundred and ten with
+tools.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.kills]
 
 
 async def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    said: list[str] = []
-    soaked = await soak(tmp_path, text=100, with_tools=10, at_once=16, tell=said.append)
-    assert soaked.problems == [], said
+    messages: list[str] = []
+    soaked = await soak(tmp_path, text=100, with_tools=10, at_once=16, tell=messages.append)
+    assert soaked.problems == [], messages
     assert soaked.after.must_stay["records in WORK"] == 0
     assert soaked.after.must_stay["records in DEAD"] == 0
-    told = (
+    decided = (
         soaked.after.may_grow["records in KV_deliberations"]
         - soaked.before.may_grow["records in KV_deliberations"]
     )
-    assert told == 100 + 10, "every one of them was decided"
+    assert decided == 100 + 10, "every one of them was decided"
     assert soaked.after.must_stay["processes of host"] == 1

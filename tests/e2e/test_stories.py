@@ -1,4 +1,4 @@
-"""Stories, councils and figures on a real server: real bus, hosts and gRPC; only the model is
+"""Stories, councils and metrics on a real server: real bus, hosts and gRPC; only the model is
 scripted.
 """
 
@@ -25,58 +25,58 @@ HERE = Path(__file__).parent
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def own(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> Command:
+async def own_command(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> Command:
     return make_command(tmp_path_factory.mktemp("stories"), model.base_url)
 
 
 async def decided(stub: Any, task_id: str) -> Any:
-    """Wait for a deliberation that somebody may still have to hand out."""
+    """Wait for the end of a deliberation that may not be dispatched yet."""
     async with asyncio.timeout(180):
         while True:
             try:
-                found = await stub.GetDeliberationResult(
+                response = await stub.GetDeliberationResult(
                     pb.GetDeliberationResultRequest(task_id=task_id)
                 )
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     raise
             else:
-                if found.status not in {
+                if response.status not in {
                     pb.DELIBERATION_STATUS_PENDING,
                     pb.DELIBERATION_STATUS_IN_PROGRESS,
                 }:
-                    return found
+                    return response
             await asyncio.sleep(0.1)
 
 
-async def test_a_house_of_two_tenants(own: Command) -> None:
-    """One after the other, because each start of a server costs more than what is done in it."""
-    async with served(own) as app:
+async def test_a_house_of_two_tenants(own_command: Command) -> None:
+    """One test for all steps, because each start of a server costs more than the steps."""
+    async with served(own_command) as app:
         await _a_seed_era_client_gets_an_answer(app)
         await _a_council_gives_its_seats(app)
         await _orchestrate(app)
         design, code = await _a_story_is_planned(app, "story-1", "HAIKU")
         assert (await decided(app.stub(), design)).winner_id
         assert (await decided(app.stub(), code)).winner_id
-        await _figures_are_true(app, deliberations=5)
-        waiting, held = await _a_story_is_planned(app, "story-2", "HANG")
-    async with served(own) as again:
+        await _check_metrics(app, deliberations=5)
+        waiting, hanging = await _a_story_is_planned(app, "story-2", "HANG")
+    async with served(own_command) as again:
         council = (
             await again.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))
         ).councils[0]
         assert [agent.agent_id for agent in council.agents] == ["agent-dev-001", "specialist"]
-        await _figures_are_true(again, deliberations=6)
-        # The plan goes on after the restart: its first task ends without a winner, so the second
-        # cannot start, and says why.
+        await _check_metrics(again, deliberations=6)
+        # The plan continues after the restart: its first task ends without a winner, so the second
+        # cannot start and reports why.
         pending = await again.stub().GetDeliberationResult(
-            pb.GetDeliberationResultRequest(task_id=held)
+            pb.GetDeliberationResultRequest(task_id=hanging)
         )
         assert pending.status == pb.DELIBERATION_STATUS_PENDING
         await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=waiting))
         assert (await decided(again.stub(), waiting)).status == pb.DELIBERATION_STATUS_CANCELLED
         finished = await _finished(again, "story-2")
-        assert finished == {waiting: "CANCELLED", held: "SKIPPED"}
-        skipped = await decided(again.stub(), held)
+        assert finished == {waiting: "CANCELLED", hanging: "SKIPPED"}
+        skipped = await decided(again.stub(), hanging)
         assert skipped.status == pb.DELIBERATION_STATUS_FAILED
         assert (
             f"not started: {waiting}, whose work it builds on, has no winner"
@@ -87,9 +87,9 @@ async def test_a_house_of_two_tenants(own: Command) -> None:
 
 async def _what_cannot_start_is_not_processed(app: Served) -> None:
     def moved(story: str, **metadata: str) -> pb.ProcessPlanningEventRequest:
-        told = {"title": "A text", "brief": "Write a HAIKU", "roles": "dev", **metadata}
+        fields = {"title": "A text", "brief": "Write a HAIKU", "roles": "dev", **metadata}
         return pb.ProcessPlanningEventRequest(
-            event_type="story.transitioned", case_id=story, to_state="PLANNING", metadata=told
+            event_type="story.transitioned", case_id=story, to_state="PLANNING", metadata=fields
         )
 
     outside = str(app.command.data_dir.parent)
@@ -152,26 +152,26 @@ async def _a_council_gives_its_seats(app: Served) -> None:
 
 
 async def _orchestrate(app: Served) -> None:
-    asked = pb.OrchestrateRequest(
+    request = pb.OrchestrateRequest(
         task_description="Write a HAIKU",
         role="dev",
         case_id="story-0",
         options=pb.OrchestratorOptions(enable_architect_selection=True),
     )
-    answer = await app.stub().Orchestrate(asked)
+    answer = await app.stub().Orchestrate(request)
     assert answer.winner.proposal.content == "An old silent pond"
     assert [item.rank for item in answer.candidates] == [1, 2]
     assert answer.candidates[0] == answer.winner
 
 
-async def _a_story_is_planned(app: Served, story: str, word: str) -> tuple[str, str]:
+async def _a_story_is_planned(app: Served, story: str, kind: str) -> tuple[str, str]:
     moved = pb.ProcessPlanningEventRequest(
         event_type="story.transitioned",
         case_id=story,
         plan_id="plan-1",
         from_state="DRAFT",
         to_state="PLANNING",
-        metadata={"title": f"A {word}", "brief": f"Write a {word}", "roles": "architect,dev"},
+        metadata={"title": f"A {kind}", "brief": f"Write a {kind}", "roles": "architect,dev"},
     )
     answer = await app.stub().ProcessPlanningEvent(moved)
     assert answer.processed, answer.message
@@ -179,9 +179,9 @@ async def _a_story_is_planned(app: Served, story: str, word: str) -> tuple[str, 
     return design, code
 
 
-async def _figures_are_true(app: Served, *, deliberations: int) -> None:
+async def _check_metrics(app: Served, *, deliberations: int) -> None:
     stub = app.stub()
-    async with asyncio.timeout(20):  # what is asked for shows once the collector has seen it
+    async with asyncio.timeout(20):  # the request is visible once the collector has seen it
         while True:
             stats = (await stub.GetStatus(pb.GetStatusRequest(include_stats=True))).stats
             if stats.total_deliberations >= deliberations:
@@ -190,21 +190,21 @@ async def _figures_are_true(app: Served, *, deliberations: int) -> None:
     assert stats.total_deliberations == deliberations
     assert stats.total_orchestrations == 1
     assert stats.avg_deliberation_time_ms > 0
-    found = await stub.GetMetrics(pb.GetMetricsRequest())
+    metrics = await stub.GetMetrics(pb.GetMetricsRequest())
     assert (
         0
-        < found.performance.p50_latency_ms
-        <= found.performance.p95_latency_ms
-        <= found.performance.p99_latency_ms
+        < metrics.performance.p50_latency_ms
+        <= metrics.performance.p95_latency_ms
+        <= metrics.performance.p99_latency_ms
     )
-    assert found.councils.health_per_council["council-dev"].success_rate == 1.0
+    assert metrics.councils.health_per_council["council-dev"].success_rate == 1.0
     assert (
         await app.stub(EVE).GetStatus(pb.GetStatusRequest(include_stats=True))
     ).stats.total_deliberations == 1
 
 
 async def _finished(app: Served, story: str) -> dict[str, str]:
-    """Return how the tasks of a story's plan ended, from the log."""
+    """Return the outcomes of the tasks of a story's plan, from the log."""
     async with asyncio.timeout(60):
         while True:
             done = await app.command("log", "tail", "--json")

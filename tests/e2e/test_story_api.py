@@ -1,5 +1,5 @@
-"""A story over `/api/v1` of a real server, from backlog to a commit: the board followed live,
-ranking and diff read, the whole accepted.
+"""A story over `/api/v1` of a real server, from the backlog to a commit: the board is followed
+live, ranking and diff are read, and the story is accepted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def answer(_body: dict[str, Any], _headers: Mapping[str, str]) -> str:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path) -> AsyncIterator[Command]:
+async def own_command(tmp_path: Path) -> AsyncIterator[Command]:
     async with scripted_model(scripted(answer)) as server:
         command = make_command(tmp_path, server.base_url)
         command.extra["MOOTHALL_WEB__PORT"] = "0"
@@ -67,34 +67,43 @@ def repo(tmp_path: Path) -> Path:
     declared = 'setup = []\nprotected = ["check.py"]\n[checks]\ntests = ["python3", "check.py"]\n'
     (path / ".moothall.toml").write_text(declared, encoding="utf-8")
     for args in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "begin")):
-        who = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "init.defaultBranch=main")
-        subprocess.run(["git", *who, *args], cwd=path, check=True)
+        identity = (
+            "-c",
+            "user.name=t",
+            "-c",
+            "user.email=t@localhost",
+            "-c",
+            "init.defaultBranch=main",
+        )
+        subprocess.run(["git", *identity, *args], cwd=path, check=True)
     return path
 
 
 async def follow(
     session: aiohttp.ClientSession, url: str, until: str, after: int = 0
 ) -> list[tuple[int, str]]:
-    """Return seq and state of each event of the board, to the first in a state."""
-    found: list[tuple[int, str]] = []
+    """Return seq and state of each board event up to the first one in a state."""
+    states: list[tuple[int, str]] = []
     async with session.get(
         f"{url}/api/v1/events", headers={"Last-Event-ID": str(after)}
     ) as response:
         assert response.content_type == "text/event-stream"
         async for line in response.content:
             if line.startswith(b"data: "):
-                told = json.loads(line[6:])
-                found.append((int(told["seq"]), told["story"]["state"]))
-                if found[-1][1] == until:
+                event = json.loads(line[6:])
+                states.append((int(event["seq"]), event["story"]["state"]))
+                if states[-1][1] == until:
                     break
-    return found
+    return states
 
 
-async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: Path) -> None:
-    added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
+async def test_a_story_goes_to_its_commit_over_the_json_api(
+    own_command: Command, repo: Path
+) -> None:
+    added = await own_command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
     session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {PERSON}"})
-    async with served(own) as app, session, asyncio.timeout(240):
+    async with served(own_command) as app, session, asyncio.timeout(240):
         url = f"http://{app.web}"
 
         async def ask(method: str, path: str, body: Any = None, **headers: str) -> Any:
@@ -110,9 +119,9 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: 
             {"title": STORY["title"], "description": STORY["brief"], "ac": STORY["ac"]},
         )
         assert score["total"] >= 75
-        made = await ask("POST", "stories", STORY, **{"Idempotency-Key": "once"})
-        assert (await ask("POST", "stories", STORY, **{"Idempotency-Key": "once"})) == made
-        story = f"stories/{made['story_id']}"
+        created = await ask("POST", "stories", STORY, **{"Idempotency-Key": "once"})
+        assert (await ask("POST", "stories", STORY, **{"Idempotency-Key": "once"})) == created
+        story = f"stories/{created['story_id']}"
         live = asyncio.create_task(follow(session, url, "done"))
 
         async def move(event: str) -> str:
@@ -127,14 +136,17 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: 
         assert [
             await move(event) for event in ("refine", "submit", "accept_design", "accept_test")
         ][-1] == "docs"
-        told = await ask("GET", story)
-        assert told["story"]["brief"] == STORY["brief"]
+        document = await ask("GET", story)
+        assert document["story"]["brief"] == STORY["brief"]
         checked = next(
-            event["data"] for event in told["history"] if event["type"] == "moothall.story.checked"
+            event["data"]
+            for event in document["history"]
+            if event["type"] == "moothall.story.checked"
         )
-        (task, *_) = json.loads(told["plan_json"])["tasks"]
-        found = await ask("GET", f"deliberations/{task['task_id']}")
-        assert "onerror=alert(1)" in json.dumps(found["results"])  # as text of a JSON document
+        (task, *_) = json.loads(document["plan_json"])["tasks"]
+        deliberation = await ask("GET", f"deliberations/{task['task_id']}")
+        # As a string in a JSON document.
+        assert "onerror=alert(1)" in json.dumps(deliberation["results"])
         assert await move("accept") == "done"
         events = await live
         states = [state for _, state in events]
@@ -147,9 +159,8 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: 
             "docs",
             "done",
         ]
-        assert (
-            await follow(session, url, "done", events[1][0]) == events[2:]
-        )  # nothing lost, nothing twice
+        # Nothing is lost or duplicated.
+        assert await follow(session, url, "done", events[1][0]) == events[2:]
     shown = subprocess.run(
         ["git", "show", f"{checked['branch']}:greet.py"],
         cwd=repo,

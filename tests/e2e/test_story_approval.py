@@ -1,6 +1,6 @@
-"""What approval does: a story merged into a branch that is checked out and has moved, one in
-conflict with it, one that its owner's work is in the way of; and from a line of the merged file to
-its approver.
+"""Effects of approval: a story merged into a checked-out branch that has moved, a story in conflict
+with it, and one blocked by its owner's uncommitted work; and the path from a merged line to its
+approver.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def repo(tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path, repo: Path) -> AsyncIterator[Command]:
+async def own_command(tmp_path: Path, repo: Path) -> AsyncIterator[Command]:
     async with scripted_model(scripted(by_words)) as server:
         command = make_command(tmp_path, server.base_url)
         command.extra["MOOTHALL_WEB__PORT"] = "0"
@@ -68,39 +68,39 @@ def commit(repo: Path, path: str, text: str) -> None:
     git(repo, *WHO, "commit", "-qm", f"change {path}")
 
 
-async def in_docs(person: Person, brief: str) -> None:
+async def move_to_last_gate(person: Person, brief: str) -> None:
     """Bring the story to its last gate."""
     await person.create(brief)
     await person.move("refine", "submit")
     await person.move_once_allowed("accept_design")
-    await person.stands("test")
+    await person.wait_for_state("test")
     await person.move_once_allowed("accept_test")
 
 
-async def test_a_story_is_merged_into_a_branch_that_moved(own: Command, repo: Path) -> None:
-    async with served(own) as app:
+async def test_a_story_is_merged_into_a_branch_that_moved(own_command: Command, repo: Path) -> None:
+    async with served(own_command) as app:
         person = Person(app)
-        await in_docs(person, BRIEF)
+        await move_to_last_gate(person, BRIEF)
         commit(repo, "other.txt", "meanwhile\n")
         (repo / "other.txt").write_text("not committed\n", encoding="utf-8")
         (repo / "new.txt").write_text("not known\n", encoding="utf-8")
         before = git(repo, "rev-parse", "HEAD")
         await person.move("accept")
-        told = await person.delivered()
-        assert (told["status"], told["branch"]) == ("merged", "main")
+        delivery = await person.delivery_record()
+        assert (delivery["status"], delivery["branch"]) == ("merged", "main")
         head = git(repo, "rev-parse", "HEAD")
-        assert (head, git(repo, "rev-parse", "HEAD^1")) == (told["commit_sha"], before)
+        assert (head, git(repo, "rev-parse", "HEAD^1")) == (delivery["commit_sha"], before)
         assert git(repo, "symbolic-ref", "HEAD") == "refs/heads/main"
-        said = git(repo, "log", "-1", "--format=%B")
-        assert said.startswith("Merge story: Texts in both cases")
-        assert f"Story: {person.story_id}\n" in said
-        assert f"Deliberation: {person.story_id}\n" in said
-        assert said.count("Deliberation: task-") == 3
-        assert said.endswith("Approved-by: pat")
+        message = git(repo, "log", "-1", "--format=%B")
+        assert message.startswith("Merge story: Texts in both cases")
+        assert f"Story: {person.story_id}\n" in message
+        assert f"Deliberation: {person.story_id}\n" in message
+        assert message.count("Deliberation: task-") == 3
+        assert message.endswith("Approved-by: pat")
         assert git(repo, "status", "--porcelain") == "M other.txt\n?? new.txt"  # git() strips
         for part in ("one", "two", "both"):
             assert (repo / f"tools/{part}.py").read_text(encoding="utf-8").startswith(f"def {part}")
-        asked = await own(
+        query = await own_command(
             "graph",
             "query",
             "provenance",
@@ -113,48 +113,53 @@ async def test_a_story_is_merged_into_a_branch_that_moved(own: Command, repo: Pa
             "--line",
             "1",
         )
-        assert asked.code == 0, asked.err
-        (row,) = asked.document["proposals"]
+        assert query.code == 0, query.err
+        (row,) = query.document["proposals"]
         assert row["story"]["story_id"] == person.story_id
         assert row["task"]["description"].startswith("the second")
         assert any(
             check["check"] == "tests" and check["verdict"] == "passed" for check in row["evidence"]
         )
         assert row["model_calls"]
-        assert [(each["approver"], each["decision"]) for each in row["decisions"]] == [
+        assert [(decision["approver"], decision["decision"]) for decision in row["decisions"]] == [
             ("pat", "approved")
         ] * 3
 
 
 async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a_stranger_nothing(
-    own: Command, repo: Path, neo4j: Address, tmp_path: Path
+    own_command: Command, repo: Path, neo4j: Address, tmp_path: Path
 ) -> None:
-    own.extra |= {"MOOTHALL_GRAPH__URL": neo4j.url, "MOOTHALL_GRAPH__PASSWORD": neo4j.password}
+    own_command.extra |= {
+        "MOOTHALL_GRAPH__URL": neo4j.url,
+        "MOOTHALL_GRAPH__PASSWORD": neo4j.password,
+    }
     stranger = (
         '[[principals]]\ntoken = "a-token-of-somebody-elsewhere"\nname = "eve"\ntenant = "team-e"\n'
     )
     (tmp_path / "tokens.toml").write_text(TOKENS + stranger, encoding="utf-8")
-    async with served(own) as app:
+    async with served(own_command) as app:
         person = Person(app)
-        await in_docs(person, BRIEF + " ALONE")
+        await move_to_last_gate(person, BRIEF + " ALONE")
         await person.move("accept", comment="It reads well.")
-        assert (await person.delivered())["status"] == "merged"
+        assert (await person.delivery_record())["status"] == "merged"
         place = ("--repo", str(repo), "--file", "tools/both.py", "--line", "1")
         async with asyncio.timeout(240):
-            while True:  # the graph is behind the answer
-                asked = await own("graph", "query", "provenance", "tenant=team-p", "--json", *place)
-                if asked.code == 0 and len(asked.document["proposals"][0]["decisions"]) == 3:
+            while True:  # the graph lags behind the answer
+                query = await own_command(
+                    "graph", "query", "provenance", "tenant=team-p", "--json", *place
+                )
+                if query.code == 0 and len(query.document["proposals"][0]["decisions"]) == 3:
                     break
-                assert asked.code in {0, 1}, asked.err
-        (row,) = asked.document["proposals"]
+                assert query.code in {0, 1}, query.err
+        (row,) = query.document["proposals"]
         assert row["story"]["story_id"] == person.story_id
-        assert {(each["approver"], each["decision"]) for each in row["decisions"]} == {
+        assert {(decision["approver"], decision["decision"]) for decision in row["decisions"]} == {
             ("pat", "approved")
         }
         pack = context.GetContextRequest(story_id=person.story_id, role="dev", phase="build")
-        told = await ContextServiceStub(app.channel).GetContext(pack, metadata=METADATA)
-        assert "Texts in both cases" in told.context
-        assert "It reads well." in told.context
+        response = await ContextServiceStub(app.channel).GetContext(pack, metadata=METADATA)
+        assert "Texts in both cases" in response.context
+        assert "It reads well." in response.context
         other = (("authorization", "Bearer a-token-of-somebody-elsewhere"),)
         nothing = await ContextServiceStub(app.channel).GetContext(pack, metadata=other)
         assert "Texts" not in nothing.context
@@ -162,38 +167,38 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
 
 
 async def test_a_conflict_with_the_branch_goes_back_to_the_council(
-    own: Command, repo: Path
+    own_command: Command, repo: Path
 ) -> None:
-    async with served(own) as app:
+    async with served(own_command) as app:
         person = Person(app)
-        await in_docs(person, BRIEF + " ALONE MODE")
+        await move_to_last_gate(person, BRIEF + " ALONE MODE")
         text = (repo / "tools/texts.py").read_text(encoding="utf-8")
         commit(repo, "tools/texts.py", text.replace('"old"', '"moved"'))
         moved = git(repo, "rev-parse", "HEAD")
         await person.move("accept")
-        told = await person.delivered()
-        assert told["status"] == "failed"
-        assert "tools/texts.py" in told["why"]
+        delivery = await person.delivery_record()
+        assert delivery["status"] == "failed"
+        assert "tools/texts.py" in delivery["why"]
         assert git(repo, "rev-parse", "HEAD") == moved
-        await person.stands("test")
+        await person.wait_for_state("test")
         await person.move_once_allowed("accept_test")
         await person.move("accept")
-        assert (await person.delivered())["status"] == "merged"
+        assert (await person.delivery_record())["status"] == "merged"
         assert git(repo, "merge-base", "HEAD", moved) == moved
         assert 'mode = "both"' in (repo / "tools/texts.py").read_text(encoding="utf-8")
         assert git(repo, "status", "--porcelain") == ""
 
 
-async def test_what_its_owner_has_not_committed_stays(own: Command, repo: Path) -> None:
-    async with served(own) as app:
+async def test_what_its_owner_has_not_committed_stays(own_command: Command, repo: Path) -> None:
+    async with served(own_command) as app:
         person = Person(app)
-        await in_docs(person, BRIEF)
+        await move_to_last_gate(person, BRIEF)
         head = git(repo, "rev-parse", "HEAD")
         (repo / "tools/one.py").write_text("mine\n", encoding="utf-8")
         await person.move("accept")
-        told: dict[str, Any] = await person.delivered()
-        assert told["status"] == "left"
-        assert "changes of your own in tools/one.py" in told["why"]
+        delivery: dict[str, Any] = await person.delivery_record()
+        assert delivery["status"] == "left"
+        assert "changes of your own in tools/one.py" in delivery["why"]
         assert (repo / "tools/one.py").read_text(encoding="utf-8") == "mine\n"
         assert git(repo, "rev-parse", "HEAD") == head
-        assert git(repo, "rev-parse", told["branch"]) == told["commit_sha"]
+        assert git(repo, "rev-parse", delivery["branch"]) == delivery["commit_sha"]

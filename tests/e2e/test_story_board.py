@@ -28,7 +28,7 @@ def repo(tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path) -> AsyncIterator[Command]:
+async def own_command(tmp_path: Path) -> AsyncIterator[Command]:
     async with scripted_model(scripted(by_words)) as server:
         command = make_command(tmp_path, server.base_url)
         (tmp_path / "tokens.toml").write_text(TOKENS, encoding="utf-8")
@@ -36,30 +36,27 @@ async def own(tmp_path: Path) -> AsyncIterator[Command]:
 
 
 async def test_a_story_is_built_sent_back_and_done_through_a_restart(
-    own: Command, repo: Path
+    own_command: Command, repo: Path
 ) -> None:
-    added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
+    added = await own_command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
-    async with served(own) as app:
+    async with served(own_command) as app:
         person = Person(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
         )
         await person.move("refine", "submit")
         await person.move_once_allowed("accept_design")
-        await person.stands("test")
-    async with served(own) as app:  # the check of the whole goes on, or begins
+        await person.wait_for_state("test")
+    async with served(own_command) as app:  # the check of the whole story continues or starts
         person = Person(app, person.story_id)
         await person.move_once_allowed("accept_test")
         branch = f"moothall/team-p_{person.story_id}"
-        for part in (
-            "one",
-            "two",
-            "both",
-        ):  # three tasks of the architects, the last after both others
+        # The architects' three tasks, the last of which depends on both others.
+        for part in ("one", "two", "both"):
             assert git(repo, "show", f"{branch}:tools/{part}.py").startswith(f"def {part}")
         await person.move("reject", comment="Say it in French.")
-        await person.stands("test")
+        await person.wait_for_state("test")
         await person.move_once_allowed("accept_test")
         answer = await person.move("accept")
         assert answer.state == "done"
@@ -70,20 +67,20 @@ async def test_a_story_is_built_sent_back_and_done_through_a_restart(
 
 @pytest.mark.parametrize("conflict", [False, True], ids=["apart", "in conflict"])
 async def test_the_work_of_two_tasks_is_brought_together(
-    own: Command,
+    own_command: Command,
     repo: Path,
     conflict: bool,  # noqa: FBT001
 ) -> None:
-    added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
+    added = await own_command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
-    async with served(own) as app:
+    async with served(own_command) as app:
         person = Person(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
             + (" MODE" if conflict else "")
         )
         await person.move("refine", "submit")
-        await person.stands("design")
+        await person.wait_for_state("design")
         strategy = orchestrator.DerivationStrategy(
             parallel_execution=True, max_tasks_per_role=2, auto_publish_to_nats=True
         )
@@ -94,9 +91,9 @@ async def test_the_work_of_two_tasks_is_brought_together(
         )
         assert [list(task.dependencies) for task in derived.tasks] == [[], []]
         await person.move_once_allowed("accept_design")
-        await person.stands("test")
+        await person.wait_for_state("test")
         await person.move_once_allowed("accept_test")
-        check = (await person.stands("docs")).check
+        check = (await person.wait_for_state("docs")).check
         branch = check.branch
         assert check.passed
         assert git(repo, "rev-parse", branch) == check.commit_sha
@@ -108,59 +105,65 @@ async def test_the_work_of_two_tasks_is_brought_together(
             assert {"tools/one.py", "tools/two.py"} <= set(names)
 
 
-async def test_the_same_by_the_command_line(own: Command, repo: Path, tmp_path: Path) -> None:
+async def test_the_same_by_the_command_line(
+    own_command: Command, repo: Path, tmp_path: Path
+) -> None:
     async def once_allowed(story: str) -> str:
         async with asyncio.timeout(90):
-            while (done := await own("story", "approve", story)).code:
-                assert "moothall:" in done.err
+            while (result := await own_command("story", "approve", story)).code:
+                assert "moothall:" in result.err
                 await asyncio.sleep(0.2)
-        return done.out.strip()
+        return result.out.strip()
 
-    words = (
+    options = (
         "--brief",
         "As a writer, I want texts in upper and lower case, so that I need not retype them.",
     )
     criteria = [word for criterion in AC for word in ("--ac", criterion)]
-    made = await own("story", "new", "Texts in both cases", *words, *criteria, "--repo", str(repo))
-    assert made.code == 0, made.err
-    story = made.out.strip()
-    assert (await own("story", "approve", story)).out == "draft\n"
-    submitted = await own("story", "approve", story)
+    created = await own_command(
+        "story", "new", "Texts in both cases", *options, *criteria, "--repo", str(repo)
+    )
+    assert created.code == 0, created.err
+    story = created.out.strip()
+    assert (await own_command("story", "approve", story)).out == "draft\n"
+    submitted = await own_command("story", "approve", story)
     assert submitted.out == "design\n"
     assert "nothing works on stories now" in submitted.err
-    async with served(own):
+    async with served(own_command):
         async with asyncio.timeout(90):
-            while (told := await own("story", "plan", story)).code:
+            while (planned := await own_command("story", "plan", story)).code:
                 await asyncio.sleep(0.2)
-        plan = json.loads(told.out)
+        plan = json.loads(planned.out)
         for task in plan["tasks"]:
             task["description"] += " Gladly."
         (tmp_path / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-        changed = await own("story", "plan", story, "--change", str(tmp_path / "plan.json"))
+        changed = await own_command("story", "plan", story, "--change", str(tmp_path / "plan.json"))
         assert changed.code == 0, changed.err
         assert json.loads(changed.out)["tasks"] == plan["tasks"]
         plan["tasks"].pop()
         (tmp_path / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-        late = await own("story", "plan", story, "--change", str(tmp_path / "plan.json"))
+        late = await own_command("story", "plan", story, "--change", str(tmp_path / "plan.json"))
         assert (late.code, "were changed by local since you saw them" in late.err) == (2, True)
         assert await once_allowed(story) == "build"
-        nobody = await own("story", "approve", story)
+        nobody = await own_command("story", "approve", story)
         async with asyncio.timeout(180):
             while nobody.code == 2 and "councils are at work" in nobody.err:
-                nobody = await own("story", "approve", story)
-        assert "its tasks have ended" not in nobody.err, (await own("story", "show", story)).out
+                nobody = await own_command("story", "approve", story)
+        assert "its tasks have ended" not in nobody.err, (
+            await own_command("story", "show", story)
+        ).out
         assert (nobody.out.strip() or await once_allowed(story)) == "docs"
-        await own("story", "comment", story, "well done")
-        of_line = await own("story", "comment", story, "good", "--line", "tools/one.py:1")
+        await own_command("story", "comment", story, "well done")
+        of_line = await own_command("story", "comment", story, "good", "--line", "tools/one.py:1")
         assert of_line.code == 0, of_line.err
-        wrong = await own("story", "comment", story, "what?", "--line", "tools/one.py:900")
+        wrong = await own_command("story", "comment", story, "what?", "--line", "tools/one.py:900")
         assert (wrong.code, "no such line 900" in wrong.err) == (2, True)
-        assert (await own("story", "approve", story)).out == "done\n"
-    shown = await own("story", "show", story)
+        assert (await own_command("story", "approve", story)).out == "done\n"
+    shown = await own_command("story", "show", story)
     assert "checked as a whole: passed" in shown.out
     assert "local says: well done" in shown.out
     assert "local says of tools/one.py, line 1: good" in shown.out
     assert re.search(r"(?m)^1\. task-\w+ \(dev\): won: agent-dev-\d+, ", shown.out), shown.out
-    (row,) = json.loads((await own("story", "list", "--json")).out)
+    (row,) = json.loads((await own_command("story", "list", "--json")).out)
     assert (row["state"], row["branch"]) == ("done", f"moothall/{story}")
     assert git(repo, "rev-parse", row["branch"]) == row["commit_sha"]

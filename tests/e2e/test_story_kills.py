@@ -1,5 +1,5 @@
-"""`serve` killed at every stage of a story: nothing is lost, the board is as it was, and the story
-goes on to done.
+"""`serve` is killed at every stage of a story: nothing is lost, the board is unchanged, and the
+story reaches done.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope
 
 
 class Model:
-    """Answers by the words of a task, but not to those with the words `held`: of these it says only
-    that they came.
+    """A model that answers by the words of a task. It records calls that contain the words `held`
+    and does not answer them.
     """
 
     def __init__(self) -> None:
         self.held = ""
         self.came = asyncio.Event()
 
-    def hold(self, words: str) -> None:
-        self.held, self.came = words, asyncio.Event()
+    def hold(self, text: str) -> None:
+        self.held, self.came = text, asyncio.Event()
 
     async def answer(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
         if self.held and self.held in task_of(body):
@@ -42,7 +42,7 @@ class Model:
             await asyncio.Event().wait()
         return by_words(body, headers)
 
-    async def asked(self) -> None:
+    async def wait_for_call(self) -> None:
         async with asyncio.timeout(60):
             await self.came.wait()
         self.held = ""
@@ -54,7 +54,7 @@ def model() -> Model:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path, model: Model) -> AsyncIterator[Command]:
+async def own_command(tmp_path: Path, model: Model) -> AsyncIterator[Command]:
     async with scripted_model(scripted(model.answer)) as server:
         command = make_command(tmp_path, server.base_url)
         command.extra["MOOTHALL_WEB__PORT"] = "0"
@@ -63,15 +63,13 @@ async def own(tmp_path: Path, model: Model) -> AsyncIterator[Command]:
 
 
 async def begun(app: Served, task_id: str) -> None:
-    """Wait until a deliberation is under way: its check takes a second, and half of that is
-    over.
-    """
+    """Wait until a deliberation runs: its check takes a second, and half of that is over."""
     request = orchestrator.GetDeliberationResultRequest(task_id=task_id)
     stub, found = app.stub(PERSON), None
     async with asyncio.timeout(60):
         while found is None:
             await asyncio.sleep(0.02)
-            with suppress(grpc.aio.AioRpcError):  # it is asked for in a moment
+            with suppress(grpc.aio.AioRpcError):  # the request follows in a moment
                 found = await stub.GetDeliberationResult(request)
     await asyncio.sleep(0.5)
     assert (
@@ -79,8 +77,8 @@ async def begun(app: Served, task_id: str) -> None:
     ).status != orchestrator.DELIBERATION_STATUS_COMPLETED
 
 
-async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Model) -> None:  # noqa: PLR0915 - stage by stage
-    added = await own(
+async def test_a_story_outlives_every_kill(own_command: Command, repo: Path, model: Model) -> None:  # noqa: PLR0915 - stage by stage
+    added = await own_command(
         "repo", "add", str(repo), "--id", "project", "--tenant", "team-p", "--on-approval", "merge"
     )
     assert added.code == 0, added.err
@@ -88,13 +86,13 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
     seen: Any = None
 
     async def stage(app: Served) -> Person:
-        """Return the story's owner; the board is as it was when the server was killed."""
+        """Return the story's owner; the board is the same as when the server was killed."""
         person = Person(app, story_id)
         if seen is not None:
-            assert await person.board_now() == seen
+            assert await person.current_board() == seen
         return person
 
-    async with served(own, signal.SIGKILL) as app:  # the design's council is asked
+    async with served(own_command, signal.SIGKILL) as app:  # the design's council has its request
         person = await stage(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
@@ -102,38 +100,37 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
         story_id = person.story_id
         model.hold("Divide this story")
         await person.move("refine", "submit")
-        await model.asked()
-        seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as app:  # its tasks are built
+        await model.wait_for_call()
+        seen = await person.current_board()
+    async with served(own_command, signal.SIGKILL) as app:  # its tasks are in progress
         person = await stage(app)
         model.hold("the first")
         await person.move_once_allowed("accept_design")
-        await model.asked()
-        seen = await person.board_now()
-    async with served(
-        own, signal.SIGKILL
-    ) as app:  # the last, whose base is two others' work, merged
+        await model.wait_for_call()
+        seen = await person.current_board()
+    # The last task, based on the merged work of two others.
+    async with served(own_command, signal.SIGKILL) as app:
         person = await stage(app)
         model.hold("the last")
-        await model.asked()
-        seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as app:  # the whole is checked
+        await model.wait_for_call()
+        seen = await person.current_board()
+    async with served(own_command, signal.SIGKILL) as app:  # the whole story is checked
         person = await stage(app)
-        await person.stands("test")
+        await person.wait_for_state("test")
         await begun(app, story_id)
-        seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as app:  # a move is acked
+        seen = await person.current_board()
+    async with served(own_command, signal.SIGKILL) as app:  # a move is acknowledged
         person = await stage(app)
         await person.move_once_allowed("accept_test")
-        seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as app:  # it is done, and about to be merged
+        seen = await person.current_board()
+    async with served(own_command, signal.SIGKILL) as app:  # it is done, and about to be merged
         person = await stage(app)
         assert (await person.move("accept")).state == "done"
-        seen = await person.board_now()
-    async with served(own) as app:
+        seen = await person.current_board()
+    async with served(own_command) as app:
         person = await stage(app)
-        check = (await person.stands("done")).check
-        assert (await person.delivered())["status"] == "merged"
+        check = (await person.wait_for_state("done")).check
+        assert (await person.delivery_record())["status"] == "merged"
     assert check.passed
     assert check.branch == f"moothall/team-p_{story_id}"
     for part in ("one", "two", "both"):

@@ -1,4 +1,4 @@
-"""Replies of a strong model on small projects, replayed through the whole product: the right change
+"""Recorded replies of a strong model on small projects, replayed end to end: the right change
 reaches the branch.
 """
 
@@ -27,11 +27,11 @@ AGENTS = (TEST_WRITER, TIE_BREAKER)
 
 
 def replay(recording: Mapping[str, Any]) -> Any:
-    """Answer as recorded, by seat and turn; a call after the last turn is an error of the loop."""
+    """Reply as recorded, by seat and turn. A call after the last turn is an error of the loop."""
 
     def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
         if "tools" not in body and phase_of(headers) == "verify" and seat_of(headers) in AGENTS:
-            return json.dumps({"dropped": []})  # who reads tests against the task
+            return json.dumps({"dropped": []})  # the reader of tests against the task
         if phase_of(headers) != "propose" and seat_of(headers) not in AGENTS:
             return json.dumps({"comment": "fine", "met": [], "unmet": [1], "score": 6})
         turns = recording["seats"][seat_of(headers)]
@@ -70,17 +70,17 @@ async def test_a_right_change_is_never_lost(place: Path, tmp_path: Path) -> None
         command = Command(tmp_path / "data", model.base_url, QUICK | settings)
         seats = [seat for seat in recording["seats"] if seat not in AGENTS]
         options = ("--protocol", recording.get("protocol", "single"), "--agents", str(len(seats)))
-        done = await command(
+        result = await command(
             "deliberate", "--repo", str(repo), *options, "--json", recording["task"], seconds=600
         )
-        assert done.document["winner_id"], done.err
-        assert recording.get("level") in {None, done.document["evidence_level"]}, done.document[
+        assert result.document["winner_id"], result.err
+        assert recording.get("level") in {None, result.document["evidence_level"]}, result.document[
             "results"
         ][0]["reasons"]
-        asked = [call for call in model.requests if "tools" in call.body]
-        assert len(asked) == sum(map(len, recording["seats"].values()))
+        calls = [call for call in model.requests if "tools" in call.body]
+        assert len(calls) == sum(map(len, recording["seats"].values()))
         first = model.requests[0]
-        logged = await command("log", "tail", "--task", done.document["task_id"], "--json")
+        logged = await command("log", "tail", "--task", result.document["task_id"], "--json")
     assert len(first.prompt) < 9_000, "the first prompt stays short"
     turns = [
         event
@@ -88,7 +88,7 @@ async def test_a_right_change_is_never_lost(place: Path, tmp_path: Path) -> None
         if (event := json.loads(line)).get("type") == EventType.SEAT_TURN
     ]
     assert len(turns) == sum(map(len, recording["seats"].values()))
-    git(repo, "checkout", "--quiet", done.document["branch"])
+    git(repo, "checkout", "--quiet", result.document["branch"])
     for name, text in recording["hidden"].items():
         (repo / name).parent.mkdir(parents=True, exist_ok=True)
         (repo / name).write_text(text, encoding="utf-8")

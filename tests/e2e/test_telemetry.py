@@ -1,4 +1,4 @@
-"""Spans and figures over real processes: serve, a host in a Ray actor, a collector of spans on the
+"""Spans and metrics over real processes: serve, a host in a Ray actor, and a span collector on
 loopback.
 """
 
@@ -35,7 +35,7 @@ SECRET = "hunter2-hunter2-hunter2"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A span as a collector gets it."""
+    """A span as a collector receives it."""
 
     name: str
     trace: str
@@ -48,7 +48,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """A collector of spans."""
+    """A span collector."""
 
     spans: dict[str, Seen] = field(default_factory=dict)
     headers: set[str] = field(default_factory=set)
@@ -74,8 +74,8 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
     def named(self, name: str) -> list[Seen]:
         return [span for span in self.spans.values() if span.name == name]
 
-    def way_up(self, span: Seen) -> list[str]:
-        """The names from a span up to the one without a parent here."""
+    def path_to_root(self, span: Seen) -> list[str]:
+        """Return the names from a span up to the one without a parent here."""
         names = [span.name]
         while (above := self.spans.get(span.parent)) is not None:
             span = above
@@ -83,7 +83,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         return names
 
     async def until(self, *names: str) -> None:
-        """Wait until spans of these names have come."""
+        """Wait until spans with these names have arrived."""
         async with asyncio.timeout(60):
             while not all(self.named(name) for name in names):
                 await asyncio.sleep(0.1)
@@ -107,20 +107,20 @@ async def receiving() -> AsyncIterator[tuple[Receiver, grpc.aio.Server, str]]:
 
 @asynccontextmanager
 async def served(command: Command) -> AsyncIterator[str]:
-    """Run `serve`; yields where its figures are."""
+    """Run `serve`; yield the URL of its metrics."""
     process = await command.start("serve", "--port", "0")
     assert process.stderr is not None
-    figures, said = "", []
+    figures, lines = "", []
     async with asyncio.timeout(180):
         while line := (await process.stderr.readline()).decode():
-            said.append(line)
+            lines.append(line)
             if line.startswith("figures for Prometheus: "):
                 figures = line.split()[-1]
             if line.startswith("serving gRPC on"):
                 command.served_at = line.split()[3].rstrip(";")
                 break
         else:
-            pytest.fail("serve ended: " + "".join(said))
+            pytest.fail("serve ended: " + "".join(lines))
     drain = asyncio.ensure_future(process.stderr.read())
     try:
         yield figures
@@ -132,7 +132,7 @@ async def served(command: Command) -> AsyncIterator[str]:
     assert process.returncode == 130, tail
 
 
-async def figures_at(url: str, token: str) -> dict[tuple[str, ...], float]:
+async def read_metrics(url: str, token: str) -> dict[tuple[str, ...], float]:
     """Read the page: (name, process, other label values in the order of their names) → value."""
     async with (
         aiohttp.ClientSession() as session,
@@ -140,13 +140,15 @@ async def figures_at(url: str, token: str) -> dict[tuple[str, ...], float]:
     ):
         assert response.status == 200
         page = await response.text()
-    found = {}
+    samples = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
             labels = dict(sample.labels)
             process = labels.pop("process")
-            found[(sample.name, process, *(labels[name] for name in sorted(labels)))] = sample.value
-    return found
+            samples[(sample.name, process, *(labels[name] for name in sorted(labels)))] = (
+                sample.value
+            )
+    return samples
 
 
 async def deliberate(command: Command, **request: Any) -> pb.DeliberateResponse:
@@ -156,9 +158,9 @@ async def deliberate(command: Command, **request: Any) -> pb.DeliberateResponse:
         ("traceparent", f"00-{TRACE}-{CALLER_SPAN}-01"),
     )
     async with grpc.aio.insecure_channel(command.served_at) as channel:
-        asked = pb.DeliberateRequest(role="DEV", num_agents=2, **request)
+        message = pb.DeliberateRequest(role="DEV", num_agents=2, **request)
         response: pb.DeliberateResponse = await OrchestratorServiceStub(channel).Deliberate(
-            asked, metadata=metadata, timeout=180
+            message, metadata=metadata, timeout=180
         )
     return response
 
@@ -194,7 +196,7 @@ async def test_one_trace_from_the_call_to_each_model_and_tool_call(tmp_path: Pat
                 repository=common_pb2.Repository(id=registered),
             )
             assert response.winner_id
-            assert {asked.body["temperature"] for asked in model.requests} == {0}, (
+            assert {call.body["temperature"] for call in model.requests} == {0}, (
                 "hosts know the model of a role"
             )
             await receiver.until(
@@ -205,8 +207,8 @@ async def test_one_trace_from_the_call_to_each_model_and_tool_call(tmp_path: Pat
             )
             _assert_one_trace(receiver, model)
             await _assert_figures(figures)
-            # A collector that goes away neither fails nor stops anything, nor does the end wait for
-            # it for long.
+            # A collector that goes away causes no failure and stops nothing, and the shutdown does
+            # not wait for it for long.
             await server.stop(0)
             assert (await deliberate(command, task_description="Write a HAIKU")).winner_id
 
@@ -218,23 +220,23 @@ def _assert_one_trace(receiver: Receiver, model: ScriptedModel) -> None:
         for span in receiver.spans.values()
     }
     documented = {name.strip("`") for name, _ in table("telemetry.md", "span")}
-    assert seen == documented - {"<METHOD> <route>"}  # this caller comes over gRPC
+    assert seen == documented - {"<METHOD> <route>"}  # this caller uses gRPC
     call = receiver.named("orchestrator.v1.OrchestratorService/Deliberate")[0]
     assert call.parent == CALLER_SPAN
     root = ["deliberation", "submit", call.name]
     chats = receiver.named("chat")
     assert {span.attributes["moothall.call_id"] for span in chats} == {
-        asked.call_id for asked in model.requests
+        model_call.call_id for model_call in model.requests
     }
     for span in chats:
-        assert receiver.way_up(span) in (["chat", "turn", "seat", *root], ["chat", *root])
+        assert receiver.path_to_root(span) in (["chat", "turn", "seat", *root], ["chat", *root])
     tools = receiver.named("execute_tool")
     assert len(tools) >= 2
     for span in tools:
-        assert receiver.way_up(span) == ["execute_tool", "turn", "seat", *root]
-    assert receiver.way_up(receiver.named("decide")[0]) == ["decide", "submit", call.name]
+        assert receiver.path_to_root(span) == ["execute_tool", "turn", "seat", *root]
+    assert receiver.path_to_root(receiver.named("decide")[0]) == ["decide", "submit", call.name]
     assert receiver.named("decide")[0].links == (TRACE,)
-    assert receiver.way_up(receiver.named("deliver")[0]) == [
+    assert receiver.path_to_root(receiver.named("deliver")[0]) == [
         "deliver",
         "decide",
         "submit",
@@ -242,8 +244,8 @@ def _assert_one_trace(receiver: Receiver, model: ScriptedModel) -> None:
     ]
     assert {span.process.split("-")[0] for span in (call, *receiver.named("decide"))} == {"serve"}
     assert {span.process.split("-")[0] for span in (*chats, *tools)} == {"host"}
-    for asked in model.requests:  # and the model server's own spans join the call that they answer
-        assert asked.headers["traceparent"].split("-")[2] in {span.id for span in chats}
+    for model_call in model.requests:  # the model server's own spans join the call that they answer
+        assert model_call.headers["traceparent"].split("-")[2] in {span.id for span in chats}
     assert f"x-key={SECRET}" in receiver.headers
     assert SECRET.encode() not in receiver.raw
 
@@ -253,21 +255,24 @@ async def _assert_figures(url: str) -> None:
         assert refused.status == 401
     async with asyncio.timeout(30):
         while True:
-            found = await figures_at(url, "scraper-scraper")
+            metrics = await read_metrics(url, "scraper-scraper")
             if (
-                found.get(("moothall_tool_calls_total", "host-1", "success", "files.append"), 0)
+                metrics.get(("moothall_tool_calls_total", "host-1", "success", "files.append"), 0)
                 >= 2
             ):
                 break
             await asyncio.sleep(0.2)
-    assert found["moothall_model_calls_total", "host-1", "scripted", "ok"] >= 3
-    assert found["moothall_model_tokens_total", "host-1", "prompt", "scripted"] > 0
-    assert found["moothall_deliberations_requested_total", "serve", "tests_then_verify", "dev"] == 1
+    assert metrics["moothall_model_calls_total", "host-1", "scripted", "ok"] >= 3
+    assert metrics["moothall_model_tokens_total", "host-1", "prompt", "scripted"] > 0
     assert (
-        found["moothall_deliberations_decided_total", "serve", "committed", "dev", "COMPLETED"] == 1
+        metrics["moothall_deliberations_requested_total", "serve", "tests_then_verify", "dev"] == 1
     )
     assert (
-        found[
+        metrics["moothall_deliberations_decided_total", "serve", "committed", "dev", "COMPLETED"]
+        == 1
+    )
+    assert (
+        metrics[
             "moothall_grpc_calls_total",
             "serve",
             "OK",
@@ -276,14 +281,14 @@ async def _assert_figures(url: str) -> None:
         == 1
     )
     assert {
-        name: found["moothall_model_up", "serve", name] for name in ("default", "cool", "away")
+        name: metrics["moothall_model_up", "serve", name] for name in ("default", "cool", "away")
     } == {
         "default": 1,
         "cool": 1,
         "away": 0,
     }
-    assert found["moothall_bus_lag_messages", "serve", "collector"] >= 0
-    assert found["moothall_collector_under_way", "serve"] == 0
-    assert {name[2] for name in found if name[0] == "moothall_sandbox_layer"} >= {"seccomp"}
+    assert metrics["moothall_bus_lag_messages", "serve", "collector"] >= 0
+    assert metrics["moothall_collector_under_way", "serve"] == 0
+    assert {name[2] for name in metrics if name[0] == "moothall_sandbox_layer"} >= {"seccomp"}
     for process in ("serve", "host-1"):
-        assert found["moothall_process_resident_memory_bytes", process] > 1e6
+        assert metrics["moothall_process_resident_memory_bytes", process] > 1e6

@@ -1,5 +1,5 @@
-"""Two tenants with tasks and stories of the same ids, at once, in one server: nobody learns of the
-other's.
+"""Two tenants with tasks and stories of the same ids at the same time on one server: neither learns
+of the other's.
 """
 
 from __future__ import annotations
@@ -38,40 +38,43 @@ async def test_what_one_tenant_calls_a_task_is_no_business_of_another(
     }
     async with served(command) as app:
         alice = app.stub()
-        await alice.SubmitDeliberation(_asked(SAME, "WRONG: make hello_world", repo))
-        await alice.SubmitDeliberation(_asked(LATER, "HANG"))
-        await _as_if_absent(app, EVE, SAME)
-        await asyncio.gather(_alices(app), _eves(app, repo))
-        await _workspaces_are_two(app, repo)
-        await _stories_are_two(app)
-        told = {token: await _told(app, token) for token in TEAMS}
+        await alice.SubmitDeliberation(_request(SAME, "WRONG: make hello_world", repo))
+        await alice.SubmitDeliberation(_request(LATER, "HANG"))
+        await _assert_unknown(app, EVE, SAME)
+        await asyncio.gather(_run_alice(app), _run_eve(app, repo))
+        await _check_separate_workspaces(app, repo)
+        await _check_separate_stories(app)
+        views = {token: await _tenant_view(app, token) for token in TEAMS}
     async with served(command) as again:
         for token, team in TEAMS.items():
-            assert await _told(again, token) == told[token]
+            assert await _tenant_view(again, token) == views[token]
             other = next(name for name in TEAMS.values() if name != team)
-            assert other not in json.dumps(told[token])
+            assert other not in json.dumps(views[token])
         assert (
             await again.stub(EVE).CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
         ).status
-        found = await again.stub().GetDeliberationResult(
+        response = await again.stub().GetDeliberationResult(
             pb.GetDeliberationResultRequest(task_id=LATER)
         )
-        assert found.status in {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
+        assert response.status in {
+            pb.DELIBERATION_STATUS_PENDING,
+            pb.DELIBERATION_STATUS_IN_PROGRESS,
+        }
         await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
         listed = await command("list", "--json")
-        assert listed.document["tasks"] == []  # those of this machine's own tenant
+        assert listed.document["tasks"] == []  # the stories of this machine's own tenant
 
 
-def _asked(task_id: str, words: str, repo: Path | None = None) -> pb.DeliberateRequest:
-    asked = pb.DeliberateRequest(
-        task_description=words, role="dev", num_agents=1, task_id=task_id, protocol="single"
+def _request(task_id: str, description: str, repo: Path | None = None) -> pb.DeliberateRequest:
+    request = pb.DeliberateRequest(
+        task_description=description, role="dev", num_agents=1, task_id=task_id, protocol="single"
     )
     if repo is not None:
-        asked.repository.CopyFrom(common_pb2.Repository(url=str(repo)))
-    return asked
+        request.repository.CopyFrom(common_pb2.Repository(url=str(repo)))
+    return request
 
 
-async def _alices(app: Served) -> None:
+async def _run_alice(app: Served) -> None:
     updates = [
         update
         async for update in app.stub().WatchDeliberation(
@@ -84,7 +87,7 @@ async def _alices(app: Served) -> None:
     ).proven
 
 
-async def _eves(app: Served, repo: Path) -> None:
+async def _run_eve(app: Served, repo: Path) -> None:
     eve = app.stub(EVE)
     body = {
         "task_description": "HANG",
@@ -93,21 +96,21 @@ async def _eves(app: Served, repo: Path) -> None:
         "task_id": LATER,
         "protocol": "single",
     }
-    status, said = await _http(
+    status, response = await _http(
         app, EVE, "/orchestrator.v1.OrchestratorService/SubmitDeliberation", body
     )
-    assert (status, said["task_id"]) == (200, LATER)
-    answer = await eve.Deliberate(_asked(SAME, "Make hello_world", repo), timeout=240)
+    assert (status, response["task_id"]) == (200, LATER)
+    answer = await eve.Deliberate(_request(SAME, "Make hello_world", repo), timeout=240)
     assert (answer.task_id, answer.proven, answer.branch) == (SAME, True, f"moothall/team-e_{SAME}")
     assert "Hello, World!" in git(repo, "show", f"{answer.branch}:src/utils.py")
     assert "team-a" not in git(repo, "log", "-1", "--format=%B", answer.branch)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await eve.SubmitDeliberation(_asked(SAME, "another"))
+        await eve.SubmitDeliberation(_request(SAME, "another"))
     assert caught.value.details() == f"task_id {SAME!r} is taken by another deliberation"
 
 
-async def _as_if_absent(app: Served, token: str, task_id: str) -> None:
-    """Every door answers as it does for an id that nobody has."""
+async def _assert_unknown(app: Served, token: str, task_id: str) -> None:
+    """Assert that every endpoint answers as for an unknown id."""
     assert await _answers(app, token, task_id) == [
         [str(part).replace("nobodys", task_id) for part in answer]
         for answer in await _answers(app, token, "nobodys")
@@ -116,7 +119,7 @@ async def _as_if_absent(app: Served, token: str, task_id: str) -> None:
 
 async def _answers(app: Served, token: str, task_id: str) -> list[list[str]]:
     stub = app.stub(token)
-    found: list[list[str]] = []
+    statuses: list[list[str]] = []
     for call in (
         stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id)),
         stub.CancelDeliberation(pb.CancelDeliberationRequest(task_id=task_id)),
@@ -124,13 +127,13 @@ async def _answers(app: Served, token: str, task_id: str) -> list[list[str]]:
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
-        found.append([str(caught.value.code()), str(caught.value.details())])
+        statuses.append([str(caught.value.code()), str(caught.value.details())])
     context = await stub.GetTaskContext(pb.GetTaskContextRequest(task_id=task_id, role="dev"))
-    found.append([context.context_text, str(context.token_count)])
+    statuses.append([context.context_text, str(context.token_count)])
     status, document = await _http(app, token, f"/tasks/{task_id}")
     assert status == 404
-    found.append([str(status), str(document["detail"]), str(document["code"])])
-    return found
+    statuses.append([str(status), str(document["detail"]), str(document["code"])])
+    return statuses
 
 
 async def _http(app: Served, token: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -141,14 +144,14 @@ async def _http(app: Served, token: str, path: str, body: Any = None) -> tuple[i
         return answer.status, await answer.json(content_type=None)
 
 
-async def _workspaces_are_two(app: Served, repo: Path) -> None:
+async def _check_separate_workspaces(app: Served, repo: Path) -> None:
     kernel: Any = AgentKernelStub(app.channel)
 
     def by(token: str) -> dict[str, Any]:
         return {"metadata": (("authorization", f"Bearer {token}"),), "timeout": 120}
 
-    asked = kernel_pb2.CreateTaskRequest(prompt="HANG", workspace=str(repo), task_id="hands")
-    tasks = {token: await kernel.CreateTask(asked, **by(token)) for token in TEAMS}
+    request = kernel_pb2.CreateTaskRequest(prompt="HANG", workspace=str(repo), task_id="hands")
+    tasks = {token: await kernel.CreateTask(request, **by(token)) for token in TEAMS}
     assert {task.task_id for task in tasks.values()} == {"hands"}
 
     async def write_and_read(token: str) -> str:
@@ -169,7 +172,7 @@ async def _workspaces_are_two(app: Served, repo: Path) -> None:
         await kernel.CancelTask(kernel_pb2.CancelTaskRequest(task_id="hands"), **by(token))
 
 
-async def _stories_are_two(app: Served) -> None:
+async def _check_separate_stories(app: Served) -> None:
     for token, team in TEAMS.items():
         moved = pb.ProcessPlanningEventRequest(
             event_type="story.changed",
@@ -185,29 +188,29 @@ async def _stories_are_two(app: Served) -> None:
         assert [task.description.count(f"Of {team}") for task in planned.tasks] == [1]
 
 
-async def _told(app: Served, token: str) -> Any:
-    """All that the doors tell a tenant of the task, once it has ended."""
+async def _tenant_view(app: Served, token: str) -> Any:
+    """Return everything that the APIs report to a tenant about the task, once it has ended."""
     stub = app.stub(token)
-    found: dict[str, Any] = {}
+    view: dict[str, Any] = {}
     answer = await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=SAME))
     answer.metadata.ClearField("timestamp_ms")
-    found["result"] = json_format.MessageToDict(answer)
+    view["result"] = json_format.MessageToDict(answer)
     watched = stub.WatchDeliberation(pb.WatchDeliberationRequest(task_id=SAME))
-    found["events"] = [json_format.MessageToDict(update) async for update in watched]
-    assert {event["event"]["subject"] for event in found["events"]} == {SAME}
-    status, found["task"] = await _http(app, token, f"/tasks/{SAME}")
-    assert (status, found["task"]["task_id"]) == (200, SAME)
+    view["events"] = [json_format.MessageToDict(update) async for update in watched]
+    assert {event["event"]["subject"] for event in view["events"]} == {SAME}
+    status, view["task"] = await _http(app, token, f"/tasks/{SAME}")
+    assert (status, view["task"]["task_id"]) == (200, SAME)
     _, listed = await _http(app, token, "/tasks?state=ended")
-    found["ended"] = sorted(task["task_id"] for task in listed["tasks"])
-    assert found["ended"] == ["hands", SAME]
-    async with asyncio.timeout(30):  # the graph hears of it a moment later
-        while SAME not in (said := await stub.GetTaskContext(_context())).context_text:
+    view["ended"] = sorted(task["task_id"] for task in listed["tasks"])
+    assert view["ended"] == ["hands", SAME]
+    async with asyncio.timeout(30):  # the graph is updated a moment later
+        while SAME not in (response := await stub.GetTaskContext(_context())).context_text:
             await asyncio.sleep(0.1)
-    found["context"] = said.context_text
+    view["context"] = response.context_text
     stats = (await stub.GetStatus(pb.GetStatusRequest(include_stats=True))).stats
-    found["asked"] = stats.total_deliberations
-    assert found["asked"] == 3
-    return found
+    view["asked"] = stats.total_deliberations
+    assert view["asked"] == 3
+    return view
 
 
 def _context() -> pb.GetTaskContextRequest:

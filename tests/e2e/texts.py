@@ -1,5 +1,5 @@
-"""A story about texts in both cases: its repository, the model's part in it, and somebody who moves
-it on the board.
+"""A story about texts in both cases: its repository, the model's replies, and a person who moves it
+on the board.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOKENS = (
     f'[[principals]]\ntoken = "{PERSON}"\nname = "pat"\ntenant = "team-p"\nroles = ["po", "qa", '
     '"architect"]\n'
 )
-_PATIENCE = 240  # seconds; a busy machine
+_PATIENCE = 240  # in seconds, for a busy machine
 METADATA = (("authorization", f"Bearer {PERSON}"),)
 AC = (
     "Given the module, when upper('a') is called, then it returns 'A'",
@@ -39,9 +39,9 @@ assert getattr(texts, "mode", "old") in {"old", "one", "two", "both", "french", 
 
 
 def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
-    """Each task does its own part, said by a word of its criteria."""
-    said = task_of(body)
-    if "Divide this story" in said:
+    """Reply for each task by a word of its criteria."""
+    prompt = task_of(body)
+    if "Divide this story" in prompt:
         one = {"id": "one", "role": "dev", "description": "the first", "criteria": [1]}
         two = {"id": "two", "role": "dev", "description": "the second", "criteria": [2]}
         last = {
@@ -52,23 +52,27 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
             "after": ["one", "two"],
         }
         alone = {"id": "alone", "role": "dev", "description": "all of it", "criteria": [1, 2]}
-        tasks = {"tasks": [alone] if "ALONE" in said else [last, one, two]}
+        tasks = {"tasks": [alone] if "ALONE" in prompt else [last, one, two]}
         return json.dumps({"thought": "", "finish": json.dumps(tasks)})
-    if "sent back: Say it in French" in said:
+    if "sent back: Say it in French" in prompt:
         return turn(
             "files.append",
             path="tools/texts.py",
             content='\n\ndef french():\n    return "premier"\n',
         )
-    if "does not go together" in said:
+    if "does not go together" in prompt:
         return turn("files.edit", path="tools/texts.py", old='mode = "moved"', new='mode = "both"')
-    if "they disagree" in said:
+    if "they disagree" in prompt:
         return turn("files.edit", path="tools/texts.py", old='mode = "one"', new='mode = "both"')
-    wanted = said.partition("It is done when:")[2]
+    criteria = prompt.partition("It is done when:")[2]
     part = (
-        "both" if "upper" in wanted and "lower" in wanted else "one" if "upper" in wanted else "two"
+        "both"
+        if "upper" in criteria and "lower" in criteria
+        else "one"
+        if "upper" in criteria
+        else "two"
     )
-    if "MODE" in said:
+    if "MODE" in prompt:
         return turn("files.edit", path="tools/texts.py", old='mode = "old"', new=f'mode = "{part}"')
     return turn(
         "files.write", path=f"tools/{part}.py", content=f"def {part}(text):\n    return text\n"
@@ -76,7 +80,7 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
 
 
 def make_repository(path: Path, check: str = CHECK) -> Path:
-    """Make the repository that the story is about."""
+    """Create the repository of the story."""
     files = {
         "tools/texts.py": 'mode = "old"\n\n\ndef first():\n    return "first"\n',
         "check.py": check,
@@ -87,14 +91,21 @@ def make_repository(path: Path, check: str = CHECK) -> Path:
     for name, text in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text, encoding="utf-8")
-    who = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "init.defaultBranch=main")
+    identity = (
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@localhost",
+        "-c",
+        "init.defaultBranch=main",
+    )
     for args in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "begin")):
-        subprocess.run(["git", *who, *args], cwd=path, check=True)
+        subprocess.run(["git", *identity, *args], cwd=path, check=True)
     return path
 
 
 class Person:
-    """Somebody at the board of a server."""
+    """A person at the board of a server."""
 
     def __init__(self, app: Served, story_id: str = "") -> None:
         self.board = PlanningServiceStub(app.channel)
@@ -116,14 +127,14 @@ class Person:
         return answer
 
     async def move_once_allowed(self, event: str) -> None:
-        """Move it as soon as its evidence is there."""
+        """Move the story as soon as its evidence exists."""
         request = pb.TransitionRequest(story_id=self.story_id, event=event)
         async with asyncio.timeout(_PATIENCE):
             while (await self.board.Transition(request, metadata=METADATA)).blocked:
                 await asyncio.sleep(0.1)
 
-    async def delivered(self) -> dict[str, Any]:
-        """Return what became of the story, told after its last move to done."""
+    async def delivery_record(self) -> dict[str, Any]:
+        """Return the delivery of the story, recorded after its last move to done."""
         headers = {"Authorization": METADATA[0][1]}
         url = f"http://{self.app.web}/api/v1/stories/{self.story_id}"
         async with asyncio.timeout(_PATIENCE), aiohttp.ClientSession(headers=headers) as session:
@@ -135,20 +146,20 @@ class Person:
                     for place, event in enumerate(history)
                     if event["data"].get("to_state") == "done"
                 )
-                told = [
+                deliveries = [
                     event["data"]
                     for event in history[done:]
                     if event["type"] == "moothall.story.delivered"
                 ]
-                if told:
-                    return dict(told[0])
+                if deliveries:
+                    return dict(deliveries[0])
                 await asyncio.sleep(0.1)
 
-    async def board_now(self) -> Any:
-        """Return the board, as it is told."""
+    async def current_board(self) -> Any:
+        """Return the current board."""
         return (await self.board.ListStories(pb.ListStoriesRequest(), metadata=METADATA)).stories
 
-    async def stands(self, state: str) -> Any:
+    async def wait_for_state(self, state: str) -> Any:
         async with asyncio.timeout(_PATIENCE):
             while True:
                 answer = await self.board.GetStory(

@@ -1,4 +1,4 @@
-"""A web server of the tests' own: it counts, and is slow, silent or broken when told to be."""
+"""A web server for tests: it counts requests, and is slow, silent or broken on demand."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from aiohttp import web
 
 @dataclass(slots=True)
 class Site:
-    """`seen` counts requests by method and path; `pause` is how long each answer takes; `broken`
-    ones get none.
+    """A web server.
+
+    Attributes:
+        seen: the number of requests by method and path.
+        pause: the duration of each answer.
+        broken: paths that get no answer.
     """
 
     port: int = 0
@@ -24,7 +28,7 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Its root."""
+        """The root URL."""
         return f"http://127.0.0.1:{self.port}"
 
 

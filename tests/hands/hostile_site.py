@@ -1,4 +1,4 @@
-"""A hostile web site on loopback, which the operator of the test allows by name."""
+"""A hostile web site on loopback, which the test's operator allows by name."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def _answer(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def site() -> AsyncIterator[str]:
-    """Serve it; yields 127.0.0.1:port."""
+    """Serve the site; yield 127.0.0.1:port."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", _answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

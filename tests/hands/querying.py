@@ -1,4 +1,4 @@
-"""Asking a database tool as the gate would."""
+"""Calls of a database tool as the gateway makes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSWORD = "r-secret-42"
 async def ask(
     tool: str, settings: DbSettings, tenant: str = "local", **arguments: Any
 ) -> ToolResult:
-    """Ask as the gate would: arguments checked, defaults filled in."""
+    """Call the tool as the gateway does: arguments checked, defaults filled in."""
     checked = _ARGUMENTS[tool].model_validate(arguments).model_dump()
     result = await DatabaseTools(settings).call(
         ToolCall("request-1", tool, checked, in_seconds(60)), Room(), tenant

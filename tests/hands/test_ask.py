@@ -29,7 +29,7 @@ ANSWER = "add returns the sum of two numbers.\x1b[2J"
 
 
 def by_question(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    """Look at the file, then answer; what is no question is done as in the other tests."""
+    """Look at the file, then answer a question; handle other tasks as in the other tests."""
     prompt = "\n".join(str(message["content"]) for message in body["messages"])
     if "What does add do?" not in prompt:
         return by_task(body, headers)
@@ -61,20 +61,24 @@ async def repo(tmp_path: Path) -> Path:
 
 
 async def test_a_question_is_answered_and_nothing_is_changed(command: Command, repo: Path) -> None:
-    done = await command("ask", "-v", "What does add do?", cwd=repo / "src")
-    assert done.code == 0, done.err
-    assert "add returns the sum of two numbers." in done.out
-    assert "\x1b[2J" not in done.out + done.err  # what a model wrote moves no cursor
-    assert "files.read success" in done.err
+    result = await command("ask", "-v", "What does add do?", cwd=repo / "src")
+    assert result.code == 0, result.err
+    assert "add returns the sum of two numbers." in result.out
+    assert "\x1b[2J" not in result.out + result.err  # a model's text moves no cursor
+    assert "files.read success" in result.err
     assert git(repo, "branch", "--list", "moothall/*") == ""
     assert git(repo, "status", "--porcelain") == ""
 
 
 async def test_a_diff_is_shown_and_applied_with_yes(command: Command, repo: Path) -> None:
     (repo / "notes.txt").write_text("mine\n", encoding="utf-8")
-    done = await command("ask", "--repo", str(repo), "--yes", "--json", TASK)
-    assert done.code == 0, done.err
-    assert (done.document["final_state"], done.document["proven"], done.document["applied"]) == (
+    result = await command("ask", "--repo", str(repo), "--yes", "--json", TASK)
+    assert result.code == 0, result.err
+    assert (
+        result.document["final_state"],
+        result.document["proven"],
+        result.document["applied"],
+    ) == (
         "committed",
         True,
         ["src/utils.py"],
@@ -82,26 +86,26 @@ async def test_a_diff_is_shown_and_applied_with_yes(command: Command, repo: Path
     assert "def hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")
     assert (repo / "notes.txt").read_text(encoding="utf-8") == "mine\n"
     assert git(repo, "rev-parse", "--abbrev-ref", "HEAD") == "main"
-    assert git(repo, "branch", "--list", done.document["branch"])
+    assert git(repo, "branch", "--list", result.document["branch"])
 
 
 async def test_without_a_terminal_nothing_is_applied_and_that_is_said(
     command: Command, repo: Path
 ) -> None:
-    done = await command("ask", "--repo", str(repo), TASK)
-    assert done.code == 0, done.err
-    assert "+def hello_world" in done.out
-    assert "Branch moothall/" in done.out
-    assert "not applied: there is no terminal" in done.err
+    result = await command("ask", "--repo", str(repo), TASK)
+    assert result.code == 0, result.err
+    assert "+def hello_world" in result.out
+    assert "Branch moothall/" in result.out
+    assert "not applied: there is no terminal" in result.err
     assert git(repo, "status", "--porcelain") == ""
 
 
 async def test_own_changes_are_in_the_way(command: Command, repo: Path) -> None:
     (repo / "src/utils.py").write_text("# my unfinished work\n", encoding="utf-8")
-    done = await command("ask", "--repo", str(repo), "--yes", "--json", TASK)
-    assert done.code == 2
-    assert "changes of your own in src/utils.py" in done.err
-    assert (done.document["applied"], bool(done.document["branch"])) == ([], True)
+    result = await command("ask", "--repo", str(repo), "--yes", "--json", TASK)
+    assert result.code == 2
+    assert "changes of your own in src/utils.py" in result.err
+    assert (result.document["applied"], bool(result.document["branch"])) == ([], True)
     assert (repo / "src/utils.py").read_text(encoding="utf-8") == "# my unfinished work\n"
 
 
@@ -126,22 +130,22 @@ async def test_on_a_terminal_its_owner_is_asked(
     os.close(theirs)
     try:
         assert process.stderr is not None
-        said = b""
+        output = b""
         async with asyncio.timeout(180):
-            while b"Apply this to your files?" not in said:
-                said += await process.stderr.read(4096) or pytest.fail(said.decode())
+            while b"Apply this to your files?" not in output:
+                output += await process.stderr.read(4096) or pytest.fail(output.decode())
             os.write(ours, typed.encode())
             _, rest = await process.communicate()
     finally:
         os.close(ours)
-    assert process.returncode == 0, (said + rest).decode()
+    assert process.returncode == 0, (output + rest).decode()
     assert ("hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")) is applied
 
 
 async def test_nothing_that_passes_is_no_answer(command: Command, repo: Path) -> None:
-    done = await command("ask", "--repo", str(repo), "--turns", "1", "--yes", f"WRONG {TASK}")
-    assert done.code == 1, done.err
-    assert "No answer." in done.out
+    result = await command("ask", "--repo", str(repo), "--turns", "1", "--yes", f"WRONG {TASK}")
+    assert result.code == 1, result.err
+    assert "No answer." in result.out
     assert git(repo, "status", "--porcelain") == ""
 
 
@@ -162,9 +166,9 @@ async def test_ctrl_c_cancels_the_task(command: Command, model: ScriptedModel, r
 
 
 async def test_in_no_repository_it_is_about_text(command: Command, tmp_path: Path) -> None:
-    done = await command("ask", "--json", "Write a HAIKU", cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert (done.document["final_state"], done.document["results"][0]["content"]) == (
+    result = await command("ask", "--json", "Write a HAIKU", cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert (result.document["final_state"], result.document["results"][0]["content"]) == (
         "answered",
         "An old silent pond",
     )
@@ -173,18 +177,18 @@ async def test_in_no_repository_it_is_about_text(command: Command, tmp_path: Pat
 async def test_a_server_elsewhere_is_asked_by_its_kernel(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
-    """From a data directory of one's own, as on another machine: the token is all that one has."""
+    """From a data directory of its own, as on another machine: the token is all that it has."""
     (tmp_path / "token").write_text(ALICE, encoding="ascii")
     client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
-    asked = ("ask", "--server", command.served_at, "--token-file", str(tmp_path / "token"))
-    done = await client(*asked, "-v", "What does add do?", cwd=repo)
-    assert done.code == 0, done.err
-    assert "add returns the sum of two numbers." in done.out
-    assert "files.read success" in done.err
-    changed = await client(*asked, "--repo", str(repo), "--yes", "--json", TASK)
+    arguments = ("ask", "--server", command.served_at, "--token-file", str(tmp_path / "token"))
+    result = await client(*arguments, "-v", "What does add do?", cwd=repo)
+    assert result.code == 0, result.err
+    assert "add returns the sum of two numbers." in result.out
+    assert "files.read success" in result.err
+    changed = await client(*arguments, "--repo", str(repo), "--yes", "--json", TASK)
     assert (changed.code, changed.document["applied"]) == (0, ["src/utils.py"]), changed.err
     assert "def hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")
     (tmp_path / "token").write_text("x" * 20, encoding="ascii")
-    refused = await client(*asked, "What does add do?", cwd=repo)
+    refused = await client(*arguments, "What does add do?", cwd=repo)
     assert (refused.code, "UNAUTHENTICATED" in refused.err) == (2, True)
-    assert not (tmp_path / "mine" / "lock").exists()  # no server was opened
+    assert not (tmp_path / "mine" / "lock").exists()  # no server was started

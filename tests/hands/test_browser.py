@@ -1,5 +1,5 @@
-"""`browser.run` with a real Chromium, on pages of our own: what is asked is done, and no page leads
-where no tool may go.
+"""`browser.run` with a real Chromium, on pages of our own: it does what is requested, and no page
+leads where no tool may go.
 """
 
 from __future__ import annotations
@@ -86,21 +86,21 @@ PAGES = {
 
 
 class Site:
-    """A server that remembers the paths that it was asked for."""
+    """A server that records requested paths."""
 
     def __init__(self) -> None:
         self.port = 0
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
         self.page = ""
 
     @property
     def url(self) -> str:
-        """Its root."""
+        """The root URL."""
         return f"http://127.0.0.1:{self.port}"
 
     async def answer(self, request: web.Request) -> web.StreamResponse:  # noqa: PLR0911 - a table of paths
-        """Answer."""
-        self.asked.append(request.path)
+        """Answer a request."""
+        self.requested_paths.append(request.path)
         if (
             page := PAGES.get(request.path) or (self.page if request.path == "/hostile" else "")
         ) != "":
@@ -148,24 +148,24 @@ async def serving(host: str = "127.0.0.1") -> AsyncIterator[Site]:
 
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
-    """One that the operator allows."""
+    """A site that the operator allows."""
     if find_chromium(BrowserSettings()) is None:
         pytest.skip("no Chromium: `apt-get install chromium` brings it")
     bubblewrap()
-    async with serving() as found:
-        yield found
+    async with serving() as served:
+        yield served
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Any:
-    """No browser outlives its call."""
+    """Assert that no browser outlives its call."""
     yield
-    left = [
+    remaining = [
         process
         for process in psutil.Process().children(recursive=True)
         if "chrom" in command_line(process)
     ]
-    assert not left
+    assert not remaining
 
 
 async def browse(
@@ -175,7 +175,7 @@ async def browse(
     folder: Path = Path("/nonexistent"),
     **more: Any,
 ) -> ToolResult:
-    """Run it as the gate would."""
+    """Run the tool as the gateway does."""
     allow = more.pop("allow", (f"127.0.0.1:{site.port}",))
     where = more.pop("where", {})
     settings = BrowserSettings(**{"action_seconds": 40, "seconds": 100, **more})
@@ -207,11 +207,11 @@ async def test_open_click_type_wait_text_and_screenshot(site: Site, tmp_path: Pa
         where={"path": "shots/one.png"},
     )
     assert result.status is ToolStatus.SUCCESS, result.error
-    said = [done["text"] for done in result.output["results"] if done["do"] == "text"]
-    assert said == ["go", "Hello Ada", "Hello Bob"]
+    texts = [step["text"] for step in result.output["results"] if step["do"] == "text"]
+    assert texts == ["go", "Hello Ada", "Hello Bob"]
     assert (result.output["title"], result.output["url"]) == ("Hello", f"{site.url}/hello?name=Bob")
-    picture = (tmp_path / "shots/one.png").read_bytes()
-    assert (picture[:8], int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])) == (
+    snapshot = (tmp_path / "shots/one.png").read_bytes()
+    assert (snapshot[:8], int.from_bytes(snapshot[16:20]), int.from_bytes(snapshot[20:24])) == (
         b"\x89PNG\r\n\x1a\n",
         1280,
         800,
@@ -247,20 +247,20 @@ async def test_a_hostile_page_reaches_nothing_that_no_tool_may_reach(site: Site)
                 {"do": "text", "selector": "#out"},
             )
             assert result.status is ToolStatus.SUCCESS, result.error
-            said = result.output["results"][1]["text"]
-            assert "GOT" not in said
-            assert said.count("nothing of") == 11
+            text = result.output["results"][1]["text"]
+            assert "GOT" not in text
+            assert text.count("nothing of") == 11
             assert any(line.startswith("127.0.0.1:") for line in result.output["refused"])
             with pytest.raises(BlockingIOError):
                 udp.recv(100)
         for leave in ("leave", "file"):
-            left = await browse(
+            result_of_file = await browse(
                 site, "/hostile", {"do": "click", "selector": f"#{leave}"}, {"do": "text"}
             )
-            assert "root:" not in str(left)
+            assert "root:" not in str(result_of_file)
         saved = await browse(site, "/hostile", {"do": "click", "selector": "#save"})
         assert saved.status is ToolStatus.SUCCESS
-        assert (other.asked, six.asked) == ([], [])
+        assert (other.requested_paths, six.requested_paths) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ async def test_what_is_not_opened(site: Site, url: str, status: ToolStatus) -> N
         where = url.format(other=other.port, site=site.url)
         result = await browse(site, "/form", {"do": "open", "url": where}, {"do": "text"})
         assert (result.status, "action 1 (open" in result.error) == (status, True), result
-        assert other.asked == []
+        assert other.requested_paths == []
 
 
 async def test_limits(site: Site, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""A program that is talked to among a workspace's files, here and in a pod: its lines, its files,
-and how it ends.
+"""Conversations with a program among a workspace's files, here and in a pod: its lines, its files,
+and its end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLOOD = "while True: print('y' * 1000)"
 
 
 class Caller:
-    """Says so many lines, one for each that it hears."""
+    """A caller that sends this many lines, one for each line that it receives."""
 
     def __init__(self, most: int) -> None:
         self.heard: list[str] = []

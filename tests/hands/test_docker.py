@@ -1,4 +1,4 @@
-"""`docker.*` against a real engine: images are built, containers run bounded, and nobody sees
+"""`docker.*` against a real engine: images are built, containers run within limits, and nobody sees
 another's.
 """
 
@@ -40,14 +40,14 @@ CMD ["echo", "from the image"]
 @pytest.fixture(scope="module")
 def host() -> Iterator[str]:
     try:
-        with engine() as found:
-            yield found
+        with engine() as engine_host:
+            yield engine_host
     except Missing as missing:
         pytest.skip(str(missing))
 
 
-class Desk(Folder):
-    """A workspace with the toolkit of its process."""
+class DockerWorkspace(Folder):
+    """A workspace with the Docker toolkit of its process."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Desk(Folder):
     async def ask(
         self, tool: str, tenant: str = "local", seconds: float = 100, **arguments: Any
     ) -> ToolResult:
-        """Call as the gate would."""
+        """Call a tool as the gateway does."""
         checked = _ARGUMENTS[f"docker.{tool}"].model_validate(arguments).model_dump()
         result = await self.tools.call(
             ToolCall("request-1", f"docker.{tool}", checked, in_seconds(seconds)), self, tenant
@@ -97,80 +97,82 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def deliberations(host: str, root: Path) -> AsyncIterator[Desk]:
-    """A workspace with the image `app`; at its end nothing of it is left."""
-    deliberations = Desk(root, host)
-    built = await deliberations.ask("build", tag="app")
+async def docker_workspace(host: str, root: Path) -> AsyncIterator[DockerWorkspace]:
+    """A workspace with the image `app`; nothing of it remains at the end."""
+    docker_workspace = DockerWorkspace(root, host)
+    built = await docker_workspace.ask("build", tag="app")
     assert built.status is ToolStatus.SUCCESS, built.error
     assert built.output["image"].startswith("sha256:")
-    yield deliberations
-    await deliberations.tools.close_workspace(deliberations.id)
+    yield docker_workspace
+    await docker_workspace.tools.close_workspace(docker_workspace.id)
     async with engine_at(host) as session:
         assert await session.call("GET", "/containers/json", query={"all": "1"}) == []
         assert await session.call("GET", "/images/json") == []
 
 
-async def test_a_container_runs_and_is_gone(deliberations: Desk) -> None:
-    result = await deliberations.ask("run", image="app")
+async def test_a_container_runs_and_is_gone(docker_workspace: DockerWorkspace) -> None:
+    result = await docker_workspace.ask("run", image="app")
     assert (result.output["exit_code"], result.output["output"]) == (0, "from the image\n"), (
         result.error
     )
-    result = await deliberations.run(
+    result = await docker_workspace.run(
         "/bin/busybox", "sh", "-c", "echo $GREETING $X; echo err >&2; exit 7", env=["X=there"]
     )
     assert result.output["exit_code"] == 7, result.error
     assert sorted(result.output["output"].split()) == ["err", "hello", "there"]
-    assert (await deliberations.ask("ps")).output["containers"] == []
+    assert (await docker_workspace.ask("ps")).output["containers"] == []
 
 
-async def test_a_container_that_goes_on(deliberations: Desk) -> None:
-    started = await deliberations.run(
+async def test_a_container_that_goes_on(docker_workspace: DockerWorkspace) -> None:
+    started = await docker_workspace.run(
         "/bin/busybox", "sh", "-c", "echo ready; exec /bin/busybox sleep 1000", detach=True
     )
     container = started.output["container"]
-    listed = (await deliberations.ask("ps")).output["containers"]
-    assert [(one["container"], one["image"], one["state"]) for one in listed] == [
+    listed = (await docker_workspace.ask("ps")).output["containers"]
+    assert [(item["container"], item["image"], item["state"]) for item in listed] == [
         (container, "app", "running")
     ]
-    done = await deliberations.ask(
+    result = await docker_workspace.ask(
         "exec", container=container, command=["/bin/busybox", "sh", "-c", "echo $GREETING; exit 3"]
     )
-    assert (done.output["exit_code"], done.output["output"]) == (3, "hello\n"), done.error
+    assert (result.output["exit_code"], result.output["output"]) == (3, "hello\n"), result.error
     async with asyncio.timeout(30):
-        while not (said := await deliberations.ask("logs", container=container)).output["output"]:
+        while not (logs := await docker_workspace.ask("logs", container=container)).output[
+            "output"
+        ]:
             await asyncio.sleep(0.1)
-    assert said.output == {"output": "ready\n", "truncated": False}
-    assert (await deliberations.ask("stop", container=container)).status is ToolStatus.SUCCESS
-    assert (await deliberations.ask("ps")).output["containers"][0]["state"] == "exited"
-    assert (await deliberations.ask("rm", container=container)).status is ToolStatus.SUCCESS
-    assert (await deliberations.ask("ps")).output["containers"] == []
+    assert logs.output == {"output": "ready\n", "truncated": False}
+    assert (await docker_workspace.ask("stop", container=container)).status is ToolStatus.SUCCESS
+    assert (await docker_workspace.ask("ps")).output["containers"][0]["state"] == "exited"
+    assert (await docker_workspace.ask("rm", container=container)).status is ToolStatus.SUCCESS
+    assert (await docker_workspace.ask("ps")).output["containers"] == []
 
 
 LOOK = """cat /proc/self/status; cat /proc/mounts; id; ls /sys/class/net /dev; touch /x /bin/x /etc/x; touch /tmp/mine && echo wrote
 mkdir /tmp/m; mount -t tmpfs none /tmp/m; cat /proc/net/route; ls /var/run /run /root /home /host; env"""
 
 
-async def test_every_container_is_bounded(deliberations: Desk) -> None:
-    result = await deliberations.run("/bin/busybox", "sh", "-c", LOOK.replace("\n", ";"))
-    said = result.output["output"]
+async def test_every_container_is_bounded(docker_workspace: DockerWorkspace) -> None:
+    result = await docker_workspace.run("/bin/busybox", "sh", "-c", LOOK.replace("\n", ";"))
+    output = result.output["output"]
     status = dict(
         line.split(":", 1)
-        for line in said.splitlines()
+        for line in output.splitlines()
         if line.split(":")[0] in {"CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp", "Uid"}
     )
     assert {int(status[name], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {0}
     assert status["NoNewPrivs"].strip() == "1"
     assert status["Uid"].split() == ["65534"] * 4
     for path in ("/x", "/bin/x"):
-        assert f"touch: {path}: Read-only file system" in said
-    assert "wrote" in said
-    assert "mount: permission denied" in said
-    assert "docker.sock" not in said
-    async with engine_at(deliberations.settings.host or "") as session:
-        started = await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)
-        told = await session.call("GET", f"/containers/{started.output['container']}/json")
-    host = told["HostConfig"]
-    wanted = {
+        assert f"touch: {path}: Read-only file system" in output
+    assert "wrote" in output
+    assert "mount: permission denied" in output
+    assert "docker.sock" not in output
+    async with engine_at(docker_workspace.settings.host or "") as session:
+        started = await docker_workspace.run("/bin/busybox", "sleep", "1000", detach=True)
+        inspected = await session.call("GET", f"/containers/{started.output['container']}/json")
+    host = inspected["HostConfig"]
+    expected = {
         "NetworkMode": "none",
         "Privileged": False,
         "ReadonlyRootfs": True,
@@ -186,13 +188,15 @@ async def test_every_container_is_bounded(deliberations: Desk) -> None:
         "IpcMode": "private",
     }
     assert {
-        name: host[name] or (None if name == "CapAdd" else host[name]) for name in wanted
-    } == wanted
-    assert not host["Binds"] and not host["Devices"] and not told["Mounts"]  # noqa: PT018 - three ways in
+        name: host[name] or (None if name == "CapAdd" else host[name]) for name in expected
+    } == expected
+    assert not host["Binds"] and not host["Devices"] and not inspected["Mounts"]  # noqa: PT018 - three ways to mount
 
 
-async def test_limits_hold_and_say_so(host: str, root: Path, deliberations: Desk) -> None:
-    small = Desk(
+async def test_limits_hold_and_say_so(
+    host: str, root: Path, docker_workspace: DockerWorkspace
+) -> None:
+    small = DockerWorkspace(
         root,
         host,
         tools=None,
@@ -235,11 +239,16 @@ async def test_limits_hold_and_say_so(host: str, root: Path, deliberations: Desk
     await small.tools.close_workspace(small.id)
 
 
-async def test_a_workspace_sees_only_its_own(host: str, root: Path, deliberations: Desk) -> None:
-    mine = (await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)).output[
+async def test_a_workspace_sees_only_its_own(
+    host: str, root: Path, docker_workspace: DockerWorkspace
+) -> None:
+    mine = (await docker_workspace.run("/bin/busybox", "sleep", "1000", detach=True)).output[
         "container"
     ]
-    for other, tenant in ((Desk(root, host, "ws-2"), "local"), (Desk(root, host, "ws-1"), "acme")):
+    for other, tenant in (
+        (DockerWorkspace(root, host, "ws-2"), "local"),
+        (DockerWorkspace(root, host, "ws-1"), "acme"),
+    ):
         assert (await other.ask("ps", tenant)).output["containers"] == []
         tries: list[tuple[str, dict[str, Any]]] = [
             ("logs", {}),
@@ -253,26 +262,26 @@ async def test_a_workspace_sees_only_its_own(host: str, root: Path, deliberation
         image = await other.ask("run", tenant, image="app")
         assert (image.status, "docker.images" in image.error) == (ToolStatus.BLOCKED, True)
         await other.tools.close_workspace(other.id)
-    assert (await deliberations.ask("ps")).output["containers"][0]["state"] == "running"
+    assert (await docker_workspace.ask("ps")).output["containers"][0]["state"] == "running"
 
 
 async def test_what_expired_is_removed_whoever_made_it(
-    host: str, root: Path, deliberations: Desk
+    host: str, root: Path, docker_workspace: DockerWorkspace
 ) -> None:
-    short = Desk(root, host, "ws-3", ttl_seconds=10)
+    short = DockerWorkspace(root, host, "ws-3", ttl_seconds=10)
     assert (await short.ask("build", tag="gone")).status is ToolStatus.SUCCESS
     assert (
         await short.ask("run", image="gone", command=["/bin/busybox", "sleep", "1000"], detach=True)
     ).status is ToolStatus.SUCCESS
-    kept = (await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)).output[
+    running = (await docker_workspace.run("/bin/busybox", "sleep", "1000", detach=True)).output[
         "container"
     ]
-    await deliberations.tools.sweep()
+    await docker_workspace.tools.sweep()
     assert len((await short.ask("ps")).output["containers"]) == 1
     async with asyncio.timeout(60):
         while (await short.ask("ps")).output["containers"]:
             await asyncio.sleep(0.5)
-            await deliberations.tools.sweep()
+            await docker_workspace.tools.sweep()
     async with engine_at(host) as session:
         assert [
             tag
@@ -280,9 +289,10 @@ async def test_what_expired_is_removed_whoever_made_it(
             for tag in image["RepoTags"]
             if tag.endswith(":gone")
         ] == []
-    assert [one["container"] for one in (await deliberations.ask("ps")).output["containers"]] == [
-        kept
-    ]
+    assert [
+        container["container"]
+        for container in (await docker_workspace.ask("ps")).output["containers"]
+    ] == [running]
 
 
 class _Count(BaseHTTPRequestHandler):
@@ -295,7 +305,7 @@ class _Count(BaseHTTPRequestHandler):
         self.wfile.write(b"x")
 
     def log_message(self, *_: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.mark.parametrize(
@@ -330,8 +340,8 @@ async def test_a_build_fetches_nothing_and_runs_nothing(host: str, root: Path, t
         (root / "Dockerfile").write_text(
             text.replace("{port}", str(server.server_port)), encoding="utf-8"
         )
-        deliberations = Desk(root, host, "ws-4")
-        result = await deliberations.ask("build", tag="app")
+        docker_workspace = DockerWorkspace(root, host, "ws-4")
+        result = await docker_workspace.ask("build", tag="app")
         assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
         assert _Count.count == 0
         async with engine_at(host) as session:
@@ -349,26 +359,28 @@ async def test_builds_are_bounded_and_run_where_the_operator_says_so(host: str, 
         "FROM scratch\nCOPY --from=one /made /made\nCOPY --from=0 /bin/busybox /bin/busybox\n",
         encoding="ascii",
     )
-    deliberations = Desk(root, host, "ws-5", build_runs=True)
-    built = await deliberations.ask("build", tag="app")
+    docker_workspace = DockerWorkspace(root, host, "ws-5", build_runs=True)
+    built = await docker_workspace.ask("build", tag="app")
     assert built.status is ToolStatus.SUCCESS, built.error
     assert "eth" not in built.output["output"]
-    read = await deliberations.run("/bin/busybox", "cat", "/made")
+    read = await docker_workspace.run("/bin/busybox", "cat", "/made")
     assert read.output["output"] == "x\n"
     (root / "Dockerfile").write_text(
         'FROM scratch\nCOPY bin /bin/\nRUN ["/bin/busybox", "false"]\n', encoding="ascii"
     )
-    failed = await deliberations.ask("build", tag="app-2")
+    failed = await docker_workspace.ask("build", tag="app-2")
     assert (failed.status, "the build failed" in failed.error) == (ToolStatus.INVALID, True)
-    await deliberations.tools.close_workspace(deliberations.id)
-    few = Desk(root, host, "ws-6", context_files=2)
+    await docker_workspace.tools.close_workspace(docker_workspace.id)
+    few = DockerWorkspace(root, host, "ws-6", context_files=2)
     assert "docker.context_files" in (await few.ask("build", tag="app")).error
-    small = Desk(root, host, "ws-6", context_bytes=10_000)
+    small = DockerWorkspace(root, host, "ws-6", context_bytes=10_000)
     assert "docker.context_bytes" in (await small.ask("build", tag="app")).error
-    none = await Desk(root, host, "ws-6").ask("build", tag="app", dockerfile="../Dockerfile")
+    none = await DockerWorkspace(root, host, "ws-6").ask(
+        "build", tag="app", dockerfile="../Dockerfile"
+    )
     assert (none.status, "there is no Dockerfile" in none.error) == (ToolStatus.INVALID, True)
 
 
 async def test_an_engine_that_is_not_there(tmp_path: Path) -> None:
-    gone = await Desk(tmp_path, f"unix://{tmp_path}/none.sock").ask("ps")
-    assert (gone.status, "does not answer" in gone.error) == (ToolStatus.ERROR, True)
+    result = await DockerWorkspace(tmp_path, f"unix://{tmp_path}/none.sock").ask("ps")
+    assert (result.status, "does not answer" in result.error) == (ToolStatus.ERROR, True)

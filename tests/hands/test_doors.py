@@ -1,4 +1,4 @@
-"""The doors of one real `moothall serve`: HTTP, /health, /tasks and the kernel."""
+"""The APIs of one real `moothall serve`: HTTP, /health, /tasks and the kernel."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ async def app(
         "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{folder}"]',
         "MOOTHALL_LLM__RETRIES": "1",
     }
-    async with served(command) as found:
-        yield found
+    async with served(command) as server:
+        yield server
 
 
 class Web:
-    """Asks as alice, or whoever's token is given."""
+    """A client with alice's token, or a given one."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -101,13 +101,16 @@ async def test_open_call_close_and_a_parked_request_that_runs_once(app: Served, 
     where = {"repository": {"url": str(repo_of(app))}, "role": "DEV"}
     assert (await web("POST", "/v1/workspaces", where, token=""))[0] == 401
     assert (await web("POST", "/v1/workspaces", where, token="x" * 20))[0] == 401
-    status, room = await web("POST", "/v1/workspaces", where)
-    assert status == 201, room
+    status, workspace = await web("POST", "/v1/workspaces", where)
+    assert status == 201, workspace
 
     async def call(
         tool: str, request_id: str, token: str = ALICE, **arguments: Any
     ) -> tuple[int, Mapping[str, Any]]:
-        named = {"workspace_id": room["workspace_id"], "capability_token": room["capability_token"]}
+        named = {
+            "workspace_id": workspace["workspace_id"],
+            "capability_token": workspace["capability_token"],
+        }
         return await web(
             "POST",
             f"/v1/tools/{tool}",
@@ -132,8 +135,8 @@ async def test_open_call_close_and_a_parked_request_that_runs_once(app: Served, 
     assert (await call("files.delete", "r-4", path="README.md"))[1]["status"] in {
         "error",
         "parked",
-    }  # spent
-    assert (await web("DELETE", f"/v1/workspaces/{room['workspace_id']}"))[0] == 204
+    }  # used up
+    assert (await web("DELETE", f"/v1/workspaces/{workspace['workspace_id']}"))[0] == 204
     assert (await call("files.read", "r-5", path="src/utils.py"))[0] == 404
     assert (repo_of(app) / "README.md").exists()
 
@@ -176,16 +179,16 @@ async def test_tasks_show_a_live_and_a_failed_one(app: Served, web: Web) -> None
 
 async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(app: Served) -> None:
     stub: Any = AgentKernelStub(app.channel)
-    asked = kernel.CreateTaskRequest(
+    create = kernel.CreateTaskRequest(
         prompt=TASK, workspace=str(repo_of(app)), agent="DEV", task_id="kernel-1"
     )
-    task = await stub.CreateTask(asked, **as_(ALICE))
-    assert (await stub.CreateTask(asked, **as_(ALICE))).task_id == task.task_id == "kernel-1"
+    task = await stub.CreateTask(create, **as_(ALICE))
+    assert (await stub.CreateTask(create, **as_(ALICE))).task_id == task.task_id == "kernel-1"
     first = stub.StreamTaskEvents(
         kernel.StreamTaskEventsRequest(task_id=task.task_id), **as_(ALICE)
     )
     seen = [await first.read() for _ in range(3)]
-    first.cancel()  # the client goes away and comes back
+    first.cancel()  # the client disconnects and returns
 
     def execution(
         execution_id: str, tool: str, token: str = task.capability_token, **arguments: Any
@@ -209,35 +212,33 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(app: Served) -> N
     assert (ran.status, ran.tool_call_count, ran.result.number_value > 0) == ("success", 1, True), (
         ran
     )
-    done = await execution("e-1", "files.append", path="src/utils.py", content="# mine\n")
-    assert done.status == "success", done
+    result = await execution("e-1", "files.append", path="src/utils.py", content="# mine\n")
+    assert result.status == "success", result
     assert (
-        await execution("e-1", "files.append", path="src/utils.py", content="# mine\n") == done
+        await execution("e-1", "files.append", path="src/utils.py", content="# mine\n") == result
     )  # runs once
     content = dict((await execution("e-2", "files.read", path="src/utils.py")).output.struct_value)[
         "content"
     ]
     assert content.count("# mine") == 1
-    assert "hello_world" not in content  # the agent's own workspace is another one
+    assert "hello_world" not in content  # the agent's own workspace is a different one
     with pytest.raises(grpc.aio.AioRpcError, match="token"):
         await execution("e-3", "files.read", token="x.y.z", path="src/utils.py")
 
     rest = await events(stub, task.task_id, seen[-1].seq)
-    whole = await events(stub, task.task_id)
-    assert whole == [*seen, *rest]
-    for place, event in enumerate(whole):
-        assert await events(stub, task.task_id, event.seq) == whole[place + 1 :]
-    decided = dict(whole[-1].payload)
-    assert (whole[-1].type, decided["final_state"], decided["proven"]) == (
+    all_events = await events(stub, task.task_id)
+    assert all_events == [*seen, *rest]
+    for place, event in enumerate(all_events):
+        assert await events(stub, task.task_id, event.seq) == all_events[place + 1 :]
+    decided = dict(all_events[-1].payload)
+    assert (all_events[-1].type, decided["final_state"], decided["proven"]) == (
         "moothall.deliberation.decided",
         "committed",
         True,
     )
-    assert whole[-1].time.seconds > 0
+    assert all_events[-1].time.seconds > 0
     branch = str(decided["branch"])
-    assert (
-        branch == "moothall/team-a_kernel-1"
-    )  # a tenant's ids have a key of their own in the server
+    assert branch == "moothall/team-a_kernel-1"  # ids of a tenant have a distinct key in the server
     assert "hello_world" in git(repo_of(app), "show", f"{branch}:src/utils.py")
     git(repo_of(app), "branch", "-D", branch)
 
@@ -287,32 +288,31 @@ async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: P
         web = Web(session)
 
         async def health(token: str = ALICE) -> tuple[int, str, dict[str, Any]]:
-            status, told = await web("GET", "/health", token=token)
-            return status, told["status"], {part["name"]: part for part in told["parts"]}
+            status, document = await web("GET", "/health", token=token)
+            return status, document["status"], {part["name"]: part for part in document["parts"]}
 
         async with scripted_model(scripted(by_task), port=int(port)):
-            status, word, parts = await health()
-            assert (status, word) == (200, "healthy"), parts
+            status, overall, parts = await health()
+            assert (status, overall) == (200, "healthy"), parts
             assert set(parts) == {"bus", "model", "fleet", "sandbox", "graph"}
             assert parts["fleet"]["detail"] == "1 of 1 hosts are at work"
             assert not any(part["detail"] for part in (await health(token=""))[2].values())
             async with asyncio.timeout(60):
-                while (found := await health())[
-                    0
-                ] != 503:  # Ray is quick to start it again: until somebody looks meanwhile
+                # Ray restarts it quickly: retry until a request falls in between.
+                while (report := await health())[0] != 503:
                     for child in descendants(app.pid):
                         if command_line(child).startswith("ray::HostActor"):
                             with suppress(psutil.NoSuchProcess):
                                 child.kill()
                     await asyncio.sleep(0.2)
-                assert [name for name, part in found[2].items() if part["status"] == "down"] == [
+                assert [name for name, part in report[2].items() if part["status"] == "down"] == [
                     "fleet"
                 ]
-                while (await health())[0] != 200:  # Ray starts it again
+                while (await health())[0] != 200:  # Ray restarts it
                     await asyncio.sleep(0.2)
         async with asyncio.timeout(60):
-            while (found := await health())[0] != 503:
+            while (report := await health())[0] != 503:
                 await asyncio.sleep(0.2)
-        assert found[1] == "down"
-        assert {name for name, part in found[2].items() if part["status"] == "down"} == {"model"}
-        assert "does not answer" in found[2]["model"]["detail"]
+        assert report[1] == "down"
+        assert {name for name, part in report[2].items() if part["status"] == "down"} == {"model"}
+        assert "does not answer" in report[2]["model"]["detail"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from castle import SECRET, Castle, walled  # noqa: F401 - a fixture
+from canary_workspace import SECRET, CanaryWorkspace, guarded_workspace  # noqa: F401 - a fixture
 from corpus.attempt import Attempt
 from corpus.paths import ATTEMPTS
 from moothall.sandbox_runtime import files
@@ -24,17 +24,19 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
-async def test_it_is_contained(walled: Castle, attempt: Attempt) -> None:
-    await walled.face(attempt)
+async def test_it_is_contained(guarded_workspace: CanaryWorkspace, attempt: Attempt) -> None:
+    await guarded_workspace.make_attempt(attempt)
 
 
-async def test_nothing_of_a_workspace_runs_while_its_files_are_handled(walled: Castle) -> None:
-    left = (
+async def test_nothing_of_a_workspace_runs_while_its_files_are_handled(
+    guarded_workspace: CanaryWorkspace,
+) -> None:
+    code = (
         "import os, subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)\n"
         "print(len(os.listdir('/proc')))"
     )
-    assert (await walled.call("code.python", {"code": left})).status == "success"
-    running = await walled.call("system.processes", {})
+    assert (await guarded_workspace.call("code.python", {"code": code})).status == "success"
+    running = await guarded_workspace.call("system.processes", {})
     assert [process["pid"] for process in running.output["processes"]] == [2]
 
 
@@ -51,23 +53,23 @@ async def test_nothing_of_a_workspace_runs_while_its_files_are_handled(walled: C
     ],
 )
 async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool: str) -> None:
-    """Even so: the kernel resolves what is opened, so that what was looked at is what is used."""
+    """The kernel resolves the path when it is opened, so the checked file is the used file."""
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     inside.mkdir()
     outside.mkdir()
     (outside / "f").write_text(SECRET, encoding="utf-8")
     stop = threading.Event()
-    door = inside / "door"
+    folder = inside / "door"
 
     def flip() -> None:
         steps: tuple[Callable[[], object], ...] = (
-            door.mkdir,
-            lambda: (door / "f").write_text("mine", encoding="utf-8"),
-            lambda: door.rename(inside / "old"),
-            lambda: door.symlink_to(outside),
+            folder.mkdir,
+            lambda: (folder / "f").write_text("mine", encoding="utf-8"),
+            lambda: folder.rename(inside / "old"),
+            lambda: folder.symlink_to(outside),
             lambda: shutil.rmtree(inside / "old"),
-            door.unlink,  # the tool may have made a folder of this name meanwhile
-            lambda: shutil.rmtree(door),
+            folder.unlink,  # the tool may have made a folder of this name meanwhile
+            lambda: shutil.rmtree(folder),
         )
         while not stop.is_set():
             for step in steps:

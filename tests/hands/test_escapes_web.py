@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from castle import Castle, walled  # noqa: F401 - a fixture
+from canary_workspace import CanaryWorkspace, guarded_workspace  # noqa: F401 - a fixture
 from corpus.attempt import Attempt
 from corpus.web import ATTEMPTS
 
@@ -10,5 +10,5 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
-async def test_it_is_contained(walled: Castle, attempt: Attempt) -> None:
-    await walled.face(attempt)
+async def test_it_is_contained(guarded_workspace: CanaryWorkspace, attempt: Attempt) -> None:
+    await guarded_workspace.make_attempt(attempt)

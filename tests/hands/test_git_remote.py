@@ -1,5 +1,5 @@
-"""Git beyond the workspace: push, pull and clone through the trusted side, against real
-repositories and a real server.
+"""Git beyond the workspace: push, pull and clone by the trusted side, against real repositories and
+a real server.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ async def call(workspace: OpenWorkspace, tool: str, **arguments: Any) -> ToolRes
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A repository `app` behind a server that wants the operator's token, and one that anybody may
-    read, `public`.
+    """A repository `app` behind a server that requires the operator's token, and a public one,
+    `public`.
     """
 
     hands: WorkspaceServices
@@ -51,9 +51,9 @@ class Scene:
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[tuple[GitServer, GitServer]]:
-    wanted = "Basic " + base64.b64encode(_TOKEN.encode()).decode()
+    authorization = "Basic " + base64.b64encode(_TOKEN.encode()).decode()
     with (
-        git_server(tmp_path / "served", wanted) as server,
+        git_server(tmp_path / "served", authorization) as server,
         git_server(tmp_path / "public") as public,
     ):
         yield server, public
@@ -90,7 +90,7 @@ async def test_a_branch_is_pushed_once_and_never_moved(scene: Scene) -> None:
         assert "no commit of its own" in (await call(workspace, "git.push", branch="work")).error
         assert "there is no branch" in (await call(workspace, "git.push", branch="elsewhere")).error
         await call(workspace, "files.write", path="b.txt", content="better\n")
-        made = await call(workspace, "git.commit", message="Better")
+        committed = await call(workspace, "git.commit", message="Better")
         await call(workspace, "git.branch", name="fix")
         pushed = await call(workspace, "git.push", branch="fix")
         assert pushed.status is ToolStatus.SUCCESS, pushed
@@ -98,16 +98,16 @@ async def test_a_branch_is_pushed_once_and_never_moved(scene: Scene) -> None:
             "moothall/fix",
             f"{scene.server.url}/app.git",
         )
-        assert scene.app.git("rev-parse", "moothall/fix") == made.output["commit"]
+        assert scene.app.git("rev-parse", "moothall/fix") == committed.output["commit"]
         assert (await call(workspace, "git.push", branch="fix")).status is ToolStatus.SUCCESS, (
-            "again changes nothing"
+            "a repetition changes nothing"
         )
         await call(workspace, "git.checkout", ref="fix")
         await call(workspace, "files.write", path="b.txt", content="best\n")
         await call(workspace, "git.commit", message="Best")
         again = await call(workspace, "git.push", branch="fix")
         assert (again.status, "already another commit" in again.error) == (ToolStatus.ERROR, True)
-        assert scene.app.git("rev-parse", "moothall/fix") == made.output["commit"]
+        assert scene.app.git("rev-parse", "moothall/fix") == committed.output["commit"]
         scene.hands.repositories.registry.add(
             scene.hands.repositories.registry.find("app").model_copy(update={"push": "none"})
         )
@@ -142,14 +142,14 @@ async def test_what_is_new_at_the_origin_is_merged(scene: Scene) -> None:
 
 async def test_another_repository_comes_as_files(scene: Scene) -> None:
     async with scene.hands.workspaces.open(scene.prepared, "one") as workspace:
-        taken = await call(workspace, "git.clone", url=f"{scene.public.url}/tools.git")
-        assert taken.status is ToolStatus.SUCCESS, taken
-        assert (taken.output["path"], taken.output["files"]) == ("tools", 2)
+        cloned = await call(workspace, "git.clone", url=f"{scene.public.url}/tools.git")
+        assert cloned.status is ToolStatus.SUCCESS, cloned
+        assert (cloned.output["path"], cloned.output["files"]) == ("tools", 2)
         assert (await call(workspace, "files.read", path="tools/deep/more.txt")).output[
             "content"
         ] == "more\n"
         assert scene.public.authorizations
-        assert not any(scene.public.authorizations), "no credential of ours goes to another host"
+        assert not any(scene.public.authorizations), "a credential was sent to another host"
         again = await call(workspace, "git.clone", url=f"{scene.public.url}/tools.git")
         assert (again.status, "already" in again.error) == (ToolStatus.ERROR, True)
         wrong = await call(

@@ -1,5 +1,5 @@
-"""The process that serves killed in the middle of an effect outside, and the audit as the command
-line shows it.
+"""A serving process killed during an external effect, and the audit as the command line shows
+it.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ async def open_on(stub: Any, metadata: Any, folder: Path) -> pb.OpenWorkspaceRes
 
 
 def bus_of(command: Command) -> Any:
-    told = json.loads((command.data_dir / "serving.json").read_text(encoding="utf-8"))
-    return open_bus(BusSettings(), told["bus_url"])
+    serving = json.loads((command.data_dir / "serving.json").read_text(encoding="utf-8"))
+    return open_bus(BusSettings(), serving["bus_url"])
 
 
 async def results(bus: JetStreamBus, workspace: str) -> list[Mapping[str, Any]]:
@@ -109,7 +109,7 @@ async def test_an_effect_outside_that_a_kill_cut_off_is_unknown_and_was_asked_fo
             async with asyncio.timeout(120):
                 while not site.seen:
                     await asyncio.sleep(0.05)
-            # A workflow beside it, in a workspace of its own, is cut off in just the same place.
+            # A concurrent workflow in another workspace is interrupted at the same place.
             other = await open_on(stub, metadata, tmp_path)
             flow = pb.RunWorkflowRequest(
                 workspace_id=other.workspace_id, capability_token=other.capability_token
@@ -134,7 +134,7 @@ async def test_an_effect_outside_that_a_kill_cut_off_is_unknown_and_was_asked_fo
             async with bus_of(command) as bus, asyncio.timeout(120):
                 while not await results(bus, opened.workspace_id):
                     await asyncio.sleep(0.1)
-                await asyncio.sleep(3)  # for one too many
+                await asyncio.sleep(3)  # waits for an excess one
                 [result] = await results(bus, opened.workspace_id)
             assert (result["request_id"], result["status"]) == ("order-1", "outcome_unknown")
             assert dict(site.seen) == {"POST /order": 1, "POST /flow": 1}
@@ -175,9 +175,9 @@ async def test_the_audit_shows_who_approved_what_was_called_out_and_what_was_cha
         allowed = await command("tools", "requeue", "allow", "r-1")
         assert allowed.code == 0, allowed.err
         async with asyncio.timeout(120):
-            while (done := await call("r-1", "files.delete", path="a.txt")).status == "parked":
+            while (result := await call("r-1", "files.delete", path="a.txt")).status == "parked":
                 await asyncio.sleep(0.2)
-        assert (done.status, done.output["deleted"]) == ("success", True)
+        assert (result.status, result.output["deleted"]) == ("success", True)
         again = await command("tools", "requeue", "allow", "r-1")
         assert (again.code, "it was allowed already" in again.err) == (2, True)
         assert (

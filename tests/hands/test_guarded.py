@@ -1,5 +1,5 @@
-"""What the guard promises, seen by callers over gRPC: tenants apart, a breaker that opens and
-closes, a workflow that waits for a word.
+"""The gateway's guarantees for callers over gRPC: tenants are isolated, a circuit breaker opens and
+closes, a workflow waits for approval.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moothall.authorization.overrides import SWITCHES, Switches
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN
-from support.visitors import ToolHouse, tool_house
+from support.tool_server import ToolServer, open_tool_server
 
 pytestmark = pytest.mark.e2e
 ROLES = 'roles: {dev: {tools: {"files.*": [read, write], "http.*": [outside], "web.*": [outside]}}}'
@@ -36,8 +36,8 @@ async def site() -> AsyncIterator[Site]:
 
 
 @pytest.fixture
-async def app(tmp_path: Path, site: Site) -> AsyncIterator[ToolHouse]:
-    async with tool_house(
+async def app(tmp_path: Path, site: Site) -> AsyncIterator[ToolServer]:
+    async with open_tool_server(
         tmp_path,
         {"a.txt": "A\n"},
         roles=ROLES,
@@ -48,7 +48,7 @@ async def app(tmp_path: Path, site: Site) -> AsyncIterator[ToolHouse]:
         yield opened
 
 
-async def opened_by(app: ToolHouse, token: str) -> pb.OpenWorkspaceResponse:
+async def opened_by(app: ToolServer, token: str) -> pb.OpenWorkspaceResponse:
     request = pb.OpenWorkspaceRequest(
         repository=common_pb2.Repository(url=str(app.repo)), role="dev"
     )
@@ -56,12 +56,12 @@ async def opened_by(app: ToolHouse, token: str) -> pb.OpenWorkspaceResponse:
     return opened
 
 
-async def test_a_tenant_has_nothing_of_anothers(app: ToolHouse, site: Site) -> None:
+async def test_a_tenant_has_nothing_of_anothers(app: ToolServer, site: Site) -> None:
     ours, theirs = await opened_by(app, TOKEN), await opened_by(app, OTHER)
     await app.call(ours, "files.write", "r-1", path="ours.txt", content="our secret\n")
     page = await app.call(ours, "web.fetch", "r-2", url=f"{site.url}/page")
     assert (page.status, site.seen["GET /page"]) == ("success", 1)
-    # Files: another checkout; and ours is closed to them, with our token and with theirs.
+    # Files: they have another checkout, and ours is closed to them, with our token and with theirs.
     missing = await app.call(theirs, "files.read", "r-1", OTHER, path="ours.txt")
     assert missing.status == "error"
     for token, capability in (
@@ -75,26 +75,26 @@ async def test_a_tenant_has_nothing_of_anothers(app: ToolHouse, site: Site) -> N
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await app.call(crossed, "files.read", "r-9", token, path="ours.txt")
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    # Results: a request id is one's own.
+    # Results: request ids belong to a caller.
     assert "our secret" not in str(missing)
     assert (await app.call(theirs, "files.list", "r-2", OTHER)).status == "success"
-    # The cache: ours does not answer them.
+    # The cache: ours does not answer their requests.
     again = await app.call(ours, "web.fetch", "r-3", url=f"{site.url}/page")
     fresh = await app.call(theirs, "web.fetch", "r-3", OTHER, url=f"{site.url}/page")
     assert (again.output["text"], site.seen["GET /page"]) == (page.output["text"], 2)
     assert fresh.output["text"] != page.output["text"]
-    # Tools that were taken from them are not there for them, and are for us.
+    # Tools that were disabled for them are unavailable to them, and available to us.
     await Switches(app.bus.bucket(SWITCHES)).switch(
         "elsewhere", "files.read", enabled=False, who="ann"
     )
     async with asyncio.timeout(60):
         while (
-            gone := await app.call(
+            disabled := await app.call(
                 theirs, "files.read", f"t-{asyncio.get_running_loop().time()}", OTHER, path="a.txt"
             )
         ).status != "invalid":
             await asyncio.sleep(0.05)
-    assert "there is no tool 'files.read'" in gone.error
+    assert "there is no tool 'files.read'" in disabled.error
     steps = [{"id": "s", "tool": "files.read", "arguments": {"path": "a.txt"}}]
     with pytest.raises(grpc.aio.AioRpcError, match="step s: there is no tool"):
         _ = [event async for event in app.flowing(theirs, {"steps": steps}, token=OTHER)]
@@ -103,14 +103,14 @@ async def test_a_tenant_has_nothing_of_anothers(app: ToolHouse, site: Site) -> N
 
 
 async def test_five_failures_open_the_circuit_and_one_success_closes_it(
-    app: ToolHouse, site: Site
+    app: ToolServer, site: Site
 ) -> None:
     opened = await app.open()
-    said: list[str] = []
+    statuses: list[str] = []
 
     async def get() -> str:
-        result = await app.call(opened, "http.get", f"g-{len(said)}", url=f"{site.url}/x")
-        said.append(result.status)
+        result = await app.call(opened, "http.get", f"g-{len(statuses)}", url=f"{site.url}/x")
+        statuses.append(result.status)
         return str(result.status)
 
     site.broken = True
@@ -119,16 +119,16 @@ async def test_five_failures_open_the_circuit_and_one_success_closes_it(
     site.pause = 30.0  # a timeout is a failure like any other
     for _ in range(3):
         await get()
-    assert said == ["error", "error", "timeout", "timeout", "timeout"]
+    assert statuses == ["error", "error", "timeout", "timeout", "timeout"]
     before = site.seen.total()
     assert (await get(), site.seen.total()) == ("circuit_open", before)
     site.pause, site.broken = 0.0, False
-    await asyncio.sleep(2)  # its rest is over: half open, one call may try
+    await asyncio.sleep(2)  # the pause is over: half open, one call may try
     assert await get() == "success"
     assert await get() == "success"
 
 
-async def test_a_workflow_waits_for_an_operators_word(app: ToolHouse, site: Site) -> None:
+async def test_a_workflow_waits_for_an_operators_word(app: ToolServer, site: Site) -> None:
     opened = await app.open()
     delete = {"id": "delete", "tool": "http.delete", "arguments": {"url": f"{site.url}/thing"}}
     note = {

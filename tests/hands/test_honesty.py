@@ -1,5 +1,5 @@
-"""A wall that is missing is named, stops the start, and is shown wherever an operator looks once it
-is accepted.
+"""A missing sandbox layer is named and stops the start. Once accepted, it is shown wherever an
+operator looks.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": ":".join(sys.path), **more}
 
 
-def without(what: tuple[str, ...], *program: str, **variables: str) -> tuple[int, str]:
-    command = [sys.executable, str(HERE / "without.py"), *what, "--", sys.executable, *program]
-    done = subprocess.run(
+def without(features: tuple[str, ...], *program: str, **variables: str) -> tuple[int, str]:
+    command = [sys.executable, str(HERE / "without.py"), *features, "--", sys.executable, *program]
+    completed = subprocess.run(
         command,
         env=environment(**variables),
         capture_output=True,
@@ -64,12 +64,14 @@ def without(what: tuple[str, ...], *program: str, **variables: str) -> tuple[int
         check=False,
         timeout=120,
     )
-    return done.returncode, done.stdout + done.stderr
+    return completed.returncode, completed.stdout + completed.stderr
 
 
-def doctor(what: tuple[str, ...], tmp_path: Path, **variables: str) -> dict[str, dict[str, Any]]:
-    code, said = without(
-        what,
+def doctor(
+    features: tuple[str, ...], tmp_path: Path, **variables: str
+) -> dict[str, dict[str, Any]]:
+    code, output = without(
+        features,
         "-c",
         "from moothall.cli.doctor import _walls\nimport asyncio, json, sys\nfrom dataclasses "
         "import asdict\n"
@@ -79,66 +81,70 @@ def doctor(what: tuple[str, ...], tmp_path: Path, **variables: str) -> dict[str,
         str(tmp_path),
         **variables,
     )
-    assert code == 0, said
-    return {found["part"].removeprefix("sandbox "): found for found in json.loads(said)}
+    assert code == 0, output
+    return {finding["part"].removeprefix("sandbox "): finding for finding in json.loads(output)}
 
 
-@pytest.mark.parametrize("wall", ["landlock", "seccomp"])
-def test_a_missing_wall_is_named_and_stops_the_start(tmp_path: Path, wall: str) -> None:
-    code, said = without((wall,), "-c", START, str(tmp_path))
-    assert (code, f"REFUSED SANDBOX_UNAVAILABLE sandbox layer '{wall}' is missing: " in said) == (
+@pytest.mark.parametrize("layer", ["landlock", "seccomp"])
+def test_a_missing_wall_is_named_and_stops_the_start(tmp_path: Path, layer: str) -> None:
+    code, output = without((layer,), "-c", START, str(tmp_path))
+    assert (
+        code,
+        f"REFUSED SANDBOX_UNAVAILABLE sandbox layer '{layer}' is missing: " in output,
+    ) == (
         1,
         True,
-    ), said
-    assert f"sandbox.allow_degraded = ['{wall}']" in said
-    found = doctor((wall,), tmp_path)
-    assert (found[wall]["ok"], bool(found[wall]["mend"])) == (False, True)
-    alike = (
-        {wall, "executor"} if wall == "seccomp" else {wall}
-    )  # what spares the executor is such a filter
-    assert {name for name, part in found.items() if not part["ok"]} == alike
+    ), output
+    assert f"sandbox.allow_degraded = ['{layer}']" in output
+    findings = doctor((layer,), tmp_path)
+    assert (findings[layer]["ok"], bool(findings[layer]["mend"])) == (False, True)
+    # The executor is spared by such a filter.
+    alike = {layer, "executor"} if layer == "seccomp" else {layer}
+    assert {name for name, part in findings.items() if not part["ok"]} == alike
 
 
 @pytest.mark.parametrize(
-    ("wall", "named"), [("landlock", ("landlock",)), ("seccomp", ("seccomp", "executor"))]
+    ("layer", "named"), [("landlock", ("landlock",)), ("seccomp", ("seccomp", "executor"))]
 )
 def test_a_wall_that_was_accepted_is_shown_and_the_rest_works(
-    tmp_path: Path, wall: str, named: tuple[str, ...]
+    tmp_path: Path, layer: str, named: tuple[str, ...]
 ) -> None:
     allowed = json.dumps(named)
-    code, said = without(
-        (wall,), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed
+    code, output = without(
+        (layer,), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed
     )
-    assert code == 0, said
+    assert code == 0, output
     assert (
         f"{len(LAYERS) - len(named)} of {len(LAYERS)} layers hold; missing: {', '.join(named)}"
-        in said
+        in output
     )
-    assert "the sandbox is degraded, as allowed" in said
-    assert [line for line in said.splitlines() if line.endswith(" 0.0")] == [
+    assert "the sandbox is degraded, as allowed" in output
+    assert [line for line in output.splitlines() if line.endswith(" 0.0")] == [
         f"GAUGE {name} 0.0" for name in named
     ]
-    assert said.count(" 1.0\n") == len(LAYERS) - len(named)
-    found = doctor((wall,), tmp_path, MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed)
-    assert "missing, accepted by sandbox.allow_degraded" in found[wall]["detail"]
-    code, said = without((wall,), "-c", WORK, str(tmp_path / "work"), *named)
-    assert (code, "success 42" in said) == (0, True), said
+    assert output.count(" 1.0\n") == len(LAYERS) - len(named)
+    findings = doctor((layer,), tmp_path, MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed)
+    assert "missing, accepted by sandbox.allow_degraded" in findings[layer]["detail"]
+    code, output = without((layer,), "-c", WORK, str(tmp_path / "work"), *named)
+    assert (code, "success 42" in output) == (0, True), output
 
 
 def test_a_wall_accepted_does_not_excuse_another(tmp_path: Path) -> None:
-    code, said = without(
+    code, output = without(
         ("landlock",),
         "-c",
         START,
         str(tmp_path),
         MOOTHALL_SANDBOX__ALLOW_DEGRADED='["seccomp", "network"]',
     )
-    assert (code, "REFUSED SANDBOX_UNAVAILABLE sandbox layer 'landlock'" in said) == (1, True), said
+    assert (code, "REFUSED SANDBOX_UNAVAILABLE sandbox layer 'landlock'" in output) == (1, True), (
+        output
+    )
 
 
 def test_without_user_namespaces_there_is_no_sandbox(tmp_path: Path) -> None:
     everything = json.dumps(get_args(Wall))
-    code, said = without(
+    code, output = without(
         ("user-namespaces",),
         "-c",
         START,
@@ -147,14 +153,14 @@ def test_without_user_namespaces_there_is_no_sandbox(tmp_path: Path) -> None:
     )
     assert (
         code,
-        "sandbox layer 'bubblewrap' is missing: " in said,
-        "user.max_user_namespaces" in said,
-    ) == (1, True, True), said
+        "sandbox layer 'bubblewrap' is missing: " in output,
+        "user.max_user_namespaces" in output,
+    ) == (1, True, True), output
 
 
 def test_without_bubblewrap_the_start_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-c", START, str(tmp_path)]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         env=environment(PATH=str(tmp_path)),
         capture_output=True,
@@ -162,12 +168,12 @@ def test_without_bubblewrap_the_start_is_refused(tmp_path: Path) -> None:
         check=False,
         timeout=60,
     )
-    assert done.returncode == 1
+    assert completed.returncode == 1
     assert (
         "REFUSED SANDBOX_UNAVAILABLE sandbox layer 'bubblewrap' is missing: bubblewrap: not found "
-        "on PATH" in done.stderr
+        "on PATH" in completed.stderr
     )
-    assert "apt-get install bubblewrap" in done.stderr
+    assert "apt-get install bubblewrap" in completed.stderr
 
 
 @pytest.mark.parametrize("name", ["bubblewrap", "overlay", "landlocks", "*", "all"])

@@ -1,5 +1,5 @@
-"""Blocks that mean harm: each ends with a status that says why, and the next block of the same seat
-works.
+"""Hostile blocks: each ends with a status that gives the reason, and the next block of the same
+seat works.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ FULL = "import sqlite3\n"
 
 
 @dataclass
-class Bench:
-    """A seat's hands: a workspace and what runs its blocks."""
+class BlockWorkspace:
+    """A workspace with the runner of its blocks."""
 
     app: Local
     workspace: LocalWorkspace
     runner: LocalRunner
-    asked: list[tuple[str, Mapping[str, Any]]]
+    calls: list[tuple[str, Mapping[str, Any]]]
 
     async def ask(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        self.asked.append((name, arguments))
+        self.calls.append((name, arguments))
         return await self.app.call(self.workspace, name, **arguments)
 
     async def run(self, code: str, **more: Any) -> BlockRun:
         block = CodeBlock(code, TOOLS, in_seconds(60), "local", **more)
         return await self.runner.run(block, self.workspace, self.ask)
 
-    def boxes(self) -> list[int]:
+    def sandboxes(self) -> list[int]:
         """The sandboxes of the runner."""
         return [box.pid for boxes in self.runner._idle.values() for box in boxes]
 
 
 @pytest.fixture
-async def evaluator(tmp_path: Path) -> AsyncIterator[Bench]:
+async def block_workspace(tmp_path: Path) -> AsyncIterator[BlockWorkspace]:
     async with local(tmp_path) as app:
         prepared = await app.prepared()
         async with app.workspaces.open(prepared, "one") as workspace:
             settings = app.settings.model_copy(update={"runner": LIMITS})
-            yield Bench(app, workspace, LocalRunner(settings, app.workspaces.pool), [])
+            yield BlockWorkspace(app, workspace, LocalRunner(settings, app.workspaces.pool), [])
 
 
 HOSTILE = {
@@ -126,13 +126,15 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_each_ends_with_its_status_and_the_next_works(evaluator: Bench, name: str) -> None:
-    code, statuses, told = HOSTILE[name]
-    ran = await evaluator.run(code)
+async def test_each_ends_with_its_status_and_the_next_works(
+    block_workspace: BlockWorkspace, name: str
+) -> None:
+    code, statuses, message = HOSTILE[name]
+    ran = await block_workspace.run(code)
     assert str(ran.status) in statuses.split("|"), ran
-    assert told in ran.error
+    assert message in ran.error
     assert ran.tier == "monty"
-    after = await evaluator.run("ws.read('src/utils.py').count('def greet')")
+    after = await block_workspace.run("ws.read('src/utils.py').count('def greet')")
     assert (after.status, after.value) == (ToolStatus.SUCCESS, 1), after
 
 
@@ -152,22 +154,24 @@ FULL_HOSTILE = {
 
 
 @pytest.mark.parametrize("name", FULL_HOSTILE)
-async def test_cpython_is_held_by_the_kernel(evaluator: Bench, name: str) -> None:
+async def test_cpython_is_held_by_the_kernel(block_workspace: BlockWorkspace, name: str) -> None:
     code, statuses = FULL_HOSTILE[name]
-    ran = await evaluator.run(FULL + code, seconds=5.0, memory_bytes=100_000_000)
+    ran = await block_workspace.run(FULL + code, seconds=5.0, memory_bytes=100_000_000)
     assert str(ran.status) in statuses.split("|"), ran
     assert (ran.tier, ran.why) == ("python", "ModuleNotFoundError: No module named 'sqlite3'")
-    after = await evaluator.run(f"{FULL}ws.read('src/utils.py').count('def greet')")
+    after = await block_workspace.run(f"{FULL}ws.read('src/utils.py').count('def greet')")
     assert (after.status, after.value) == (ToolStatus.SUCCESS, 1), after
 
 
-async def test_paths_that_lead_out_are_refused_symlinks_too(evaluator: Bench) -> None:
-    made = await evaluator.app.call(
-        evaluator.workspace,
+async def test_paths_that_lead_out_are_refused_symlinks_too(
+    block_workspace: BlockWorkspace,
+) -> None:
+    created = await block_workspace.app.call(
+        block_workspace.workspace,
         "code.shell",
         command="ln -s /etc evil; ln -s ../../../etc/passwd worse; ls",
     )
-    assert made.status is ToolStatus.SUCCESS, made
+    assert created.status is ToolStatus.SUCCESS, created
     code = """told = []
 for path in ('../../etc/passwd', '/etc/passwd', 'evil/passwd', 'worse', 'src/../../x', '.git/config'):
     try:
@@ -181,35 +185,36 @@ for path in ('../x', '/tmp/x', 'evil/x', 'worse', '.git/hooks/pre-commit'):
         told.append('refused')
 told"""  # noqa: E501 - a line of embedded text
     for first in ("", FULL):
-        ran = await evaluator.run(first + code)
+        ran = await block_workspace.run(first + code)
         assert ran.value == ["refused"] * 11, ran
 
 
-async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(evaluator: Bench) -> None:
-    assert (await evaluator.run("1")).value == 1
-    (pid,) = evaluator.boxes()
+async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(
+    block_workspace: BlockWorkspace,
+) -> None:
+    assert (await block_workspace.run("1")).value == 1
+    (pid,) = block_workspace.sandboxes()
     killed: list[int] = []
 
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
         inside = psutil.Process(pid).children(recursive=True)
         os.kill(pid, signal.SIGKILL)
-        psutil.wait_procs(
-            inside, timeout=10
-        )  # they die with it, on a busy machine a moment later: an answer must not come first
+        # They die with it, on a busy machine a moment later: no answer may come before that.
+        psutil.wait_procs(inside, timeout=10)
         killed.append(pid)
         return ToolResult("", "files.read", ToolStatus.SUCCESS, {"content": "", "total_lines": 0})
 
     block = CodeBlock("ws.read('a')\n'not reached'", TOOLS, in_seconds(30), "local")
-    ran = await evaluator.runner.run(block, evaluator.workspace, ask)
+    ran = await block_workspace.runner.run(block, block_workspace.workspace, ask)
     assert (killed, ran.status) == ([pid], ToolStatus.ERROR)
     assert "was lost" in ran.error
-    assert (await evaluator.run("2")).value == 2
-    assert evaluator.boxes() != [pid]
+    assert (await block_workspace.run("2")).value == 2
+    assert block_workspace.sandboxes() != [pid]
 
 
 @pytest.mark.parametrize("first", ["", FULL])
 async def test_a_workspace_that_is_lost_under_a_block_is_the_seats_matter(
-    evaluator: Bench, first: str
+    block_workspace: BlockWorkspace, first: str
 ) -> None:
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
         raise WorkspaceFailed("the executor is gone")
@@ -221,12 +226,14 @@ async def test_a_workspace_that_is_lost_under_a_block_is_the_seats_matter(
         "local",
     )
     with pytest.raises(WorkspaceFailed, match="the executor is gone"):
-        await evaluator.runner.run(block, evaluator.workspace, ask)
-    assert (await evaluator.run(f"{first}2")).value == 2
+        await block_workspace.runner.run(block, block_workspace.workspace, ask)
+    assert (await block_workspace.run(f"{first}2")).value == 2
 
 
 @pytest.mark.parametrize("first", ["", FULL])
-async def test_the_time_of_tools_is_not_the_blocks(evaluator: Bench, first: str) -> None:
+async def test_the_time_of_tools_is_not_the_blocks(
+    block_workspace: BlockWorkspace, first: str
+) -> None:
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
         await asyncio.sleep(3)
         return ToolResult(
@@ -234,56 +241,60 @@ async def test_the_time_of_tools_is_not_the_blocks(evaluator: Bench, first: str)
         )
 
     block = CodeBlock(f"{first}ws.read('a')", TOOLS, in_seconds(60), "local", seconds=1.5)
-    ran = await evaluator.runner.run(block, evaluator.workspace, ask)
+    ran = await block_workspace.runner.run(block, block_workspace.workspace, ask)
     assert (ran.status, ran.value) == (ToolStatus.SUCCESS, "slow"), ran
 
 
 @pytest.mark.parametrize("first", ["", FULL])
 async def test_a_block_stops_with_its_caller_and_at_its_deadline(
-    evaluator: Bench, first: str
+    block_workspace: BlockWorkspace, first: str
 ) -> None:
-    asked = asyncio.Event()
+    called = asyncio.Event()
 
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
-        asked.set()
+        called.set()
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
     block = CodeBlock(f"{first}ws.read('a')", TOOLS, in_seconds(60), "local")
-    running = asyncio.ensure_future(evaluator.runner.run(block, evaluator.workspace, ask))
-    await asked.wait()
+    running = asyncio.ensure_future(
+        block_workspace.runner.run(block, block_workspace.workspace, ask)
+    )
+    await called.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    late = await evaluator.runner.run(
-        replace(block, deadline=in_seconds(3)), evaluator.workspace, ask
+    late = await block_workspace.runner.run(
+        replace(block, deadline=in_seconds(3)), block_workspace.workspace, ask
     )
     assert late.status is ToolStatus.TIMEOUT
-    assert (await evaluator.run(f"{first}2")).value == 2
+    assert (await block_workspace.run(f"{first}2")).value == 2
 
 
-async def test_tenants_have_boxes_of_their_own(evaluator: Bench) -> None:
-    await evaluator.run("1")
-    (first,) = evaluator.boxes()
+async def test_tenants_have_boxes_of_their_own(block_workspace: BlockWorkspace) -> None:
+    await block_workspace.run("1")
+    (first,) = block_workspace.sandboxes()
     block = CodeBlock("2", TOOLS, in_seconds(30), "other")
-    assert (await evaluator.runner.run(block, evaluator.workspace, evaluator.ask)).value == 2
-    assert first not in evaluator.boxes()
+    assert (
+        await block_workspace.runner.run(block, block_workspace.workspace, block_workspace.ask)
+    ).value == 2
+    assert first not in block_workspace.sandboxes()
 
 
 async def test_the_files_of_the_workspace_can_be_read_by_cpython_and_changed_by_tools_alone(
-    evaluator: Bench,
+    block_workspace: BlockWorkspace,
 ) -> None:
-    await evaluator.app.call(
-        evaluator.workspace, "files.write", path="new.py", content="ANSWER = 42\n"
+    await block_workspace.app.call(
+        block_workspace.workspace, "files.write", path="new.py", content="ANSWER = 42\n"
     )
     code = (
         f"{FULL}import new\nopen('own.txt', 'w').write('x')\nws.write('told.txt', "
         "str(new.ANSWER))\nopen('own.txt').read()"
     )
-    ran = await evaluator.run(code)
+    ran = await block_workspace.run(code)
     assert (ran.status, ran.value) == (ToolStatus.SUCCESS, "x"), ran
-    found = await evaluator.run("ws.glob('*.txt')")
-    assert found.value == ["told.txt"]
+    listed = await block_workspace.run("ws.glob('*.txt')")
+    assert listed.value == ["told.txt"]
 
 
 @pytest.mark.parametrize(
@@ -297,15 +308,17 @@ async def test_the_files_of_the_workspace_can_be_read_by_cpython_and_changed_by_
     ],
 )
 async def test_what_monty_cannot_is_found_before_anything_is_done(
-    evaluator: Bench, code: str, why: str
+    block_workspace: BlockWorkspace, code: str, why: str
 ) -> None:
-    ran = await evaluator.run(f"ws.write('count.txt', 'x')\n{code}")
+    ran = await block_workspace.run(f"ws.write('count.txt', 'x')\n{code}")
     assert ran.tier == "python"
     assert why in ran.why
-    assert [name for name, _ in evaluator.asked] in (["files.write"], [])
+    assert [name for name, _ in block_workspace.calls] in (["files.write"], [])
 
 
-async def test_without_the_right_to_read_files_there_is_no_cpython(evaluator: Bench) -> None:
-    ran = await evaluator.run(f"{FULL}1", full=False)
+async def test_without_the_right_to_read_files_there_is_no_cpython(
+    block_workspace: BlockWorkspace,
+) -> None:
+    ran = await block_workspace.run(f"{FULL}1", full=False)
     assert (ran.status, ran.tier) == (ToolStatus.INVALID, "monty")
     assert "this Python cannot run it: ModuleNotFoundError: No module named 'sqlite3'" in ran.error

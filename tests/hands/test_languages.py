@@ -1,5 +1,5 @@
-"""Projects of other languages than Python: found out, set up with what they depend on, tested in
-the sandbox without a network.
+"""Projects in languages other than Python: detected, set up with their dependencies, and tested in
+the sandbox without network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.e2e
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Its tests fail, and pass once `mended` is there."""
+    """A project whose tests fail, and pass with `mended`."""
 
     program: str
     bring: str
@@ -183,13 +183,13 @@ RUNNERS: dict[str, dict[str, str]] = {
 
 
 def _toolchains(program: str) -> tuple[Path, ...]:
-    """Rust lies in its owner's home, where rustup put it: the sandbox is shown that folder."""
+    """Show the sandbox the folder of Rust, which rustup put into its owner's home."""
     if program != "rustc":
         return ()
-    asked = subprocess.run(
+    completed = subprocess.run(
         ["rustc", "--print", "sysroot"], capture_output=True, text=True, check=True
     )
-    root = Path(asked.stdout.strip())
+    root = Path(completed.stdout.strip())
     return () if root.is_relative_to("/usr") else (root,)
 
 
@@ -205,11 +205,11 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
     settings = load_settings(
         data_dir=tmp_path / "data", sandbox=SandboxSettings(toolchains=_toolchains(project.program))
     )
-    async with open_workspace_services(settings) as hands:
-        base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
-        prepared = await hands.repositories.prepare(base)
+    async with open_workspace_services(settings) as services:
+        base = await services.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
+        prepared = await services.repositories.prepare(base)
         assert prepared.runs["tests"].verdict is Verdict.FAILED, prepared.runs["tests"].output
-        async with hands.workspaces.open(prepared, "one") as workspace:
+        async with services.workspaces.open(prepared, "one") as workspace:
             deadline = datetime.now(UTC) + timedelta(seconds=240)
             tests = ToolCall("1", project.tool, {}, deadline)
             red = await workspace.call(tests)
@@ -220,14 +220,13 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
             )
             assert written.status is ToolStatus.SUCCESS
             if name == "go":
-                await asyncio.sleep(
-                    2.1
-                )  # of files that rest so long it would write an index into its read-only cache
+                # For files unchanged for so long, it would write an index into its read-only cache.
+                await asyncio.sleep(2.1)
             green = await workspace.call(replace(tests, request_id="3"))
             assert (green.status, green.output["verdict"]) == (ToolStatus.SUCCESS, "passed"), green
             assert green.usage.cpu_ms > 0
             assert (await workspace.patch("mended")).paths == (path,), (
-                "what a build leaves is no change"
+                "build output is not part of the change"
             )
 
 
@@ -238,9 +237,9 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
 async def test_a_runner_of_javascript_tells_its_cases_by_name(tmp_path: Path, name: str) -> None:
     repo = make_repo(tmp_path / "repo", RUNNERS[name])
     settings = load_settings(data_dir=tmp_path / "data")
-    async with open_workspace_services(settings) as hands:
-        prepared = await hands.repositories.prepare(
-            await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
+    async with open_workspace_services(settings) as services:
+        prepared = await services.repositories.prepare(
+            await services.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
         )
     run = prepared.runs["tests"]
     assert {case: str(outcome) for case, outcome in run.cases.items()} == {
@@ -262,18 +261,18 @@ async def test_the_package_manager_that_a_project_names_sets_it_up(
         **PROJECTS["npm"].files,
         "package.json": _PACKAGE.replace('"scripts"', f'"packageManager": "{manager}", "scripts"'),
     }
-    if manager == "yarn@4.5.3":  # its own registry may not be reached where npm's is
+    if manager == "yarn@4.5.3":  # its own registry may be unreachable even if npm's is reachable
         registry = subprocess.run(
             ["npm", "config", "get", "registry"], capture_output=True, text=True, check=True
         )
         files[".yarnrc.yml"] = f"npmRegistryServer: {registry.stdout.strip().rstrip('/')}\n"
     repo = make_repo(tmp_path / "repo", files)
     settings = load_settings(data_dir=tmp_path / "data")
-    told: list[str] = []
-    async with open_workspace_services(settings) as hands:
-        base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
-        prepared = await hands.repositories.prepare(base, told.append)
-    assert not any("trying with less" in line for line in told), told
+    messages: list[str] = []
+    async with open_workspace_services(settings) as services:
+        base = await services.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
+        prepared = await services.repositories.prepare(base, messages.append)
+    assert not any("trying with less" in line for line in messages), messages
     run = prepared.runs["tests"]
     assert {case: str(outcome) for case, outcome in run.cases.items()} == {
         "sum.test.js::sums": "failed"

@@ -1,5 +1,5 @@
-"""Each limit, by a tool call: stopped with its own status, measured, told in the sandbox's log; the
-neighbour works on.
+"""Each limit, by a tool call: the call ends with the limit's own status, is measured and logged; a
+neighbour keeps working.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ HOGS = {
 async def neighbour_works(
     app: Local, workspace: LocalWorkspace, until: asyncio.Task[ToolResult]
 ) -> int:
-    """Write and read, until the hog has ended."""
-    done = 0
-    while not until.done() or not done:
-        wrote = await app.call(workspace, "files.write", path="n.txt", content=str(done))
+    """Write and read until the hog has ended."""
+    calls = 0
+    while not until.done() or not calls:
+        wrote = await app.call(workspace, "files.write", path="n.txt", content=str(calls))
         ran = await app.call(workspace, "code.python", code="print(open('n.txt').read())")
         assert (wrote.status, ran.status, ran.output["output"]) == (
             ToolStatus.SUCCESS,
             ToolStatus.SUCCESS,
-            f"{done}\n",
+            f"{calls}\n",
         )
         assert (
             min(
@@ -100,8 +100,8 @@ async def neighbour_works(
             )
             > 0
         )
-        done += 1
-    return done
+        calls += 1
+    return calls
 
 
 @pytest.mark.parametrize("hog", HOGS)
@@ -118,27 +118,27 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(
         ):
             seconds = 2.0 if status == "timeout" else 30.0
             running = asyncio.ensure_future(app.call(bad, "code.python", seconds, code=code))
-            done = await neighbour_works(app, good, running)
+            calls = await neighbour_works(app, good, running)
             stopped = await running
             if (
                 status == "disk"
-                # it is still full, and whatever runs longer than a look takes would be stopped
+                # it is still full, and a command that outlasts one sample would be stopped
                 # again
             ):
                 for name in (await app.call(bad, "files.list")).output["entries"]:
                     await app.call(bad, "files.delete", path=name)
             after = await app.call(bad, "code.python", code="print('still here')")
-    assert (stopped.status, done > 0) == (status, True), stopped
+    assert (stopped.status, calls > 0) == (status, True), stopped
     assert min(stopped.usage.cpu_ms, stopped.usage.max_rss_bytes) > 0
     assert stopped.usage.max_rss_bytes < 2 * LIMITS["memory_bytes"]
     assert (after.status, after.output["output"]) == (ToolStatus.SUCCESS, "still here\n")
     [log] = [
         path.read_text(encoding="utf-8") for path in log_folder(tmp_path / "data").glob("hog.*.log")
     ]
-    first, told, last, *_ = log.splitlines()
+    first, line, last, *_ = log.splitlines()
     assert first.endswith(f"memory and processes are held by {cgroups.describe()}")
-    assert f" status={status} " in told
-    assert f"max_rss_bytes={stopped.usage.max_rss_bytes}" in told
+    assert f" status={status} " in line
+    assert f"max_rss_bytes={stopped.usage.max_rss_bytes}" in line
     assert " status=success exit_code=0 " in last
 
 
@@ -152,7 +152,7 @@ async def test_files_that_are_written_by_tools_fill_the_disk_too(tmp_path: Path)
                 for number in range(3)
             ]
             read = await app.call(workspace, "files.read", path="a.txt")
-            gone = await app.call(workspace, "files.delete", path="f0.txt")
+            deleted = await app.call(workspace, "files.delete", path="f0.txt")
             again = await app.call(workspace, "files.append", path="a.txt", content="b\n")
     assert [result.status for result in wrote] == [
         ToolStatus.SUCCESS,
@@ -160,7 +160,7 @@ async def test_files_that_are_written_by_tools_fill_the_disk_too(tmp_path: Path)
         ToolStatus.DISK,
     ]
     assert "sandbox.disk_bytes" in wrote[-1].error
-    assert (read.status, gone.status, again.status) == (
+    assert (read.status, deleted.status, again.status) == (
         ToolStatus.SUCCESS,
         ToolStatus.SUCCESS,
         ToolStatus.SUCCESS,
@@ -203,6 +203,8 @@ async def test_every_result_is_measured(tmp_path: Path) -> None:
     interpreter_for_all() is None, reason="no Python of this version that an ordinary user may run"
 )
 def test_without_cgroups_the_same_limits_hold() -> None:
-    """An ordinary user may write no cgroup here: rlimits, and a process tree that is looked at."""
-    code, said = run_as_ordinary_user("tests/hands/test_limits.py", ROOT)
-    assert code == 0, said
+    """An ordinary user may not write cgroups here: rlimits and a sampled process tree are used
+    instead.
+    """
+    code, output = run_as_ordinary_user("tests/hands/test_limits.py", ROOT)
+    assert code == 0, output

@@ -1,5 +1,5 @@
-"""Tools of MCP servers, honest ones and others, behind a real gate: in sandboxes of their own,
-among a workspace's files, over HTTP.
+"""Tools of MCP servers, honest ones and others, behind a real gateway: in separate sandboxes, among
+a workspace's files, over HTTP.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from mcphall import FAMILY, SUPPORT, hall, honest, hostile, put_servers, settings_with
 
+from mcp_workspace import (
+    FAMILY,
+    SUPPORT,
+    honest,
+    hostile,
+    open_mcp_workspace,
+    put_servers,
+    settings_with,
+)
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import CallFailed, NotFound
 from support.gate import in_seconds
@@ -31,46 +39,46 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_files_that_a_tool_changes_are_in_the_patch_and_reading_changes_nothing(
     tmp_path: Path, tools: Path
 ) -> None:
-    said = {"get": {"danger": "read"}, "about": {"danger": "read"}}
+    read_tools = {"get": {"danger": "read"}, "about": {"danger": "read"}}
     servers = {
-        "notes": honest(tools, files="write", tools=said),
+        "notes": honest(tools, files="write", tools=read_tools),
         "looks": honest(tools, files="read"),
     }
-    async with hall(settings_with(tmp_path, tools, servers), tmp_path) as there:
-        refused = await there.call("mcp.notes.put", grant="files.*", path="note.txt", text="hi")
+    async with open_mcp_workspace(settings_with(tmp_path, tools, servers), tmp_path) as mcp:
+        refused = await mcp.call("mcp.notes.put", grant="files.*", path="note.txt", text="hi")
         assert refused.status is ToolStatus.BLOCKED
         assert "mcp.notes.put is not granted to this seat" in refused.error
-        wrong = await there.call("mcp.notes.put", path="note.txt", text=7, colour="red")
+        wrong = await mcp.call("mcp.notes.put", path="note.txt", text=7, colour="red")
         assert wrong.status is ToolStatus.INVALID
         assert (
             "Right is mcp.notes.put(path: string, text: string, times?: integer, model_kind?: "
             "string)" in wrong.error
         )
-        assert (await there.workspace.patch("none")).diff == ""
-        done = await there.call(
+        assert (await mcp.workspace.patch("none")).diff == ""
+        result = await mcp.call(
             "mcp.notes.put", path="note.txt", text="hi\n", times=2, model_kind="draft"
         )
-        assert (done.status, done.output["text"]) == (
+        assert (result.status, result.output["text"]) == (
             ToolStatus.SUCCESS,
             "note.txt is written as draft",
-        ), done.error
-        got = await there.call("mcp.looks.get", path="note.txt")
-        assert got.output["data"] == {"path": "note.txt", "text": "hi\nhi\n"}, got.error
-        lost = await there.call("mcp.looks.put", path="other.txt", text="x")
-        assert lost.status is ToolStatus.SUCCESS, "it may write, and nothing of it stays"
-        seen = await there.call("mcp.notes.about")
+        ), result.error
+        read_back = await mcp.call("mcp.looks.get", path="note.txt")
+        assert read_back.output["data"] == {"path": "note.txt", "text": "hi\nhi\n"}, read_back.error
+        lost = await mcp.call("mcp.looks.put", path="other.txt", text="x")
+        assert lost.status is ToolStatus.SUCCESS, "it may write, and its changes are dropped"
+        seen = await mcp.call("mcp.notes.about")
         assert "note.txt" in seen.output["data"]["files"]
         assert "other.txt" not in seen.output["data"]["files"]
         assert seen.output["data"]["reached"] is False
-        patch = await there.workspace.patch("done")
+        patch = await mcp.workspace.patch("done")
         assert patch.paths == ("note.txt",)
         assert "+hi" in patch.diff
-        records = there.audit.read_text(encoding="utf-8")
+        records = mcp.audit.read_text(encoding="utf-8")
         assert records.count('"mcp.notes.put"') == 6, "three calls, each with its start and its end"
         assert '"blocked"' in records
         assert "draft" not in records, "no values of arguments"
         assert (
-            await there.workspace.call(
+            await mcp.workspace.call(
                 ToolCall("f", "files.read", {"path": "note.txt"}, in_seconds(30))
             )
         ).status == "success"
@@ -89,8 +97,8 @@ async def test_without_files_it_has_only_what_it_is_given_by_name(
             *servers["notes"]["command"],
         ]
         listener.setblocking(False)
-        async with hall(settings_with(tmp_path, tools, servers), tmp_path) as there:
-            seen = await there.call("mcp.notes.about")
+        async with open_mcp_workspace(settings_with(tmp_path, tools, servers), tmp_path) as mcp:
+            seen = await mcp.call("mcp.notes.about")
             data = seen.output["data"]
             assert (data["reached"], data["files"]) == (False, []), seen
             assert "NOTES_KEY" in data["variables"]
@@ -112,35 +120,35 @@ async def test_one_that_fails_hangs_or_dies_is_said_in_words(
     settings = settings_with(
         tmp_path, tools, {"notes": honest(tools, files=files)}, mcp={"seconds": 40}
     )
-    async with hall(settings, tmp_path, breaker_failures=2) as there:
-        failed = await there.call("mcp.notes.fails")
+    async with open_mcp_workspace(settings, tmp_path, breaker_failures=2) as mcp:
+        failed = await mcp.call("mcp.notes.fails")
         assert failed.status is ToolStatus.ERROR
         assert "no note of that name" in failed.error
         assert failed.error.isprintable()
-        died = await there.call("mcp.notes.dies")
+        died = await mcp.call("mcp.notes.dies")
         assert died.status is ToolStatus.ERROR
         assert "the MCP server notes: it ended" in died.error
         assert "the disk of notes is gone" in died.error
         for _ in range(2):
-            await there.call("mcp.notes.dies")
-        rests = await there.call("mcp.notes.dies")
-        assert rests.status is ToolStatus.CIRCUIT_OPEN, "it is left alone for a while"
-        assert (await there.call("mcp.notes.about")).status is ToolStatus.SUCCESS, (
-            "its other tools are not"
+            await mcp.call("mcp.notes.dies")
+        rests = await mcp.call("mcp.notes.dies")
+        assert rests.status is ToolStatus.CIRCUIT_OPEN, "the breaker is open for a while"
+        assert (await mcp.call("mcp.notes.about")).status is ToolStatus.SUCCESS, (
+            "its other tools are available"
         )
     soon = settings_with(
         tmp_path, tools, {"notes": hostile(tools, "silent", files=files)}, mcp={"seconds": 4}
     )
-    async with hall(soon, tmp_path / "again") as there:
-        late = await there.call("mcp.notes.honest")
+    async with open_mcp_workspace(soon, tmp_path / "again") as mcp:
+        late = await mcp.call("mcp.notes.honest")
         assert (late.status, "no whole answer within 4 seconds" in late.error) == (
             ToolStatus.TIMEOUT,
             True,
         )
-        alive = await there.workspace.call(
+        alive = await mcp.workspace.call(
             ToolCall("f", "files.list", {"path": ".", "glob": "**"}, in_seconds(30))
         )
-        assert alive.status is ToolStatus.SUCCESS, "the workspace is there as before"
+        assert alive.status is ToolStatus.SUCCESS, "the workspace is unchanged"
 
 
 HOSTILE = {
@@ -157,28 +165,28 @@ async def test_hostile_ones_get_an_error_and_nothing_else(
     tmp_path: Path, tools: Path, files: str
 ) -> None:
     ways = ("nonsense", "asking", "pictures", *HOSTILE)
-    servers = {way: hostile(tools, way, files=files) for way in ways}
+    servers = {kind: hostile(tools, kind, files=files) for kind in ways}
     settings = settings_with(
         tmp_path, tools, servers, mcp={"receive_bytes": 200_000, "seconds": 30}
     )
-    async with hall(settings, tmp_path) as there:
-        changed = {way: hostile(tools, way, "1", files=files) for way in ways}
+    async with open_mcp_workspace(settings, tmp_path) as mcp:
+        changed = {kind: hostile(tools, kind, "1", files=files) for kind in ways}
         later = settings_with(
             tmp_path, tools, changed, mcp={"receive_bytes": 200_000, "seconds": 30}
         )
-        there.gate._rules.toolkits["mcp"] = FAMILY.tools(later).call  # type: ignore[index] # the same servers, a day later
-        for way, why in HOSTILE.items():
-            result = await there.call(f"mcp.{way}.honest")
-            assert (way, result.status) == (way, ToolStatus.ERROR), result
+        mcp.gate._rules.toolkits["mcp"] = FAMILY.tools(later).call  # type: ignore[index] # the same servers, a day later
+        for kind, why in HOSTILE.items():
+            result = await mcp.call(f"mcp.{kind}.honest")
+            assert (kind, result.status) == (kind, ToolStatus.ERROR), result
             assert why in result.error
             assert len(result.error) < 1000
-        nonsense = await there.call("mcp.nonsense.honest")
+        nonsense = await mcp.call("mcp.nonsense.honest")
         assert (nonsense.status, nonsense.output["text"]) == (ToolStatus.SUCCESS, "did nothing"), (
             nonsense.error
         )
-        asking = await there.call("mcp.asking.honest")
-        assert asking.output.get("text") == "refused: True", "a server is lent no model"
-        pictures = await there.call("mcp.pictures.honest")
+        asking = await mcp.call("mcp.asking.honest")
+        assert asking.output.get("text") == "refused: True", "a server gets no access to a model"
+        pictures = await mcp.call("mcp.pictures.honest")
         assert pictures.output["text"] == "abc[2J\nd"
         assert list(pictures.output["left_out"]) == ["image"]
     endless = settings_with(
@@ -237,15 +245,15 @@ async def test_over_http_it_is_reached_where_tools_may_go_and_its_intent_is_reco
     settings = settings_with(
         tmp_path, tools, servers, http={"allow": [f"127.0.0.1:{served}"]}, mcp={"seconds": 8}
     )
-    async with hall(settings, tmp_path) as there:
-        failed = await there.call("mcp.notes.fails")
+    async with open_mcp_workspace(settings, tmp_path) as mcp:
+        failed = await mcp.call("mcp.notes.fails")
         assert failed.status is ToolStatus.ERROR
         assert "no note of that name" in failed.error
-        kinds = [event.type for event in there.facts.events]
+        kinds = [event.type for event in mcp.facts.events]
         assert [kind.rpartition(".")[2] for kind in kinds] == ["started", "finished"]
-        assert (await there.call("mcp.notes.waits")).status is ToolStatus.TIMEOUT
-        there.gate._rules.toolkits["mcp"] = FAMILY.tools(closed).call  # type: ignore[index] # http.allow is taken back
-        assert (await there.call("mcp.notes.about")).status is ToolStatus.BLOCKED
+        assert (await mcp.call("mcp.notes.waits")).status is ToolStatus.TIMEOUT
+        mcp.gate._rules.toolkits["mcp"] = FAMILY.tools(closed).call  # type: ignore[index]  # http.allow is removed
+        assert (await mcp.call("mcp.notes.about")).status is ToolStatus.BLOCKED
 
 
 async def test_an_http_server_that_does_not_mean_well_leads_nowhere(

@@ -1,5 +1,5 @@
-"""`db.neo4j` against a real server: what is asked is answered, and nothing that a model can write
-changes anything.
+"""`db.neo4j` against a real server: queries are answered, and no query of a model changes
+anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Hits(socketserver.ThreadingTCPServer):
-    """Counts who comes."""
+    """A server that counts connections."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -141,12 +141,12 @@ async def test_neo4j_changes_nothing(graph: str, hits: Hits, query: str) -> None
             f"bolt://{parts.hostname}:{parts.port}",
             auth=(parts.username or "", parts.password or ""),
         ) as driver:
-            found = driver.execute_query(
+            nodes = driver.execute_query(
                 "MATCH (n) OPTIONAL MATCH (n)-[r]->() RETURN count(DISTINCT n), count(r), "
                 "collect(properties(n))"
             )
             schema = driver.execute_query("SHOW INDEXES YIELD name RETURN name")
-            return [record.values() for record in (*found.records, *schema.records)]
+            return [record.values() for record in (*nodes.records, *schema.records)]
 
     before = looked()
     result = await ask(
@@ -172,14 +172,14 @@ async def test_neo4j_answers_are_bounded(graph: str) -> None:
 
 async def test_neo4j_writes_where_the_operator_says_so(graph: str, hits: Hits) -> None:
     may = graphs(graph, write=True)
-    done = await ask(
+    result = await ask(
         "db.neo4j", may, query="CREATE (n:Note {text: $text}) RETURN n.text", params={"text": "t"}
     )
-    assert (done.output["rows"], done.output["changed"]["nodes_created"]) == ([["t"]], 1), (
-        done.error
+    assert (result.output["rows"], result.output["changed"]["nodes_created"]) == ([["t"]], 1), (
+        result.error
     )
-    gone = await ask("db.neo4j", may, query="MATCH (n:Note) DELETE n")
-    assert gone.output["changed"]["nodes_deleted"] == 1
+    deleted = await ask("db.neo4j", may, query="MATCH (n:Note) DELETE n")
+    assert deleted.output["changed"]["nodes_deleted"] == 1
     for query in (
         "LOAD CSV FROM 'http://127.0.0.1:{port}/x.csv' AS line CREATE (:X)",
         "CALL dbms.listConfig()",
@@ -196,12 +196,16 @@ async def test_neo4j_that_does_not_answer_or_lets_nobody_in(graph: str) -> None:
     where = graph.rpartition("@")[2]
     wrong = await ask("db.neo4j", graphs(f"bolt://neo4j:{PASSWORD}@{where}"), query="RETURN 1")
     assert (wrong.status, "lets nobody in" in wrong.error) == (ToolStatus.ERROR, True), wrong
-    gone = await ask(
+    unreachable = await ask(
         "db.neo4j",
         graphs(f"bolt://neo4j:{PASSWORD}@127.0.0.1:{servers.free_port()}"),
         query="RETURN 1",
     )
-    assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (
+    assert (
+        unreachable.status,
+        "does not answer" in unreachable.error,
+        "127.0.0.1" in unreachable.error,
+    ) == (
         ToolStatus.ERROR,
         True,
         False,

@@ -1,4 +1,4 @@
-"""A real OPA server behind the contract of policy engines, and behind a gate."""
+"""A real OPA server under the contract of policy engines, and behind a gateway."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_server_that_hangs_and_one_that_dies_block(tmp_path: Path) -> No
                 await app.gate.call(app.seat(), tool_call(path="secret", number=2))
             ).status is ToolStatus.BLOCKED
             os.kill(pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, pid, os.WSTOPPED)  # it stops some time after it was told to
+            os.waitid(os.P_PID, pid, os.WSTOPPED)  # it stops some time after the signal
             hung = await app.gate.call(app.seat(), tool_call(path="a", number=3))
             os.kill(pid, signal.SIGCONT)
             await asyncio.sleep(0.2)
@@ -84,4 +84,4 @@ async def test_a_server_that_hangs_and_one_that_dies_block(tmp_path: Path) -> No
             dead = await app.gate.call(app.seat(), tool_call(path="a", number=5))
     assert (hung.status, dead.status) == (ToolStatus.BLOCKED, ToolStatus.BLOCKED)
     assert "within 2 seconds" in hung.error
-    assert len(app.room.calls) == 2
+    assert len(app.workspace.calls) == 2

@@ -1,5 +1,5 @@
-"""`db.postgres` against a real server: what is asked is answered, and nothing that a model can
-write changes anything.
+"""`db.postgres` against a real server: queries are answered, and no query of a model changes
+anything.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ decision := {"allow": true} if {
 
 
 @pytest.fixture(scope="module")
-def boss() -> Iterator[str]:
+def superuser() -> Iterator[str]:
     try:
         with servers.postgres() as url:
             yield url
@@ -49,9 +49,9 @@ def boss() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def reader(boss: str) -> str:
-    """A role that may do all with the tables of the test, and nothing more."""
-    with psycopg.connect(boss, autocommit=True) as connection:
+def reader(superuser: str) -> str:
+    """A role with all rights on the tables of the test, and no others."""
+    with psycopg.connect(superuser, autocommit=True) as connection:
         for statement in (
             f"create role reader login password '{PASSWORD}'",
             (
@@ -68,8 +68,8 @@ def reader(boss: str) -> str:
         ):
             connection.execute(statement)
     return (
-        urlsplit(boss)
-        ._replace(netloc=f"reader:{PASSWORD}@{urlsplit(boss).netloc.rpartition('@')[2]}")
+        urlsplit(superuser)
+        ._replace(netloc=f"reader:{PASSWORD}@{urlsplit(superuser).netloc.rpartition('@')[2]}")
         .geturl()
     )
 
@@ -168,9 +168,9 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("query", CHANGES)
-async def test_postgres_changes_nothing(boss: str, reader: str, query: str) -> None:
+async def test_postgres_changes_nothing(superuser: str, reader: str, query: str) -> None:
     def state() -> Any:
-        with psycopg.connect(boss) as connection:
+        with psycopg.connect(superuser) as connection:
             return connection.execute(
                 """select (select count(*) from items), (select max(name) from items), (select last_value from items_id_seq),
                    (select count(*) from pg_class), (select count(*) from pg_largeobject_metadata),
@@ -184,37 +184,42 @@ async def test_postgres_changes_nothing(boss: str, reader: str, query: str) -> N
         Path(path).exists()
         for path in ("/tmp/moothall-program", "/tmp/moothall-copy", "/tmp/moothall-lo")
     )
-    if not query.startswith(
-        "select lo_from_bytea"
-    ):  # PostgreSQL before 16 lets it pass, and it is rolled back
+    # PostgreSQL before 16 accepts it, and it is rolled back.
+    if not query.startswith("select lo_from_bytea"):
         assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID, ToolStatus.ERROR}, result
         assert result.error
 
 
 async def test_postgres_refuses_roles_that_a_transaction_does_not_hold(
-    boss: str, reader: str
+    superuser: str, reader: str
 ) -> None:
-    result = await ask("db.postgres", postgres(boss), query="select 1")
+    result = await ask("db.postgres", postgres(superuser), query="select 1")
     assert (result.status, "superuser boss" in result.error, "CREATE ROLE" in result.error) == (
         ToolStatus.BLOCKED,
         True,
         True,
     )
-    with psycopg.connect(boss, autocommit=True) as connection:
+    with psycopg.connect(superuser, autocommit=True) as connection:
         connection.execute("grant pg_read_server_files to reader")
         try:
-            told = await ask(
+            refused = await ask(
                 "db.postgres", postgres(reader), query="select pg_read_file('/etc/passwd')"
             )
-            assert (told.status, "pg_read_server_files" in told.error) == (ToolStatus.BLOCKED, True)
+            assert (refused.status, "pg_read_server_files" in refused.error) == (
+                ToolStatus.BLOCKED,
+                True,
+            )
         finally:
             connection.execute("revoke pg_read_server_files from reader")
         connection.execute(
             "create function dblink_exec(text) returns text language sql as 'select $1'"
         )
         try:
-            told = await ask("db.postgres", postgres(reader), query="select 1")
-            assert (told.status, "dblink_exec(text)" in told.error) == (ToolStatus.BLOCKED, True)
+            refused = await ask("db.postgres", postgres(reader), query="select 1")
+            assert (refused.status, "dblink_exec(text)" in refused.error) == (
+                ToolStatus.BLOCKED,
+                True,
+            )
         finally:
             connection.execute("drop function dblink_exec(text)")
 
@@ -246,11 +251,11 @@ async def test_postgres_answers_are_bounded(reader: str) -> None:
     assert after.output["rows"] == [[7]]
 
 
-async def test_postgres_leaves_no_session_behind(boss: str, reader: str) -> None:
+async def test_postgres_leaves_no_session_behind(superuser: str, reader: str) -> None:
     await ask(
         "db.postgres", postgres(reader, seconds=1), query="select pg_sleep(60), pg_advisory_lock(1)"
     )
-    with psycopg.connect(boss, autocommit=True) as connection:
+    with psycopg.connect(superuser, autocommit=True) as connection:
         async with asyncio.timeout(20):
             while connection.execute(
                 "select count(*) from pg_stat_activity where usename = 'reader'"
@@ -258,18 +263,20 @@ async def test_postgres_leaves_no_session_behind(boss: str, reader: str) -> None
                 await asyncio.sleep(0.05)
 
 
-async def test_postgres_writes_where_the_operator_says_so(boss: str, reader: str) -> None:
+async def test_postgres_writes_where_the_operator_says_so(superuser: str, reader: str) -> None:
     may = postgres(reader, write=True)
     try:
-        done = await ask(
+        result = await ask(
             "db.postgres",
             may,
             query="insert into items (name) values ($1) returning name",
             params=["new"],
         )
-        assert (done.output["rows"], done.output["changed"]) == ([["new"]], 1), done.error
-        done = await ask("db.postgres", may, query="update items set price = 3 where name = 'new'")
-        assert done.output["changed"] == 1
+        assert (result.output["rows"], result.output["changed"]) == ([["new"]], 1), result.error
+        result = await ask(
+            "db.postgres", may, query="update items set price = 3 where name = 'new'"
+        )
+        assert result.output["changed"] == 1
         several = await ask(
             "db.postgres", may, query="delete from items where name = 'new'; select 1"
         )
@@ -277,7 +284,7 @@ async def test_postgres_writes_where_the_operator_says_so(boss: str, reader: str
         seen = await ask("db.postgres", may, query="select price from items where name = 'new'")
         assert seen.output["rows"] == [["3"]]
     finally:
-        with psycopg.connect(boss, autocommit=True) as connection:
+        with psycopg.connect(superuser, autocommit=True) as connection:
             connection.execute("delete from items where name = 'new'")
 
 
@@ -290,22 +297,26 @@ async def test_postgres_that_does_not_answer_or_lets_nobody_in(reader: str) -> N
         True,
         False,
     )
-    gone = await ask(
+    unreachable = await ask(
         "db.postgres",
         postgres(f"postgresql://reader:{PASSWORD}@127.0.0.1:{servers.free_port()}/x"),
         query="select 1",
     )
-    assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (
+    assert (
+        unreachable.status,
+        "does not answer" in unreachable.error,
+        "127.0.0.1" in unreachable.error,
+    ) == (
         ToolStatus.ERROR,
         True,
         False,
     )
 
 
-async def test_postgres_by_its_socket(boss: str, reader: str) -> None:
-    with psycopg.connect(boss) as connection:
-        told = connection.execute("show unix_socket_directories").fetchone()
-    url = f"postgresql://reader:{PASSWORD}@/postgres?host={told[0] if told else ''}&port={urlsplit(reader).port}"
+async def test_postgres_by_its_socket(superuser: str, reader: str) -> None:
+    with psycopg.connect(superuser) as connection:
+        row = connection.execute("show unix_socket_directories").fetchone()
+    url = f"postgresql://reader:{PASSWORD}@/postgres?host={row[0] if row else ''}&port={urlsplit(reader).port}"
     assert (await ask("db.postgres", postgres(url), query="select ok()")).output["rows"] == [[7]]
     several = await ask(
         "db.postgres",
@@ -331,7 +342,7 @@ async def test_a_tenant_reaches_its_own_servers_and_no_others(reader: str) -> No
 
 
 async def test_postgres_says_what_is_wrong_with_a_query(reader: str) -> None:
-    for query, params, said in (
+    for query, params, message in (
         ("select", ["\0"], "NUL"),
         ("select $1::int + $2::int", ["1"], "bind message supplies 1 parameters"),
         ("select nothing from items", [], 'column "nothing" does not exist'),
@@ -339,13 +350,16 @@ async def test_postgres_says_what_is_wrong_with_a_query(reader: str) -> None:
         ("--", [], "one SELECT, VALUES or WITH"),
     ):
         result = await ask("db.postgres", postgres(reader), query=query, params=params)
-        assert (result.status in {ToolStatus.INVALID, ToolStatus.ERROR}, said in result.error) == (
+        assert (
+            result.status in {ToolStatus.INVALID, ToolStatus.ERROR},
+            message in result.error,
+        ) == (
             True,
             True,
         ), result
 
 
-# Through the gate
+# Through the gateway
 
 
 async def test_a_granted_query_passes_the_gate_where_policy_allows_it_and_leaves_no_secret(

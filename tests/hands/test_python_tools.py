@@ -1,5 +1,5 @@
-"""Python repositories that say in one tool's own way alone what their tests need: `moothall check`
-sets them up, and their test is green.
+"""Python repositories that declare their test dependencies only in the format of one tool:
+`moothall check` sets them up, and their tests pass.
 """
 
 from __future__ import annotations
@@ -67,21 +67,23 @@ TOOLS: Mapping[str, Mapping[str, str]] = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One data directory for all, so that the interpreter's environment is made once."""
+    """One data directory for all, so that the interpreter's environment is created once."""
     return tmp_path_factory.mktemp("data")
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_what_a_tool_says_that_tests_need_is_there(tmp_path: Path, data: Path, tool: str) -> None:
     repo = make_repo(tmp_path / "repo", {**TOOLS[tool], "own.py": "", "tests/test_own.py": _TEST})
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
-    done = subprocess.run(
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")
+    }
+    completed = subprocess.run(
         [sys.executable, "-m", "moothall", "check", str(repo.path), "--json"],
-        env={**kept, "MOOTHALL_DATA_DIR": str(data)},
+        env={**inherited, "MOOTHALL_DATA_DIR": str(data)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (row,) = json.loads(done.stdout)["checks"]
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    (row,) = json.loads(completed.stdout)["checks"]
     assert (row["check"], row["green"], row["red"]) == ("tests", 1, [])

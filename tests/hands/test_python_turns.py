@@ -1,6 +1,4 @@
-"""What a model replies and what becomes of it, from the reply to the proposal: a real model server,
-gate and runner.
-"""
+"""From a model's reply to the proposal: a real model server, gateway and runner."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from moothall.config import RunnerSettings
 from moothall.deliberation.recorded_model import Recording
 from moothall.domain.event import EventType
 from moothall.testing.model import step_of
-from support.council import ONE, CouncilHouse, act, code, of, open_council, outcomes
+from support.council import ONE, CouncilEnvironment, act, code, of, open_council, outcomes
 from support.python import open_coding_council
 from support.repos import SOLUTION
 
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.e2e
 APPEND = f"ws.write('src/utils.py', ws.read('src/utils.py') + {SOLUTION!r})"
 
 
-Open = Callable[..., AbstractAsyncContextManager[CouncilHouse]]
+Open = Callable[..., AbstractAsyncContextManager[CouncilEnvironment]]
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def council(tmp_path: Path) -> Open:
 
 
 def script(*turns: Any) -> Any:
-    """Answer the n-th turn with the n-th text, and the last one for ever."""
+    """Answer the n-th turn with the n-th text, and later turns with the last one."""
 
     def answer(_body: Any, headers: Any) -> Any:
         return turns[min(int(step_of(headers).split(".")[1]), len(turns)) - 1]
@@ -68,8 +66,8 @@ async def test_a_block_changes_the_workspace_through_the_gate(council: Open) -> 
 
 
 async def test_the_same_in_blocks(council: Open) -> None:
-    said = f"append it\n<python>\n{APPEND}\n</python>"
-    async with council(script(said), schemas=False) as app:
+    reply = f"append it\n<python>\n{APPEND}\n</python>"
+    async with council(script(reply), schemas=False) as app:
         events = await app.run(app.deliberation("single", 1))
     assert outcomes(events) == {ONE: "proposed"}
 
@@ -93,7 +91,7 @@ async def test_one_tool_and_several_tools_are_plans(council: Open, schemas: bool
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("reply", "correction"),
     [
         ("I would look at the file first.", "it holds none of"),
         (
@@ -105,11 +103,11 @@ async def test_one_tool_and_several_tools_are_plans(council: Open, schemas: bool
     ],
 )
 async def test_neither_and_both_are_answered_with_what_is_right(
-    council: Open, said: str, told: str
+    council: Open, reply: str, correction: str
 ) -> None:
-    async with council(script(said, f"<python>{APPEND}</python>"), schemas=False) as app:
+    async with council(script(reply, f"<python>{APPEND}</python>"), schemas=False) as app:
         events = await app.run(app.deliberation("single", 1))
-    assert told in app.server.requests[1].prompt
+    assert correction in app.server.requests[1].prompt
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -200,8 +198,8 @@ async def test_what_the_gate_refuses_it_refuses_a_block_too(council: Open) -> No
     )
     async with council(script(code(trying), code(APPEND))) as app:
         events = await app.run(app.deliberation("single", 1))
-    told = app.server.requests[1].prompt
-    assert "root:" not in told
+    prompt = app.server.requests[1].prompt
+    assert "root:" not in prompt
     refused = [
         data["status"]
         for data in of(events, EventType.TOOL_FINISHED)

@@ -1,5 +1,5 @@
-"""`db.redis` against a real server: what is asked is answered, and nothing that a model can write
-changes anything.
+"""`db.redis` against a real server: queries are answered, and no query of a model changes
+anything.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ async def test_redis_answers_are_bounded(redis_url: str, filled: redis.asyncio.R
 async def test_redis_writes_where_the_operator_says_so(
     redis_url: str, filled: redis.asyncio.Redis
 ) -> None:
-    done = await ask("db.redis", reds(redis_url, write=True), command="SET", args=["a", "5"])
-    assert done.output["reply"] == "OK", done.error
+    result = await ask("db.redis", reds(redis_url, write=True), command="SET", args=["a", "5"])
+    assert result.output["reply"] == "OK", result.error
     assert await filled.get("a") == b"5"
     for command, args in (
         ("FLUSHALL", []),
@@ -203,13 +203,17 @@ async def test_redis_that_does_not_answer_or_lets_nobody_in(redis_url: str) -> N
         args=["a"],
     )
     assert (wrong.status, "lets nobody in" in wrong.error) == (ToolStatus.ERROR, True), wrong
-    gone = await ask(
+    unreachable = await ask(
         "db.redis",
         reds(f"redis://:{PASSWORD}@127.0.0.1:{servers.free_port()}/0"),
         command="GET",
         args=["a"],
     )
-    assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (
+    assert (
+        unreachable.status,
+        "does not answer" in unreachable.error,
+        "127.0.0.1" in unreachable.error,
+    ) == (
         ToolStatus.ERROR,
         True,
         False,

@@ -20,7 +20,7 @@ from moothall.pb.runner.v1 import runner_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2
 from moothall.tool_sessions.manager import PendingWorkspace
 from support.callers import OTHER
-from support.visitors import ToolHouse, tool_house
+from support.tool_server import ToolServer, open_tool_server
 
 pytestmark = pytest.mark.e2e
 FILES = {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}
@@ -37,23 +37,25 @@ told
 """
 
 
-def data(done: pb.ExecuteResponse) -> Any:
-    return json_format.MessageToDict(done.result)
+def data(response: pb.ExecuteResponse) -> Any:
+    return json_format.MessageToDict(response.result)
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[ToolHouse]:
-    async with tool_house(tmp_path, FILES) as opened:
+async def app(tmp_path: Path) -> AsyncIterator[ToolServer]:
+    async with open_tool_server(tmp_path, FILES) as opened:
         yield opened
 
 
 async def test_code_without_network_or_files_reads_a_file_through_the_gate(
-    app: ToolHouse,
+    app: ToolServer,
 ) -> None:
     opened = await app.open()
-    done = await app.execute(opened, "e-1", WITHOUT_REACH, tools=["files.read"])
-    assert (done.status, done.usage.tier, done.tool_call_count) == ("success", "monty", 1), done
-    assert data(done) == ["A = 1\n"]
+    result = await app.execute(opened, "e-1", WITHOUT_REACH, tools=["files.read"])
+    assert (result.status, result.usage.tier, result.tool_call_count) == ("success", "monty", 1), (
+        result
+    )
+    assert data(result) == ["A = 1\n"]
     socket = await app.execute(
         opened,
         "e-2",
@@ -67,17 +69,17 @@ async def test_code_without_network_or_files_reads_a_file_through_the_gate(
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_inputs_value_output_and_figures(app: ToolHouse) -> None:
+async def test_inputs_value_output_and_figures(app: ToolServer) -> None:
     opened = await app.open()
     code = "print('sum of', numbers)\n{'sum': sum(numbers), 'half': sum(numbers) / 2}"
-    done = await app.execute(opened, "e-1", code, inputs={"numbers": [1, 2]})
-    assert (done.status, done.stdout) == ("success", "sum of [1, 2]\n"), done
-    assert data(done) == {"sum": 3.0, "half": 1.5}
+    result = await app.execute(opened, "e-1", code, inputs={"numbers": [1, 2]})
+    assert (result.status, result.stdout) == ("success", "sum of [1, 2]\n"), result
+    assert data(result) == {"sum": 3.0, "half": 1.5}
     none = await app.execute(opened, "e-2", "x = 1")
     assert none.result.WhichOneof("kind") == "null_value"
 
 
-async def test_the_same_execution_runs_once(app: ToolHouse) -> None:
+async def test_the_same_execution_runs_once(app: ToolServer) -> None:
     opened = await app.open()
     code = "files.append('log.txt', 'once\\n')\nws.read('log.txt')"
     tools = ["files.append", "files.read"]
@@ -90,7 +92,7 @@ async def test_the_same_execution_runs_once(app: ToolHouse) -> None:
     assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
 
-async def test_tools_are_those_of_the_request_and_of_the_token(app: ToolHouse) -> None:
+async def test_tools_are_those_of_the_request_and_of_the_token(app: ToolServer) -> None:
     opened = await app.open()
     unlisted = await app.execute(opened, "e-1", "ws.write('a', 'b')", tools=["files.read"])
     assert (unlisted.status, "there is no ws.write here" in unlisted.error) == ("error", True)
@@ -111,7 +113,7 @@ async def test_tools_are_those_of_the_request_and_of_the_token(app: ToolHouse) -
     assert (denied.status, "No module named 'sqlite3'" in denied.error) == ("invalid", True), denied
 
 
-async def test_paths_out_of_the_workspace_are_refused_in_both_tiers(app: ToolHouse) -> None:
+async def test_paths_out_of_the_workspace_are_refused_in_both_tiers(app: ToolServer) -> None:
     opened = await app.open()
     await app.call(opened, "files.write", "r-1", path="keep.txt", content="kept\n")
     for number, first in enumerate(("", "import sqlite3\n")):
@@ -122,12 +124,12 @@ for path in ('../../etc/passwd', '/etc/passwd', 'src/../../etc/passwd'):
     except RuntimeError as error:
         told.append(str(error).split(': ')[1])
 told"""
-        done = await app.execute(opened, f"e-{number}", code, tools=["files.read"])
-        assert done.status == "success", done
-        assert set(data(done)) <= {"invalid", "blocked"}
+        result = await app.execute(opened, f"e-{number}", code, tools=["files.read"])
+        assert result.status == "success", result
+        assert set(data(result)) <= {"invalid", "blocked"}
 
 
-async def test_limits_of_the_request_hold(app: ToolHouse) -> None:
+async def test_limits_of_the_request_hold(app: ToolServer) -> None:
     opened = await app.open()
     spin = await app.execute(
         opened, "e-1", "while True:\n    pass", limits=pb.Limits(timeout_ms=500)
@@ -145,7 +147,7 @@ async def test_limits_of_the_request_hold(app: ToolHouse) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"execution_id": ""}, "execution_id"),
         ({"code": "  "}, "code has"),
@@ -155,15 +157,17 @@ async def test_limits_of_the_request_hold(app: ToolHouse) -> None:
         ({"limits": pb.Limits(timeout_ms=-1)}, "limits.timeout_ms"),
     ],
 )
-async def test_what_is_wrong_is_named(app: ToolHouse, fields: dict[str, object], told: str) -> None:
+async def test_what_is_wrong_is_named(
+    app: ToolServer, fields: dict[str, object], message: str
+) -> None:
     opened = await app.open()
-    wanted = {"execution_id": "e-1", "code": "1", **fields}
-    with pytest.raises(grpc.aio.AioRpcError, match=told) as refused:
-        await app.execute(opened, **wanted)  # type: ignore[arg-type]  # that is what is tested
+    arguments = {"execution_id": "e-1", "code": "1", **fields}
+    with pytest.raises(grpc.aio.AioRpcError, match=message) as refused:
+        await app.execute(opened, **arguments)  # type: ignore[arg-type]  # this is what the test is about
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_another_caller_and_another_token_are_refused(app: ToolHouse) -> None:
+async def test_another_caller_and_another_token_are_refused(app: ToolServer) -> None:
     opened = await app.open()
     with pytest.raises(grpc.aio.AioRpcError) as stolen:
         await app.execute(opened, "e-1", "1", OTHER)
@@ -174,7 +178,7 @@ async def test_another_caller_and_another_token_are_refused(app: ToolHouse) -> N
 
 
 async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it(
-    app: ToolHouse,
+    app: ToolServer,
 ) -> None:
     async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
         del who
@@ -187,23 +191,23 @@ async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it
     app.visits.await_calls(find)
     token = app.visits.token(LOCAL, "task-1", "dev", 60)
     task = tool_pb2.OpenWorkspaceResponse(workspace_id="task-1", capability_token=token)
-    done = await app.execute(task, "e-1", "ws.read('src/a.py')", tools=["files.read"])
-    assert (done.status, data(done)) == ("success", "A = 1\n"), done
+    result = await app.execute(task, "e-1", "ws.read('src/a.py')", tools=["files.read"])
+    assert (result.status, data(result)) == ("success", "A = 1\n"), result
 
 
 async def test_two_that_ask_at_once_have_one_run_and_one_that_goes_leaves_it_to_the_other(
-    app: ToolHouse,
+    app: ToolServer,
 ) -> None:
     opened = await app.open()
     code = "files.append('log.txt', 'once\\n')\nws.read('log.txt')"
     tools = ["files.append", "files.read"]
     both = await asyncio.gather(*(app.execute(opened, "e-1", code, tools=tools) for _ in range(2)))
-    assert [data(done) for done in both] == ["once\n"] * 2
+    assert [data(response) for response in both] == ["once\n"] * 2
     spin = "while True:\n    pass"
-    gone = asyncio.ensure_future(
+    cancelled = asyncio.ensure_future(
         app.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
     )
     await asyncio.sleep(0.5)
-    gone.cancel()
+    cancelled.cancel()
     again = await app.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
     assert again.status == "timeout"

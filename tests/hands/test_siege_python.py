@@ -1,4 +1,4 @@
-"""Blocks of Python that speak over their own socket, and end in ways of their own: CPython in real
+"""Blocks of Python that write to the runner's socket or end in unusual ways: CPython in real
 sandboxes.
 """
 
@@ -24,7 +24,7 @@ from support.local import local
 
 pytestmark = pytest.mark.e2e
 FIRST = ("", "import socket\n")
-"""What a block begins with to be run by each of the tiers."""
+"""The prefix that makes a block run in each tier."""
 SOCKET = """
 import os, json, socket, sys, threading, time
 fd = next(int(n) for n in os.listdir('/proc/self/fd') if int(n) > 2 and os.path.exists(f'/proc/self/fd/{n}')
@@ -38,16 +38,16 @@ def say(message):
 
 
 @dataclass
-class Den:
-    """One workspace, and a runner whose questions are counted."""
+class CPythonWorkspace:
+    """A workspace, and a runner whose tool calls are recorded."""
 
     runner: LocalRunner
     workspace: LocalWorkspace
-    asked: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
 
     async def ask(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Answer with a text; a path `slow` takes its time."""
-        self.asked.append((name, arguments))
+        self.calls.append((name, arguments))
         if arguments.get("path") == "slow":
             await asyncio.sleep(8)
         if name != "files.read":
@@ -73,14 +73,14 @@ def block(code: str, seconds: float = 20, depth: int = 0) -> CodeBlock:
 
 
 @asynccontextmanager
-async def den(
+async def open_cpython_workspace(
     folder: Path, python: RunnerSettings | None = None, **limits: Any
-) -> AsyncIterator[Den]:
+) -> AsyncIterator[CPythonWorkspace]:
     async with local(folder, **limits) as app:
         settings = app.settings.model_copy(update={"runner": python or RunnerSettings()})
         runner = LocalRunner(settings, app.workspaces.pool)
         async with app.workspaces.open(await app.prepared(), "one") as workspace:
-            yield Den(runner, workspace)
+            yield CPythonWorkspace(runner, workspace)
 
 
 @pytest.mark.parametrize(
@@ -97,24 +97,24 @@ async def den(
 async def test_what_a_block_says_of_its_end_is_its_own_word(
     tmp_path: Path, end: bytes, status: str
 ) -> None:
-    async with den(tmp_path) as app:
+    async with open_cpython_workspace(tmp_path) as app:
         ran = await app.run(f"say({end!r})\nos._exit(0)")
     assert (ran.status, ran.tier) == (status, "python"), ran
     json.dumps(ran.value, allow_nan=False, ensure_ascii=False).encode()
 
 
 async def test_one_that_asks_without_end_is_ended(tmp_path: Path) -> None:
-    async with den(tmp_path) as app:
+    async with open_cpython_workspace(tmp_path) as app:
         ran = await app.run(
             "while True:\n    say({'op': 'call', 'name': 'no.tool', 'args': {}}); os.read(fd, "
             "100000)"
         )
-        assert (ran.status, len(app.asked)) == (ToolStatus.BUDGET_EXCEEDED, 300), ran
+        assert (ran.status, len(app.calls)) == (ToolStatus.BUDGET_EXCEEDED, 300), ran
         assert (await app.run("1 + 1")).value == 2
 
 
 async def test_one_that_dies_while_it_waits_is_told_as_ended(tmp_path: Path) -> None:
-    async with den(tmp_path) as app:
+    async with open_cpython_workspace(tmp_path) as app:
         ran = await app.run(
             "threading.Timer(0.3, lambda: os._exit(3)).start()\nfiles.read(path='slow')"
         )
@@ -141,7 +141,9 @@ threading.Thread(target=fill, daemon=True).start()
     ],
 )
 async def test_the_disk_is_looked_at_while_a_block_asks(tmp_path: Path, asking: str) -> None:
-    async with den(tmp_path, RunnerSettings(tool_calls=5000), disk_bytes=20_000_000) as app:
+    async with open_cpython_workspace(
+        tmp_path, RunnerSettings(tool_calls=5000), disk_bytes=20_000_000
+    ) as app:
         ran = await app.run(WRITER + asking)
     assert ran.status == "disk", ran
 
@@ -149,7 +151,7 @@ async def test_the_disk_is_looked_at_while_a_block_asks(tmp_path: Path, asking: 
 async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_callers(
     tmp_path: Path,
 ) -> None:
-    async with den(tmp_path, RunnerSettings(workers=1, full_workers=1)) as app:
+    async with open_cpython_workspace(tmp_path, RunnerSettings(workers=1, full_workers=1)) as app:
 
         async def agents(name: str, _arguments: Mapping[str, Any]) -> ToolResult:
             inner = [
@@ -170,7 +172,7 @@ async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_caller
 async def test_agents_are_given_fewer_tools_where_the_code_says_so(
     tmp_path: Path, first: str
 ) -> None:
-    async with den(tmp_path) as app:
+    async with open_cpython_workspace(tmp_path) as app:
         seen = []
 
         async def agents(name: str, arguments: Mapping[str, Any]) -> ToolResult:

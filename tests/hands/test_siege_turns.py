@@ -1,4 +1,4 @@
-"""What a model replies that no encoding takes: a real model server, gate and runner."""
+"""Replies of a model that no encoding accepts: a real model server, gateway and runner."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Programs that are started while gRPC is busy in the same process begin and end well, on the loop
-that `moothall` runs on.
+"""Programs started while gRPC is busy in the same process start and end well, on the event loop
+that `moothall` uses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-# In a process of its own: another test may have loaded gRPC before our settings were read.
+# In a separate process: another test may have loaded gRPC before our settings were read.
 PROGRAM = """
 import asyncio
 import moothall.config

@@ -1,4 +1,4 @@
-"""`agents.run` in a block of Python: side by side, with no more than the seat has."""
+"""`agents.run` in a block of Python: concurrent, and within the seat's permissions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from moothall.deliberation.recorded_model import Recording
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
 from moothall.testing.model import step_of
-from support.council import ONE, CouncilHouse, act, code, finish, of, outcomes
+from support.council import ONE, CouncilEnvironment, act, code, finish, of, outcomes
 from support.python import open_coding_council
 from support.repos import SOLUTION
 
 pytestmark = pytest.mark.e2e
 
-Open = Callable[..., AbstractAsyncContextManager[CouncilHouse]]
+Open = Callable[..., AbstractAsyncContextManager[CouncilEnvironment]]
 APPEND = act(("files.append", {"path": "src/utils.py", "content": SOLUTION}))
 
 
@@ -33,8 +33,8 @@ def council(tmp_path: Path) -> Open:
 
 
 def script(first: str, agent: Callable[[dict[str, Any], int], Any]) -> Any:
-    """The seat says `first` and then appends the solution; its sub-agents say what `agent` returns
-    for a call and its number.
+    """Reply as the seat with `first` and then append the solution; sub-agents reply with what
+    `agent` returns for a call and its number.
     """
 
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
@@ -50,7 +50,7 @@ def prompt_of(body: dict[str, Any]) -> str:
     return str(body["messages"][1]["content"])
 
 
-def calls_of(app: CouncilHouse, step: str = "0.1.") -> list[str]:
+def calls_of(app: CouncilEnvironment, step: str = "0.1.") -> list[str]:
     return [
         call.call_id.rpartition("/")[2]
         for call in app.server.requests
@@ -63,7 +63,7 @@ async def test_three_are_in_flight_at_once_and_answer_in_order(council: Open) ->
 
     async def agent(body: dict[str, Any], _number: int) -> str:
         async with asyncio.timeout(30):
-            await all_there.wait()  # in a row, the first would wait for ever
+            await all_there.wait()  # sequentially, the first would wait forever
         return finish(
             next(word for word in ("one", "two", "three") if f"say {word}" in prompt_of(body))
         )
@@ -115,7 +115,7 @@ async def test_narrowed_agents_have_less(council: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "settings", "told"),
+    ("block", "settings", "message"),
     [
         (
             "agents.run(['a', 'b', 'c'])",
@@ -132,14 +132,14 @@ async def test_narrowed_agents_have_less(council: Open) -> None:
     ],
 )
 async def test_how_many_is_bounded(
-    council: Open, block: str, settings: dict[str, int], told: str
+    council: Open, block: str, settings: dict[str, int], message: str
 ) -> None:
     async with council(
         script(code(block), lambda _body, _number: finish("done")),
         python=RunnerSettings(**settings),
     ) as app:
         events = await app.run(app.deliberation("single", 1))
-    assert told in next(
+    assert message in next(
         call.prompt for call in app.server.requests if call.call_id.endswith("/0.2")
     )
     assert outcomes(events) == {ONE: "proposed"}
@@ -154,9 +154,9 @@ async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(
     )
 
     def agent(body: dict[str, Any], _number: int) -> str:
-        told = body["messages"][-1]["content"]
-        if "python: success" in told:
-            return finish("deepest" if "'agents' is not defined" in told else "middle")
+        content = body["messages"][-1]["content"]
+        if "python: success" in content:
+            return finish("deepest" if "'agents' is not defined" in content else "middle")
         return deeper
 
     async with council(
@@ -166,8 +166,8 @@ async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(
         await app.run(app.deliberation("single", 1))
     below = calls_of(app)
     assert len(below) == len(set(below))
-    # two agents, and two of each of theirs, but a block and all below it have four: the last two
-    # were refused
+    # Two agents with two sub-agents each; a block and everything below it has four, so the last two
+    # were refused.
     assert len({int(item.split(".")[2]) for item in below}) >= 6
     second = next(call.prompt for call in app.server.requests if call.call_id.endswith("/0.2"))
     assert "middle" in second
@@ -200,13 +200,13 @@ async def test_recorded_agents_are_not_asked_again(council: Open) -> None:
         script(code("print(agents.run(['a', 'b']))"), lambda _body, _number: finish("done"))
     ) as app:
         events = await app.run(app.deliberation("single", 1))
-        asked = len(app.server.requests)
+        calls = len(app.server.requests)
         await app.run(app.deliberation("single", 1), Recording.of(events))
-        assert len(app.server.requests) == asked
+        assert len(app.server.requests) == calls
 
 
 @pytest.mark.parametrize(
-    ("said", "why", "turns"),
+    ("reply", "why", "turns"),
     [
         (
             act(("files.read", {"path": "src/utils.py"})),
@@ -222,10 +222,10 @@ async def test_recorded_agents_are_not_asked_again(council: Open) -> None:
     ],
 )
 async def test_an_agent_that_goes_in_circles_ends_as_a_seat_does(
-    council: Open, said: str, why: str, turns: int
+    council: Open, reply: str, why: str, turns: int
 ) -> None:
     async with council(
-        script(code("print(agents.run('go on'))"), lambda _body, _number: said)
+        script(code("print(agents.run('go on'))"), lambda _body, _number: reply)
     ) as app:
         await app.run(app.deliberation("single", 1))
     assert len(calls_of(app)) == turns

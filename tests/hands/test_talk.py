@@ -1,4 +1,4 @@
-"""Conversations and forks as a person has them, beside one real `moothall serve`; a scripted model
+"""Conversations and forks as a person uses them, beside one real `moothall serve`; a scripted model
 over HTTP.
 """
 
@@ -37,30 +37,30 @@ def finish(text: str) -> str:
 
 
 def by_talk(body: dict[str, Any], _headers: Mapping[str, str]) -> str | Fault:
-    """What is done follows from the task; an answer tells what the prompt shows of what came
-    before.
-    """
+    """Act by the task; an answer repeats what the prompt shows of earlier questions."""
     prompt, task = "\n".join(str(message["content"]) for message in body["messages"]), task_of(body)
     if "HANG" in task:
         return Fault("silent", delay=0.1)
     if "SLOWLY" in task and "files.read: success" not in prompt:
         return turn("files.read", path="src/utils.py")
-    if "SLOWLY" in task:  # with words, what they say
-        words = re.findall(r"SAY (\w+)", prompt)
+    if "SLOWLY" in task:  # the contents, if there are words
+        texts = re.findall(r"SAY (\w+)", prompt)
         return turn(
             "files.append",
             path="src/utils.py",
-            content=f"{SOLVED}\n# {words[-1]}\n" if words else SOLVED,
+            content=f"{SOLVED}\n# {texts[-1]}\n" if texts else SOLVED,
         )
     if "GREETING" in task:
-        done = "NOTES.md" in prompt.replace(task, "")
+        has_notes = "NOTES.md" in prompt.replace(task, "")
         return (
-            finish("Written down.") if done else turn("files.write", path="NOTES.md", content=NOTES)
+            finish("Written down.")
+            if has_notes
+            else turn("files.write", path="NOTES.md", content=NOTES)
         )
     if "before" in task:
-        asked = re.findall(r"--- asked \[\w+\] ---\n(.*)\n", prompt)
+        questions = re.findall(r"--- asked \[\w+\] ---\n(.*)\n", prompt)
         return finish(
-            f"You asked: {'; '.join(asked)}. hello_world is "
+            f"You asked: {'; '.join(questions)}. hello_world is "
             f"{'' if 'def hello_world' in prompt else 'not '}there."
         )
     return turn("files.append", path="src/utils.py", content=SOLVED)
@@ -123,23 +123,23 @@ async def test_what_was_not_taken_over_comes_with_what_needs_it(
     more = await command("ask", "--json", "--yes", "--continue", f"{TASK} SLOWLY", cwd=repo)
     assert more.document["applied"] == ["src/utils.py"], more.err
     # Both changes: the second one alone does not fit files that lack the first.
-    there = git(repo, "show", f"{more.document['branch']}:src/utils.py")
-    assert (repo / "src/utils.py").read_text(encoding="utf-8").strip() == there
-    assert there.count("def hello_world") > 1
+    branch_text = git(repo, "show", f"{more.document['branch']}:src/utils.py")
+    assert (repo / "src/utils.py").read_text(encoding="utf-8").strip() == branch_text
+    assert branch_text.count("def hello_world") > 1
 
 
 async def test_nothing_that_could_go_on_is_said(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
-    for args, wanted in (
+    for args, message in (
         (("--continue", "What did I ask before?"), "nothing was asked about"),
         (("--continue", "task-nowhere", "What?"), "no task 'task-nowhere'"),
         (("--continue", "task-nowhere"), "nothing is asked"),
         ((), "nothing is asked"),
         (("--server", "127.0.0.1:9", "--continue", "What did I ask?"), "name it, --continue TASK"),
     ):
-        done = await command("ask", *args, cwd=repo)
-        assert (done.code, wanted in done.err) == (2, True), done.err
+        result = await command("ask", *args, cwd=repo)
+        assert (result.code, message in result.err) == (2, True), result.err
     text = await command("ask", "--continue", "What did I ask before?", cwd=tmp_path)
     assert "nothing was asked about text yet" in text.err
 
@@ -185,25 +185,25 @@ async def test_a_killed_question_goes_on_before_the_next(
 
 @dataclass
 class Terminal:
-    """A command on a terminal of its own: what is typed, and what it said."""
+    """A command on a terminal of its own, with its input and output."""
 
     ours: int
     process: asyncio.subprocess.Process
-    said: str = ""
+    output: str = ""
     _chunks: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
 
     def type(self, text: str) -> None:
         os.write(self.ours, text.encode())
 
-    async def until(self, words: str) -> str:
-        """Return what was said up to these words, which come later than those waited for before."""
+    async def until(self, text: str) -> str:
+        """Return the output up to these words, starting after the previous match."""
         async with asyncio.timeout(180):
-            while words not in self.said:
-                self.said += (
+            while text not in self.output:
+                self.output += (
                     (await self._chunks.get()).decode(errors="replace").replace("\r\n", "\n")
                 )
-        told, _, self.said = self.said.partition(words)
-        return told
+        before, _, self.output = self.output.partition(text)
+        return before
 
     def take(self) -> None:
         try:
@@ -268,8 +268,8 @@ async def test_on_a_terminal_one_question_comes_after_the_other(
         await person.until("applied to src/utils.py")
         assert "def hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")
         person.type("What did I ask\\\nbefore?\n")
-        told = " ".join((await person.until("is there.")).split())
-        assert f"You asked: {TASK}; HANG for ever. hello_world" in told
+        answer = " ".join((await person.until("is there.")).split())
+        assert f"You asked: {TASK}; HANG for ever. hello_world" in answer
         person.type("/new\nWhat did I ask before?\n")
         assert "You asked: ." in " ".join((await person.until("not there.")).split())
         person.type("\x04")
@@ -313,7 +313,7 @@ async def test_a_run_is_forked_without_a_call_of_what_it_takes_over(
         "long-1-f2",
         True,
     ), again.err
-    for args, wanted in (
+    for args, message in (
         (("--turn", "9", "long-1"), "has no turn 9 to fork from; its turns: 1 to 2"),
         (
             ("--turn", "1", "--seat", "7", "long-1"),
@@ -321,8 +321,8 @@ async def test_a_run_is_forked_without_a_call_of_what_it_takes_over(
         ),
         (("--turn", "1", "nowhere"), "no task 'nowhere'"),
     ):
-        done = await command("fork", *args)
-        assert (done.code, wanted in done.err) == (2, True), done.err
+        result = await command("fork", *args)
+        assert (result.code, message in result.err) == (2, True), result.err
 
 
 async def killed_and_again(
@@ -340,7 +340,7 @@ async def killed_and_again(
         async with asyncio.timeout(180):
             while not calls():
                 await asyncio.sleep(0.05)
-            # The next call is made once the first is on record, and begins with what it did.
+            # The next call follows once the first is recorded, and starts with its result.
             while len(calls()) < 2 and name == "second":
                 await asyncio.sleep(0.05)
     finally:
@@ -359,8 +359,8 @@ async def test_a_house_that_is_killed_goes_on_with_the_question_and_with_the_for
     assert first.code == 0, first.err
     seat = "agent-dev-001/propose"
     ask = ("ask", "--json", "--task-id", "second", f"SLOWLY {TASK}", "--continue")
-    asked = await killed_and_again(command, model, "second", *ask, cwd=repo)
-    assert asked.count(f"second/{seat}/0.1") == 1
+    call_ids = await killed_and_again(command, model, "second", *ask, cwd=repo)
+    assert call_ids.count(f"second/{seat}/0.1") == 1
     shown = await command("show", "second")
     assert shown.out.startswith(f"after {first.document['task_id']}: ")
     fork = ("fork", "--json", "--task-id", "third", "--turn", "1", "second", "SAY otherwise")

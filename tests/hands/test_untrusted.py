@@ -1,5 +1,5 @@
-"""Secrets and orders planted wherever others write, in a whole deliberation: real command, bus,
-Ray, sandboxes, git.
+"""Secrets and instructions planted wherever others write, in a whole deliberation: real command,
+bus, Ray, sandboxes, git.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ RIGHT = '\n\ndef hello_world():\n    return "Hello, World!"\n'
 
 
 def answer(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
-    """One seat does the task, one brings a secret, one does what the README orders."""
+    """Reply for three seats: one does the task, one leaks a secret, one follows the README's
+    instructions.
+    """
     phase, number = phase_of(headers), seat_of(headers)[-1]
     if phase == "plan":
         return json.dumps({"approaches": ["append", "rewrite", "edit"]})
@@ -66,14 +68,12 @@ def answer(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
 
 
 def recorded(data_dir: Path) -> list[Path]:
-    """All files that the server wrote of what happened; checkouts of the repository hold what it
-    holds.
-    """
-    kept = {"repos", "checkouts", "environments", "run", "prepared", "models"}
+    """Return all files in which the server recorded events, without checkouts of the repository."""
+    checkouts = {"repos", "checkouts", "environments", "run", "prepared", "models"}
     return [
         path
         for path in data_dir.rglob("*")
-        if path.is_file() and path.relative_to(data_dir).parts[0] not in kept
+        if path.is_file() and path.relative_to(data_dir).parts[0] not in checkouts
     ]
 
 
@@ -104,8 +104,8 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
             "4",
             "--json",
         )
-        done = await command("deliberate", *options, story)
-        assert done.code == 0, done.err
+        completed = await command("deliberate", *options, story)
+        assert completed.code == 0, completed.err
         log = await command("log", "tail", "--json")
         asking = (
             "--repo",
@@ -115,16 +115,16 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
             "--line",
             "13",
             "--ref",
-            done.document["branch"],
+            completed.document["branch"],
             "--json",
         )
         graph = await command("graph", "query", "provenance", *asking)
-        asked = [json.dumps(call.body) for call in model.requests]
+        bodies = [json.dumps(call.body) for call in model.requests]
     assert (graph.code, "agent-dev-001" in graph.out) == (0, True), graph.err
 
-    # The one who did the task won, whatever reviews said, and its branch is what was run, the old
-    # token beside it included.
-    document = done.document
+    # The seat that did the task won, whatever the reviews, and its branch has the tested content,
+    # including the old token.
+    document = completed.document
     by_seat = {result["seat"]: result for result in document["results"]}
     assert (document["winner_id"], document["proven"], document["final_state"]) == (
         "agent-dev-001",
@@ -136,7 +136,8 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
         == (FILES["src/utils.py"] + RIGHT).strip()
     )
     assert "[redacted]" in by_seat["agent-dev-001"]["diff"]
-    # Who brought a secret has no candidate; who followed the order was refused by the gate.
+    # The seat that brought a secret has no candidate; the gateway refused the one that followed the
+    # instruction.
     assert "agent-dev-002" not in by_seat
     assert "agent-dev-003" not in by_seat
     events = log.out
@@ -148,41 +149,41 @@ async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> Non
         document["branch"],
     ]
 
-    # Fenced wherever it was shown: an order never stands at the beginning of a message, nor outside
+    # Fenced wherever it was shown: an instruction is never at the beginning of a message or outside
     # a fence.
-    showing = [body for body in asked if "IGNORE ALL PREVIOUS" in body]
+    showing = [body for body in bodies if "IGNORE ALL PREVIOUS" in body]
     assert showing
     for body in showing:
         for message in json.loads(body)["messages"]:
             assert outside_fences(message["content"]).count("IGNORE ALL PREVIOUS") == 0
 
     for secret in PLANTED:
-        assert [body for body in asked if secret in body] == [], f"{secret} reached the model"
+        assert [body for body in bodies if secret in body] == [], f"{secret} reached the model"
         assert places(tmp_path / "data", secret) == []
         assert [
             name
-            for name, said in (("deliberate", done), ("log", log), ("graph", graph))
-            if secret in said.out + said.err
+            for name, finished in (("deliberate", completed), ("log", log), ("graph", graph))
+            if secret in finished.out + finished.err
         ] == []
     assert len(recorded(tmp_path / "data")) > 3
     assert "redacted" in events
 
 
 def outside_fences(text: str) -> str:
-    """Return what stands outside of all fences."""
-    kept, mark = [], ""
+    """Return the text outside of all fences."""
+    lines_outside, mark = [], ""
     for line in text.splitlines():
         if mark:
             mark = "" if line == f"--- end [{mark}] ---" else mark
         elif line.startswith("--- ") and line.endswith("] ---"):
             mark = line.rpartition("[")[2].removesuffix("] ---")
         else:
-            kept.append(line)
-    return "\n".join(kept)
+            lines_outside.append(line)
+    return "\n".join(lines_outside)
 
 
 HALF, REST = GITHUB[:12], GITHUB[12:]
-# So far from what is added that no diff shows both.
+# So far from the added lines that no diff shows both.
 WITH_HALF = {
     **SAMPLE,
     "src/utils.py": "\n".join((f"BEGIN = {HALF!r}", *["# more"] * 20, SAMPLE["src/utils.py"])),
@@ -190,7 +191,9 @@ WITH_HALF = {
 
 
 def answer_in_parts(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
-    """One seat adds the second half of a key, one both halves, one its letters from the end."""
+    """Reply for three seats: one adds the second half of a key, one both halves, one its letters in
+    reverse.
+    """
     if phase_of(headers) == "plan":
         return json.dumps({"approaches": ["append", "rewrite", "edit"]})
     more = {
@@ -216,11 +219,13 @@ async def test_a_key_in_parts_is_refused_or_shown_to_a_person(tmp_path: Path) ->
             "1",
             "--json",
         )
-        done = await command("deliberate", *options, "Add hello_world() to src/utils.py.")
-    by_seat = {result["seat"]: " ".join(result["reasons"]) for result in done.document["results"]}
-    assert "assembled from parts at src/utils.py:" in by_seat["agent-dev-001"], done.err
+        completed = await command("deliberate", *options, "Add hello_world() to src/utils.py.")
+    by_seat = {
+        result["seat"]: " ".join(result["reasons"]) for result in completed.document["results"]
+    }
+    assert "assembled from parts at src/utils.py:" in by_seat["agent-dev-001"], completed.err
     assert "agent-dev-002" not in by_seat
-    assert done.document["winner_id"] == "agent-dev-003"
+    assert completed.document["winner_id"] == "agent-dev-003"
     assert (
         "A person should check whether a key or password is hidden at src/utils.py:"
         in by_seat["agent-dev-003"]

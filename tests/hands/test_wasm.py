@@ -56,8 +56,8 @@ _ECHO = _module(_READ.format(0) + _write(1, 100, "(i32.load (i32.const 8))"))
 
 
 def _open(path: str, flags: int, rights: int) -> str:
-    """Open beneath the first folder that is shown (3); the descriptor goes to 16, the error is
-    printed as one digit's character.
+    """Open a file beneath the first preopened folder (3). The descriptor is stored at 16; the error
+    is printed as a one-digit character.
     """
     return f"""(i32.store (i32.const 20) (call $path_open (i32.const 3) (i32.const 0) (i32.const 2000) (i32.const {len(path)})
         (i32.const {flags}) (i64.const {rights}) (i64.const {rights}) (i32.const 0) (i32.const 16)))"""
@@ -123,7 +123,7 @@ def _put(folder: Path) -> None:
         (folder / f"{name}.yaml").write_text(json.dumps(manifest), encoding="utf-8")
 
 
-class _House:
+class WasmCaller:
     def __init__(self, call: Any) -> None:
         self._call, self._number = call, 0
 
@@ -137,7 +137,7 @@ class _House:
 
 
 @asynccontextmanager
-async def _app(folder: Path, **limits: Any) -> AsyncIterator[_House]:
+async def _app(folder: Path, **limits: Any) -> AsyncIterator[WasmCaller]:
     if not (folder / "tools").exists():
         _put(folder / "tools")
         make_repo(
@@ -154,7 +154,7 @@ async def _app(folder: Path, **limits: Any) -> AsyncIterator[_House]:
         )
         prepared = await hands.repositories.prepare(base)
         async with hands.workspaces.open(prepared, "one") as workspace:
-            yield _House(workspace.call)
+            yield WasmCaller(workspace.call)
 
 
 async def test_it_gets_its_arguments_and_what_it_names_and_nothing_else(tmp_path: Path) -> None:
@@ -166,16 +166,16 @@ async def test_it_gets_its_arguments_and_what_it_names_and_nothing_else(tmp_path
         assert echoed.usage.max_rss_bytes > 0
         assert (await run("cat", path="src/a.txt")).output["text"] == "hello\n"
         assert "hello" not in str((await run("cat", path="src")).output), (
-            "a folder is shown under its own name"
+            "a folder is mounted under its own name"
         )
         assert (await run("cat", path=".")).output["text"] == "hello\n"
         assert (await run("beside", path="src/a.txt")).output["result"] == 1, (
-            "what lies beside it is not shown"
+            "other folders are not visible"
         )
         assert (await run("beside", path=".")).output["result"] == 0
         assert (await run("outside")).output["result"] == 1
         assert (await run("link", path=".")).output["result"] == 1
-        assert (await run("write", path=".")).output["result"] == 1, "what is shown is read-only"
+        assert (await run("write", path=".")).output["result"] == 1, "mounted folders are read-only"
         assert (await run("environment")).output["result"] == 0
         for path in ("../outside", "/etc/passwd", "out/passwd", "missing"):
             assert (await run("cat", path=path)).status in {ToolStatus.INVALID, ToolStatus.ERROR}, (
@@ -184,7 +184,7 @@ async def test_it_gets_its_arguments_and_what_it_names_and_nothing_else(tmp_path
 
 
 async def test_every_limit_ends_it_in_its_own_way_and_is_counted(tmp_path: Path) -> None:
-    wanted = {
+    expected = {
         "spin": (ToolStatus.CPU, "fuel"),
         "declared": (ToolStatus.MEMORY, "memory"),
         "hungry": (ToolStatus.MEMORY, "memory"),
@@ -192,7 +192,7 @@ async def test_every_limit_ends_it_in_its_own_way_and_is_counted(tmp_path: Path)
         "chatty": (ToolStatus.OUTPUT, "output"),
     }
     async with _app(tmp_path, memory_bytes=10_000_000, fuel=300_000_000) as run:
-        for name, (status, limit) in wanted.items():
+        for name, (status, limit) in expected.items():
             before = metrics.WASM_LIMITS.values.get((f"wasm.{name}", limit), 0)
             ended = await run(name)
             assert (name, ended.status) == (name, status), ended
@@ -230,7 +230,7 @@ async def test_no_more_tables_memories_and_instances_than_there_may_be(tmp_path:
         "instances": 0,
     }
     assert Run(order).answer()["limit"] == "instance", (
-        "a command is one: none is what cannot be set"
+        "a command needs one instance, so a limit of 0 refuses it"
     )
 
 
@@ -238,10 +238,10 @@ async def test_it_is_compiled_once_and_what_is_no_module_stops_the_start(tmp_pat
     async with _app(tmp_path) as run:
         assert (await run("echo", word="a", times=1)).status is ToolStatus.SUCCESS
     module_folder = tmp_path / "data" / "wasm"
-    kept = {file.name: file.stat().st_mtime_ns for file in module_folder.iterdir()}
-    assert len(kept) == len(_MODULES)
+    compiled = {file.name: file.stat().st_mtime_ns for file in module_folder.iterdir()}
+    assert len(compiled) == len(_MODULES)
     async with _app(tmp_path):
-        assert {file.name: file.stat().st_mtime_ns for file in module_folder.iterdir()} == kept
+        assert {file.name: file.stat().st_mtime_ns for file in module_folder.iterdir()} == compiled
     (tmp_path / "tools" / "echo.wasm").write_bytes(b"\0asm nonsense")
     with pytest.raises(ConfigurationError, match=r"echo\.wasm is no WebAssembly module"):
         async with _app(tmp_path):

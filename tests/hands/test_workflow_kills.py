@@ -1,4 +1,4 @@
-"""Workflows and kill -9: of the command that runs one, and of the process that serves it."""
+"""Workflows and SIGKILL: of the command that runs a workflow, and of the process that serves it."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def make_flow(folder: Path) -> Path:
     return folder / "repo"
 
 
-async def said(process: asyncio.subprocess.Process, words: str) -> list[str]:
+async def read_until(process: asyncio.subprocess.Process, text: str) -> list[str]:
     """Read the lines of a command up to one with these words."""
     assert process.stdout is not None
     lines = []
     async with asyncio.timeout(240):
         while line := (await process.stdout.readline()).decode():
             lines.append(line.rstrip())
-            if words in line:
+            if text in line:
                 return lines
-    raise AssertionError(f"it ended without {words!r}: {lines}")
+    raise AssertionError(f"it ended without {text!r}: {lines}")
 
 
 async def test_a_command_that_is_killed_goes_on_under_its_id(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ async def test_a_command_that_is_killed_goes_on_under_its_id(tmp_path: Path) -> 
     command = Command(tmp_path / "data")
     run = ("tools", "run", str(tmp_path / "flow.yaml"), "--repo", str(repo), "--id", "counting")
     first = await command.start(*run)
-    lines = await said(first, "b: started")
+    lines = await read_until(first, "b: started")
     assert any(line.startswith("[1/5] a: succeeded") for line in lines), lines
     await asyncio.sleep(2)
     first.kill()
@@ -79,8 +79,11 @@ async def test_a_command_that_is_killed_goes_on_under_its_id(tmp_path: Path) -> 
         "d": 1,
         "read": 1,
     }
-    told = await command(*run)  # it is over: told again, and nothing runs
-    assert (told.code, told.out.splitlines()[-1]) == (0, "[5/5] workflow counting: succeeded")
+    repeated = await command(*run)  # it is over: its events are repeated, and nothing runs
+    assert (repeated.code, repeated.out.splitlines()[-1]) == (
+        0,
+        "[5/5] workflow counting: succeeded",
+    )
     verified = await command("audit", "verify")
     assert (verified.code, "1 calls whose end is not recorded: whole" in verified.out) == (
         0,
@@ -96,7 +99,7 @@ async def test_a_server_that_is_killed_in_a_step_and_between_two_goes_on_by_itse
     tmp_path: Path,
 ) -> None:
     repo = make_flow(tmp_path)
-    nobody = "http://127.0.0.1:9/v1"  # no model is asked for anything
+    nobody = "http://127.0.0.1:9/v1"  # no model is called
     command = Command(
         tmp_path / "data",
         nobody,
@@ -127,14 +130,14 @@ async def test_a_server_that_is_killed_in_a_step_and_between_two_goes_on_by_itse
             event.result for event in events if (event.step, event.state) == ("read", "succeeded")
         ]
         assert read.output["content"] == COUNTED
-        begun = [
+        started = [
             (event.step, event.attempt)
             for event in events
             if event.state == "started" and event.step
         ]
-        assert {"a", "b"} <= {name for name, _ in begun}
-        assert [attempt for name, attempt in begun if name == "a"] == [1]
-        assert [attempt for name, attempt in begun if name == "b"] == [1, 2]
+        assert {"a", "b"} <= {name for name, _ in started}
+        assert [attempt for name, attempt in started if name == "a"] == [1]
+        assert [attempt for name, attempt in started if name == "b"] == [1, 2]
         attached = await command(
             "tools", "run", str(tmp_path / "flow.yaml"), "--repo", str(repo), "--id", "second"
         )
@@ -157,13 +160,13 @@ def flow_document() -> dict[str, Any]:
 async def serve(command: Command) -> tuple[asyncio.subprocess.Process, Any, Any]:
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
-    said: list[str] = []
+    lines: list[str] = []
     async with asyncio.timeout(240):
         while line := (await server.stderr.readline()).decode():
-            said.append(line)
+            lines.append(line)
             if line.startswith("serving gRPC on"):
                 break
-    assert line, "".join(said)
+    assert line, "".join(lines)
     channel = grpc.aio.insecure_channel(line.split()[3].rstrip(";"))
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
     return server, pb_grpc.ToolServiceStub(channel), (("authorization", f"Bearer {token}"),)

@@ -1,5 +1,5 @@
-"""Workflows over gRPC with real sandboxes: outputs passed on, retries, compensation, and what kills
-do to them.
+"""Workflows over gRPC with real sandboxes: outputs passed on, retries, compensation, and the
+effects of kills.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN, doors_of
 from support.deliberation_service import MemoryDesk
 from support.rest import serving_http
-from support.visitors import ToolHouse, tool_house
+from support.tool_server import ToolServer, open_tool_server
 
 pytestmark = pytest.mark.e2e
 ROLES = """
@@ -36,42 +36,42 @@ FILES = {"src/a.txt": "A = 1\n", "ok.sh": "test -e done || { touch done; exit 3;
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[ToolHouse]:
-    async with tool_house(tmp_path, FILES, roles=ROLES) as opened:
+async def app(tmp_path: Path) -> AsyncIterator[ToolServer]:
+    async with open_tool_server(tmp_path, FILES, roles=ROLES) as opened:
         yield opened
 
 
 def step(name: str, tool: str, **more: Any) -> dict[str, Any]:
-    known = {"needs", "retry", "timeout", "on_failure", "accept", "compensate"}
+    step_fields = {"needs", "retry", "timeout", "on_failure", "accept", "compensate"}
     return {
         "id": name,
         "tool": tool,
-        "arguments": {key: value for key, value in more.items() if key not in known},
-        **{key: value for key, value in more.items() if key in known},
+        "arguments": {key: value for key, value in more.items() if key not in step_fields},
+        **{key: value for key, value in more.items() if key in step_fields},
     }
 
 
 def count(name: str, **more: Any) -> dict[str, Any]:
-    """A step that leaves a line each time it runs."""
+    """A step that appends a line each time it runs."""
     return step(name, "files.append", path="count.txt", content=f"{name}\n", **more)
 
 
-def said(events: list[pb.WorkflowEvent]) -> list[str]:
+def state_lines(events: list[pb.WorkflowEvent]) -> list[str]:
     return [
         f"{event.step or 'workflow'}{' undo' if event.compensation else ''} {event.state}"
         for event in events
     ]
 
 
-async def read(app: ToolHouse, opened: pb.OpenWorkspaceResponse, path: str) -> str:
-    found = await app.call(
+async def read(app: ToolServer, opened: pb.OpenWorkspaceResponse, path: str) -> str:
+    result = await app.call(
         opened, "files.read", f"read-{path}-{asyncio.get_running_loop().time()}", path=path
     )
-    return str(found.output["content"]) if found.status == "success" else found.status
+    return str(result.output["content"]) if result.status == "success" else result.status
 
 
 async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
-    app: ToolHouse,
+    app: ToolServer,
 ) -> None:
     opened = await app.open()
     flow = {
@@ -95,9 +95,9 @@ async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
         ],
     }
     events = await app.flow(opened, flow)
-    assert said(events)[0] == "workflow started"
-    assert said(events)[-1] == "workflow succeeded"
-    assert [told for told in said(events) if told.startswith("run")] == [
+    assert state_lines(events)[0] == "workflow started"
+    assert state_lines(events)[-1] == "workflow succeeded"
+    assert [line for line in state_lines(events) if line.startswith("run")] == [
         "run started",
         "run retrying",
         "run started",
@@ -106,9 +106,11 @@ async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
     assert (events[-1].done, events[-1].steps) == (3, 3)
     assert [event.seq for event in events] == sorted({event.seq for event in events})
     assert await read(app, opened, "b.py") == "# copied\nA = 1\n"
-    # Sent again it is told again, and after a seq only the rest; nothing runs.
-    assert said(await app.flow(opened, flow)) == said(events)
-    assert said(await app.flow(opened, flow, after_seq=events[-2].seq)) == ["workflow succeeded"]
+    # Sent again, its events are repeated, and after a seq only the rest; nothing runs.
+    assert state_lines(await app.flow(opened, flow)) == state_lines(events)
+    assert state_lines(await app.flow(opened, flow, after_seq=events[-2].seq)) == [
+        "workflow succeeded"
+    ]
     with pytest.raises(grpc.aio.AioRpcError) as other:
         await app.flow(opened, {**flow, "steps": flow["steps"][:1]})
     assert other.value.code() is grpc.StatusCode.ALREADY_EXISTS
@@ -116,9 +118,9 @@ async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolHouse) -> None:
+async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolServer) -> None:
     opened = await app.open()
-    for steps, words in (
+    for steps, message in (
         ([count("a"), step("b", "files.raed", path="x")], "step b: there is no tool 'files.raed'"),
         (
             [count("a"), step("b", "git.push", branch="x")],
@@ -127,7 +129,7 @@ async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolHouse) -
         ([count("a"), count("a")], "step a: there are two steps"),
         ([count("a", needs=["b"]), count("b", needs=["a"])], "circle"),
     ):
-        with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as refused:
             await app.flow(opened, {"steps": steps})
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.aio.AioRpcError) as stolen:
@@ -136,7 +138,7 @@ async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolHouse) -
     assert await read(app, opened, "count.txt") == "error"
 
 
-async def test_what_was_done_is_undone_in_reverse(app: ToolHouse) -> None:
+async def test_what_was_done_is_undone_in_reverse(app: ToolServer) -> None:
     opened = await app.open()
 
     def undo(name: str) -> dict[str, Any]:
@@ -156,7 +158,7 @@ async def test_what_was_done_is_undone_in_reverse(app: ToolHouse) -> None:
             ]
         },
     )
-    assert said(events)[-6:] == [
+    assert state_lines(events)[-6:] == [
         "d skipped",
         "b undo started",
         "b undo succeeded",
@@ -168,7 +170,7 @@ async def test_what_was_done_is_undone_in_reverse(app: ToolHouse) -> None:
     assert await read(app, opened, "count.txt") == "a\nb\n-b\n-a\n"
 
 
-async def test_a_workspace_is_its_workflows_until_that_ends(app: ToolHouse) -> None:
+async def test_a_workspace_is_its_workflows_until_that_ends(app: ToolServer) -> None:
     opened = await app.open()
     call = app.flowing(
         opened,
@@ -187,7 +189,7 @@ async def test_a_workspace_is_its_workflows_until_that_ends(app: ToolHouse) -> N
     ):
         with pytest.raises(grpc.aio.AioRpcError, match="workflow long has this workspace"):
             await attempt
-    call.cancel()  # it goes on without its caller
+    call.cancel()  # it continues without its caller
     events = await app.flow(
         opened,
         {
@@ -195,12 +197,12 @@ async def test_a_workspace_is_its_workflows_until_that_ends(app: ToolHouse) -> N
             "steps": [count("a"), step("b", "code.shell", command="sleep 3; echo x >> count.txt")],
         },
     )
-    assert said(events)[-1] == "workflow succeeded"
+    assert state_lines(events)[-1] == "workflow succeeded"
     assert await read(app, opened, "count.txt") == "a\nx\n"
     assert (await app.call(opened, "files.write", "mine", path="x", content="")).status == "success"
 
 
-async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(app: ToolHouse) -> None:
+async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(app: ToolServer) -> None:
     opened = await app.open()
     slow = "printf half >> count.txt; sleep 2; printf 'b\\n' >> count.txt"
     call = app.flowing(
@@ -214,7 +216,7 @@ async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(app: To
         await asyncio.sleep(0.05)
     os.kill(app.pid(opened.workspace_id), signal.SIGKILL)
     events += [event async for event in stream]
-    assert said(events)[-1] == "workflow succeeded", events
+    assert state_lines(events)[-1] == "workflow succeeded", events
     assert [
         event.attempt for event in events if event.step == "b" and event.state == "started"
     ] == [1, 2]
@@ -222,7 +224,7 @@ async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(app: To
     assert verify_all(app.data_dir).ok
 
 
-async def test_a_closed_workspace_ends_its_workflow(app: ToolHouse) -> None:
+async def test_a_closed_workspace_ends_its_workflow(app: ToolServer) -> None:
     opened = await app.open()
     call = app.flowing(opened, {"steps": [step("a", "code.shell", command="sleep 60"), count("b")]})
     stream = aiter(call)
@@ -234,7 +236,7 @@ async def test_a_closed_workspace_ends_its_workflow(app: ToolHouse) -> None:
     assert event.state == "started"
 
 
-async def test_the_same_over_http_a_line_of_json_an_event(app: ToolHouse) -> None:
+async def test_the_same_over_http_a_line_of_json_an_event(app: ToolServer) -> None:
     opened = await app.open()
     dependencies = replace(
         doors_of(MemoryDesk()), tool_sessions=app.visits, workflows=app.workflows

@@ -1,4 +1,4 @@
-"""What people do at the page, over and over, and how it is looked at."""
+"""Steps that people repeat at the page, and checks of its look."""
 
 from __future__ import annotations
 
@@ -17,63 +17,65 @@ AC = (
 PICTURES = os.environ.get("PICTURES_FOLDER", "")
 
 
-async def until(told: Callable[[], Awaitable[bool]], seconds: float = 240) -> None:
-    """Wait until something holds."""
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 240) -> None:
+    """Wait for a condition."""
     async with asyncio.timeout(seconds):
-        while not await told():
+        while not await condition():
             await asyncio.sleep(0.2)
 
 
-async def stands(who: Reader, state: str, button: str = "") -> None:
-    """Wait until a story stands in a state, and until somebody may press a button there."""
+async def wait_for_state(user: Reader, state: str, button: str = "") -> None:
+    """Wait until a story is in a state, and until its buttons are enabled."""
 
     async def so() -> bool:
-        await who.page.reload()
-        now = (await who.page.inner_text("strong.state")).lower()
+        await user.page.reload()
+        now = (await user.page.inner_text("strong.state")).lower()
         return now == state and (
-            not button or await who.page.get_by_role("button", name=button).first.is_enabled()
+            not button or await user.page.get_by_role("button", name=button).first.is_enabled()
         )
 
     try:
         await until(so)
     except TimeoutError:
         raise AssertionError(
-            f"it never stood in {state!r} with {button!r}:\n{await who.text()}"
+            f"the story never reached {state!r} with {button!r}:\n{await user.text()}"
         ) from None
 
 
-async def write(
-    who: Reader, title: str, brief: str = BRIEF, criteria: tuple[str, ...] = AC
+async def write_story(
+    user: Reader, title: str, brief: str = BRIEF, criteria: tuple[str, ...] = AC
 ) -> list[int]:
-    """Write a story with the coach beside it; return the points as criteria were added."""
-    await who.open("/stories/new")
-    await who.page.get_by_label("Title").fill(title)
-    await who.page.get_by_label("Brief").fill(brief)
-    await who.page.get_by_label("Repository").fill("project")
+    """Write a story with the coach beside it; return the score after each added criterion."""
+    await user.open("/stories/new")
+    await user.page.get_by_label("Title").fill(title)
+    await user.page.get_by_label("Brief").fill(brief)
+    await user.page.get_by_label("Repository").fill("project")
     points = []
     for count in range(len(criteria) + 1):
-        await who.page.get_by_label("Criteria").fill("\n".join(criteria[:count]))
-        await who.press("Score")
-        points.append(int((await who.page.inner_text("#score")).split()[2]))
-    await who.press("Create")
+        await user.page.get_by_label("Criteria").fill("\n".join(criteria[:count]))
+        await user.press("Score")
+        points.append(int((await user.page.inner_text("#score")).split()[2]))
+    await user.press("Create")
     return points
 
 
-async def look(who: Reader, name: str) -> None:
-    """Look at what is shown now, wide and narrow, light and dark: axe-core finds nothing, it fits,
-    and it is taken a picture of where those are wanted.
+async def check_appearance(user: Reader, name: str) -> None:
+    """Check the current view, wide and narrow, light and dark: axe-core finds nothing and it fits.
+    Take screenshots if they are wanted.
     """
-    found = []
+    violations = []
     for viewport, (width, height) in VIEWPORTS.items():
-        await who.page.set_viewport_size({"width": width, "height": height})
+        await user.page.set_viewport_size({"width": width, "height": height})
         for scheme in ("light", "dark"):
-            await who.page.emulate_media(color_scheme=scheme)
-            found += [f"{name} {viewport} {scheme}: {line}" for line in await who.violations()]
-            wide = await who.page.evaluate(
+            await user.page.emulate_media(color_scheme=scheme)
+            violations += [
+                f"{name} {viewport} {scheme}: {line}" for line in await user.violations()
+            ]
+            wide = await user.page.evaluate(
                 "document.documentElement.scrollWidth - window.innerWidth"
             )
             if wide > 0:
-                found.append(f"{name} {viewport}: {wide} px wider than the window")
+                violations.append(f"{name} {viewport}: {wide} px wider than the window")
             if PICTURES:
-                await who.page.screenshot(path=Path(PICTURES, f"{name}-{viewport}-{scheme}.png"))
-    assert found == []
+                await user.page.screenshot(path=Path(PICTURES, f"{name}-{viewport}-{scheme}.png"))
+    assert violations == []

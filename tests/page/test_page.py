@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, expect
 from served import Served, served
-from steps import AC, BRIEF, look, stands, write
+from steps import AC, BRIEF, check_appearance, wait_for_state, write_story
 
 from command import Command, git
 from moothall.api.web.user_accounts import UserAccounts
 from world import BIDI, HOSTILE, Reader, commits, reader
 
-pytest_plugins = ["given"]
+pytest_plugins = ["page_fixtures"]
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
@@ -25,58 +25,58 @@ async def test_a_story_from_sign_in_to_the_commit(
 ) -> None:
     async with (
         served(command) as app,
-        reader(chromium) as who,
+        reader(chromium) as user,
         reader(chromium, "narrow") as other,
     ):
-        await who.sign_in(app.link)
+        await user.sign_in(app.link)
         await other.sign_in(app.link)
         assert "used before" in await other.text()
-        points = await write(who, "Greet the world")
+        points = await write_story(user, "Greet the world")
         assert points[0] < points[1] <= points[2], points
-        await who.press("Refine")
-        await who.press("Submit")
-        story = who.page.url
-        await stands(who, "design", "Accept design")
-        await who.press("Accept design")
-        await stands(who, "test", "Accept test")
-        await who.page.get_by_role("link", name="ranking, checks and diff").click()
-        shown = await who.text()
+        await user.press("Refine")
+        await user.press("Submit")
+        story = user.page.url
+        await wait_for_state(user, "design", "Accept design")
+        await user.press("Accept design")
+        await wait_for_state(user, "test", "Accept test")
+        await user.page.get_by_role("link", name="ranking, checks and diff").click()
+        shown = await user.text()
         assert "Passed the gates" in shown
         assert "hello_world" in shown
-        was = who.page.locator(".line.was").first
-        await expect(was).to_be_visible()  # what was stands beside what is
-        await who.page.set_viewport_size({"width": 390, "height": 844})
+        was = user.page.locator(".line.was").first
+        await expect(was).to_be_visible()  # old and new values are side by side
+        await user.page.set_viewport_size({"width": 390, "height": 844})
         await expect(was).to_be_hidden()
-        await who.page.set_viewport_size({"width": 1440, "height": 900})
-        await who.page.get_by_role("link", name="Say something of line 4 of src/utils.py").click()
-        await who.page.get_by_label("What is to be different in this line").fill(
+        await user.page.set_viewport_size({"width": 1440, "height": 900})
+        await user.page.get_by_role("link", name="Say something of line 4 of src/utils.py").click()
+        await user.page.get_by_label("What is to be different in this line").fill(
             "Say it in French."
         )
-        await who.press("Say it")
-        assert "Say it in French." in await who.text()
-        await who.page.goto(story)
-        await who.press("Reject")
-        await stands(who, "test", "Accept test")
-        await who.press("Accept test")
-        await stands(who, "docs", "Accept")
-        await who.press("Accept")
-        await stands(who, "done")
-        branch = await who.page.locator("tr:has(th:text-is('Branch')) td").inner_text()
+        await user.press("Say it")
+        assert "Say it in French." in await user.text()
+        await user.page.goto(story)
+        await user.press("Reject")
+        await wait_for_state(user, "test", "Accept test")
+        await user.press("Accept test")
+        await wait_for_state(user, "docs", "Accept")
+        await user.press("Accept")
+        await wait_for_state(user, "done")
+        branch = await user.page.locator("tr:has(th:text-is('Branch')) td").inner_text()
         assert branch in git(repo, "branch", "--format=%(refname:short)").splitlines()
         assert "def bonjour" in commits(repo, branch)
         assert "def hello_world" in commits(repo, branch)
-        await who.page.get_by_role("link", name="Where do its lines come from?").click()
-        await who.page.get_by_role("link", name="src/utils.py").click()
-        for line, said in ((4, "Add hello_world"), (9, "sent back")):
-            await who.page.get_by_role("link", name=f"Where line {line} comes from").click()
-            origin = who.page.get_by_role("region", name=f"Line {line} of src/utils.py")
+        await user.page.get_by_role("link", name="Where do its lines come from?").click()
+        await user.page.get_by_role("link", name="src/utils.py").click()
+        for line, origin_text in ((4, "Add hello_world"), (9, "sent back")):
+            await user.page.get_by_role("link", name=f"Where line {line} comes from").click()
+            origin = user.page.get_by_role("region", name=f"Line {line} of src/utils.py")
             await expect(origin).to_contain_text("Greet the world")
-            await expect(origin).to_contain_text(said)
+            await expect(origin).to_contain_text(origin_text)
             await expect(origin).to_contain_text("local approved")
-        await who.page.get_by_role("link", name="Walk the graph from this commit").click()
-        await who.page.get_by_role("link", name="Proposal").first.click()
-        await expect(who.page.get_by_role("heading", name="Proposal")).to_be_visible()
-        assert who.wrong == []
+        await user.page.get_by_role("link", name="Walk the graph from this commit").click()
+        await user.page.get_by_role("link", name="Proposal").first.click()
+        await expect(user.page.get_by_role("heading", name="Proposal")).to_be_visible()
+        assert user.wrong == []
     async with served(command) as again, reader(chromium, "narrow", scripts=False) as later:
         await later.sign_in(again.link)
         assert "Greet the world" in await later.text(), (
@@ -87,52 +87,52 @@ async def test_a_story_from_sign_in_to_the_commit(
 async def test_text_full_of_html_scripts_and_bidi_characters_does_nothing(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as who:
-        await who.sign_in(app.link)
-        await write(
-            who,
+    async with served(command) as app, reader(chromium) as user:
+        await user.sign_in(app.link)
+        await write_story(
+            user,
             f"Greet {HOSTILE}"[:200],
             f"{BRIEF} HOSTILE {HOSTILE}",
-            tuple(f"{one} {HOSTILE}" for one in AC),
+            tuple(f"{criterion} {HOSTILE}" for criterion in AC),
         )
-        await who.press("Refine")
-        await who.press("Submit")
-        story = who.page.url
-        await stands(who, "design", "Accept design")
-        await who.press("Accept design")
-        await stands(who, "test", "Accept test")
-        pages = [story, f"{who.web}/"]
-        await who.page.get_by_role("link", name="ranking, checks and diff").click()
-        pages.append(who.page.url)
+        await user.press("Refine")
+        await user.press("Submit")
+        story = user.page.url
+        await wait_for_state(user, "design", "Accept design")
+        await user.press("Accept design")
+        await wait_for_state(user, "test", "Accept test")
+        pages = [story, f"{user.web}/"]
+        await user.page.get_by_role("link", name="ranking, checks and diff").click()
+        pages.append(user.page.url)
         for url in pages:
-            await who.page.goto(url)
-            assert await who.page.title() != "owned"
-            assert await who.page.locator("main b, main img, main script").count() == 0
-            assert BIDI not in await who.text()
-        assert "<script>" in await who.text()
-        assert who.wrong == []
+            await user.page.goto(url)
+            assert await user.page.title() != "owned"
+            assert await user.page.locator("main b, main img, main script").count() == 0
+            assert BIDI not in await user.text()
+        assert "<script>" in await user.text()
+        assert user.wrong == []
 
 
 async def test_two_browsers_see_each_others_changes_by_themselves_and_what_one_writes_stays(
     chromium: Browser, command: Command
 ) -> None:
-    async with reader(chromium) as who, reader(chromium, "narrow") as other:
+    async with reader(chromium) as user, reader(chromium, "narrow") as other:
         async with served(command, signal.SIGKILL) as app:
-            await who.sign_in(app.link)
-            await write(who, "Greet the world")
-            story = who.page.url
-            await other.take_session(who)
-            await other.page.goto(who.web)
+            await user.sign_in(app.link)
+            await write_story(user, "Greet the world")
+            story = user.page.url
+            await other.take_session(user)
+            await other.page.goto(user.web)
             await expect(
                 other.page.locator("section", has_text="Backlog").get_by_text("Greet the world")
             ).to_be_visible()
-            await who.press("Refine")
+            await user.press("Refine")
             await expect(
                 other.page.locator("section", has_text="Draft").get_by_text("Greet the world")
             ).to_be_visible()
             await other.page.goto(story)
             await other.page.get_by_label("Say something").fill("not sent yet")
-            await who.press("Submit")
+            await user.press("Submit")
             await expect(other.page.locator("strong.state")).to_have_text("Design")
             assert await other.page.get_by_label("Say something").input_value() == "not sent yet"
             assert await other.page.locator("#offline").is_hidden()
@@ -152,37 +152,39 @@ async def test_a_council_is_watched_told_something_and_cancelled(
 ) -> None:
     async with (
         served(command) as app,
-        reader(chromium) as who,
+        reader(chromium) as user,
         reader(chromium, "narrow", "dark") as other,
     ):
-        await who.sign_in(app.link)
-        await other.take_session(who)
-        await write(who, "Greet the world", criteria=(f"{AC[0]} SLOW", AC[1]))
-        await who.press("Refine")
-        await who.press("Submit")
-        story = who.page.url
-        await stands(who, "design", "Accept design")
-        await who.page.get_by_role("link", name="Change these tasks").click()
-        await look(who, "plan")
-        await who.page.get_by_label("What is to be done").nth(1).fill("Test it twice")
-        await who.page.get_by_label("Builds on tasks").nth(1).fill("1, 7")
-        await who.press("Save")
-        await expect(who.page.get_by_role("alert")).to_contain_text(
+        await user.sign_in(app.link)
+        await other.take_session(user)
+        await write_story(user, "Greet the world", criteria=(f"{AC[0]} SLOW", AC[1]))
+        await user.press("Refine")
+        await user.press("Submit")
+        story = user.page.url
+        await wait_for_state(user, "design", "Accept design")
+        await user.page.get_by_role("link", name="Change these tasks").click()
+        await check_appearance(user, "plan")
+        await user.page.get_by_label("What is to be done").nth(1).fill("Test it twice")
+        await user.page.get_by_label("Builds on tasks").nth(1).fill("1, 7")
+        await user.press("Save")
+        await expect(user.page.get_by_role("alert")).to_contain_text(
             "builds on '7', which there is not"
         )
-        assert "400" in who.wrong.pop()  # as the browser tells of the refusal
-        await who.page.get_by_label("Builds on tasks").nth(1).fill("1")
-        await who.press("Save")
-        await expect(who.page.get_by_text("Changed by local")).to_be_visible()
-        await expect(who.page.get_by_text("Test it twice", exact=True)).to_be_visible()
-        await who.press("Accept design")
-        await stands(who, "build")
-        await expect(who.page.get_by_text("At work", exact=True)).to_be_visible(timeout=60_000)
-        await expect(who.page.get_by_role("img", name="Which task builds on which")).to_be_visible()
-        await look(who, "story-building")
-        await who.page.get_by_role("link", name="evidence of").first.click()
-        await other.page.goto(who.page.url)
-        for page in (who.page, other.page):
+        assert "400" in user.wrong.pop()  # the browser's message about the refusal
+        await user.page.get_by_label("Builds on tasks").nth(1).fill("1")
+        await user.press("Save")
+        await expect(user.page.get_by_text("Changed by local")).to_be_visible()
+        await expect(user.page.get_by_text("Test it twice", exact=True)).to_be_visible()
+        await user.press("Accept design")
+        await wait_for_state(user, "build")
+        await expect(user.page.get_by_text("At work", exact=True)).to_be_visible(timeout=60_000)
+        await expect(
+            user.page.get_by_role("img", name="Which task builds on which")
+        ).to_be_visible()
+        await check_appearance(user, "story-building")
+        await user.page.get_by_role("link", name="evidence of").first.click()
+        await other.page.goto(user.page.url)
+        for page in (user.page, other.page):
             await expect(page.get_by_text("waits for the model")).to_have_count(3, timeout=60_000)
             await expect(page.get_by_text("What it is writing")).to_have_count(3)
             await expect(page.get_by_text("I would write <script>").first).to_be_visible(
@@ -191,109 +193,109 @@ async def test_a_council_is_watched_told_something_and_cancelled(
             assert BIDI not in await page.inner_text("main")
         await other.page.get_by_label("Tell the seats something").fill("Say it in French.")
         await other.press("Tell them")
-        await expect(who.page.get_by_text("nobody has heard it yet")).to_be_visible()
-        await look(who, "council-running")
+        await expect(user.page.get_by_text("nobody has heard it yet")).to_be_visible()
+        await check_appearance(user, "council-running")
         await other.page.get_by_text("Cancel this deliberation").click()
         await other.press("Cancel it for good")
-        for page in (who.page, other.page):
+        for page in (user.page, other.page):
             await expect(page.locator("strong.state")).to_have_text("Cancelled", timeout=30_000)
-        await who.page.goto(story)
-        await expect(who.page.get_by_text("What next: read its evidence")).to_have_count(
+        await user.page.goto(story)
+        await expect(user.page.get_by_text("What next: read its evidence")).to_have_count(
             2, timeout=30_000
         )
-        await look(who, "story-failed")
-        assert who.wrong == other.wrong == []
+        await check_appearance(user, "story-failed")
+        assert user.wrong == other.wrong == []
 
 
 async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(
     chromium: Browser, command: Command
 ) -> None:
     UserAccounts(command.data_dir).add("alice", "correct horse battery", roles=["po"])
-    async with reader(chromium) as who:
+    async with reader(chromium) as user:
         async with served(command) as app:
-            who.web = app.link.partition("/sign-in")[0]
-            await who.open("/sign-in")
-            await look(who, "sign-in-account")
-            await who.page.get_by_label("Name").fill("alice")
-            await who.page.get_by_label("Password").fill("no horse battery")
-            await who.page.keyboard.press("Enter")
-            await expect(who.page.get_by_role("alert")).to_have_text(
+            user.web = app.link.partition("/sign-in")[0]
+            await user.open("/sign-in")
+            await check_appearance(user, "sign-in-account")
+            await user.page.get_by_label("Name").fill("alice")
+            await user.page.get_by_label("Password").fill("no horse battery")
+            await user.page.keyboard.press("Enter")
+            await expect(user.page.get_by_role("alert")).to_have_text(
                 "Nobody has this name and this password."
             )
-            await look(who, "sign-in-refused")
-            await who.page.get_by_label("Name").fill("alice")
-            await who.page.get_by_label("Password").fill("correct horse battery")
-            await who.page.keyboard.press("Enter")
-            await expect(who.page.get_by_role("button", name="Sign out alice")).to_be_visible()
+            await check_appearance(user, "sign-in-refused")
+            await user.page.get_by_label("Name").fill("alice")
+            await user.page.get_by_label("Password").fill("correct horse battery")
+            await user.page.keyboard.press("Enter")
+            await expect(user.page.get_by_role("button", name="Sign out alice")).to_be_visible()
         async with served(command):
-            await who.open("/")
-            await expect(who.page.get_by_role("button", name="Sign out alice")).to_be_visible()
-            await who.press("Sign out")
-            await expect(who.page.get_by_role("heading", name="Sign in")).to_be_visible()
+            await user.open("/")
+            await expect(user.page.get_by_role("button", name="Sign out alice")).to_be_visible()
+            await user.press("Sign out")
+            await expect(user.page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
-async def ask(who: Reader, question: str) -> None:
+async def ask(user: Reader, question: str) -> None:
     """Ask one agent about the repository, and wait for the field for the next question."""
-    await who.open("/ask")
-    await who.page.get_by_label("Question or task").fill(question)
-    await who.page.get_by_label("Repository").fill("project")
-    await who.press("Ask")
-    await who.page.get_by_role("button", name="Ask on").wait_for(timeout=120_000)
+    await user.open("/ask")
+    await user.page.get_by_label("Question or task").fill(question)
+    await user.page.get_by_label("Repository").fill("project")
+    await user.press("Ask")
+    await user.page.get_by_role("button", name="Ask on").wait_for(timeout=120_000)
 
 
 async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as who:
-        await who.sign_in(app.link)
-        await ask(who, f"Add hello_world {HOSTILE}")
-        first = who.page.url
-        assert "+def hello_world" in await who.text()
-        await who.page.get_by_label("The next question").focus()
-        await who.page.keyboard.type("Say it in French too: bonjour")
-        await who.page.keyboard.press("Tab")
-        await who.page.keyboard.press("Enter")
-        await who.page.wait_for_url(lambda url: url != first)
-        await who.page.get_by_role("button", name="Ask on").wait_for(timeout=120_000)
-        shown = await who.text()
+    async with served(command) as app, reader(chromium) as user:
+        await user.sign_in(app.link)
+        await ask(user, f"Add hello_world {HOSTILE}")
+        first = user.page.url
+        assert "+def hello_world" in await user.text()
+        await user.page.get_by_label("The next question").focus()
+        await user.page.keyboard.type("Say it in French too: bonjour")
+        await user.page.keyboard.press("Tab")
+        await user.page.keyboard.press("Enter")
+        await user.page.wait_for_url(lambda url: url != first)
+        await user.page.get_by_role("button", name="Ask on").wait_for(timeout=120_000)
+        shown = await user.text()
         assert "Asked before" in shown
         assert "Say it in French too" in shown
-        assert await who.page.title() != "owned"
-        assert await who.violations() == []
-        assert who.wrong == []
+        assert await user.page.title() != "owned"
+        assert await user.violations() == []
+        assert user.wrong == []
 
 
-async def _views(app: Served, who: Reader) -> dict[str, str]:
-    """Make a story that stands in its check, one in backlog, and return the views by name."""
-    await who.sign_in(app.link)
-    await write(who, "Greet the moon")
-    waiting = who.page.url
-    await write(who, "Greet the world")
-    await who.press("Refine")
-    await who.press("Submit")
-    story = who.page.url
-    await stands(who, "design", "Accept design")
-    await who.press("Accept design")
-    await stands(who, "test", "Accept test")
-    council = await who.page.get_by_role("link", name="ranking, checks and diff").get_attribute(
+async def _views(app: Served, user: Reader) -> dict[str, str]:
+    """Create a story in its check and one in the backlog, and return the views by name."""
+    await user.sign_in(app.link)
+    await write_story(user, "Greet the moon")
+    waiting = user.page.url
+    await write_story(user, "Greet the world")
+    await user.press("Refine")
+    await user.press("Submit")
+    story = user.page.url
+    await wait_for_state(user, "design", "Accept design")
+    await user.press("Accept design")
+    await wait_for_state(user, "test", "Accept test")
+    council = await user.page.get_by_role("link", name="ranking, checks and diff").get_attribute(
         "href"
     )
-    lines = await who.page.get_by_role("link", name="Where do its lines come from?").get_attribute(
+    lines = await user.page.get_by_role("link", name="Where do its lines come from?").get_attribute(
         "href"
     )
-    origins = await who.page.get_by_role("link", name="What the graph knows of it").get_attribute(
+    origins = await user.page.get_by_role("link", name="What the graph knows of it").get_attribute(
         "href"
     )
-    task = await who.page.get_by_role("link", name="evidence of").first.get_attribute("href")
-    await ask(who, "Add hello_world")
-    answer = who.page.url.removeprefix(who.web)
+    task = await user.page.get_by_role("link", name="evidence of").first.get_attribute("href")
+    await ask(user, "Add hello_world")
+    answer = user.page.url.removeprefix(user.web)
     return {
         "ask": "/ask",
         "answer": answer,
         "board": "/",
         "new-story": "/stories/new",
-        "story": story.removeprefix(who.web),
-        "backlog": waiting.removeprefix(who.web),
+        "story": story.removeprefix(user.web),
+        "backlog": waiting.removeprefix(user.web),
         "council": str(council),
         "remark": f"{council}?on=1.9",
         "task": str(task),
@@ -311,23 +313,23 @@ async def _views(app: Served, who: Reader) -> dict[str, str]:
 async def test_axe_finds_nothing_on_any_view_wide_and_narrow_light_and_dark(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as who:
-        await who.page.goto(f"http://{app.web}/sign-in")
-        await look(who, "sign-in")
-        for name, path in (await _views(app, who)).items():
-            await who.open(path)
-            await look(who, name)
+    async with served(command) as app, reader(chromium) as user:
+        await user.page.goto(f"http://{app.web}/sign-in")
+        await check_appearance(user, "sign-in")
+        for name, path in (await _views(app, user)).items():
+            await user.open(path)
+            await check_appearance(user, name)
 
 
 async def test_the_keyboard_alone_is_enough(chromium: Browser, command: Command) -> None:
-    async with served(command) as app, reader(chromium) as who:
-        await who.sign_in(app.link)
-        keyboard = who.page.keyboard
+    async with served(command) as app, reader(chromium) as user:
+        await user.sign_in(app.link)
+        keyboard = user.page.keyboard
 
         async def focus(name: str) -> None:
             for _ in range(40):
                 await keyboard.press("Tab")
-                seen = await who.page.evaluate(
+                seen = await user.page.evaluate(
                     "(document.activeElement.labels?.[0] ?? document.activeElement).innerText"
                 )
                 if seen.startswith(name):
@@ -336,19 +338,19 @@ async def test_the_keyboard_alone_is_enough(chromium: Browser, command: Command)
 
         await focus("New story")
         await keyboard.press("Enter")
-        await who.page.wait_for_url("**/stories/new")
-        for label, words in (
+        await user.page.wait_for_url("**/stories/new")
+        for label, text in (
             ("Title", "Greet the world"),
             ("Brief", BRIEF),
             ("Criteria", "\n".join(AC)),
             ("Repository", "project"),
         ):
             await focus(label)
-            await keyboard.type(words)
+            await keyboard.type(text)
         await focus("Create")
         await keyboard.press("Enter")
-        await who.page.wait_for_url("**/stories/story-*")
+        await user.page.wait_for_url("**/stories/story-*")
         await focus("Refine")
         await keyboard.press("Enter")
-        await who.page.wait_for_load_state()
-        assert "Draft" in await who.text()
+        await user.page.wait_for_load_state()
+        assert "Draft" in await user.text()

@@ -1,5 +1,5 @@
-"""The same story with the real small model on this machine's CPU: nothing is scripted but the
-product owner.
+"""The same story with the real small model on this machine's CPU: only the product owner is
+scripted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, expect
 from served import served
-from steps import AC, BRIEF, stands, until, write
+from steps import AC, BRIEF, until, wait_for_state, write_story
 
 from command import git
 from moothall.llm.weights import fetch_weights
@@ -18,7 +18,7 @@ from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
 from world import Reader, make_command, reader
 
-pytest_plugins = ["given"]
+pytest_plugins = ["page_fixtures"]
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 ROUNDS = 3
 
@@ -26,8 +26,8 @@ ROUNDS = 3
 async def test_a_story_is_built_by_the_small_model_and_approved_to_its_commit(
     chromium: Browser, tmp_path: Path
 ) -> None:
-    """The model is small: a story may end without a winner, and the page says so; three in a row do
-    not.
+    """The model is small: one story may end without a winner, and the page then says so; three in a
+    row may not.
     """
     settings = load_settings()
     weights = await fetch_weights(settings.llm, settings.data_dir, lambda _done, _total: None)
@@ -36,44 +36,48 @@ async def test_a_story_is_built_by_the_small_model_and_approved_to_its_commit(
     command.extra["MOOTHALL_LLM__MODEL_PATH"] = os.fspath(weights)
     added = await command("repo", "add", str(tmp_path / "project"), "--id", "project")
     assert added.code == 0, added.err
-    async with served(command) as app, reader(chromium) as who:
-        await who.sign_in(app.link)
+    async with served(command) as app, reader(chromium) as user:
+        await user.sign_in(app.link)
         for number in range(ROUNDS):
-            await write(who, f"Add hello_world() to src/utils.py, try {number + 1}", BRIEF, AC[:1])
-            await who.press("Refine")
-            await who.press("Submit")
-            await stands(who, "design", "Accept design")
-            await who.press("Accept design")
-            if await _built(who):
+            await write_story(
+                user, f"Add hello_world() to src/utils.py, try {number + 1}", BRIEF, AC[:1]
+            )
+            await user.press("Refine")
+            await user.press("Submit")
+            await wait_for_state(user, "design", "Accept design")
+            await user.press("Accept design")
+            if await _built(user):
                 break
         else:
-            pytest.fail(f"no story was built:\n{await who.text()}")
-        await who.page.get_by_role("link", name="evidence of").first.click()
-        await expect(who.page.get_by_text("(winner)")).to_be_visible()
-        assert "proven" in await who.text()
-        await who.page.go_back()
-        await who.press("Accept test")
-        await stands(who, "docs", "Accept")
-        await who.press("Accept")
-        await stands(who, "done")
-        branch = await who.page.locator("tr:has(th:text-is('Branch')) td").inner_text()
+            pytest.fail(f"no story was built:\n{await user.text()}")
+        await user.page.get_by_role("link", name="evidence of").first.click()
+        await expect(user.page.get_by_text("(winner)")).to_be_visible()
+        assert "proven" in await user.text()
+        await user.page.go_back()
+        await user.press("Accept test")
+        await wait_for_state(user, "docs", "Accept")
+        await user.press("Accept")
+        await wait_for_state(user, "done")
+        branch = await user.page.locator("tr:has(th:text-is('Branch')) td").inner_text()
         assert "def hello_world" in git(tmp_path / "project", "show", f"{branch}:src/utils.py")
-        assert who.wrong == []
+        assert user.wrong == []
 
 
-async def _built(who: Reader) -> bool:
-    """Wait until the story may be accepted, or says what to do as nobody solved it."""
+async def _built(user: Reader) -> bool:
+    """Wait until the story may be accepted, or the page offers next steps because nobody
+    solved it.
+    """
 
     async def ended() -> bool:
-        await who.page.reload()
-        text = await who.text()
-        begun = "begins when those before it" not in text  # said until its task is handed out
-        return ("What next:" in text and begun) or await _may_accept(who)
+        await user.page.reload()
+        text = await user.text()
+        dispatched = "begins when those before it" not in text  # shown until its task is dispatched
+        return ("What next:" in text and dispatched) or await _may_accept(user)
 
     await until(ended, 500)
-    return await _may_accept(who)
+    return await _may_accept(user)
 
 
-async def _may_accept(who: Reader) -> bool:
-    button = who.page.get_by_role("button", name="Accept test")
+async def _may_accept(user: Reader) -> bool:
+    button = user.page.get_by_role("button", name="Accept test")
     return await button.count() > 0 and await button.first.is_enabled()

@@ -1,5 +1,5 @@
-"""What the page is tried on: a repository with a failing check, a scripted model, a served house
-and a browser.
+"""The environment of the page's tests: a repository with a failing check, a scripted model, a
+running server and a browser.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOSTILE = (
     "<script>document.title='owned'</script><img src=x "
     f"onerror=\"document.title='owned'\"><b>bold</b>{BIDI}"
 )
-"""Text that would do something if the page took it for HTML."""
+"""Text that would have an effect if the page treated it as HTML."""
 HELLO = '\n\ndef hello_world():\n    """Return the greeting."""\n    return "Hello, World!"\n'
 FRENCH = '\n\ndef bonjour():\n    """Return the greeting in French."""\n    return "Bonjour"\n'
 _FILES = {
@@ -44,25 +44,37 @@ VIEWPORTS = {"wide": (1440, 900), "narrow": (390, 844)}
 
 
 def make_repository(path: Path) -> Path:
-    """Make a repository in which hello_world is missing."""
+    """Create a repository in which hello_world is missing."""
     for name, text in _FILES.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text, encoding="utf-8")
-    who = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "init.defaultBranch=main")
+    identity = (
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@localhost",
+        "-c",
+        "init.defaultBranch=main",
+    )
     for args in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "begin")):
-        subprocess.run(["git", *who, *args], cwd=path, check=True)
+        subprocess.run(["git", *identity, *args], cwd=path, check=True)
     return path
 
 
 def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    """One task that adds the function; what is sent back with a word on a line is said in French;
-    HOSTILE makes names and text hostile; of SLOW there are two tasks, whose seats begin to say
-    something and go on until somebody stops them.
+    """Reply by words of the task.
+
+    By default there is one task that adds the function. A line comment that sends it back is
+    answered in French. HOSTILE makes names and text hostile. SLOW yields two tasks, whose seats
+    stream a reply until somebody stops them.
     """
     del headers
-    said, prompt = task_of(body), "\n".join(str(message["content"]) for message in body["messages"])
-    if "Divide this story" in said:
-        count = len(re.findall(r"(?m)^\d+\. ", said.partition("Divide this story")[2])) or 1
+    task_text, prompt = (
+        task_of(body),
+        "\n".join(str(message["content"]) for message in body["messages"]),
+    )
+    if "Divide this story" in task_text:
+        count = len(re.findall(r"(?m)^\d+\. ", task_text.partition("Divide this story")[2])) or 1
         task = {
             "id": "hello",
             "role": "dev",
@@ -76,42 +88,40 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
             "criteria": [1],
             "after": ["hello"],
         }
-        tasks = [task, more] if "SLOW" in said else [task]
+        tasks = [task, more] if "SLOW" in task_text else [task]
         return json.dumps({"thought": "", "finish": json.dumps({"tasks": tasks})})
-    if "SLOW" in said:
+    if "SLOW" in task_text:
         return Fault("silent", f"I would write {HOSTILE} ")
-    if "sent back" in said and "in French" in said:
+    if "sent back" in task_text and "in French" in task_text:
         return turn("files.append", path="src/utils.py", content=FRENCH)
-    if "HOSTILE" in said and "<script" not in prompt.partition("src/utils.py")[2]:
+    if "HOSTILE" in task_text and "<script" not in prompt.partition("src/utils.py")[2]:
         return turn("files.append", path="src/utils.py", content=f"{HELLO}\n\n# {HOSTILE}\n")
     return turn("files.append", path="src/utils.py", content=HELLO)
 
 
 @dataclass(slots=True)
 class Reader:
-    """A browser's page at a server, and what went wrong on it."""
+    """A browser page at a server, with its errors."""
 
     page: Page
     web: str
     wrong: list[str]
 
-    def note(self, what: str) -> None:
-        """Keep what went wrong."""
-        self.wrong.append(what)
+    def note(self, problem: str) -> None:
+        """Record an error."""
+        self.wrong.append(problem)
 
     async def open(self, path: str) -> None:
         """Go to a path of the server."""
         await self.page.goto(f"{self.web}{path}")
 
     async def sign_in(self, link: str) -> None:
-        """Follow the link that `serve` printed; from then on only that server may be asked for
-        anything.
-        """
+        """Follow the link that `serve` printed. From then on, only that server may be requested."""
         self.web = link.partition("/sign-in")[0]
         await self.page.goto(link)
 
     async def take_session(self, of: Reader) -> None:
-        """Be who somebody else is."""
+        """Take over the session of another reader."""
         self.web = of.web
         [session] = await of.page.context.cookies()
         await self.page.context.add_cookies(
@@ -126,13 +136,13 @@ class Reader:
         await self.page.wait_for_load_state()
 
     async def text(self) -> str:
-        """Return what a person reads."""
+        """Return the visible text."""
         return await self.page.inner_text("body")
 
     async def violations(self) -> list[str]:
-        """Return what axe-core finds wrong, a line each."""
-        found = (await Axe().run(self.page)).response["violations"]
-        return [f"{item['id']}: {node['html'][:200]}" for item in found for node in item["nodes"]]
+        """Return the findings of axe-core, a line each."""
+        entries = (await Axe().run(self.page)).response["violations"]
+        return [f"{item['id']}: {node['html'][:200]}" for item in entries for node in item["nodes"]]
 
 
 @asynccontextmanager
@@ -153,7 +163,7 @@ async def browser() -> AsyncIterator[Browser]:
 async def reader(
     browser: Browser, viewport: str = "wide", scheme: Any = "light", *, scripts: bool = True
 ) -> AsyncIterator[Reader]:
-    """Open a browser's own profile, whose errors, dialogs and requests to other hosts are kept."""
+    """Open a fresh browser profile and record its errors, dialogs and requests to other hosts."""
     width, height = VIEWPORTS[viewport]
     context = await browser.new_context(
         viewport={"width": width, "height": height},
@@ -161,27 +171,31 @@ async def reader(
         java_script_enabled=scripts,
     )
     page = await context.new_page()
-    found = Reader(page, "", [])
-    page.on("dialog", lambda dialog: found.note(f"dialog: {dialog.message}"))
-    page.on("pageerror", lambda error: found.note(f"error: {error}"))
+    new_reader = Reader(page, "", [])
+    page.on("dialog", lambda dialog: new_reader.note(f"dialog: {dialog.message}"))
+    page.on("pageerror", lambda error: new_reader.note(f"error: {error}"))
     page.on(
         "console",
-        lambda said: found.note(f"console: {said.text}") if said.type == "error" else None,
+        lambda message: (
+            new_reader.note(f"console: {message.text}") if message.type == "error" else None
+        ),
     )
     page.on(
         "request",
-        lambda asked: (
-            None if asked.url.startswith((found.web, "data:")) else found.note(f"asked {asked.url}")
+        lambda request: (
+            None
+            if request.url.startswith((new_reader.web, "data:"))
+            else new_reader.note(f"asked {request.url}")
         ),
     )
     try:
-        yield found
+        yield new_reader
     finally:
         await context.close()
 
 
 def make_command(folder: Path, model_url: str) -> Command:
-    """Return a command whose house hosts its councils itself, and serves HTTP on a port of its own,
+    """Return a command whose server hosts its councils itself, and serves HTTP on a port that stays
     the same after a restart.
     """
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -195,5 +209,5 @@ def make_command(folder: Path, model_url: str) -> Command:
 
 
 def commits(repo: Path, branch: str) -> str:
-    """Return the file that the story is about, as the branch has it."""
+    """Return the file of the story, as committed on the branch."""
     return git(repo, "show", f"{branch}:src/utils.py")

@@ -1,9 +1,8 @@
 """Released source packages, fetched once by their ecosystem's own client, checked by hash and made
 into git repositories.
 
-What packing added (PKG-INFO, egg-info, cargo's notes) is left out and the release is tagged, so
-that a repository looks as it did where the package came from: a version that comes from a tag has
-to be found there.
+Files added by packing (PKG-INFO, egg-info, cargo's notes) are left out and the release is tagged,
+so that a repository looks like the package's origin and a version that comes from a tag is found.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One released version. `hash` is what its registry says: sha256 (Python, Rust), h1 (Go),
-    sha512 integrity (Node).
+    """A released version. `hash` is the registry's: sha256 (Python, Rust), h1 (Go), sha512
+    integrity (Node).
 
-    `inside` is the folder of it that is taken, where that is not all.
+    `inside` is the part of the archive that is used, if not all of it.
     """
 
     ecosystem: str
@@ -51,8 +50,8 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A repository made of one package, or of some under `packages/` with `files` of ours around
-    them. `why` it was taken.
+    """A repository made of one package, or of several under `packages/` with additional `files`.
+    `why` gives the reason for its choice.
     """
 
     name: str
@@ -64,33 +63,33 @@ class Project:
 
 def projects(listed: Path = LIST) -> list[Project]:
     """Return a list of projects, in its order."""
-    found = tomllib.loads(listed.read_text(encoding="utf-8"))
+    entries = tomllib.loads(listed.read_text(encoding="utf-8"))
     return [
         Project(
             name,
             entry["ecosystem"],
             tuple(
-                _package(each, name, entry["ecosystem"]) for each in entry.get("packages", [entry])
+                _package(item, name, entry["ecosystem"]) for item in entry.get("packages", [entry])
             ),
             entry.get("why", ""),
             entry.get("files", {}),
         )
-        for name, entry in found.items()
+        for name, entry in entries.items()
     ]
 
 
-def _package(said: Mapping[str, Any], name: str, ecosystem: str) -> Package:
+def _package(entry: Mapping[str, Any], name: str, ecosystem: str) -> Package:
     return Package(
-        said.get("ecosystem", ecosystem),
-        said.get("name", name),
-        said["version"],
-        said["hash"],
-        said.get("inside", ""),
+        entry.get("ecosystem", ecosystem),
+        entry.get("name", name),
+        entry["version"],
+        entry["hash"],
+        entry.get("inside", ""),
     )
 
 
 def cache_folder() -> Path:
-    """Where packages are kept between runs: MOOTHALL_REPOSITORIES_CACHE, or the user's cache."""
+    """Return the package cache: MOOTHALL_REPOSITORIES_CACHE, or a folder in the user's cache."""
     return Path(
         os.environ.get("MOOTHALL_REPOSITORIES_CACHE")
         or user_cache_path("moothall") / "repositories"
@@ -99,7 +98,7 @@ def cache_folder() -> Path:
 
 def make_repository(project: Project, folder: Path) -> Repo:
     """Make `folder` a repository with the project's sources in one tagged commit. Raises
-    `LookupError` where a hash differs.
+    `LookupError` if a hash differs.
     """
     folder.mkdir(parents=True)
     for package in project.packages:
@@ -114,32 +113,32 @@ def make_repository(project: Project, folder: Path) -> Repo:
 
 
 def fetch(package: Package) -> Path:
-    """Return the package's archive from the cache, fetched first where it is not there."""
-    kept = (
+    """Return the package's archive from the cache; fetch it first if it is missing."""
+    cached = (
         cache_folder()
         / package.ecosystem
         / f"{package.name.replace('/', '_')}-{package.version}.archive"
     )
-    if not kept.is_file() or _hash(package.ecosystem, kept) != package.hash:
-        kept.parent.mkdir(parents=True, exist_ok=True)
+    if not cached.is_file() or _hash(package.ecosystem, cached) != package.hash:
+        cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            got = {"python": _sdist, "go": _module, "rust": _crate, "node": _tarball}[
+            archive = {"python": _sdist, "go": _module, "rust": _crate, "node": _tarball}[
                 package.ecosystem
             ](package, Path(folder))
-            if (found := _hash(package.ecosystem, got)) != package.hash:
+            if (digest := _hash(package.ecosystem, archive)) != package.hash:
                 raise LookupError(
-                    f"{package.name} {package.version}: its hash is {found}, projects.toml says "
+                    f"{package.name} {package.version}: its hash is {digest}, projects.toml says "
                     f"{package.hash}"
                 )
-            making = kept.with_suffix(f".{os.getpid()}")
-            shutil.copyfile(got, making)
-            making.rename(kept)
-    return kept
+            making = cached.with_suffix(f".{os.getpid()}")
+            shutil.copyfile(archive, making)
+            making.rename(cached)
+    return cached
 
 
 def unpack(archive: Path, target: Path, inside: str = "") -> None:
-    """Unpack an archive, or a folder `inside` it, without the folder that all its files lie in and
-    without what packing added.
+    """Unpack an archive, or a folder `inside` it, without its common top folder and without the
+    files added by packing.
     """
     with tempfile.TemporaryDirectory() as folder:
         if zipfile.is_zipfile(archive):
@@ -149,9 +148,8 @@ def unpack(archive: Path, target: Path, inside: str = "") -> None:
             with tarfile.open(archive) as packed:
                 packed.extractall(folder, filter="data")
         top = Path(folder)
-        while (
-            len(below := list(top.iterdir())) == 1 and below[0].is_dir()
-        ):  # Go's modules lie several folders deep
+        # Go's modules lie several folders deep.
+        while len(below := list(top.iterdir())) == 1 and below[0].is_dir():
             top = below[0]
         shutil.copytree(top / inside, target, dirs_exist_ok=True, symlinks=True, ignore=_added)
 
@@ -162,21 +160,21 @@ def _added(folder: str, names: list[str]) -> list[str]:
 
 
 def _sdist(package: Package, folder: Path) -> Path:
-    wanted = folder / "wanted.txt"
-    wanted.write_text(
+    requirements = folder / "wanted.txt"
+    requirements.write_text(
         f"{package.name}=={package.version} --hash=sha256:{package.hash}\n", encoding="utf-8"
     )
-    options = ["--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", str(wanted)]
+    options = ["--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", str(requirements)]
     _run(sys.executable, "-m", "pip", "download", "--quiet", *options, cwd=folder)
     found = [path for path in folder.iterdir() if path.name.endswith((".tar.gz", ".zip"))]
     return found[0]
 
 
 def _module(package: Package, folder: Path) -> Path:
-    told = json.loads(
+    download = json.loads(
         _run("go", "mod", "download", "-json", f"{package.name}@{package.version}", cwd=folder)
     )
-    return Path(told["Zip"])
+    return Path(download["Zip"])
 
 
 def _crate(package: Package, folder: Path) -> Path:
@@ -208,7 +206,7 @@ def _hash(ecosystem: str, archive: Path) -> str:
 
 
 def _go_hash(archive: Path) -> str:
-    """As go.sum has it: the sha256 of the list of the files' own."""
+    """Return the hash as in go.sum: the sha256 of the list of the files' hashes."""
     with zipfile.ZipFile(archive) as zipped:
         lines = [
             f"{hashlib.sha256(zipped.read(name)).hexdigest()}  {name}\n"
@@ -217,11 +215,11 @@ def _go_hash(archive: Path) -> str:
     return f"h1:{base64.b64encode(hashlib.sha256(''.join(lines).encode()).digest()).decode()}"
 
 
-def _run(program: str, *words: str, cwd: Path) -> str:
-    command = [shutil.which(program) or program, *words]
-    done = subprocess.run(
+def _run(program: str, *arguments: str, cwd: Path) -> str:
+    command = [shutil.which(program) or program, *arguments]
+    completed = subprocess.run(
         command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False
     )
-    if done.returncode:
-        raise LookupError(f"{' '.join(command)}: {done.stderr[-1000:]}")
-    return done.stdout
+    if completed.returncode:
+        raise LookupError(f"{' '.join(command)}: {completed.stderr[-1000:]}")
+    return completed.stdout

@@ -1,10 +1,10 @@
-"""Small faults that a script can put into a function: an operator turned round, a number off by
-one, an answer not given.
+"""Small bugs that a script can put into a function: an inverted operator, an off-by-one number, a
+missing return.
 
     for fault in faults("src/sums.py", text): fault.broken(text)
 
-Pure. Python is read as such (ast); C, Go, Rust and JavaScript word by word, with comments, strings
-and patterns left alone.
+Pure. Python is parsed (ast); C, Go, Rust and JavaScript are read token by token, without comments,
+strings and patterns.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SWAPS = (
     ("if !", "if "),
     ("if (!", "if ("),
 )
-# What a word-by-word reading must step over. A slash begins a pattern where no value can stand
+# Text that a token-by-token reading must skip. A slash begins a pattern if no value can stand
 # before it.
 _COMMENT, _DOUBLE, _SINGLE = r"//[^\n]*|/\*.*?\*/", r'"(?:\\.|[^"\\\n])*"', r"'(?:\\.|[^'\\\n])*'"
 _PATTERN = (
@@ -96,12 +96,12 @@ class Fault:
     function: str
 
     def broken(self, text: str) -> str:
-        """Return the file's text with this fault in it."""
+        """Return the file's text with this fault."""
         return text[: self.start] + self.new + text[self.end :]
 
 
 def mutable(path: str) -> bool:
-    """Whether a file is of a language that faults are known for, and library code by its place."""
+    """True if the language of a file is supported and its path is that of library code."""
     pure = PurePosixPath(path)
     suffix = _LIKE.get(pure.suffix, pure.suffix)
     aside = {
@@ -120,7 +120,7 @@ def mutable(path: str) -> bool:
         "dist",
     }
     if path.endswith((".d.ts", ".d.mts")):
-        return False  # says types alone
+        return False  # only types
     return suffix in {".py", *_SKIPPED} and not aside & set(pure.parts) and not _aside(pure)
 
 
@@ -132,14 +132,12 @@ def _aside(path: PurePosixPath) -> bool:
 
 
 def faults(path: str, text: str) -> list[Fault]:
-    """Return every fault known for a file, in the order of its text; none where it cannot be
-    read.
-    """
+    """Return every fault known for a file, in text order; none if it cannot be parsed."""
     suffix = PurePosixPath(path).suffix
-    found = (
+    candidates = (
         _python(path, text) if suffix == ".py" else _words(path, text, _LIKE.get(suffix, suffix))
     )
-    return sorted(found, key=lambda fault: (fault.start, fault.end, fault.new))
+    return sorted(candidates, key=lambda fault: (fault.start, fault.end, fault.new))
 
 
 def _python(path: str, text: str) -> Iterator[Fault]:
@@ -173,8 +171,8 @@ def _python(path: str, text: str) -> Iterator[Fault]:
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and all below it but nested functions, annotations and f-strings (their places
-    are not told before 3.12).
+    """Yield a node and its descendants except nested functions, annotations and f-strings (whose
+    positions are wrong before Python 3.12).
     """
     if isinstance(
         node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.JoinedStr | ast.AnnAssign
@@ -219,29 +217,29 @@ def _words(path: str, text: str, suffix: str) -> Iterator[Fault]:
         text = text[: inner.start()]
     bare = re.sub(
         "|".join(_SKIPPED[suffix]),
-        lambda found: re.sub(r"[^\n]", "\0", found[0]),
+        lambda match: re.sub(r"[^\n]", "\0", match[0]),
         text,
         flags=re.DOTALL,
     )
     heads = [
-        (found.start(), next(name for name in found.groups() if name))
-        for found in _FUNCTIONS[suffix].finditer(bare)
+        (match.start(), next(name for name in match.groups() if name))
+        for match in _FUNCTIONS[suffix].finditer(bare)
     ]
     tests = set(_RUST_TEST.findall(bare)) if suffix == ".rs" else set()
     for old, new in _SWAPS:
-        for found in re.finditer(re.escape(old), bare):
-            if (name := _inside(bare, heads, found.start())) and name not in tests:
-                yield Fault(path, found.start(), found.end(), new, old.strip(), name)
-    for found in re.finditer(r"(?<=[ (\[])\d{1,6}(?=[ )\];,\n])", bare):
-        if (name := _inside(bare, heads, found.start())) and name not in tests:
+        for match in re.finditer(re.escape(old), bare):
+            if (name := _inside(bare, heads, match.start())) and name not in tests:
+                yield Fault(path, match.start(), match.end(), new, old.strip(), name)
+    for match in re.finditer(r"(?<=[ (\[])\d{1,6}(?=[ )\];,\n])", bare):
+        if (name := _inside(bare, heads, match.start())) and name not in tests:
             yield Fault(
-                path, found.start(), found.end(), str(int(found[0]) + 1), "off by one", name
+                path, match.start(), match.end(), str(int(match[0]) + 1), "off by one", name
             )
 
 
 def _inside(bare: str, heads: list[tuple[int, str]], at: int) -> str:
-    """The last function that begins before a place, where the place's line is indented as a body's
-    is; else nothing.
+    """Return the last function that begins before a position whose line is indented like a body, or
+    nothing.
     """
     line = bare.rfind("\n", 0, at) + 1
     if not _INSIDE.match(bare[line : line + 1]):

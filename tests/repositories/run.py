@@ -1,7 +1,8 @@
-"""Released projects, each broken by a script and mended by a council: `scripts/test-repositories`.
+"""Released projects, each broken by a script and repaired by a council:
+`scripts/test-repositories`.
 
-Ends with 1 where a right answer did not win, was not proven or left anything behind, or where a
-wrong one won.
+Exits with 1 if a right answer did not win, was not proven or left anything behind, or if a wrong
+one won.
 """
 
 from __future__ import annotations
@@ -36,44 +37,44 @@ _SECONDS = 600
 
 
 async def play(project: Project, settings: Settings, player: Player, url: str, folder: Path) -> Row:
-    """Break one project, let a council mend it, and judge what is left. Raises `AssertionError`
-    where it is not as it must be.
+    """Break one project, let a council repair it, and judge the result. Raises `AssertionError` if
+    the result is wrong.
     """
     repo = await asyncio.to_thread(make_repository, project, folder)
     released = repo.git("rev-parse", "HEAD^{tree}")
-    found = await search(settings, folder, project.name)
+    search_result = await search(settings, folder, project.name)
     task_id = f"{project.name}-{'half' if player.chance else 'wrong'}"
-    riddle = _break(repo, found)
+    riddle = _break(repo, search_result)
     player.riddles[task_id] = riddle
     before = repo.head
-    begun = time.monotonic()
+    started = time.monotonic()
     code, document = await _deliberate(settings, url, folder, task_id)
-    row = Row(project, found, time.monotonic() - begun, len(player.right_seats(task_id)))
+    row = Row(project, search_result, time.monotonic() - started, len(player.right_seats(task_id)))
     _judge(
         repo, document, code, right=player.right_seats(task_id), released=released, before=before
     )
     return row
 
 
-def _break(repo: Repo, found: Found) -> Riddle:
-    paths = {found.first.path, found.second.path}
+def _break(repo: Repo, search_result: Found) -> Riddle:
+    paths = {search_result.first.path, search_result.second.path}
     texts = {path: (repo.path / path).read_bytes().decode() for path in paths}
-    tests = {case.split("::")[1] for case in found.red if "::" in case}
+    tests = {case.split("::")[1] for case in search_result.red if "::" in case}
     riddle = Riddle(
         texts,
-        found.first,
-        found.second,
+        search_result.first,
+        search_result.second,
         tuple(sorted(test for test in tests if (repo.path / test).is_file())),
     )
-    repo.commit({found.first.path: riddle.broken}, f"Change {found.first.function}")
+    repo.commit({search_result.first.path: riddle.broken}, f"Change {search_result.first.function}")
     return riddle
 
 
 async def _deliberate(
     settings: Settings, url: str, folder: Path, task_id: str
 ) -> tuple[int, dict[str, Any]]:
-    """The command as a user gives it: its exit code and its document."""
-    words = (
+    """Run the command as a user does; return its exit code and its document."""
+    command = (
         "deliberate",
         "--repo",
         str(folder),
@@ -86,14 +87,16 @@ async def _deliberate(
         "--json",
         _TASK,
     )
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")
+    }
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "moothall",
-        *words,
+        *command,
         env={
-            **kept,
+            **inherited,
             "MOOTHALL_DATA_DIR": str(settings.data_dir),
             "MOOTHALL_LLM__BASE_URL": url,
             "MOOTHALL_LLM__MODEL": "",
@@ -130,10 +133,10 @@ def _judge(
     assert repo.git("status", "--porcelain") == "", "the checked-out files were touched"
     assert repo.git("worktree", "list").count("\n") == 0, "a worktree was left"
     places = [
-        (each["seat"], each["passed_gates"], each["proven"], each["reasons"])
-        for each in document["results"]
+        (result["seat"], result["passed_gates"], result["proven"], result["reasons"])
+        for result in document["results"]
     ]
-    told = json.dumps(
+    summary = json.dumps(
         {
             "exit": code,
             "right": sorted(right),
@@ -143,49 +146,52 @@ def _judge(
         indent=1,
     )
     assert all(seat in right for seat, gates, proven, _ in places if gates and proven), (
-        f"a wrong answer is proven: {told}"
+        f"a wrong answer is proven: {summary}"
     )
     if not right:
-        assert (code, document["winner_id"]) == (1, ""), f"a wrong answer won: {told}"
+        assert (code, document["winner_id"]) == (1, ""), f"a wrong answer won: {summary}"
         return
-    assert document["winner_id"] in right, f"no right answer won: {told}"
-    assert (code, document["proven"]) == (0, True), f"it is not proven: {told}"
+    assert document["winner_id"] in right, f"no right answer won: {summary}"
+    assert (code, document["proven"]) == (0, True), f"it is not proven: {summary}"
     assert repo.git("rev-parse", f"{document['branch']}^{{tree}}") == released, (
-        "the branch holds more than the mended function"
+        "the branch changes more than the repaired function"
     )
 
 
 async def main(
-    wanted: Sequence[Project], *, chance: float, data: Path, keep: bool = False
+    selected: Sequence[Project], *, chance: float, data: Path, keep: bool = False
 ) -> tuple[list[Row], list[str]]:
-    """Play every project, one after the other; return the rows and what went wrong. `keep`: write
-    each line into the page at once.
+    """Play every project, one after the other; return the rows and the failures. `keep`: write each
+    row into the page at once.
     """
     settings = load_settings().model_copy(update={"data_dir": data})
     player, rows, wrong = Player(chance), list[Row](), list[str]()
     async with scripted_model(player.answer()) as server:
-        for project in wanted:
+        for project in selected:
             programs = {
-                PROGRAMS[one]
-                for one in (project.ecosystem, *(package.ecosystem for package in project.packages))
+                PROGRAMS[ecosystem]
+                for ecosystem in (
+                    project.ecosystem,
+                    *(package.ecosystem for package in project.packages),
+                )
             }
             if missing := sorted(program for program in programs if shutil.which(program) is None):
                 print(f"SKIPPED {project.name}: {', '.join(missing)} is not installed")
                 continue
-            begun = time.monotonic()
+            started = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
                 try:
                     row = await play(
                         project, settings, player, server.base_url, Path(folder) / "repository"
                     )
-                    rows.append(replace(row, seconds=time.monotonic() - begun))
+                    rows.append(replace(row, seconds=time.monotonic() - started))
                     print(show(rows[-1]), flush=True)
                     if keep:
-                        write(rows, [each.name for each in projects()])
-                except Exception as error:  # noqa: BLE001 - of one project; the others are tried too
+                        write(rows, [item.name for item in projects()])
+                except Exception as error:  # noqa: BLE001 - a failed project; the others are tried too
                     wrong.append(project.name)
                     print(
-                        f"WRONG {project.name}, {time.monotonic() - begun:.0f} s: "
+                        f"WRONG {project.name}, {time.monotonic() - started:.0f} s: "
                         f"{type(error).__name__}: {error}",
                         flush=True,
                     )
@@ -213,26 +219,26 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    asked = _arguments()
-    part, parts = (int(number) for number in asked.part.split("/"))
+    options = _arguments()
+    part, parts = (int(number) for number in options.part.split("/"))
     listed = projects()
-    if unknown := set(asked.names) - {project.name for project in listed}:
+    if unknown := set(options.names) - {project.name for project in listed}:
         sys.exit(
             f"unknown: {', '.join(sorted(unknown))}; there are "
             f"{', '.join(project.name for project in listed)}"
         )
     chosen = (
-        [project for project in listed if project.name in asked.names]
-        if asked.names
+        [project for project in listed if project.name in options.names]
+        if options.names
         else listed[(part - 1) % parts :: parts]
     )
     with tempfile.TemporaryDirectory(prefix="moothall-") as fresh:
         done, bad = asyncio.run(
             main(
                 chosen,
-                chance=0.0 if asked.wrong_only else 0.5,
-                data=asked.data or Path(fresh),
-                keep=asked.write,
+                chance=0.0 if options.wrong_only else 0.5,
+                data=options.data or Path(fresh),
+                keep=options.write,
             )
         )
     print(

@@ -1,8 +1,8 @@
-"""A model that knows the answer, and gives it with a chance of one half.
+"""A model that knows the answer and gives it with a probability of one half.
 
-Whether a seat is right, and how it is wrong, is drawn by a hash of project and seat; the model
-reads nothing in a prompt. A right seat takes the fault out. A wrong one takes it out and puts
-another in, leaves it and says so in a comment, or empties the failing tests.
+A hash of project and seat decides whether a seat is right, and how it is wrong; the model reads
+nothing in a prompt. A right seat removes the fault. A wrong one removes it and inserts another,
+leaves it and says so in a comment, or empties the failing tests.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _COMMENTS = {".py": "#"}
 
 @dataclass(frozen=True, slots=True)
 class Riddle:
-    """One broken repository: its files as they were released, what was broken, what else can be,
-    and which test files see it.
+    """A broken repository: its files as released, the fault, another possible fault, and the test
+    files that detect it.
     """
 
     texts: Mapping[str, str]
@@ -37,19 +37,17 @@ class Riddle:
         return self.first.broken(self.texts[self.first.path])
 
     def right(self) -> list[dict[str, Any]]:
-        """The actions that bring the release back."""
+        """Return the actions that restore the release."""
         path = self.first.path
         return [_edit(path, self.broken, self.texts[path])]
 
     def wrong(self, how: int) -> list[dict[str, Any]]:
-        """Actions that do not, in one of several ways."""
+        """Return actions that do not, in one of several ways."""
         path, other = self.first.path, self.second.path
         if how == 0:
             broken = {**self.texts, path: self.broken}
-            wanted = {**self.texts, other: self.second.broken(self.texts[other])}
-            return [
-                _edit(each, broken[each], wanted[each]) for each in dict.fromkeys((path, other))
-            ]
+            files = {**self.texts, other: self.second.broken(self.texts[other])}
+            return [_edit(file, broken[file], files[file]) for file in dict.fromkeys((path, other))]
         if how == 1 and self.tests:
             return [
                 {"tool": "files.write", "args": {"path": test, "content": ""}}
@@ -66,15 +64,15 @@ class Riddle:
 
 @dataclass(slots=True)
 class Player:
-    """Answers for every council by its task id. `chance` of a right seat; with 0 none is, with any
-    other at least one.
+    """Answers for every council by its task id. `chance` is the probability of a right seat; with 0
+    none is right, otherwise at least one.
     """
 
     chance: float = 0.5
     riddles: dict[str, Riddle] = field(default_factory=dict)
 
     def right_seats(self, task_id: str) -> frozenset[str]:
-        """Who is right in a council: drawn, and drawn again while nobody is."""
+        """Return the right seats of a council, drawn until there is one."""
         for again in range(100 if self.chance else 0):
             drawn = frozenset(
                 seat for seat in SEATS if _drawn(task_id, seat, str(again)) < self.chance
@@ -84,7 +82,7 @@ class Player:
         return frozenset()
 
     def answer(self) -> Answer:
-        """What the server says."""
+        """Return the server's reply."""
 
         def say(_body: dict[str, Any], headers: Headers) -> str:
             task_id, seat, phase = (
@@ -117,13 +115,13 @@ class Player:
 
 
 def _drawn(*parts: str) -> float:
-    """A number from 0 to 1, the same for the same words."""
+    """Return a number from 0 to 1, the same for the same words."""
     return int(hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8], 16) / 0x100000000
 
 
 def _edit(path: str, before: str, after: str) -> dict[str, Any]:
-    """The action that makes one text the other: the lines that differ, with as many before them as
-    make them the only such place.
+    """Return the action that turns one text into the other: the lines that differ, preceded by as
+    many lines as make the place unique.
     """
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     first = next(

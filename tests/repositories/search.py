@@ -1,5 +1,5 @@
-"""Finding faults that a repository's own tests see, in the same sandbox and environment in which a
-council will work.
+"""Search for faults that a repository's own tests detect, in the sandbox and environment of a
+council.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ _TRIES = 24
 _LEAST_SECONDS = 20.0
 _TIMES_LONGER = 5
 _MOST = 0.5
-"""Of the green cases a fault may break this share: one that breaks everything is found without
-looking.
+"""The maximum share of passing cases that a fault may break: one that breaks everything is
+found too easily.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Two faults in different places, what the first turns red, and what the search took. `base`
-    are the runs of the sources as
-    released: the checks that decide, by name.
+    """Two faults in different places, the cases that fail by the first, and the duration of the
+    search. `base` holds the runs of the released sources: the deciding checks, by name.
 
-    A candidate that mends `first` and brings `second` in would turn cases red that the broken
-    repository has green.
+    A candidate that fixes `first` and inserts `second` would make cases fail that pass in the
+    broken repository.
     """
 
     first: Fault
@@ -52,16 +51,14 @@ class Found:
 
 
 class NothingFound(LookupError):
-    """A project cannot be taken: its tests do not run, or see none of the faults that were
-    tried.
-    """
+    """A project is unusable: its tests do not run, or detect none of the faults that were tried."""
 
 
 async def search(settings: Settings, folder: Path, seed: str) -> Found:
-    """Set the repository up, run its tests, and try faults in an order that `seed` says. Raises
+    """Set the repository up, run its tests, and try faults in an order given by `seed`. Raises
     `NothingFound`.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     async with open_workspace_services(settings) as hands:
         base = await hands.repositories.resolve(await register(settings, str(folder), "HEAD"))
         prepared = await hands.repositories.prepare(base)
@@ -72,32 +69,41 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
             if name not in prepared.base.profile.advisory
         }
         if not any(_green(runs)):
-            told = "; ".join(f"{name}: {run.output[-2000:]}" for name, run in runs.items())
-            raise NothingFound(f"nothing is green before: {told or 'no check'}")
-        kept: list[tuple[Fault, frozenset[str]]] = []
+            outputs = "; ".join(f"{name}: {run.output[-2000:]}" for name, run in runs.items())
+            raise NothingFound(f"no case passes before: {outputs or 'no check'}")
+        chosen: list[tuple[Fault, frozenset[str]]] = []
         tried = 0
         async for fault, red in _tell(
             hands.workspaces, prepared, runs, _shuffled(folder, prepared, seed)
         ):
             tried += 1
-            if red and (not kept or (_apart(fault, kept[0][0]) and not _within(red, kept[0][1]))):
-                kept.append((fault, red))
-            if len(kept) == 2:
+            if red and (
+                not chosen or (_apart(fault, chosen[0][0]) and not _within(red, chosen[0][1]))
+            ):
+                chosen.append((fault, red))
+            if len(chosen) == 2:
                 break
-        if len(kept) < 2:
-            raise NothingFound(f"of {tried} faults {len(kept)} made a test red")
-    (first, red), (second, _) = kept
+        if len(chosen) < 2:
+            raise NothingFound(f"of {tried} faults {len(chosen)} made a test fail")
+    (first, red), (second, _) = chosen
     checked = sum(run.duration_ms for run in runs.values()) / 1000
     return Found(
-        first, second, red, runs, tried, ready - begun - checked, checked, time.monotonic() - ready
+        first,
+        second,
+        red,
+        runs,
+        tried,
+        ready - started - checked,
+        checked,
+        time.monotonic() - ready,
     )
 
 
 def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
-    """Every fault of the sources: first files in turn, so that a long table does not crowd the
-    others out.
+    """Return every fault of the sources, taking files in turn so that a long table does not
+    dominate.
     """
-    order = random.Random(seed)  # noqa: S311 - a test's dice
+    order = random.Random(seed)  # noqa: S311 - random choices of a test
     protected = prepared.base.profile.protected
     rows = []
     for path in prepared.files:
@@ -107,9 +113,11 @@ def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
             and "test" not in path.lower()
             and "spec/" not in path
         ):
-            found = faults(path, (folder / path).read_text(encoding="utf-8", errors="replace"))
-            order.shuffle(found)
-            rows.append(found[:_TRIES])
+            file_faults = faults(
+                path, (folder / path).read_text(encoding="utf-8", errors="replace")
+            )
+            order.shuffle(file_faults)
+            rows.append(file_faults[:_TRIES])
     order.shuffle(rows)
     return [row[turn] for turn in range(_TRIES) for row in rows if turn < len(row)]
 
@@ -122,13 +130,14 @@ async def _tell(
 ) -> AsyncIterator[tuple[Fault, frozenset[str]]]:
     folders = prepared.base.profile.folders
     for fault in islice(order, _TRIES):
-        near = {
+        fast_runs = {
             name: run
             for name, run in before.items()
             if fault.path.startswith(folders.get(name, ""))
         }
         seconds = max(
-            _LEAST_SECONDS, _TIMES_LONGER * sum(run.duration_ms for run in near.values()) / 1000
+            _LEAST_SECONDS,
+            _TIMES_LONGER * sum(run.duration_ms for run in fast_runs.values()) / 1000,
         )
         async with workspaces.open(prepared, "fault") as workspace:
             deadline = datetime.now(UTC) + timedelta(seconds=seconds)
@@ -142,8 +151,8 @@ async def _tell(
             written = await workspace.call(ToolCall("write", "files.write", args, deadline))
             if written.status is not ToolStatus.SUCCESS:
                 continue
-            after = {name: await workspace.check(name, deadline=deadline) for name in near}
-        yield fault, _lost(near, after)
+            after = {name: await workspace.check(name, deadline=deadline) for name in fast_runs}
+        yield fault, _lost(fast_runs, after)
 
 
 def _apart(one: Fault, other: Fault) -> bool:
@@ -151,14 +160,16 @@ def _apart(one: Fault, other: Fault) -> bool:
 
 
 def _within(red: frozenset[str], other: frozenset[str]) -> bool:
-    """Whether what one fault breaks is broken by the other too, as far as the cases tell: a check
-    that tells none says nothing.
+    """True if the other fault also breaks all cases that one fault breaks, as far as the cases
+    tell. A check without cases tells nothing.
     """
     return any("::" in case for case in red) and red <= other
 
 
 def _green(runs: Mapping[str, CheckRun]) -> frozenset[str]:
-    """What passed, as check::case; a check that tells no cases is one case under its own name."""
+    """Return the passed cases, as check::case; a check without cases is one case under its own
+    name.
+    """
     cases = {
         f"{name}::{case}"
         for name, run in runs.items()
@@ -172,7 +183,9 @@ def _green(runs: Mapping[str, CheckRun]) -> frozenset[str]:
 
 
 def _lost(before: Mapping[str, CheckRun], after: Mapping[str, CheckRun]) -> frozenset[str]:
-    """What a fault turned red; nothing where it hung, or broke so much that it is no riddle."""
+    """Return the cases that fail because of a fault; none if it hung, or broke too much for a
+    riddle.
+    """
     if any(run.status != "success" for run in after.values()):
         return frozenset()
     green = _green(before)

@@ -1,4 +1,4 @@
-"""What a run of the corpus came to, for people."""
+"""The results of a run of the corpus, for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ECOSYSTEMS = {"python": "Python", "go": "Go", "rust": "Rust", "node": "Node", "
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One project that went as it must. Seconds: of the deliberation, and of everything."""
+    """One project that went well, with the seconds of the deliberation and of everything."""
 
     project: Project
     found: Found
@@ -26,18 +26,18 @@ class Row:
 
 
 def show(row: Row) -> str:
-    """Return a line about it."""
-    found = row.found
+    """Return a line about the project."""
+    result = row.found
     return (
-        f"{row.project.name:<28} {_cases(row):<22} set-up {found.setup_seconds:4.0f} s, tests "
-        f"{found.check_seconds:5.1f} s, {found.tried} faults in {found.search_seconds:4.0f} s, "
+        f"{row.project.name:<28} {_cases(row):<22} set-up {result.setup_seconds:4.0f} s, tests "
+        f"{result.check_seconds:5.1f} s, {result.tried} faults in {result.search_seconds:4.0f} s, "
         f"{_fault(row)}, {row.right} right, mended in {row.council_seconds:4.0f} s"
     )
 
 
 def write(rows: Sequence[Row], order: Sequence[str]) -> None:
-    """Write the lines of these projects into the page's table; lines of others that are in `order`
-    (projects' names) stay.
+    """Write the lines of these projects into the page's table; keep lines of other projects in
+    `order`.
     """
     text = PAGE.read_text(encoding="utf-8")
     head, begin, rest = text.partition("<!-- table -->\n")
@@ -57,14 +57,14 @@ def write(rows: Sequence[Row], order: Sequence[str]) -> None:
 
 
 def _line(row: Row) -> str:
-    found, versions = (
+    result, versions = (
         row.found,
         ", ".join(package.version.removeprefix("v") for package in row.project.packages),
     )
     return (
         f"| {row.project.name} {versions} | {_ECOSYSTEMS[row.project.ecosystem]}: "
-        f"{row.project.why} | {_cases(row)} | {found.setup_seconds:.0f} s | "
-        f"{found.check_seconds:.1f} s | {_fault(row)} | {row.right} of 3 | "
+        f"{row.project.why} | {_cases(row)} | {result.setup_seconds:.0f} s | "
+        f"{result.check_seconds:.1f} s | {_fault(row)} | {row.right} of 3 | "
         f"{row.council_seconds:.0f} s |"
     )
 
@@ -72,12 +72,12 @@ def _line(row: Row) -> str:
 def _cases(row: Row) -> str:
     counts = Counter(outcome for run in row.found.base.values() for outcome in run.cases.values())
     red = counts["failed"] + counts["errored"]
-    told = [
+    parts = [
         f"{counts['passed']} green",
         *([f"{red} red"] if red else []),
         *([f"{counts['skipped']} skipped"] if counts["skipped"] else []),
     ]
-    return ", ".join(told) if counts else "told as one"
+    return ", ".join(parts) if counts else "told as one"
 
 
 def _fault(row: Row) -> str:

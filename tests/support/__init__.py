@@ -1,4 +1,3 @@
-"""Real parts for our own tests: servers that start in milliseconds, and servers small enough for
-one
+"""Test support: real components that start in milliseconds, and servers small enough for one
 test.
 """

@@ -1,5 +1,5 @@
-"""A nats-server of one's own with the accounts that `moothall bus keys` makes, stopped and started
-again on what it stored.
+"""A private nats-server with the accounts of `moothall bus keys`; it can be stopped and restarted
+on its stored data.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from moothall.events.nats.server import _binary
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A server's address and the keys of its server."""
+    """A server's address and the keys of its users."""
 
     url: str
     keys: Path
 
     def of(self, name: str) -> BusSettings:
-        """What whoever has the credentials of that name comes with."""
+        """Return the bus settings of the user with this name."""
         return BusSettings(url=self.url, credentials_file=self.keys / f"{name}.creds")
 
     @property
@@ -36,22 +36,24 @@ class App:
         return self.of("services")
 
     def link(self, name: str, seconds: int = 60) -> BusSettings:
-        said = accounts.mint((self.keys / "links.json").read_text(encoding="utf-8"), name, seconds)
-        return BusSettings.model_validate({"url": self.url, "credentials": said})
+        credentials = accounts.mint(
+            (self.keys / "links.json").read_text(encoding="utf-8"), name, seconds
+        )
+        return BusSettings.model_validate({"url": self.url, "credentials": credentials})
 
 
 @asynccontextmanager
 async def served(folder: Path, keys: Path) -> AsyncIterator[App]:
-    """Run the server with these keys while the block does; what it stores lies in `folder`."""
+    """Run the server with these keys while the block runs. It stores its data in `folder`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     conf = folder / "nats.conf"
     store = json.dumps(str(folder / "js"))
-    said = (
+    config = (
         f"listen: 127.0.0.1:{port}\njetstream {{ store_dir: {store} }}\n"
         f"{(keys / 'accounts.conf').read_text(encoding='utf-8')}"
     )
-    conf.write_text(said, encoding="utf-8")
+    conf.write_text(config, encoding="utf-8")
     server = await asyncio.create_subprocess_exec(
         _binary(), "-c", str(conf), stderr=asyncio.subprocess.PIPE
     )
@@ -69,11 +71,11 @@ async def served(folder: Path, keys: Path) -> AsyncIterator[App]:
 
 
 async def refused(bus: BusSettings, *, publish: str = "", subscribe: str = "") -> str:
-    """Try it, and return what the server said of it, "" when it said nothing."""
-    said: list[str] = []
+    """Try an operation; return the server's error messages, "" if there are none."""
+    errors: list[str] = []
 
     async def error(problem: Exception) -> None:
-        said.append(str(problem).lower())
+        errors.append(str(problem).lower())
 
     assert bus.credentials is not None
     credentials = RawCredentials(bus.credentials.get_secret_value())
@@ -85,10 +87,10 @@ async def refused(bus: BusSettings, *, publish: str = "", subscribe: str = "") -
         await (client.publish(publish, b"x") if publish else client.subscribe(subscribe))
         await client.flush()
         async with asyncio.timeout(5):
-            while not said:
+            while not errors:
                 await asyncio.sleep(0.01)
     except (nats.errors.Error, TimeoutError):
         pass
     finally:
         await client.close()
-    return " ".join(said)
+    return " ".join(errors)

@@ -1,5 +1,5 @@
-"""The agent service over gRPC: a deliberation service in memory, a real gate, rooms that answer
-from a function.
+"""The agent service over gRPC: an in-memory deliberation service, a real gateway, and workspaces
+that answer from a function.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ roles:
 
 
 class Slow:
-    """A toolkit whose calls wait to be let go; `most` were there at a time."""
+    """A toolkit whose calls wait for a signal; `most` is the maximum number of concurrent calls."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -81,7 +81,7 @@ class Slow:
 
 @dataclass
 class Agent:
-    """A stub that carries a token, and what stands behind it."""
+    """A stub that carries a token, and its backend."""
 
     stub: Any
     behind: Visiting
@@ -164,14 +164,14 @@ def asked(
 
 
 async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
-    """Return the status and the words that a call is refused with."""
+    """Return status and details of a refused call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code(), str(caught.value.details())
 
 
 async def read(stream: Any) -> list[pb.TaskUpdate]:
-    """Return all that a stream tells."""
+    """Return all messages of a stream."""
     return [update async for update in stream]
 
 

@@ -1,4 +1,4 @@
-"""A browser without a window: cookies, forms and what a product owner writes."""
+"""A browser without a window: cookies, forms and the inputs of a product owner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DRAFT = StoryDraft(
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """What a browser got."""
+    """A response of the server."""
 
     status: int
     headers: Any
@@ -36,14 +36,14 @@ class Got:
 
 @dataclass(frozen=True, slots=True)
 class Browser:
-    """Keeps cookies, follows no redirect, and names its origin when it sends a form."""
+    """A client that keeps cookies, follows no redirect, and sends the Origin header with a form."""
 
     http: aiohttp.ClientSession
     url: str
     dependencies: ApiDependencies
 
     async def get(self, path: str) -> Got:
-        """Ask for a path."""
+        """Request a path."""
         async with self.http.get(self.url + path, allow_redirects=False) as answer:
             return Got(answer.status, answer.headers, await answer.text())
 
@@ -56,16 +56,16 @@ class Browser:
             return Got(answer.status, answer.headers, await answer.text())
 
     async def sign_in(self, token: str = TOKEN) -> str:
-        """Sign in, and return the secret of the session's forms."""
-        got = await self.send("/sign-in", token=token)
-        if got.status != 303:
-            raise AssertionError(got.text)
+        """Sign in, and return the CSRF secret of the session's forms."""
+        response = await self.send("/sign-in", token=token)
+        if response.status != 303:
+            raise AssertionError(response.text)
         return form_of((await self.get("/")).text)
 
 
 def form_of(text: str) -> str:
-    """Return the secret that a page's forms carry."""
-    found = re.search(r'name="form" value="([^"]+)"', text)
-    if found is None:
+    """Return the CSRF secret in a page's forms."""
+    match = re.search(r'name="form" value="([^"]+)"', text)
+    if match is None:
         raise AssertionError(text)
-    return found[1]
+    return match[1]

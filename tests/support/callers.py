@@ -1,4 +1,4 @@
-"""A gRPC server on a free port in front of a deliberation service in memory, and a client that
+"""A gRPC server on a free port in front of an in-memory deliberation service, and a client that
 carries a token.
 """
 
@@ -43,7 +43,7 @@ TOKENS = {TOKEN: LOCAL, OTHER: Principal("eve", "elsewhere")}
 
 
 class Client:
-    """A stub whose calls carry a token and end after 20 seconds."""
+    """A stub whose calls carry a token and time out after 20 seconds."""
 
     def __init__(self, channel: grpc.aio.Channel, token: str | None = TOKEN) -> None:
         self._stub = cast("Any", pb_grpc.OrchestratorServiceStub(channel))
@@ -58,7 +58,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server and somebody who calls it."""
+    """A server and a client."""
 
     server: Server
     channel: grpc.aio.Channel
@@ -66,11 +66,11 @@ class Serving:
 
 
 def certificate(folder: Path) -> dict[str, Any]:
-    """Make a certificate for localhost and `EVERYWHERE`, and its key; returns the settings that
+    """Create a certificate and its key for localhost and `EVERYWHERE`; return the settings that
     name them.
     """
     key, cert = folder / "key.pem", folder / "cert.pem"
-    made = [
+    command = [
         "openssl",
         "req",
         "-x509",
@@ -83,7 +83,9 @@ def certificate(folder: Path) -> dict[str, Any]:
         "2",
     ]
     subject = ["-subj", "/CN=localhost", "-addext", f"subjectAltName=DNS:localhost,IP:{EVERYWHERE}"]
-    subprocess.run([*made, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    subprocess.run(
+        [*command, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True
+    )
     return {"tls_key": key, "tls_cert": cert}
 
 
@@ -93,9 +95,8 @@ def doors_of(
     graph: MemoryGraph | None = None,
     checkup: HealthCheck | None = None,
 ) -> ApiDependencies:
-    """Return the rooms of a server without the role tools: the real ones on a bus in memory, and
-    the
-    desk.
+    """Return a server's dependencies without the role `tools`: the real ones on an in-memory bus,
+    and the deliberation service.
     """
     bus, graph = bus or MemoryBus(), graph or MemoryGraph()
     limits = config.LimitSettings()
@@ -134,16 +135,16 @@ def doors_of(
 async def serving(
     deliberations: MemoryDesk, dependencies: ApiDependencies | None = None, **settings: Any
 ) -> AsyncIterator[Serving]:
-    """Serve `desk`, and the other rooms where given, until the context ends."""
-    asked = config.GrpcSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
+    """Serve the deliberation service, and other dependencies if given, until the context ends."""
+    grpc_settings = config.GrpcSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
     async with (
         AsyncExitStack() as callers,
         grpc_server(
-            asked, config.LimitSettings(), dependencies or doors_of(deliberations), TOKENS
+            grpc_settings, config.LimitSettings(), dependencies or doors_of(deliberations), TOKENS
         ) as server,
     ):
-        # The caller outlives the server, to see how it ends: what the server sent last may still be
-        # on its way.
+        # The caller outlives the server, so that its shutdown is visible: the last sent data may
+        # still be in transit.
         channel = grpc.aio.insecure_channel(server.target)
         callers.push_async_callback(channel.close, _LAST_WORDS_SECONDS)
         yield Serving(server, channel, Client(channel))

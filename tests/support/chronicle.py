@@ -1,4 +1,4 @@
-"""A whole story in events: told, planned, deliberated by three seats, decided; with every field
+"""A whole story as events (created, planned, deliberated by three seats, decided), with every field
 that the graph reads.
 """
 
@@ -22,12 +22,12 @@ PATH = "src/utils.py"
 
 
 def delivered(task_id: str = "task-a") -> str:
-    """The sha of the commit that a chronicle delivers."""
+    """Return the sha of the commit that a chronicle delivers."""
     return digest("delivered", task_id)[:40]
 
 
 def proposal_of(seat: str, task_id: str = "task-a") -> Proposal:
-    """The answer of a seat."""
+    """Return the proposal of a seat."""
     body = f"def {seat.replace('-', '_')}(): ...  # {task_id}"
     diff = f"diff --git a/{PATH} b/{PATH}\n--- a/{PATH}\n+++ b/{PATH}\n@@ -0,0 +1 @@\n+{body}\n"
     return Proposal(
@@ -73,26 +73,26 @@ class Chronicle:
         return event
 
     def of_story(self, kind: EventType, **data: Any) -> Event:
-        """Something about the story."""
+        """Append an event of the story."""
         return self.add(kind, self.story_id, {"story_id": self.story_id, **data})
 
     def of_task(self, kind: EventType, **data: Any) -> Event:
-        """Something about the deliberation."""
+        """Append an event of the deliberation."""
         return self.add(kind, self.task_id, {"task_id": self.task_id, **data})
 
     def told(self) -> Chronicle:
-        """The story, its plan and its first steps."""
+        """Append the story, its plan and its first steps."""
         criteria = ["greets the world"]
-        words = {
+        texts = {
             "title": "Greeting",
             "brief": "Greet.",
             "ac": criteria,
             "repository": {"id": "sample"},
             "rigor_level": "L1",
         }
-        self.of_story(EventType.STORY_CREATED, **words, actor="ann")
+        self.of_story(EventType.STORY_CREATED, **texts, actor="ann")
         self.of_story(
-            EventType.STORY_CHANGED, **{**words, "brief": "Greet everybody."}, actor="ann"
+            EventType.STORY_CHANGED, **{**texts, "brief": "Greet everybody."}, actor="ann"
         )
         self.of_story(
             EventType.STORY_TRANSITIONED,
@@ -136,7 +136,7 @@ class Chronicle:
         return self
 
     def deliberated(self) -> Chronicle:
-        """A council of two: the first solves it, the second does not."""
+        """Append a council of two: the first solves the task, the second does not."""
         self.of_task(
             EventType.DELIBERATION_REQUESTED,
             description="add it",
@@ -180,7 +180,7 @@ class Chronicle:
         return self
 
     def decided(self) -> Chronicle:
-        """The first seat wins and is delivered."""
+        """Append the decision: the first seat wins and is delivered."""
         results = [
             {
                 **dump(proposal_of(seat, self.task_id)),
@@ -206,7 +206,7 @@ class Chronicle:
         return self
 
     def approved(self) -> Chronicle:
-        """The product owner says yes."""
+        """Append the product owner's approval."""
         self.of_story(
             EventType.STORY_CHECKED,
             task_id=self.task_id,
@@ -231,7 +231,7 @@ class Chronicle:
         return self
 
     def whole(self) -> Chronicle:
-        """All of it."""
+        """Append all of it."""
         return self.told().deliberated().decided().approved()
 
     def _print(self, seat: str) -> str:
@@ -307,5 +307,5 @@ class Chronicle:
 
 
 def recorded(events: Sequence[Event], after: int = 0) -> list[Recorded]:
-    """The events as the log has them."""
+    """Return the events as recorded on the log."""
     return [Recorded(after + number, event) for number, event in enumerate(events, 1)]

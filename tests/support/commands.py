@@ -1,4 +1,4 @@
-"""The commands of the tree."""
+"""The commands of the CLI."""
 
 from __future__ import annotations
 

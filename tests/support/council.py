@@ -1,5 +1,5 @@
-"""A council with real parts round a scripted model: real HTTP, gate, audit, git and pytest; a bus
-in memory.
+"""A council with real components around a scripted model: real HTTP, gateway, audit, git and
+pytest; an in-memory bus.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def review(score: int, quote: str = "hello_world", comment: str = "fine") -> str
 
 
 @dataclass(slots=True)
-class CouncilHouse:
-    """A council's surroundings; `run` lets it deliberate."""
+class CouncilEnvironment:
+    """The environment of a council; `run` lets it deliberate."""
 
     server: ScriptedModel
     bus: MemoryBus
@@ -93,7 +93,7 @@ class CouncilHouse:
     runs: int = field(default=0)
 
     def deliberation(self, protocol: str = "vote", seats: int = 3, **fields: Any) -> Deliberation:
-        """Return a deliberation of dev seats on the sample; `repository=None` makes it one about
+        """Return a deliberation of dev seats on the sample. With `repository=None` it is about
         text.
         """
         defaults: dict[str, Any] = {
@@ -117,7 +117,7 @@ class CouncilHouse:
         return await self.events()
 
     async def events(self) -> list[Event]:
-        """Return the log."""
+        """Return the events of the log."""
         return [
             recorded.event
             async for recorded in self.bus.replay((Channel.RESULTS.all, Channel.TOOLS.all))
@@ -130,37 +130,35 @@ def of(events: list[Event], kind: EventType) -> list[Mapping[str, Any]]:
 
 
 def outcomes(events: list[Event]) -> dict[str, str]:
-    """Return seat → status, with the code where there is one. Fails where a seat finished twice."""
-    found: dict[str, str] = {}
+    """Return seat → status, with the error code if there is one. Fails if a seat finished twice."""
+    statuses: dict[str, str] = {}
     for data in of(events, EventType.SEAT_FINISHED):
         outcome = data["outcome"]
-        if data["seat"] in found:
+        if data["seat"] in statuses:
             raise AssertionError(f"{data['seat']} finished twice")
-        found[data["seat"]] = " ".join(filter(None, (outcome["status"], outcome["error_code"])))
-    return found
+        statuses[data["seat"]] = " ".join(filter(None, (outcome["status"], outcome["error_code"])))
+    return statuses
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something to hold."""
+    """Wait for a condition."""
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 class Thinking:
-    """A model whose first reply is nothing of use and comes when it is let; the second is the
-    answer.
-    """
+    """A model whose first reply is unusable and waits for a signal; the second is the answer."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
         self.go_on = asyncio.Event()
 
     async def __call__(self, body: dict[str, Any], headers: Mapping[str, str]) -> Any:
-        """Answer."""
+        """Return the next reply."""
         del body, headers
-        self.asked += 1
-        if self.asked == 1:
+        self.calls += 1
+        if self.calls == 1:
             await self.go_on.wait()
             return "nothing of use"
         return finish("Bonjour")
@@ -173,14 +171,14 @@ async def forever() -> str:
 
 
 def scripted(work: Answer, *, plan: str = "") -> Answer:
-    """Answer the call for approaches by itself, and leave the others to `work`."""
+    """Answer the request for approaches, and delegate the others to `work`."""
 
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
         if phase_of(headers) == "plan":
-            wanted = body["response_format"]["json_schema"]["schema"]["properties"]["approaches"][
+            count = body["response_format"]["json_schema"]["schema"]["properties"]["approaches"][
                 "minItems"
             ]
-            return plan or approaches(wanted)
+            return plan or approaches(count)
         return work(body, headers)
 
     return answer
@@ -199,11 +197,14 @@ async def open_council(
     run_code: RunCode | None = None,
     python: RunnerSettings | None = None,
     **llm: Any,
-) -> AsyncIterator[CouncilHouse]:
-    """Build it in `folder`. `run_code` runs Python, by the settings `python`; `tools`: the model
-    calls tools
-    natively. `evidence`: the agents beside the seats, none without it. `llm` are settings of the
-    model.
+) -> AsyncIterator[CouncilEnvironment]:
+    """Open a council in `folder`.
+
+    Args:
+        run_code: runs Python with the settings `python`.
+        tools: the model calls tools natively.
+        evidence: the agents beside the seats; none without it.
+        llm: settings of the model.
     """
     repo: Repo = await asyncio.to_thread(make_repo, folder / "repo", dict(files or SAMPLE))
     workspaces = TempWorkspaces(repo, folder / "workspaces")
@@ -226,11 +227,11 @@ async def open_council(
         ) as model,
         AuditLog(folder / "data", "host-1") as audit,
     ):
-        gate = ToolGateway(GuardSettings(), audit, bus.publish)
+        gateway = ToolGateway(GuardSettings(), audit, bus.publish)
         prepared = await workspaces.prepare()
         parts = Dependencies(
             model=model,
-            gateway=gate,
+            gateway=gateway,
             workspaces=workspaces,
             read_file=workspaces.read,
             log=bus,
@@ -241,12 +242,12 @@ async def open_council(
             repo_mapper=RepoMapper(workspaces),
             python=python or RunnerSettings(),
         )
-        yield CouncilHouse(server, bus, workspaces, prepared, parts)
+        yield CouncilEnvironment(server, bus, workspaces, prepared, parts)
 
 
 def by_seat(**texts: Any) -> Any:
-    """Answer by the seat's number (one, two, three); `review` answers reviews, `revise` revisions,
-    `inputs` who asks for these.
+    """Reply by the seat's number (one, two, three). `review` replies to reviews, `revise` to
+    revisions, `inputs` to requests for test inputs.
     """
 
     def answer(_body: Any, headers: Any) -> Any:
@@ -257,14 +258,14 @@ def by_seat(**texts: Any) -> Any:
             return texts.get("review", review(7))
         if phase == "revise" and "revise" in texts:
             return texts["revise"]
-        said = texts[{ONE: "one", TWO: "two", THREE: "three"}[seat_of(headers)]]
-        return said() if callable(said) else said
+        reply = texts[{ONE: "one", TWO: "two", THREE: "three"}[seat_of(headers)]]
+        return reply() if callable(reply) else reply
 
     return scripted(answer)
 
 
 def verdicts(events: list[Event]) -> dict[tuple[str, str], str]:
-    """Return what each check said of each candidate."""
+    """Return the verdict of each check on each candidate."""
     return {
         (data["candidate"], data["evidence"]["check"]): data["evidence"]["verdict"]
         for data in of(events, EventType.CHECK_FINISHED)
@@ -272,13 +273,13 @@ def verdicts(events: list[Event]) -> dict[tuple[str, str], str]:
 
 
 def outcome_from(d: Deliberation, events: list[Event]) -> Outcome:
-    """Return what the collector makes of a deliberation's events."""
-    asked = write_of(
+    """Return the collector's decision on a deliberation's events."""
+    argument_names = write_of(
         d, EventType.DELIBERATION_REQUESTED, dump(d), time=d.deadline.replace(year=2020).isoformat()
     )
     state = None
     for event in (
-        asked,
+        argument_names,
         *(
             event
             for event in events

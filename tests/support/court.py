@@ -1,4 +1,4 @@
-"""Judge patches on a small repository by the same re-check that judges the candidates of a
+"""Patches on a small repository, judged by the same re-check as the candidates of a
 deliberation.
 """
 
@@ -35,7 +35,7 @@ TASK = "Make discount() take the percents off, so that the failing tests pass"
 
 @dataclass(slots=True)
 class Court:
-    """A prepared base that patches are judged against."""
+    """A prepared base and functions that judge patches against it."""
 
     app: Local
     prepared: Prepared
@@ -57,12 +57,12 @@ class Court:
             ).stdout.decode()
 
     def proposal(self, files: Mapping[str, str], seat: int = 1) -> Proposal:
-        """Return the patch of a seat."""
+        """Return a proposal of a seat with this patch."""
         tests = tuple(path for path in files if patch_rules.is_test(path))
         return Proposal(f"agent-dev-{seat:03d}", "dev", "", self.diff(files), own_tests=tests)
 
     def evaluator(self) -> Evaluator:
-        """Return what judges the candidates of one deliberation on this base."""
+        """Return the evaluator for the candidates of one deliberation on this base."""
         d = Deliberation(
             task_id="task-1",
             description=self.task,
@@ -70,7 +70,7 @@ class Court:
             protocol="vote",
             seats=("agent-dev-001", "agent-dev-002", "agent-dev-003"),
             rounds=0,
-            deadline=datetime.now(UTC) + timedelta(seconds=1200),  # of a busy machine
+            deadline=datetime.now(UTC) + timedelta(seconds=1200),  # for a busy machine
             max_turns=1,
             repository=RepositoryRef(id=self.prepared.base.repository),
             base_sha=self.prepared.base.sha,
@@ -81,7 +81,7 @@ class Court:
         return Evaluator(runs, EventWriter(MemoryBus(), d))
 
     async def rank(self, *patches: Mapping[str, str]) -> tuple[RankedCandidate, ...]:
-        """Rank the patches of so many seats, as a council without reviews does."""
+        """Rank the patches of this many seats, like a council without reviews."""
         evaluator = self.evaluator()
         proposals = [self.proposal(files, seat) for seat, files in enumerate(patches, 1)]
         judged = await asyncio.gather(*map(evaluator.evaluate, proposals))
@@ -101,13 +101,13 @@ async def court(
     hidden: Mapping[str, str] = NOTHING,
     **limits: Any,
 ) -> AsyncIterator[Court]:
-    """Prepare a base whose tests are run by `argv`; without it, by the detected command."""
+    """Prepare a base. `argv` is the command of its tests; the default is the detected command."""
     if "Cargo.toml" in files:
-        found = subprocess.run(
+        output = subprocess.run(
             ["rustc", "--print", "sysroot"], check=True, capture_output=True, text=True
         ).stdout
         limits = {
-            "toolchains": (PACKAGES, Path(found.strip())),
+            "toolchains": (PACKAGES, Path(output.strip())),
             "memory_bytes": 2_000_000_000,
             **limits,
         }

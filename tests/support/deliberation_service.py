@@ -1,4 +1,4 @@
-"""A front desk in memory: what its callers see of the real one, moved by hand."""
+"""An in-memory deliberation service with the interface of the real one, controlled by a test."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class _Kept:
 
 @dataclass
 class Lands:
-    """Implements `ports.Land`: says what it is told to say, of one commit after the other, and that
-    it was left after that.
+    """A merger that implements `ports.Land`: it returns the planned results for one commit after
+    the other, then "left".
     """
 
     says: list[MergeResult] = field(default_factory=list)
@@ -43,14 +43,16 @@ class Lands:
     async def __call__(
         self, ref: RepositoryRef, commit_sha: str, branch: str, message: str, tenant: str
     ) -> MergeResult:
-        """Remember commit and message."""
+        """Record commit and message."""
         del ref, tenant
         self.asked.append((commit_sha, message))
         return self.says.pop(0) if self.says else MergeResult("left", branch, commit_sha)
 
 
 class MemoryDesk:
-    """Implements `ports.Deliberations`. A test plays the council with `record` and `decide`."""
+    """An implementation of `ports.Deliberations` in which the test plays the council with `record`
+    and `decide`.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}
@@ -69,7 +71,7 @@ class MemoryDesk:
         self.written = asyncio.Event()
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
-        """Keep it, once the gate is open. A `failure` that was planted is raised."""
+        """Store the request once the gate is open. Raises a planted `failure`."""
         if self.failure is not None:
             raise self.failure
         self.waiting += 1
@@ -114,9 +116,7 @@ class MemoryDesk:
         return deliberation
 
     async def check(self, request: DeliberationRequest, who: Principal) -> None:
-        """Raise what was planted for the request's role or its repository; an empty task is
-        refused.
-        """
+        """Raise the error planted for the request's role or repository; refuse an empty task."""
         del who
         if not request.description.strip():
             raise InvalidRequest("the task is empty")
@@ -125,33 +125,33 @@ class MemoryDesk:
             raise reason
 
     async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
-        """Write down why it cannot start."""
+        """Record the reason why the request cannot start."""
         self.refused.setdefault(key_of(request.task_id, who.tenant), reason.message)
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
-        """Return how it stands."""
+        """Return the current outcome."""
         return self._visible(task_id, who).outcome
 
     async def wait(self, task_id: str, who: Principal) -> Outcome:
-        """Return the end."""
-        kept = self._visible(task_id, who)
+        """Return the final outcome."""
+        entry = self._visible(task_id, who)
         async with self._changed:
-            await self._changed.wait_for(lambda: kept.outcome.status.ended)
-        return kept.outcome
+            await self._changed.wait_for(lambda: entry.outcome.status.ended)
+        return entry.outcome
 
     async def watch(
         self, task_id: str, after_seq: int, who: Principal
     ) -> AsyncGenerator[Recorded, None]:
         """Yield events and end after the decision."""
-        kept = self._visible(task_id, who)
+        entry = self._visible(task_id, who)
         self.watchers += 1
-        told: list[Recorded] = []
+        sent: list[Recorded] = []
         try:
             while True:
                 async with self._changed:
-                    await self._changed.wait_for(lambda: len(kept.events) > len(told))
-                recorded = kept.events[len(told)]
-                told.append(recorded)
+                    await self._changed.wait_for(lambda: len(entry.events) > len(sent))
+                recorded = entry.events[len(sent)]
+                sent.append(recorded)
                 if recorded.seq > after_seq:
                     yield recorded
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
@@ -160,14 +160,14 @@ class MemoryDesk:
             self.watchers -= 1
 
     async def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
-        """Yield what a test planted."""
+        """Yield planted partial replies."""
         self._visible(task_id, who)
         for moment in self.writes:
             yield moment
         self.written.set()
 
     async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
-        """Write down what was said."""
+        """Record a steering message."""
         self._visible(task_id, who)
         await self.record(
             task_id,
@@ -176,9 +176,9 @@ class MemoryDesk:
         )
 
     async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
-        """Write down that it waits or goes on."""
-        kept = self._visible(task_id, who)
-        before = Pauses.of(recorded.event for recorded in kept.events)
+        """Record a pause or its end."""
+        entry = self._visible(task_id, who)
+        before = Pauses.of(recorded.event for recorded in entry.events)
         if before.is_paused is paused:
             return False
         kind = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
@@ -188,23 +188,23 @@ class MemoryDesk:
         return True
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
-        """Stop it, and decide it as cancelled."""
-        kept = self._visible(task_id, who)
-        if not kept.outcome.status.ended:
+        """Cancel it and decide it as cancelled."""
+        entry = self._visible(task_id, who)
+        if not entry.outcome.status.ended:
             self.cancelled[task_id] = reason
             await self.record(
                 task_id, EventType.DELIBERATION_CANCELLED, {"task_id": task_id, "reason": reason}
             )
             await self.decide(
-                replace(kept.outcome, status=DeliberationStatus.CANCELLED, final_state="cancelled")
+                replace(entry.outcome, status=DeliberationStatus.CANCELLED, final_state="cancelled")
             )
-        return kept.outcome.status
+        return entry.outcome.status
 
     async def record(self, task_id: str, kind: EventType, data: Mapping[str, Any]) -> int:
-        """Write a fact and return its seq."""
-        kept = self._kept[task_id]
+        """Record an event and return its seq."""
+        entry = self._kept[task_id]
         self._seq += 1
-        kept.events.append(
+        entry.events.append(
             Recorded(
                 self._seq,
                 new_event(
@@ -217,28 +217,30 @@ class MemoryDesk:
         return self._seq
 
     async def decide(self, outcome: Outcome) -> None:
-        """Write the decision."""
+        """Record the decision."""
         self._kept[outcome.task_id].outcome = outcome
         await self.record(outcome.task_id, EventType.DELIBERATION_DECIDED, dump(outcome))
 
     def under_way(self) -> list[Deliberation]:
-        """Return what is not decided."""
-        return [kept.deliberation for kept in self._kept.values() if not kept.outcome.status.ended]
+        """Return the undecided deliberations."""
+        return [
+            entry.deliberation for entry in self._kept.values() if not entry.outcome.status.ended
+        ]
 
     def known(self) -> list[str]:
         """Return the ids of all deliberations."""
         return list(self._kept)
 
     def deliberation(self, task_id: str) -> Deliberation:
-        """Return what was made of the request."""
+        """Return the deliberation of a request."""
         return self._kept[task_id].deliberation
 
     def request(self, task_id: str) -> DeliberationRequest:
-        """Return what was asked."""
+        """Return the request of a deliberation."""
         return self._kept[task_id].request
 
     def _visible(self, task_id: str, who: Principal) -> _Kept:
-        kept = self._kept.get(key_of(task_id, who.tenant))
-        if kept is None or kept.deliberation.tenant != who.tenant:
+        entry = self._kept.get(key_of(task_id, who.tenant))
+        if entry is None or entry.deliberation.tenant != who.tenant:
             raise NotFound(f"no deliberation {task_id!r}")
-        return kept
+        return entry

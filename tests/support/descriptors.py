@@ -1,4 +1,4 @@
-"""Open descriptors that a child must not inherit, and find the processes that have them."""
+"""Open descriptors that a child must not inherit, and a search for processes that have them."""
 
 from __future__ import annotations
 
@@ -24,47 +24,49 @@ class Leak:
     descriptors: tuple[int, ...]
 
     def holders(self, pid: int | None = None) -> list[str]:
-        """Return the command lines of the descendants of a process that have the file open."""
-        wanted = _identity(self.path)
-        found = []
+        """Return the command lines of a process's descendants that have the file open."""
+        identity = _identity(self.path)
+        command_lines = []
         for process in psutil.Process(pid).children(recursive=True):
             with suppress(OSError, psutil.Error):  # it has ended
                 opened = [_identity(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
-                if wanted in opened:
-                    found.append(" ".join(process.cmdline())[:200])
-        return found
+                if identity in opened:
+                    command_lines.append(" ".join(process.cmdline())[:200])
+        return command_lines
 
 
 def _identity(path: Path) -> tuple[int, int]:
     with suppress(OSError):
-        found = path.stat()
-        return found.st_dev, found.st_ino
+        stat = path.stat()
+        return stat.st_dev, stat.st_ino
     return -1, -1
 
 
 @contextmanager
 def leak(folder: Path) -> Iterator[Leak]:
-    """Open the file below `folder`, as a shell that starts this process could have."""
+    """Open a file below `folder`, as the shell that started this process could have done."""
     path = folder / "leaked-secret"
     path.write_text("TOP-SECRET\n", encoding="utf-8")
-    held = []
+    descriptors = []
     try:
         for _ in range(COUNT):
-            held.append(os.open(path, os.O_RDWR | os.O_APPEND))
-            os.set_inheritable(held[-1], True)
-        yield Leak(path, tuple(held))
+            descriptors.append(os.open(path, os.O_RDWR | os.O_APPEND))
+            os.set_inheritable(descriptors[-1], True)
+        yield Leak(path, tuple(descriptors))
     finally:
-        for descriptor in held:
+        for descriptor in descriptors:
             os.close(descriptor)
 
 
 def open_again(leaked: Leak) -> None:
-    """Make the descriptors inheritable again: each start of a child is tried with them."""
+    """Make the descriptors inheritable again, so that every start of a child is tested with
+    them.
+    """
     for descriptor in leaked.descriptors:
         os.set_inheritable(descriptor, True)
 
 
 def under_uvloop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test in the event loop of the product, which ignores `close_fds`."""
+    """Run a test in the product's event loop, which ignores `close_fds`."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -1,4 +1,4 @@
-"""What the documents say, for tests that hold it against what there is."""
+"""Tables of the documentation, for tests that compare them with the code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def table(document: str, heading: str) -> list[list[str]]:
-    """The rows under a table's first heading cell."""
+    """Return the rows of the table with this first heading cell."""
     lines = (DOCS / document).read_text(encoding="utf-8").splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(f"| {heading} |"))
     rows = []

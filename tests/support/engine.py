@@ -1,5 +1,5 @@
-"""A real container engine for tests: of its own, with its files in a temporary folder, without a
-network, gone at the end.
+"""A real, private container engine for tests, with its files in a temporary folder, without
+network, removed at the end.
 """
 
 from __future__ import annotations

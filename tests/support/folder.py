@@ -1,4 +1,4 @@
-"""A workspace of files alone, with the real file tools."""
+"""A workspace that has only files, with the real file tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIMITS = TextLimits(5_000_000, 60_000)
 
 
 class Folder(Room):
-    """A folder of the test's as a workspace, without a sandbox."""
+    """A test's folder as a workspace, without a sandbox."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()

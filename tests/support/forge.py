@@ -1,8 +1,8 @@
-"""A forge for tests, over HTTP: the part of GitHub's or Gitea's REST API that we and the people of
-a test use, with git beside it.
+"""A fake forge over HTTP: the part of GitHub's or Gitea's REST API that we and the people of a test
+use, with a git server beside it.
 
-What it says, refuses and names differently by kind is as the real ones do; tests/forge runs the
-same cases on a real Gitea.
+Responses, refusals and names differ by kind like those of the real ones. tests/forge runs the same
+cases on a real Gitea.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from support.repos import Repo, make_sample
 Data = dict[str, Any]
 REPOSITORY = "acme/app"
 TOKENS = {"moothall-bot": "bots-token-of-these-tests", "ada": "adas-token", "eve": "eves-token"}
-"""Who there is: we, somebody who may write, and a stranger."""
+"""The users: ourselves, a person with write access, and a stranger."""
 _REPO = r"/repos/(?i:acme/app)"
 
 
@@ -37,8 +37,11 @@ class _Wrong(Exception):
 
 @dataclass
 class FakeForge:
-    """One repository, acme/app, of one forge. `calls` are what was asked for, `failing` ends a
-    request before or after it is done.
+    """A forge with one repository, acme/app.
+
+    Attributes:
+        calls: the received requests.
+        failing: makes a request fail before or after it is done.
     """
 
     kind: str
@@ -65,35 +68,39 @@ class FakeForge:
         if not at.path.startswith(root):
             return None
         call = f"{method} {at.path.removeprefix(root)}"
-        said: dict[str, str] = {"Content-Type": "application/json"}
+        response_headers: dict[str, str] = {"Content-Type": "application/json"}
         with self._lock:
             self.calls.append(call)
             try:
-                told = self._do(
+                document = self._do(
                     call,
                     parse_qs(at.query),
                     json.loads(body or b"null"),
                     headers.get("Authorization", ""),
                 )
-                if isinstance(told, list):
-                    told = self._page(told, at.path, parse_qs(at.query), said)
+                if isinstance(document, list):
+                    document = self._page(document, at.path, parse_qs(at.query), response_headers)
                 status = 201 if method == "POST" else 200
             except _Wrong as error:
-                status, told = error.status, {"message": error.message}
-        return status, said, json.dumps(told).encode()
+                status, document = error.status, {"message": error.message}
+        return status, response_headers, json.dumps(document).encode()
 
     def _page(
-        self, items: list[Data], path: str, query: Mapping[str, list[str]], said: dict[str, str]
+        self,
+        items: list[Data],
+        path: str,
+        query: Mapping[str, list[str]],
+        response_headers: dict[str, str],
     ) -> list[Data]:
         if self.kind == "gitea" and path.endswith("/comments"):  # all at once
-            said["X-Total-Count"] = str(len(items))
+            response_headers["X-Total-Count"] = str(len(items))
             return items
         page = int(query.get("page", ["1"])[0])
         size = int(query.get("limit" if self.kind == "gitea" else "per_page", ["30"])[0])
         if self.kind == "gitea":
-            said["X-Total-Count"] = str(len(items))
+            response_headers["X-Total-Count"] = str(len(items))
         if self.kind == "github" and page * size < len(items):
-            said["Link"] = f'<{self.url}{path}?page={page + 1}>; rel="next"'
+            response_headers["Link"] = f'<{self.url}{path}?page={page + 1}>; rel="next"'
         return items[(page - 1) * size : page * size]
 
     def _do(self, call: str, query: Mapping[str, list[str]], body: Any, authorization: str) -> Any:
@@ -103,9 +110,9 @@ class FakeForge:
         if who is None:
             raise _Wrong(401, "Bad credentials")
         method, _, path = call.partition(" ")
-        for wanted, pattern, act in self._routes():
-            if method == wanted and (found := re.fullmatch(pattern, path)):
-                return act(who, query, body, *found.groups())
+        for expected_method, pattern, act in self._routes():
+            if method == expected_method and (match := re.fullmatch(pattern, path)):
+                return act(who, query, body, *match.groups())
         raise _Wrong(404, "Not Found")
 
     def _routes(self) -> list[tuple[str, str, Callable[..., Any]]]:
@@ -136,16 +143,16 @@ class FakeForge:
 
     def _list_issues(self, who: str, query: Mapping[str, list[str]], body: Any) -> list[Data]:
         label = query.get("labels", [""])[0]
-        found = [
+        issues = [
             item
             for item in self.issues.values()
-            if not label or label in {one["name"] for one in item["labels"]}
+            if not label or label in {entry["name"] for entry in item["labels"]}
         ]
         if self.kind == "github" and not label:  # there, pull requests are issues too
-            found += [
+            issues += [
                 {**item, "pull_request": {"url": ""}, "labels": []} for item in self.pulls.values()
             ]
-        return [item for item in found if item["state"] == query.get("state", ["open"])[0]]
+        return [item for item in issues if item["state"] == query.get("state", ["open"])[0]]
 
     def _number(self) -> int:
         number = len(self.issues) + len(self.pulls) + 1
@@ -164,8 +171,8 @@ class FakeForge:
         }
         return self.issues[number]
 
-    def _change(self, who: str, query: Any, body: Data, what: str, number: str) -> Data:
-        item = (self.pulls if what == "pulls" else self.issues)[int(number)]
+    def _change(self, who: str, query: Any, body: Data, kind: str, number: str) -> Data:
+        item = (self.pulls if kind == "pulls" else self.issues)[int(number)]
         if who != item["user"]["login"]:
             self._check_writer(who)
         item.update(body)
@@ -181,9 +188,9 @@ class FakeForge:
         return list(self.issues[int(number)]["labels"])
 
     def _comment(self, who: str, query: Any, body: Data, number: str) -> Data:
-        made = {"id": next(self._ids), "body": body["body"], "user": {"login": who}}
-        self.comments[int(number)].append(made)
-        return made
+        comment = {"id": next(self._ids), "body": body["body"], "user": {"login": who}}
+        self.comments[int(number)].append(comment)
+        return comment
 
     def _permission(self, who: str, query: Any, body: Any, login: str) -> Data:
         if login not in self.permissions:
@@ -193,7 +200,7 @@ class FakeForge:
         return {"permission": self.permissions[login], "user": {"login": login}}
 
     def sha(self, branch: str) -> str:
-        """The commit of a branch, empty where there is none."""
+        """Return the commit of a branch, empty if there is none."""
         refs = dict(
             line.split("\t")[::-1]
             for line in self.repo.git("ls-remote", str(self.repo.path)).splitlines()
@@ -201,14 +208,14 @@ class FakeForge:
         return refs.get(f"refs/heads/{branch}", "")
 
     def _list_pulls(self, who: str, query: Mapping[str, list[str]], body: Any) -> list[Data]:
-        found = list(self.pulls.values())[::-1]
+        pulls = list(self.pulls.values())[::-1]
         if self.kind == "github" and (head := query.get("head", [""])[0]):
-            found = [pull for pull in found if pull["head"]["label"] == head]
+            pulls = [pull for pull in pulls if pull["head"]["label"] == head]
         if self.kind == "gitea" and (poster := query.get("poster", [""])[0]):
-            found = [pull for pull in found if pull["user"]["login"] == poster]
+            pulls = [pull for pull in pulls if pull["user"]["login"] == poster]
         return [
             {**pull, "head": {**pull["head"], "sha": self.sha(pull["head"]["ref"])}}
-            for pull in found
+            for pull in pulls
         ]
 
     def _new_pull(self, who: str, query: Any, body: Data) -> Data:
@@ -248,43 +255,43 @@ class FakeForge:
             for item in body.get("comments", ())
         ]
         state = names.get(body["event"], body["event"])
-        made = {
+        review = {
             "id": next(self._ids),
             "state": state,
             "body": body["body"],
             "user": {"login": who},
             "remarks": remarks,
         }
-        self.reviews[int(number)].append(made)
-        return made
+        self.reviews[int(number)].append(review)
+        return review
 
     def _remarks(self, who: str, query: Any, body: Any, number: str, review: str) -> list[Data]:
-        found = next(item for item in self.reviews[int(number)] if item["id"] == int(review))
-        return list(found["remarks"])
+        stored_review = next(
+            item for item in self.reviews[int(number)] if item["id"] == int(review)
+        )
+        return list(stored_review["remarks"])
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody at a forge, as its API knows them: `ada("POST", "/issues", title="…")` is about
-    acme/app.
-    """
+    """A user of a forge's API: `ada("POST", "/issues", title="…")` is about acme/app."""
 
     api: str
     token: str
 
     def __call__(self, method: str, path: str, **body: Any) -> Any:
-        """Return what the forge says. Raises `urllib.error.HTTPError`."""
+        """Return the forge's response. Raises `urllib.error.HTTPError`."""
         return self.ask(method, f"/repos/{REPOSITORY}{path}", **body)
 
     def ask(self, method: str, path: str, **body: Any) -> Any:
-        """Return what the forge says of something else."""
-        asked = urllib.request.Request(  # noqa: S310 - loopback
+        """Return the forge's response to a request outside of acme/app."""
+        request = urllib.request.Request(  # noqa: S310 - loopback
             f"{self.api}{path}",
             json.dumps(body).encode() if body else None,
             {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
             method=method,
         )
-        with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310 - as above
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - as above
             return json.loads(answer.read() or b"null")
 
     def open_issue(self, title: str, body: str = "", *, label: str = "") -> int:
@@ -297,14 +304,14 @@ class Person:
     def review(
         self, number: int, body: str, *remarks: tuple[str, str], event: str = "REQUEST_CHANGES"
     ) -> None:
-        """Review a pull request, with remarks (path, words) on the first line of a file."""
+        """Review a pull request, with remarks (path, text) on the first line of a file."""
         lines = [
-            {"path": path, "body": words, "line": 1, "new_position": 1} for path, words in remarks
+            {"path": path, "body": text, "line": 1, "new_position": 1} for path, text in remarks
         ]
         self("POST", f"/pulls/{number}/reviews", body=body, event=event, comments=lines)
 
     def comments(self, number: int) -> list[str]:
-        """Return what was said to an issue or pull request."""
+        """Return the comments of an issue or pull request."""
         return [item["body"] for item in self("GET", f"/issues/{number}/comments")]
 
     def pulls(self) -> list[Data]:
@@ -314,7 +321,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A forge that a test uses, real or not: where it is, and where its repository lies."""
+    """A real or fake forge: its address, and the location of its repository."""
 
     kind: str
     url: str
@@ -323,13 +330,13 @@ class Place:
     tokens: Mapping[str, str]
 
     def person(self, login: str) -> Person:
-        """Return somebody."""
+        """Return a user."""
         return Person(self.api, self.tokens[login])
 
 
 @contextmanager
 def fake_forge(folder: Path, kind: str) -> Iterator[FakeForge]:
-    """Serve a forge with the sample as acme/app until left."""
+    """Serve a forge with the sample as acme/app until the context ends."""
     sample = make_sample(folder / "sample")
     served = folder / "served" / "acme"
     served.mkdir(parents=True)
@@ -344,7 +351,7 @@ def fake_forge(folder: Path, kind: str) -> Iterator[FakeForge]:
 
 
 def place_of(forge: FakeForge) -> Place:
-    """Return how a test uses it."""
+    """Return the forge as tests use it."""
     return Place(
         forge.kind,
         forge.url,

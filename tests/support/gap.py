@@ -1,4 +1,4 @@
-"""Which share of the way from chance to the best possible choice selection covers, on small
+"""The share of the gap between chance and the best possible choice that selection covers, on small
 programs with hidden cases.
 """
 
@@ -26,7 +26,7 @@ from support.workspace import TempWorkspaces
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was selected of a pool: whether it is right, how many of the candidates are."""
+    """The selection from a pool: whether it is right, and how many candidates are."""
 
     program: str
     selected: bool
@@ -37,7 +37,9 @@ class Choice:
 async def choose(
     folder: Path, programs: Sequence[Program], seed: int, tell: Callable[[Choice], object] = id
 ) -> list[Choice]:
-    """Judge a pool of each program, in workspaces without a sandbox. `tell` hears each choice."""
+    """Judge a pool of each program, in workspaces without a sandbox. `tell` receives each
+    choice.
+    """
     choices: list[Choice] = []
     for program in programs:
         choices.append(await _choose_one(folder / program.name, program, pool(program, seed)))
@@ -46,7 +48,7 @@ async def choose(
 
 
 async def _choose_one(folder: Path, program: Program, generated: Sequence[Generated]) -> Choice:
-    """The visible and the hidden cases are two checks of the caller."""
+    """Judge one pool. The visible and the hidden cases are two checks of the caller."""
     path = f"programs/{program.name}.py"
     repo = make_repo(folder / "repo", {"programs/__init__.py": "", path: program.wrong_text})
     checks = {f"{VALIDATION}-{half + 1}": python(_asserting(program, half)) for half in range(2)}
@@ -90,7 +92,7 @@ def _diff(repo: Repo, path: str, text: str) -> str:
 
 
 def _asserting(program: Program, half: int) -> str:
-    """Return a program that fails if one of a half of the cases does not hold."""
+    """Return a program that fails if one of half of the cases does not hold."""
     count = len(program.cases[half::2])
     return program.tests(half) + "".join(
         f"\ntest_{program.name}_{number}()\n" for number in range(1, count + 1)
@@ -98,8 +100,8 @@ def _asserting(program: Program, half: int) -> str:
 
 
 def recovered_gap(choices: Sequence[Choice]) -> float:
-    """Return which share of the way from chance to the best possible choice these choices
-    covered.
+    """Return the share of the gap between chance and the best possible choice that these choices
+    cover.
     """
     selected = sum(item.selected for item in choices)
     chance = sum(item.right / item.size for item in choices)

@@ -1,4 +1,4 @@
-"""A real gate round a workspace that answers from a function."""
+"""A real gateway around a workspace that answers from a function."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from moothall.ports import Hear
 
 
 def in_seconds(seconds: float) -> datetime:
-    """Return the UTC instant that far from now."""
+    """Return the UTC time in this many seconds."""
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
@@ -46,8 +46,8 @@ def echo(call: ToolCall) -> ToolResult:
 
 
 class Room:
-    """A workspace that answers from a function; waits while `open` is not set; `gone` once its
-    executor died.
+    """A fake workspace that answers from a function. It waits while `open` is not set. `gone` means
+    that its executor died.
     """
 
     def __init__(self, answer: Callable[[ToolCall], ToolResult] = echo) -> None:
@@ -60,11 +60,11 @@ class Room:
 
     @property
     def id(self) -> str:
-        """Always ws-1."""
+        """The constant id ws-1."""
         return "ws-1"
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Keep the call and answer it."""
+        """Record the call and answer it."""
         self.calls.append(call)
         self.entered.set()
         await self.open.wait()
@@ -83,47 +83,47 @@ class Room:
         alone: bool = False,
         seconds: float = 0.0,
     ) -> CheckRun:
-        """There are no checks here."""
+        """Not supported."""
         del paths, deadline, cases, apart, alone, seconds
         return CheckRun(name, Verdict.MISSING)
 
     async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
-        """There is no Python here."""
+        """Not supported."""
         del block, ask
         return BlockRun(ToolStatus.ERROR, error="no CPython is here")
 
     async def converse(
         self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool
     ) -> str:
-        """There are no programs here."""
+        """Not supported."""
         del argv, hear, seconds, most, keeps
         return "no program is here"
 
     async def patch(self, message: str) -> Patch:
-        """Nothing changed."""
+        """Return an empty patch."""
         del message
         return Patch("0" * 40, "", "")
 
 
 class Facts:
-    """A publisher that keeps what was published."""
+    """A publisher that records events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
 
     async def publish(self, event: Event) -> int:
-        """Keep it."""
+        """Record the event."""
         self.events.append(event)
         return len(self.events)
 
 
 class App:
-    """A gate, its audit and its one room."""
+    """A gateway, its audit log and its one workspace."""
 
     def __init__(
         self, data_dir: Path, audit: AuditLog, limits: GuardSettings, **rules: Any
     ) -> None:
-        self.room = Room()
+        self.workspace = Room()
         self.facts = Facts()
         self.audit = audit
         self.gate = ToolGateway(limits, audit, self.facts.publish, Rules(**rules))
@@ -141,7 +141,7 @@ class App:
         ledger: Ledger | None = None,
         seconds: float = 600,
     ) -> CallContext:
-        """Return a seat in the room."""
+        """Return the call context of a seat in the workspace."""
         seat = CallContext(
             principal=principal,
             tenant=tenant,
@@ -149,7 +149,7 @@ class App:
             seat=f"agent-{role}-001",
             role=role,
             grant=grant or grant_for(role, ("tests/**",)),
-            workspace=self.room,
+            workspace=self.workspace,
             workspace_id=workspace_id,
             ledger=ledger,
             deadline=in_seconds(seconds),
@@ -157,7 +157,7 @@ class App:
         return self.gate.with_token(seat)
 
     def records(self) -> list[Mapping[str, Any]]:
-        """Return what is on the audit."""
+        """Return the records of the audit log."""
         return (
             [json.loads(line) for line in self.chain.read_text().splitlines()]
             if self.chain.exists()
@@ -167,7 +167,7 @@ class App:
 
 @asynccontextmanager
 async def open_app(data_dir: Path, **given: Any) -> AsyncIterator[App]:
-    """Build a server with these limits, and rules by their names."""
+    """Open a gateway with these limits, and rules by their names."""
     rules = {field.name for field in fields(Rules)}
     limits = {name: given.pop(name) for name in tuple(given) if name not in rules}
     async with AuditLog(data_dir, "host-1") as audit:

@@ -1,5 +1,5 @@
 """A real Gitea for tests, on loopback: built once from its Go module into the user's cache, and run
-with files of its own.
+with private files.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 
 from moothall.config import environment
+from support.cache import cached
 from support.forge import REPOSITORY, TOKENS, Person, Place
 from support.gobuilt import Missing, module
-from support.kept import kept
 from support.repos import Repo, make_sample
 from support.servers import free_port, running, wait_for
 
 VERSION = "1.26.0"
-"""The newest whose modules all come from the Go proxy."""
+"""The newest version whose modules are all available from the Go proxy."""
 _BUILD_SECONDS, _START_SECONDS = 5400.0, 120.0
 _SETTINGS = """I_AM_BEING_UNSAFE_RUNNING_AS_ROOT = true
 RUN_MODE = prod
@@ -60,20 +60,19 @@ ENABLED = false
 
 
 def gitea() -> Path:
-    """Return the folder of Gitea: its program, and the files beside it; built at the first call (it
-    took 52 minutes on two busy cores). Raises `Missing`.
+    """Return the folder of Gitea: its program and its files. The first call builds it (52 minutes
+    on two busy cores). Raises `Missing`.
     """
-    return kept(f"gitea-{VERSION}", _build)
+    return cached(f"gitea-{VERSION}", _build)
 
 
 def _build(draft: Path) -> Path:
     source = module("code.gitea.io/gitea", VERSION)
-    made, tree = draft / "made", draft / "source"
-    shutil.copytree(
-        source, tree, copy_function=shutil.copyfile
-    )  # a module's own folder is read-only
+    overlay, tree = draft / "overlay", draft / "source"
+    # A module's own folder is read-only.
+    shutil.copytree(source, tree, copy_function=shutil.copyfile)
     for name in ("templates", "options", "public"):
-        shutil.copytree(tree / name, made / name)
+        shutil.copytree(tree / name, overlay / name)
     env = {**environment(), "GOFLAGS": "-mod=mod -buildvcs=false"}
     command = [
         "nice",
@@ -82,10 +81,10 @@ def _build(draft: Path) -> Path:
         "-tags",
         "sqlite sqlite_unlock_notify",
         "-o",
-        str(made / "gitea"),
+        str(overlay / "gitea"),
         ".",
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=tree,
         env=env,
@@ -94,14 +93,18 @@ def _build(draft: Path) -> Path:
         timeout=_BUILD_SECONDS,
         check=False,
     )
-    if done.returncode:
-        raise Missing(f"no Gitea: go could not build it: {(done.stdout + done.stderr)[-600:]}")
-    return made
+    if completed.returncode:
+        raise Missing(
+            f"no Gitea: go could not build it: {(completed.stdout + completed.stderr)[-600:]}"
+        )
+    return overlay
 
 
 @contextmanager
 def real_gitea(home: Path, folder: Path) -> Iterator[Place]:
-    """Run Gitea until left, with the people of `support.forge` and the sample as acme/app."""
+    """Run Gitea until the context ends, with the people of `support.forge` and the sample as
+    acme/app.
+    """
     port = free_port()
     work = folder / "gitea"
     work.mkdir()
@@ -131,7 +134,7 @@ def real_gitea(home: Path, folder: Path) -> Iterator[Place]:
             "--must-change-password=false",
         )
         run("admin", "user", "create", *person)
-        made = run(
+        output = run(
             "admin",
             "user",
             "generate-access-token",
@@ -141,9 +144,9 @@ def real_gitea(home: Path, folder: Path) -> Iterator[Place]:
             "all",
             "--raw",
         )
-        tokens[login] = made.strip().splitlines()[-1]
-    with running([*base, "web"], work / "said", env=env) as process:
-        wait_for(partial(_answers, url), process, work / "said", _START_SECONDS)
+        tokens[login] = output.strip().splitlines()[-1]
+    with running([*base, "web"], work / "log", env=env) as process:
+        wait_for(partial(_answers, url), process, work / "log", _START_SECONDS)
         _fill(url, tokens, folder)
         yield Place(
             "gitea",
@@ -163,7 +166,7 @@ def _answers(url: str) -> bool:
 
 
 def _fill(url: str, tokens: dict[str, str], folder: Path) -> None:
-    """Give acme its repository with the sample, a label, and people who may write or only read."""
+    """Give acme its repository with the sample, a label, and people with write or read access."""
     owner = Person(f"{url}/api/v1", tokens["acme"])
     owner.ask("POST", "/user/repos", name="app", default_branch="main")
     sample = make_sample(folder / "sample")
@@ -179,7 +182,7 @@ def _fill(url: str, tokens: dict[str, str], folder: Path) -> None:
 
 
 def main() -> None:
-    """Bring Gitea into the user's cache, for people; print its folder."""
+    """Build Gitea into the user's cache, for people; print its folder."""
     argparse.ArgumentParser(prog="python -m support.gitea", description=main.__doc__).parse_args()
     try:
         sys.stdout.write(f"{gitea()}\n")

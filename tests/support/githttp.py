@@ -14,8 +14,8 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class GitServer:
-    """Serves the repositories below `root`; `authorizations` are the headers that came, empty where
-    none did.
+    """A server of the repositories below `root`. `authorizations` holds the received headers, empty
+    if a request had none.
     """
 
     root: Path
@@ -26,12 +26,16 @@ class GitServer:
 
 Answer = tuple[int, Mapping[str, str], bytes]
 Api = Callable[[str, str, Mapping[str, str], bytes], Answer | None]
-"""Answers a request (method, target, headers, body) that is none of git's; None for one that is."""
+"""A handler of requests (method, target, headers, body) that are not git's; returns None for
+git's.
+"""
 
 
 @contextmanager
 def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> Iterator[GitServer]:  # noqa: C901 - a class within
-    """Serve until left. With `required`, requests with another Authorization header are refused."""
+    """Serve until the context ends. With `required`, requests with another Authorization header are
+    refused.
+    """
     state = GitServer(root, required=required)
 
     class Handler(BaseHTTPRequestHandler):
@@ -46,12 +50,12 @@ def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> It
 
         def _answer(self) -> None:
             body = self._body()
-            if said := api(self.command, self.path, dict(self.headers), body):
-                self._say(*said)
+            if response := api(self.command, self.path, dict(self.headers), body):
+                self._say(*response)
                 return
-            given = self.headers.get("Authorization", "")
-            state.authorizations.append(given)
-            if state.required and given != state.required:
+            authorization = self.headers.get("Authorization", "")
+            state.authorizations.append(authorization)
+            if state.required and authorization != state.required:
                 self._say(401, {"WWW-Authenticate": 'Basic realm="git"'}, b"")
                 return
             path, _, query = self.path.partition("?")
@@ -69,10 +73,10 @@ def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> It
                 "REMOTE_USER": "tester",
                 "GIT_CONFIG_NOSYSTEM": "1",
             }
-            done = subprocess.run(
+            completed = subprocess.run(
                 ["git", "http-backend"], env=env, input=body, capture_output=True, check=True
             )
-            head, _, content = done.stdout.partition(b"\r\n\r\n")
+            head, _, content = completed.stdout.partition(b"\r\n\r\n")
             headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
             self._say(int(headers.pop("Status", "200 OK").split()[0]), headers, content)
 
@@ -94,7 +98,7 @@ def git_server(root: Path, required: str = "", api: Api = lambda *_: None) -> It
             return body
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         state.url = f"http://127.0.0.1:{server.server_port}"

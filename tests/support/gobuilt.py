@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from moothall.config import environment
-from support.kept import kept
+from support.cache import cached
 
 _BUILD_SECONDS, _FETCH_SECONDS = 1800.0, 300.0
 PROGRAMS = {
@@ -24,16 +24,16 @@ PROGRAMS = {
 
 
 class Missing(Exception):
-    """It cannot be had here; the message says what is missing and what brings it."""
+    """The program is unavailable here; the message names what is missing and how to get it."""
 
 
 def program(name: str) -> Path:
-    """Return the program: the one on the PATH, else ours, built at the first call (minutes). Raises
+    """Return the program: the one on the PATH, or ours, built at the first call (minutes). Raises
     `Missing`.
     """
     module, version = PROGRAMS[name]
-    if found := shutil.which(name):
-        return Path(found)
+    if path := shutil.which(name):
+        return Path(path)
 
     def build(draft: Path) -> Path:
         _go(
@@ -47,13 +47,13 @@ def program(name: str) -> Path:
         )
         return draft / name
 
-    return kept(f"{name}-{version}", build)
+    return cached(f"{name}-{version}", build)
 
 
 def module(path: str, version: str) -> Path:
     """Return the folder of a module's files. Raises `Missing`."""
     with tempfile.TemporaryDirectory() as nowhere:
-        said = _go(
+        output = _go(
             path,
             "mod",
             "download",
@@ -62,17 +62,17 @@ def module(path: str, version: str) -> Path:
             into=nowhere,
             seconds=_FETCH_SECONDS,
         )
-    return Path(json.loads(said)["Dir"])
+    return Path(json.loads(output)["Dir"])
 
 
-def _go(what: str, *arguments: str, into: str, seconds: float) -> str:
+def _go(name: str, *arguments: str, into: str, seconds: float) -> str:
     if shutil.which("go") is None:
         raise Missing(
-            f"no {what}: Go, which brings it, is not on the PATH; `apt-get install golang-go`, or "
+            f"no {name}: Go, which builds it, is not on the PATH; `apt-get install golang-go`, or "
             "go.dev/dl"
         )
     env = {**environment(), "GOBIN": into, "GOFLAGS": "-buildvcs=false"}
-    done = subprocess.run(
+    completed = subprocess.run(
         ["nice", "go", *arguments],
         cwd=into,
         env=env,
@@ -81,13 +81,15 @@ def _go(what: str, *arguments: str, into: str, seconds: float) -> str:
         timeout=seconds,
         check=False,
     )
-    if done.returncode:
-        raise Missing(f"no {what}: go could not bring it: {(done.stdout + done.stderr)[-600:]}")
-    return done.stdout
+    if completed.returncode:
+        raise Missing(
+            f"no {name}: go could not build it: {(completed.stdout + completed.stderr)[-600:]}"
+        )
+    return completed.stdout
 
 
 def main() -> None:
-    """Bring programs into the user's cache, for people."""
+    """Build programs into the user's cache, for people."""
     parser = argparse.ArgumentParser(prog="python -m support.gobuilt", description=main.__doc__)
     parser.add_argument("names", nargs="+", choices=sorted(PROGRAMS))
     try:

@@ -1,4 +1,4 @@
-"""A graph whose answers a test writes down: rows by question, and what was asked."""
+"""A fake graph with planned answers: rows by question, and the received questions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from moothall.domain.event import Recorded
 
 
 class MemoryGraph:
-    """Answers as a graph does. Rows belong to a tenant."""
+    """A graph with planned answers. Rows belong to a tenant."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
 
     def tell(self, question: str, *rows: Mapping[str, Any], tenant: str = "local") -> None:
-        """Let a question have these rows."""
+        """Plan the rows of a question."""
         self.rows[question, tenant] = list(rows)
 
     async def project(self, records: Sequence[Recorded]) -> None:
-        """Nothing is projected: a test writes the answers."""
+        """Ignore the events: a test plans the answers."""
         raise NotImplementedError(f"{len(records)} records for a graph of a test")
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:

@@ -1,5 +1,5 @@
-"""Package indexes on loopback that want a password or a token, over TLS: a simple one of Python's
-and a registry of npm's.
+"""Package indexes on loopback over TLS that require a password or a token: a simple Python index
+and an npm registry.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ PASSWORD, TOKEN = "pass-of-the-operator-71", "npm-token-of-the-operator-93"
 
 @dataclass(slots=True)
 class Index:
-    """A server at https://localhost:`port` whose authority is the file `trust`."""
+    """A server at https://localhost:`port` whose CA is the file `trust`."""
 
     port: int
     trust: Path
-    asked: list[tuple[str, str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and Authorization of each request."""
 
 
 def wheel() -> bytes:
-    """A wheel of private_tool 1.0."""
+    """Return a wheel of private_tool 1.0."""
     data, info = io.BytesIO(), "private_tool-1.0.dist-info"
     files = {
         "private_tool.py": "ANSWER = 42\n",
@@ -53,7 +53,7 @@ def wheel() -> bytes:
 
 
 def tarball() -> bytes:
-    """A package of npm's: @acme/tool 1.0.0."""
+    """Return the npm package @acme/tool 1.0.0."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         for name, text in {
@@ -80,8 +80,8 @@ def serving(folder: Path) -> Iterator[Index]:
         protocol_version = "HTTP/1.1"
 
         def _answer(self) -> None:
-            said = self.headers.get("Authorization", "")
-            index.asked.append((self.command, self.path, said))
+            authorization = self.headers.get("Authorization", "")
+            index.requests.append((self.command, self.path, authorization))
             shasum = hashlib.sha1(packed, usedforsecurity=False).hexdigest()
             dist = {
                 "tarball": f"https://localhost:{index.port}/npm/@acme/tool/-/tool-1.0.0.tgz",
@@ -111,8 +111,8 @@ def serving(folder: Path) -> Iterator[Index]:
                     "application/octet-stream",
                 ),
             }
-            wanted, body, kind = pages.get(self.path, ("", b"", "text/plain"))
-            status = 404 if not wanted else 200 if said == wanted else 401
+            required, body, kind = pages.get(self.path, ("", b"", "text/plain"))
+            status = 404 if not required else 200 if authorization == required else 401
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body) if status == 200 else 0))
@@ -129,7 +129,7 @@ def serving(folder: Path) -> Iterator[Index]:
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            pass  # who does not trust it ends the connection
+            pass  # a client that does not trust the certificate closes the connection
 
     server = Server(("127.0.0.1", 0), Handler)
     context: ssl.SSLContext = authority.inside("localhost")

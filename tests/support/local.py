@@ -1,4 +1,4 @@
-"""Real local workspaces for tests: a real clone, a real sandbox, pytest from this Python's own
+"""Real local workspaces for tests: a real clone, a real sandbox, and pytest from this Python's own
 packages.
 """
 
@@ -58,13 +58,13 @@ class Local:
     _numbers: Any = field(default_factory=count)
 
     def base(self, **profile: Any) -> Base:
-        """The repository's commit with a profile."""
+        """Return the repository's commit with a profile."""
         return Base("sample", self.sha, Profile(**profile))
 
     async def prepared(
         self, checks: Mapping[str, Sequence[str]] | None = None, **profile: Any
     ) -> Prepared:
-        """The base, checked out and not yet run."""
+        """Return the base, checked out, without runs."""
         base = self.base(**profile)
         ready = await self.preparer.prepare(base)
         named = {name: tuple(argv) for name, argv in (checks or {}).items()}
@@ -83,7 +83,7 @@ class Local:
 async def local(
     folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm: int = 0, **limits: Any
 ) -> AsyncIterator[Local]:
-    """Make a repository of `files` below `folder` and yield workspaces for it; `limits` are the
+    """Create a repository of `files` below `folder` and yield workspaces on it; `limits` are the
     sandbox's.
     """
     async with _local(folder, files, WorkspaceSettings(warm=warm), limits, in_pods=False) as app:
@@ -100,7 +100,7 @@ async def in_pods(
     images: Mapping[str, str] = NOTHING,
     **limits: Any,
 ) -> AsyncIterator[Local]:
-    """The same in pods nearby."""
+    """The same in pods that are processes of this machine."""
     async with _local(
         folder,
         files,
@@ -133,7 +133,7 @@ async def _local(
     sha = await clone.fetch(str(repo.path), "HEAD")
     async with AsyncExitStack() as stack:
         make, pods = None, None
-        if in_pods:  # below a short path: a socket's has a limit of 107 bytes
+        if in_pods:  # below a short path: a socket's path is limited to 107 bytes
             make, pods = nearby(
                 Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mp-"))), settings
             )

@@ -1,4 +1,4 @@
-"""An MCP server of our own, by the official SDK: on stdin and stdout, or on the port that is its
+"""An MCP server based on the official SDK: on stdin and stdout, or on the port that is its
 argument. Run as a script, mostly in a sandbox.
 """
 
@@ -47,7 +47,7 @@ def counts(word: str) -> dict[str, object]:
 
 @server.tool()
 def leaves(seconds: float) -> str:
-    """End the server once this is answered."""
+    """End the server after this answer."""
     threading.Timer(seconds, os._exit, (4,)).start()
     return "goodbye"
 

@@ -1,9 +1,8 @@
-"""A real Neo4j 5 for tests, on loopback: a server that the environment names, else one of our own
-from Maven and Java, else from a container.
+"""A real Neo4j 5 for tests, on loopback: the server that the environment names, or one of our own
+from Maven and Java, or a container.
 
-The server's jars lie on Maven Central; they are fetched once into the user's cache. `scripts/neo4j`
-starts the same
-server for people.
+The server's jars come from Maven Central and are fetched once into the user's cache.
+`scripts/neo4j` starts the same server for people.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from neo4j import GraphDatabase
 from neo4j.exceptions import DriverError, Neo4jError
 
 from moothall.config import environment
-from support.kept import kept
+from support.cache import cached
 
 VERSION = "5.26.12"
 IMAGE = f"neo4j:{VERSION}-community"
@@ -60,12 +59,12 @@ _FETCH_SECONDS, _START_SECONDS, _STOP_SECONDS = 900.0, 300.0, 20.0
 
 
 class Missing(Exception):
-    """No Neo4j can be had here; the message says what is missing and what brings it."""
+    """Neo4j is unavailable here; the message names what is missing and how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is, and who may come in."""
+    """A server's address and credentials."""
 
     url: str
     user: str
@@ -73,10 +72,10 @@ class Address:
 
 
 def jars() -> Path:
-    """Return the folder of the server's jars; fetched at the first call (about 115 MB, two
+    """Return the folder of the server's jars. The first call fetches them (about 115 MB, two
     minutes). Raises `Missing`.
     """
-    return kept(f"neo4j-{VERSION}", _fetch)
+    return cached(f"neo4j-{VERSION}", _fetch)
 
 
 def _fetch(draft: Path) -> Path:
@@ -97,19 +96,19 @@ def _fetch(draft: Path) -> Path:
         f"-DoutputDirectory={draft}/jars",
     ]
     command.append("-Dmdep.prependGroupId=true")  # two of the jars have the same name
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=draft, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False
     )
-    if done.returncode:
-        raise Missing(f"no Neo4j: Maven could not fetch it: {(done.stdout + done.stderr)[-600:]}")
+    if completed.returncode:
+        raise Missing(
+            f"no Neo4j: Maven could not fetch it: {(completed.stdout + completed.stderr)[-600:]}"
+        )
     return draft / "jars"
 
 
 @contextmanager
 def some_server(home: Path) -> Iterator[Address]:
-    """Yield the server that the environment names, else our own, else a container. Raises
-    `Missing`.
-    """
+    """Yield the server that the environment names, or our own, or a container. Raises `Missing`."""
     named = environment().get("MOOTHALL_TEST_NEO4J_URL", "")
     if named:
         yield _parsed(named)
@@ -189,7 +188,7 @@ def _parsed(url: str) -> Address:
 
 
 def docker_runs() -> bool:
-    """Whether there is a docker that answers."""
+    """True if a docker daemon answers."""
     if shutil.which("docker") is None:
         return False
     return (
@@ -199,7 +198,7 @@ def docker_runs() -> bool:
 
 
 def _let_in(address: Address, process: subprocess.Popen[bytes], log: Path) -> None:
-    """A fresh server wants its first password changed."""
+    """Change the initial password, as a fresh server requires."""
 
     def alive() -> None:
         if process.poll() is not None:
@@ -251,13 +250,12 @@ def main() -> None:
     parser.add_argument(
         "--fetch", action="store_true", help="only fetch the jars (once, about 115 MB)"
     )
-    asked = parser.parse_args()
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # it ends as by Ctrl-C, and the server with it
+    arguments = parser.parse_args()
+    # SIGTERM acts like Ctrl-C, and ends the server too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if asked.fetch:
-            print(jars())  # noqa: T201 - a script's answer
+        if arguments.fetch:
+            print(jars())  # noqa: T201 - output of a script
             return
         with (
             tempfile.TemporaryDirectory(prefix="moothall-neo4j-") as home,

@@ -1,5 +1,5 @@
-"""A real OPA server for tests, on loopback: one on the PATH, else built once from its Go module
-into the user's cache.
+"""A real OPA server for tests, on loopback: the one on the PATH, or one built once from its Go
+module into the user's cache.
 
 `scripts/opa` starts the same server for people.
 """
@@ -66,7 +66,7 @@ def server(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Wait until it says listens and answers."""
+    """Wait until the server reports its address and answers."""
     until = time.monotonic() + _START_SECONDS
     while time.monotonic() < until:
         if process.poll() is not None:
@@ -94,12 +94,12 @@ def main() -> None:
     parser.add_argument(
         "--fetch", action="store_true", help="only bring the program into the user's cache"
     )
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        if asked.fetch:
+        if arguments.fetch:
             sys.stdout.write(f"{program()}\n")
             return
-        with server(asked.folder) as (url, _):
+        with server(arguments.folder) as (url, _):
             sys.stdout.write(f"MOOTHALL_GUARD__POLICY_URL={url}\n")
             sys.stdout.flush()
             with suppress(KeyboardInterrupt):

@@ -1,5 +1,5 @@
-"""Running a suite again as a user who may do nothing special: where no cgroup is writable, rlimits
-and sampling hold.
+"""Run a suite again as an ordinary user, for whom no cgroup is writable: rlimits and sampling
+apply.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def interpreter_for_all() -> Path | None:
 
 
 def run_as_ordinary_user(suite: str, root: Path) -> tuple[int, str]:
-    """Run a suite of the repository at `root`; return pytest's exit code and the end of what it
-    said. Only root can.
+    """Run a suite of the repository at `root`; return pytest's exit code and the end of its output.
+    Requires root.
     """
     home = Path("/tmp", f"moothall-ordinary-{os.getpid()}")
     home.mkdir(mode=0o700)
     os.chown(home, ORDINARY, ORDINARY)
-    who = ("setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups")
+    as_user = ("setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups")
     options = (
         "-q",
         "-m",
@@ -47,8 +47,8 @@ def run_as_ordinary_user(suite: str, root: Path) -> tuple[int, str]:
         f"--basetemp={home / 'tmp'}",
     )
     try:
-        done = subprocess.run(
-            [*who, str(interpreter_for_all()), "-m", "pytest", suite, *options],
+        completed = subprocess.run(
+            [*as_user, str(interpreter_for_all()), "-m", "pytest", suite, *options],
             cwd=root,
             env={
                 "PATH": "/usr/bin:/bin",
@@ -63,4 +63,4 @@ def run_as_ordinary_user(suite: str, root: Path) -> tuple[int, str]:
         )
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    return done.returncode, done.stdout[-4000:] + done.stderr[-1000:]
+    return completed.returncode, completed.stdout[-4000:] + completed.stderr[-1000:]

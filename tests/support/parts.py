@@ -1,5 +1,5 @@
-"""A plugin of pytest. `--part K/N`: one of N parts of the tests. All together are slow, so CI tries
-a part at a commit.
+"""A pytest plugin: `--part K/N` runs one of N parts of the tests. All of them together are slow, so
+CI runs one part per commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(
             f"--part {part}/{parts}: the first of its numbers is from 1 to the second"
         )
-    # By its name, not its place: the failed one that is run once more is in the same part.
+    # By name, not by position: a failed test that is run again is in the same part.
     chosen = [item for item in items if crc32(item.nodeid.encode()) % parts == part - 1]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen

@@ -1,5 +1,5 @@
 """Pods without a cluster: the real link in this process, the real containers as sandboxes of this
-machine, bytes over queues.
+machine, and bytes over queues.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from moothall.workspace.pool import MakeExecutor
 
 
 class Queues:
-    """A carrier within one process."""
+    """A transport within one process."""
 
     def __init__(self) -> None:
         self._heard: defaultdict[str, list[asyncio.Queue[bytes]]] = defaultdict(list)
 
     async def send(self, name: str, data: bytes) -> None:
-        """Give to whoever listens now."""
+        """Send to the current listeners."""
         for queue in self._heard[name]:
             queue.put_nowait(data)
 
     async def hear(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Yield what is sent."""
+        """Yield received messages."""
         queue = asyncio.Queue[bytes]()
         self._heard[name].append(queue)
         try:
@@ -48,8 +48,8 @@ class Queues:
 
 
 class _OwnedLink(PodLink):
-    """In a pod link and hands have one uid; here the link is root, and gives away what it
-    unpacked.
+    """A link that gives unpacked files away: in a pod, link and sandbox runtime have one uid, but
+    here the link is root.
     """
 
     def _execute(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _owner() -> tuple[int, int]:
 
 
 class NearbyPods(Cluster):
-    """A cluster whose pods are processes of this machine, and whose words are said by tests."""
+    """A cluster whose pods are processes of this machine, and whose status is set by tests."""
 
     def __init__(self, folder: Path, settings: Settings, carrier: Transport) -> None:
         super().__init__(settings.jobs, "nearby")
@@ -75,12 +75,12 @@ class NearbyPods(Cluster):
         self._running: dict[str, tuple[asyncio.Task[None], list[Sandboxed]]] = {}
         self.refusal = ""
         self.labelled: dict[str, dict[str, str]] = {}
-        """What every Job that there was said of itself."""
+        """The labels of every Job that was created."""
         self.images: dict[str, set[str]] = {}
-        """What its commands ran in."""
+        """The images in which the commands of each Job ran."""
 
     async def create(self, manifest: dict[str, Any]) -> None:
-        """Start what the Job would start."""
+        """Start the processes of the Job."""
         name, pod = manifest["metadata"]["name"], manifest["spec"]["template"]["spec"]
         self.images[name] = {one["image"] for one in pod["containers"][1:]}
         self.labelled[name] = dict(manifest["metadata"]["labels"])
@@ -93,7 +93,7 @@ class NearbyPods(Cluster):
             code.parent.mkdir(exist_ok=True)
             bundle(code)
         folders = Folders(*(folder / part for part in ("tree", "env", "config", "links", "shown")))
-        link, *hands = pod["containers"]
+        link, *sandboxes = pod["containers"]
         order = json.loads(next(one["value"] for one in link["env"] if one["name"] == LINK))
         shown = [
             folders.shown / one["name"].removeprefix("shown-")
@@ -111,23 +111,23 @@ class NearbyPods(Cluster):
         ):
             part.mkdir(mode=0o755)
             os.chown(part, *_owner())
-        for one in hands:
+        for one in sandboxes:
             (folders.links / one["name"]).mkdir()
         serving = _OwnedLink(
             folders, {int(stream): one for stream, one in order["names"].items()}, order["proxied"]
         )
         task = asyncio.create_task(serving.run(self._carrier, name), name=f"link {name}")
         self._running[name] = task, []
-        for one in hands:
-            while not (there := folders.links / one["name"] / "link.sock").exists():
+        for one in sandboxes:
+            while not (link_socket := folders.links / one["name"] / "link.sock").exists():
                 await asyncio.sleep(0.01)
-            there.chmod(0o777)
+            link_socket.chmod(0o777)
             self._running[name][1].append(
                 await spawn(self._container(f"{name}-{one['name']}", one, folders, code))
             )
 
     async def label(self, name: str, labels: Mapping[str, str]) -> None:
-        """Let it say more."""
+        """Change its labels."""
         self.labelled[name].update(labels)
 
     def _container(
@@ -161,7 +161,7 @@ class NearbyPods(Cluster):
         )
 
     async def remove(self, name: str) -> None:
-        """End it."""
+        """End the Job."""
         task, boxes = self._running.pop(name, (None, []))
         for box in boxes:
             await box.close()
@@ -172,18 +172,18 @@ class NearbyPods(Cluster):
             future.cancel()
 
     def say(self, name: str, wrong: str) -> None:
-        """Let the cluster say what became of a pod."""
+        """Set the status of a pod."""
         with suppress(KeyError):
             self._failures[name].set_result(wrong)
 
     @property
     def pods(self) -> tuple[str, ...]:
-        """The Jobs that there are."""
+        """Return the existing Jobs."""
         return tuple(self._running)
 
 
 def nearby(folder: Path, settings: Settings) -> tuple[MakeExecutor, NearbyPods]:
-    """Return what makes boxes of pods nearby, and the pods."""
+    """Return the executors in nearby pods, and the pods."""
     queues = Queues()
     carrier = Transport(queues.send, queues.hear)
     cluster = NearbyPods(folder, settings, carrier)

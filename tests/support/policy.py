@@ -1,6 +1,4 @@
-"""What every policy engine must do, and a server of ours that speaks OPA's data API over
-Regorus.
-"""
+"""The contract of policy engines, and a server with OPA's data API on top of Regorus."""
 
 from __future__ import annotations
 
@@ -45,14 +43,14 @@ READ: Mapping[str, Any] = {
 }
 
 Opened = Callable[[Path], Any]
-"""Opens an engine over a folder of *.rego, as an async context manager."""
+"""A function that opens an engine over a folder of *.rego, as an async context manager."""
 
 
 async def decides_by_what_it_is_told(opened: Opened, folder: Path) -> None:
     """The same input has the same decision on every engine."""
     (folder / "tools.rego").write_text(POLICY, encoding="utf-8")
     async with opened(folder) as engine:
-        for told, decision in (
+        for document, decision in (
             (READ, {"allow": True}),
             (
                 {**READ, "arguments": {"path": "secret/key"}},
@@ -65,11 +63,11 @@ async def decides_by_what_it_is_told(opened: Opened, folder: Path) -> None:
             ),
             ({}, {"allow": False, "reason": "no rule allows it"}),
         ):
-            assert await engine.decide(told) == decision, told
+            assert await engine.decide(document) == decision, document
 
 
 async def says_when_there_is_no_decision(opened: Opened, folder: Path) -> None:
-    """An undefined decision is none."""
+    """An undefined decision is reported as none."""
     (folder / "tools.rego").write_text(UNDEFINED, encoding="utf-8")
     async with opened(folder) as engine:
         assert await engine.decide(READ) == {"allow": True}
@@ -77,23 +75,23 @@ async def says_when_there_is_no_decision(opened: Opened, folder: Path) -> None:
             await engine.decide({**READ, "tool": "files.write"})
         except PolicyUnavailable:
             return
-    raise AssertionError("an undefined decision was taken for one")
+    raise AssertionError("an undefined decision was accepted")
 
 
 async def answers_many_at_once(opened: Opened, folder: Path) -> None:
-    """Answers are not mixed up."""
+    """Concurrent answers are not mixed up."""
     (folder / "tools.rego").write_text(POLICY, encoding="utf-8")
     async with opened(folder) as engine:
-        asked = [
+        documents = [
             {**READ, "arguments": {"path": ("secret" if number % 3 else "src") + f"/{number}"}}
             for number in range(60)
         ]
-        answers = await asyncio.gather(*(_ask(engine.decide, told) for told in asked))
+        answers = await asyncio.gather(*(_ask(engine.decide, document) for document in documents))
     assert [answer["allow"] for answer in answers] == [number % 3 == 0 for number in range(60)]
 
 
-async def _ask(decide: Decide, told: Mapping[str, Any]) -> Mapping[str, Any]:
-    return await decide(told)
+async def _ask(decide: Decide, document: Mapping[str, Any]) -> Mapping[str, Any]:
+    return await decide(document)
 
 
 CONTRACT = (decides_by_what_it_is_told, says_when_there_is_no_decision, answers_many_at_once)
@@ -101,26 +99,26 @@ CONTRACT = (decides_by_what_it_is_told, says_when_there_is_no_decision, answers_
 
 @dataclass(slots=True)
 class Api:
-    """A data API that can be spoilt: `answer` stands in for it where it is set. `asked` counts."""
+    """A data API that can be made to fail: `answer` replaces it if set. `requests` counts."""
 
     url: str = ""
-    asked: int = 0
+    requests: int = 0
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
 
 
 @asynccontextmanager
 async def data_api(folder: Path) -> AsyncIterator[Api]:
-    """Serve the policies of a folder on loopback as OPA does."""
+    """Serve the policies of a folder on loopback like OPA."""
     rego, api = Rego(folder), Api()
 
     async def decide(request: web.Request) -> web.StreamResponse:
-        api.asked += 1
+        api.requests += 1
         if api.answer is not None:
             return await api.answer(request)
         try:
             decision = await rego.decide((await request.json())["input"])
         except PolicyUnavailable:
-            return web.json_response({})  # as OPA says of what is undefined
+            return web.json_response({})  # like OPA for an undefined decision
         return web.json_response({"result": decision})
 
     app = web.Application()

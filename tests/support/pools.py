@@ -1,8 +1,8 @@
-"""Small projects with a bug that no test shows, each with a pool of candidates.
+"""Small projects with a bug that no test detects, each with a pool of candidates.
 
 `tests/e2e/pools/NAME.toml` has the project, its task as a user would file it, two right changes,
-two wrong ones, and tests of the right seat: in a new file and in an existing one. The replies of a
-strong model that judged a pool are in `tests/recordings/pools/NAME.json`.
+two wrong ones, and tests of the right seat: in a new file and in an existing one.
+`tests/recordings/pools/NAME.json` has the replies of a strong model that judged the pool.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Pool:
         return changed
 
     def skip_without_program(self) -> None:
-        """Skip the test if the program of the pool is not installed."""
+        """Skip the test if the pool's program is not installed."""
         if shutil.which(self.program) is None:
             pytest.skip(
                 f"{self.program} is not installed; apt-get install golang, nodejs npm or cargo "
@@ -88,7 +88,7 @@ def read_pool(path: Path) -> Pool:
 
 
 def dealt_candidates(pool: Pool) -> list[Variant]:
-    """Return the candidates of the seats in order: a wrong one, a right one and the other wrong
+    """Return the candidates of the seats in order: a wrong one, the right one and the other wrong
     one.
     """
     right = next(item for item in pool.candidates if item.right)
@@ -104,5 +104,5 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _git(folder: Path, *argv: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *argv], check=True, capture_output=True)
-    return done.stdout.decode()
+    completed = subprocess.run(["git", "-C", str(folder), *argv], check=True, capture_output=True)
+    return completed.stdout.decode()

@@ -1,4 +1,4 @@
-"""Processes of this machine, looked at while they may end."""
+"""Functions to inspect processes of this machine, which may end meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psutil
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """All processes below one, now."""
+    """Return all current descendants of a process."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -16,7 +16,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def command_line(process: psutil.Process) -> str:
-    """What a process was started with; nothing where it ended meanwhile, or waits to be reaped."""
+    """Return the command line of a process; nothing if it has ended or is a zombie."""
     try:
         return " ".join(process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -24,7 +24,7 @@ def command_line(process: psutil.Process) -> str:
 
 
 async def all_gone(processes: list[psutil.Process], seconds: float = 20) -> list[str]:
-    """Return those that are still alive after at most `seconds`."""
+    """Return the processes that are still alive after at most `seconds`."""
     alive = processes
     for _ in range(int(seconds * 10)):
         alive = [process for process in alive if _lives(process)]

@@ -1,5 +1,5 @@
-"""A small OpenID provider on loopback: everybody who comes is signed in, and what it signs may be
-changed to see what is taken.
+"""A small OpenID provider on loopback: it signs everybody in, and its tokens can be altered to test
+their verification.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from moothall.api.asgi import ListenAddress, ServerLimits, serve_asgi
 
 CLIENT, SECRET = "moothall", "the secret of this client"
 Forge = Callable[[dict[str, Any], dict[str, Any], Any], str]
-"""Makes the ID token of claims, header and the provider's key."""
+"""A function that signs the ID token from claims, header and the provider's key."""
 
 
 @cache
 def keys(whose: str) -> Mapping[str, Any]:
-    """Return the keys of somebody, made once."""
+    """Return a person's keys, created once."""
     del whose
     return {
         "one": rsa.generate_private_key(public_exponent=65537, key_size=2048),
@@ -41,13 +41,13 @@ def keys(whose: str) -> Mapping[str, Any]:
 
 
 def honest(claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
-    """Sign what is to be signed."""
+    """Sign without alteration."""
     return jwt.encode(claims, key, algorithm=header["alg"], headers=header)
 
 
 @dataclass(slots=True)
 class Provider:
-    """What it has, says and signs. `codes` are those that were not redeemed yet."""
+    """An OpenID provider. `codes` are those not yet redeemed."""
 
     claims: dict[str, Any] = field(default_factory=lambda: {"sub": "ann", "groups": ["product"]})
     about: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Provider:
     published: tuple[str, ...] = ("one", "two")
 
     async def describe(self, _request: Request) -> Response:
-        told = {
+        metadata = {
             "issuer": self.issuer,
             "authorization_endpoint": f"{self.issuer}/authorize",
             "token_endpoint": f"{self.issuer}/token",
@@ -68,20 +68,19 @@ class Provider:
             "end_session_endpoint": f"{self.issuer}/leave",
             "code_challenge_methods_supported": ["S256"],
         }
-        return JSONResponse(told | self.about)
+        return JSONResponse(metadata | self.about)
 
     async def authorize(self, request: Request) -> Response:
-        """Sign the browser's person in without a word."""
-        asked = dict(request.query_params)
-        self.asked.append(asked)
+        """Sign the browser's user in without a prompt."""
+        parameters = dict(request.query_params)
+        self.asked.append(parameters)
         code = secrets.token_urlsafe(16)
-        self.codes[code] = asked
-        return RedirectResponse(
-            f"{asked['redirect_uri']}?{urlencode({'code': code, 'state': asked['state']})}", 302
-        )
+        self.codes[code] = parameters
+        query = urlencode({"code": code, "state": parameters["state"]})
+        return RedirectResponse(f"{parameters['redirect_uri']}?{query}", 302)
 
     async def token(self, request: Request) -> Response:
-        """Redeem a code once, of the client that asked for it, with the verifier of its
+        """Redeem a code once, for the client that requested it, with the verifier of its
         challenge.
         """
         form = {
@@ -92,13 +91,16 @@ class Provider:
         ).decode()
         if tuple(unquote_plus(part) for part in basic.split(":")) != (CLIENT, SECRET):
             return JSONResponse({"error": "invalid_client"}, 401)
-        asked = self.codes.pop(form["code"], None)
+        authorization = self.codes.pop(form["code"], None)
         challenge = (
             base64.urlsafe_b64encode(hashlib.sha256(form["code_verifier"].encode()).digest())
             .rstrip(b"=")
             .decode()
         )
-        if asked is None or (asked["code_challenge"], asked["redirect_uri"]) != (
+        if authorization is None or (
+            authorization["code_challenge"],
+            authorization["redirect_uri"],
+        ) != (
             challenge,
             form["redirect_uri"],
         ):
@@ -109,7 +111,7 @@ class Provider:
             "aud": CLIENT,
             "iat": now,
             "exp": now + 60,
-            "nonce": asked["nonce"],
+            "nonce": authorization["nonce"],
             **self.claims,
         }
         key = self.keys[self.kid]
@@ -129,8 +131,8 @@ class Provider:
         shown = []
         for kid in self.published:
             public = self.keys[kid].public_key()
-            made = RSAAlgorithm if isinstance(public, rsa.RSAPublicKey) else ECAlgorithm
-            shown.append(made.to_jwk(public, as_dict=True) | {"kid": kid, "use": "sig"})
+            algorithm = RSAAlgorithm if isinstance(public, rsa.RSAPublicKey) else ECAlgorithm
+            shown.append(algorithm.to_jwk(public, as_dict=True) | {"kid": kid, "use": "sig"})
         return JSONResponse({"keys": shown})
 
     async def leave(self, _request: Request) -> Response:
@@ -139,20 +141,20 @@ class Provider:
 
 @asynccontextmanager
 async def provider(**more: Any) -> AsyncIterator[Provider]:
-    """Serve one until the context ends."""
-    made = Provider(**more)
+    """Serve a provider until the context ends."""
+    served = Provider(**more)
     routes = [
-        Route("/.well-known/openid-configuration", made.describe),
-        Route("/authorize", made.authorize),
-        Route("/token", made.token, methods=["POST"]),
-        Route("/keys", made.show_keys),
-        Route("/leave", made.leave),
-        Route("/favicon.ico", made.leave),
+        Route("/.well-known/openid-configuration", served.describe),
+        Route("/authorize", served.authorize),
+        Route("/token", served.token, methods=["POST"]),
+        Route("/keys", served.show_keys),
+        Route("/leave", served.leave),
+        Route("/favicon.ico", served.leave),
     ]
     async with serve_asgi(
         Starlette(routes=routes),
         ListenAddress("a provider", "test", "127.0.0.1", 0, 0),
         ServerLimits(grace_seconds=0.2),
     ) as port:
-        made.issuer = f"http://127.0.0.1:{port}"
-        yield made
+        served.issuer = f"http://127.0.0.1:{port}"
+        yield served

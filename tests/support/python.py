@@ -10,17 +10,15 @@ from typing import Any
 from moothall.config import RunnerSettings
 from moothall.testing.model import Answer
 from moothall.workspace.runner import LocalRunner
-from support.council import CouncilHouse, open_council
+from support.council import CouncilEnvironment, open_council
 from support.local import local
 
 
 @asynccontextmanager
 async def open_coding_council(
     folder: Path, answer: Answer, python: RunnerSettings | None = None, **settings: Any
-) -> AsyncIterator[CouncilHouse]:
-    """Build a council in `folder` as `open_council` does, with a runner by the settings
-    `python`.
-    """
+) -> AsyncIterator[CouncilEnvironment]:
+    """Open a council in `folder` like `open_council`, with a runner for the settings `python`."""
     limits = python or RunnerSettings()
     async with local(folder / "hands") as app:
         runner = LocalRunner(

@@ -41,7 +41,7 @@ class Repo:
     path: Path
 
     def git(self, *args: str, stdin: bytes = b"") -> str:
-        """Run git here as its owner would and return what it prints, stripped."""
+        """Run git here as its owner would and return its output, stripped."""
         env = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self.path),
@@ -58,12 +58,14 @@ class Repo:
             "init.defaultBranch=main",
         )
         command = ["git", *identity, "-c", "protocol.file.allow=always", *args]
-        done = subprocess.run(
+        completed = subprocess.run(
             command, cwd=self.path, env=env, input=stdin, capture_output=True, check=False
         )
-        if done.returncode:
-            raise AssertionError(f"git {' '.join(args)}: {done.stderr.decode(errors='replace')}")
-        return done.stdout.decode().strip()
+        if completed.returncode:
+            raise AssertionError(
+                f"git {' '.join(args)}: {completed.stderr.decode(errors='replace')}"
+            )
+        return completed.stdout.decode().strip()
 
     def write(self, files: Mapping[str, str | bytes]) -> None:
         """Write files below the work tree."""
@@ -75,7 +77,7 @@ class Repo:
     def commit(
         self, files: Mapping[str, str | bytes] | None = None, message: str = "change"
     ) -> str:
-        """Write files, commit all there is and return the sha."""
+        """Write files, commit all changes and return the sha."""
         self.write(files or {})
         self.git("add", "--all", "--force")
         self.git("commit", "--quiet", "--allow-empty", "--message", message)
@@ -108,35 +110,33 @@ class Repo:
 
 
 def make_repo(path: Path, files: Mapping[str, str | bytes] | None = None) -> Repo:
-    """Make a repository; without `files` it has no commit."""
+    """Create a repository; without `files` it has no commit."""
     path.mkdir(parents=True)
     repo = Repo(path)
     if files is None:
         repo.git("init", "--quiet")
         return repo
-    for name, (content, mode) in _made(tuple(files.items())).items():
+    for name, (content, mode) in _committed_files(tuple(files.items())).items():
         repo.write({name: content})
         (path / name).chmod(mode)
-    repo.git("update-index", "-q", "--refresh")  # it knows the files by their inodes
+    repo.git("update-index", "-q", "--refresh")  # the index identifies files by their inodes
     return repo
 
 
 @cache
-def _made(files: tuple[tuple[str, str | bytes], ...]) -> Mapping[str, tuple[bytes, int]]:
-    """Every file, with its mode, of a repository with one commit: made by git once, copied from
-    then on.
-    """
+def _committed_files(files: tuple[tuple[str, str | bytes], ...]) -> Mapping[str, tuple[bytes, int]]:
+    """Return every file, with its mode, of a repository with one commit, which git creates once."""
     with TemporaryDirectory() as folder:
         repo = Repo(Path(folder))
         repo.git("init", "--quiet")
         repo.commit(dict(files), "first")
-        found = sorted(path for path in repo.path.rglob("*") if path.is_file())
+        paths = sorted(path for path in repo.path.rglob("*") if path.is_file())
         return {
             str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mode)
-            for path in found
+            for path in paths
         }
 
 
 def make_sample(path: Path) -> Repo:
-    """Make the sample: src/utils.py, and a test that fails until it has hello_world()."""
+    """Create the sample: src/utils.py, and a test that fails until it has hello_world()."""
     return make_repo(path, SAMPLE)

@@ -1,4 +1,4 @@
-"""The HTTP door on a free port, and a client that carries a token."""
+"""The HTTP API on a free port, and a client that carries a token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.callers import TOKEN, TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back; `json` None where there was no body."""
+    """A response; `json` is None without a body."""
 
     status: int
     headers: Any
@@ -27,7 +27,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """A client of a served door."""
+    """A client of the HTTP API."""
 
     session: aiohttp.ClientSession
     port: int
@@ -41,12 +41,12 @@ class Web:
         token: str | None = TOKEN,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        """Ask, with this document as its body."""
+        """Send a request with this document as its body."""
         carried = {} if token is None else {"Authorization": f"Bearer {token}"}
-        sent = {} if body is None else {"json": body}
+        payload = {} if body is None else {"json": body}
         url = f"http://127.0.0.1:{self.port}{path}"
         async with self.session.request(
-            method, url, headers={**carried, **(headers or {})}, **sent
+            method, url, headers={**carried, **(headers or {})}, **payload
         ) as response:
             return Answer(
                 response.status,
@@ -58,23 +58,23 @@ class Web:
 @asynccontextmanager
 async def serving_http(dependencies: ApiDependencies, **settings: Any) -> AsyncIterator[Web]:
     """Serve until the context ends."""
-    asked = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
+    web_settings = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
     async with (
-        http_server(asked, dependencies, TOKENS, configured=True) as served,
+        http_server(web_settings, dependencies, TOKENS, configured=True) as served,
         aiohttp.ClientSession() as session,
     ):
         yield Web(session, served.port)
 
 
 async def opened(web: Web, **more: Any) -> dict[str, Any]:
-    """Open a workspace on the repository `sample` and return what its opener is told."""
+    """Open a workspace on the repository `sample` and return the response."""
     answer = await web(
         "POST", "/v1/workspaces", {"repository": {"id": "sample"}, "role": "DEV", **more}
     )
     if answer.status != HTTPStatus.CREATED:
         raise AssertionError(answer.json)
-    found: dict[str, Any] = answer.json
-    return found
+    document: dict[str, Any] = answer.json
+    return document
 
 
 def call(opened: Mapping[str, Any], request_id: str = "r-1", **arguments: Any) -> dict[str, Any]:
@@ -88,14 +88,17 @@ def call(opened: Mapping[str, Any], request_id: str = "r-1", **arguments: Any) -
 
 
 def problem(answer: Answer) -> tuple[int, str, str]:
-    """Return status, code and detail of an answer that is an error. Raises `AssertionError` for one
-    that is none.
+    """Return status, code and detail of an error response. Raises `AssertionError` if it is not an
+    error.
     """
-    told = answer.json
-    kind, wanted = answer.headers["Content-Type"], f"urn:moothall:error:{told['code']}"
-    if not kind.startswith("application/problem+json") or (told["status"], told["type"]) != (
+    document = answer.json
+    kind, expected_type = answer.headers["Content-Type"], f"urn:moothall:error:{document['code']}"
+    if not kind.startswith("application/problem+json") or (
+        document["status"],
+        document["type"],
+    ) != (
         answer.status,
-        wanted,
+        expected_type,
     ):
-        raise AssertionError(f"{kind}: {told}")
-    return answer.status, told["code"], told["detail"]
+        raise AssertionError(f"{kind}: {document}")
+    return answer.status, document["code"], document["detail"]

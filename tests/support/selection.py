@@ -2,8 +2,8 @@
 product judges candidates.
 
 A recipe (`tests/strong/corpus/NAME.toml`) names a repository, a commit, a task, and wrong edits. It
-stores no code of the project: upstream's fix and its tests are read from a clone. A pool is judged
-in several modes, which differ in the tests that the right seat brings.
+contains no code of the project: upstream's fix and its tests are read from a clone. A pool is
+judged in several modes, which differ in the tests of the right seat.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _SEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Lines of a file that are replaced: `lines` lines from the one that holds `at`, the `nth` such
-    line. 0 lines: `put` is inserted before.
+    """A replacement of lines of a file: `lines` lines from the `nth` line that contains `at`. With
+    0 lines, `put` is inserted before it.
     """
 
     file: str
@@ -57,19 +57,19 @@ class Edit:
     nth: int = 1
 
     def apply(self, text: str) -> str:
-        """Return the text with the edit. Raises `ValueError` if the place is not there."""
+        """Return the edited text. Raises `ValueError` if the place does not exist."""
         rows = text.splitlines(keepends=True)
         places = [number for number, row in enumerate(rows) if self.at in row]
         if len(places) < self.nth:
             raise ValueError(f"{self.file} has no line {self.nth} with {self.at!r}")
         start = places[self.nth - 1]
-        put = self.put if not self.put or self.put.endswith("\n") else f"{self.put}\n"
-        return "".join([*rows[:start], put, *rows[start + self.lines :]])
+        replacement = self.put if not self.put or self.put.endswith("\n") else f"{self.put}\n"
+        return "".join([*rows[:start], replacement, *rows[start + self.lines :]])
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A candidate of a pool beside upstream's fix. kind: in which way it is wrong, or `right`."""
+    """A candidate beside upstream's fix. `kind` is how it is wrong, or `right`."""
 
     name: str
     kind: str
@@ -77,7 +77,7 @@ class Variant:
 
     @property
     def right(self) -> bool:
-        """Whether it does the task, too."""
+        """True if it also solves the task."""
         return self.kind == "right"
 
 
@@ -85,8 +85,10 @@ class Variant:
 class Recipe:
     """A bug-fix commit and its pool.
 
-    source: the files of upstream's fix. inline: the line from which on a source file holds its
-    tests, '' if they are in files of their own.
+    Attributes:
+        source: the files of upstream's fix.
+        inline: the line from which on a source file contains its tests, '' if they are in other
+            files.
     """
 
     name: str
@@ -120,7 +122,7 @@ def read_recipe(path: Path) -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The clone at the parent of a recipe's commit, where diffs are made."""
+    """The clone at the parent of a recipe's commit, in which diffs are made."""
 
     recipe: Recipe
     folder: Path
@@ -138,7 +140,7 @@ class Sources:
             return self._diff()
 
     def upstream(self, mode: str) -> str:
-        """Return the diff of upstream's fix, with its tests as the mode brings them."""
+        """Return the diff of upstream's fix, with the tests of the mode."""
         with self._clean():
             for path in self.recipe.source:
                 after, before = (
@@ -192,7 +194,7 @@ class Sources:
 
 @contextmanager
 def checked_out(recipe: Recipe, clone: Path) -> Iterator[Sources]:
-    """Check the parent of a recipe's commit out, beside the clone."""
+    """Check out the parent of a recipe's commit, beside the clone."""
     with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
         subprocess.run(
             ["git", "clone", "--quiet", "--shared", "--no-checkout", str(clone), folder], check=True
@@ -205,7 +207,7 @@ def checked_out(recipe: Recipe, clone: Path) -> Iterator[Sources]:
 
 
 def _beside(path: str) -> str:
-    """Return the name of a new test file beside one, that the same runner takes."""
+    """Return the name of a new test file beside another one that the same runner runs."""
     at = PurePosixPath(path)
     stem, dot, rest = at.name.partition(".")
     if path.endswith(".go"):
@@ -214,8 +216,8 @@ def _beside(path: str) -> str:
 
 
 def _new_tests(path: str, before: str, after: str) -> str:
-    """Return a test file with what only its newer version has, as far as files of its language need
-    it or allow it.
+    """Return a test file that has only what is new in its newer version, as far as its language
+    needs or allows this.
     """
     if path.endswith(".go"):
         return _new_go_tests(before, after)
@@ -223,8 +225,8 @@ def _new_tests(path: str, before: str, after: str) -> str:
 
 
 def _new_python_tests(before: str, after: str) -> str:
-    """Return the newer Python file without the tests that the older one has, too."""
-    known = {ast.get_source_segment(before, node) for node in ast.walk(ast.parse(before))}
+    """Return the newer Python file without the tests of the older one."""
+    older = {ast.get_source_segment(before, node) for node in ast.walk(ast.parse(before))}
     tree = ast.parse(after)
     lines = after.splitlines(keepends=True)
     for node in ast.walk(tree):
@@ -235,7 +237,7 @@ def _new_python_tests(before: str, after: str) -> str:
                 item, ast.FunctionDef | ast.ClassDef
             ) and item.name.lower().startswith("test")
             is_test |= isinstance(item, ast.ClassDef) and item.name.endswith(("Test", "Tests"))
-            if is_test and ast.get_source_segment(after, item) in known:
+            if is_test and ast.get_source_segment(after, item) in older:
                 first = min([item.lineno, *(mark.lineno for mark in item.decorator_list)])
                 lines[first - 1 : item.end_lineno] = [""] * (item.end_lineno - first + 1)
     return "".join(lines)
@@ -248,14 +250,14 @@ _GO_IMPORT = re.compile(r"(?m)^import (?:\((?P<many>[^)]*)\)|(?P<one>.*))$")
 
 
 def _new_go_tests(before: str, after: str) -> str:
-    """Return the declarations that only the newer Go file has, with the imports that they use;
-    changed functions have new names.
+    """Return the declarations that only the newer Go file has, with their imports; changed
+    functions get new names.
     """
-    known = {match[0] for match in _GO_DECLARED.finditer(before)}
-    named = {_go_name(item) for item in known}
+    older = {match[0] for match in _GO_DECLARED.finditer(before)}
+    named = {_go_name(item) for item in older}
     parts = []
     for match in _GO_DECLARED.finditer(after):
-        if match[0] in known:
+        if match[0] in older:
             continue
         name = _go_name(match[0])
         parts.append(
@@ -273,8 +275,8 @@ def _new_go_tests(before: str, after: str) -> str:
 
 
 def _go_name(declared: str) -> str:
-    found = re.match(r"func (?:\([^)]*\) )?(\w+)|(?:type|var|const) (\w+)", declared)
-    return (found[1] or found[2]) if found else declared
+    match = re.match(r"func (?:\([^)]*\) )?(\w+)|(?:type|var|const) (\w+)", declared)
+    return (match[1] or match[2]) if match else declared
 
 
 def code_lines(diff: str) -> int:
@@ -290,10 +292,11 @@ def code_lines(diff: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one pool came to in one mode.
+    """The result of one pool in one mode.
 
-    fewest: the share of right candidates among those with the fewest changed lines. right: the
-    right candidates of the pool.
+    Attributes:
+        fewest: the share of right candidates among those with the fewest changed lines.
+        right: the right candidates of the pool.
     """
 
     pool: str
@@ -309,7 +312,7 @@ class Outcome:
 
     @property
     def selected_right(self) -> bool:
-        """Whether the first is right and may win."""
+        """True if the first is right and may win."""
         return self.first in self.right and self.gates[self.first]
 
     @property
@@ -319,19 +322,19 @@ class Outcome:
 
 
 class Pools:
-    """Judges pools on real clones, with what a host works with."""
+    """A judge of pools on real clones, with the components of a host."""
 
-    def __init__(self, hands: WorkspaceServices, tell: Callable[[str], None]) -> None:
-        self._hands = hands
+    def __init__(self, services: WorkspaceServices, tell: Callable[[str], None]) -> None:
+        self._services = services
         self._tell = tell
 
     async def judge(
         self, recipe: Recipe, clone: Path, modes: Sequence[str] = MODES
     ) -> AsyncIterator[Outcome]:
-        """Yield what a pool comes to in these modes. Raises `RepositoryError` if its base cannot be
-        prepared.
+        """Yield the outcomes of a pool in these modes. Raises `RepositoryError` if its base cannot
+        be prepared.
         """
-        repositories = self._hands.repositories
+        repositories = self._services.repositories
         with checked_out(recipe, clone) as sources:
             entry = await repositories.register(str(clone))
             ref = RepositoryRef(id=entry.id, ref=sources.parent())
@@ -342,10 +345,10 @@ class Pools:
                     yield await self._judge_mode(recipe, prepared, evaluator, mode, pool)
 
     async def passes_upstream_tests(self, recipe: Recipe, clone: Path, diff: str) -> bool:
-        """Return whether a candidate passes all tests, upstream's new ones too. Raises
+        """Return whether a candidate passes all tests, including upstream's new ones. Raises
         `RepositoryError` if the base cannot be prepared.
         """
-        repositories = self._hands.repositories
+        repositories = self._services.repositories
         with checked_out(recipe, clone) as sources:
             entry = await repositories.register(str(clone))
             ref = RepositoryRef(id=entry.id, ref=sources.parent())
@@ -369,12 +372,12 @@ class Pools:
             base_sha=prepared.base.sha,
         )
         runs = CleanCheckoutRunner(
-            d, prepared, self._hands.workspaces, self._read, asyncio.Semaphore(1)
+            d, prepared, self._services.workspaces, self._read, asyncio.Semaphore(1)
         )
         return Evaluator(runs, EventWriter(MemoryBus(), d))
 
     async def _read(self, base: Base, path: str, limit: int) -> str:
-        return await self._hands.repositories.read(base, path, limit)
+        return await self._services.repositories.read(base, path, limit)
 
     async def _judge_mode(
         self,
@@ -385,34 +388,36 @@ class Pools:
         pool: Mapping[str, str],
     ) -> Outcome:
         began = asyncio.get_running_loop().time()
-        clone = self._hands.repositories.clone(prepared.base.repository)
+        clone = self._services.repositories.clone(prepared.base.repository)
         names: dict[str, str] = {}
         judged: list[EvaluatedProposal] = []
         for number, (name, diff) in enumerate(pool.items(), 1):
-            made = await clone.apply(prepared.base.sha, diff)
+            applied = await clone.apply(prepared.base.sha, diff)
             seat = f"agent-dev-{number:03d}"
             names[seat] = name
             judged.append(
                 await evaluator.evaluate(
-                    Proposal(seat, "dev", "", made.diff, made.commit_sha, own_tests=made.tests)
+                    Proposal(
+                        seat, "dev", "", applied.diff, applied.commit_sha, own_tests=applied.tests
+                    )
                 )
             )
             self._tell(f"{recipe.name}, {mode}: judged {name}")
         ranked = rank([item.candidate for item in await evaluator.run_cross_tests(judged)])
         right = {UPSTREAM, *(item.name for item in recipe.variants if item.right)}
-        found = outcome(
+        pool_outcome = outcome(
             recipe.name,
             mode,
             {names[item.seat]: item for item in ranked},
             pool,
             right & pool.keys(),
         )
-        return replace(found, seconds=round(asyncio.get_running_loop().time() - began, 1))
+        return replace(pool_outcome, seconds=round(asyncio.get_running_loop().time() - began, 1))
 
 
 def pool_of(recipe: Recipe, sources: Sources, mode: str) -> dict[str, str]:
-    """Return the diffs of the candidates by name, {} if the recipe has no such mode. The right one
-    is the second seat's.
+    """Return the diffs of the candidates by name, {} if the recipe lacks the mode. The right one is
+    the second seat's.
     """
     seconds = [item for item in recipe.variants if item.right]
     if (mode == NEW_FILE and recipe.inline) or (mode == SECOND and not seconds):
@@ -434,7 +439,7 @@ def outcome(
     diffs: Mapping[str, str],
     right: set[str],
 ) -> Outcome:
-    """Return what ranking came to: the candidates by name, best first."""
+    """Return the outcome of a ranking, with the candidates by name, best first."""
     sizes = {name: code_lines(diff) for name, diff in diffs.items()}
     smallest = [name for name, size in sizes.items() if size == min(sizes.values())]
     first = next(iter(ranked))

@@ -1,4 +1,4 @@
-"""A real PostgreSQL and a real Redis for tests: on loopback, empty at first, gone with all their
+"""A real PostgreSQL and a real Redis for tests: on loopback, empty at first, removed with all their
 files at the end.
 """
 
@@ -23,11 +23,11 @@ _AS = "postgres"  # PostgreSQL does not run as root
 
 
 class Missing(Exception):
-    """A server cannot be had here; the message says what is missing and what brings it."""
+    """A server is unavailable here; the message names what is missing and how to get it."""
 
 
 def free_port() -> int:
-    """Return a port of loopback that was free just now."""
+    """Return a port of loopback that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -70,8 +70,8 @@ def wait_for(
     log: Path,
     seconds: float = _START_SECONDS,
 ) -> None:
-    """Return once `ready` says so. Raises `RuntimeError` with the end of the log where the server
-    ended, or never was.
+    """Wait for `ready`. Raises `RuntimeError` with the end of the log if the server ended or did
+    not become ready.
     """
     until = time.monotonic() + seconds
     while not ready():
@@ -88,20 +88,20 @@ def _accepts(port: int) -> bool:
 
 
 def _postgres_binaries() -> Path:
-    found = shutil.which("postgres")
+    executable = shutil.which("postgres")
     folders = sorted(
         Path("/usr/lib/postgresql").glob("*/bin"),
         key=lambda folder: int(folder.parent.name),
         reverse=True,
     )
-    if found or folders:
-        return Path(found).resolve().parent if found else folders[0]
+    if executable or folders:
+        return Path(executable).resolve().parent if executable else folders[0]
     raise Missing("no PostgreSQL: `apt-get install postgresql` brings it")
 
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Yield the URL of the superuser of a PostgreSQL of our own. Raises `Missing`."""
+    """Yield the superuser's URL of a private PostgreSQL. Raises `Missing`."""
     binaries = _postgres_binaries()
     user = None
     if os.getuid() == 0:
@@ -109,7 +109,7 @@ def postgres() -> Iterator[str]:
             user = pwd.getpwnam(_AS).pw_name
         except KeyError as error:
             raise Missing(
-                f"no PostgreSQL: it does not run as root, and there is no user {_AS}"
+                f"no PostgreSQL: it refuses to run as root, and there is no user {_AS}"
             ) from error
     port, password = free_port(), secrets.token_urlsafe(12)
     with tempfile.TemporaryDirectory(prefix="moothall-postgres-") as name:
@@ -118,7 +118,7 @@ def postgres() -> Iterator[str]:
         if user:
             for path in (home, home / "password"):
                 shutil.chown(path, user)
-        made = subprocess.run(
+        completed = subprocess.run(
             [
                 binaries / "initdb",
                 "-D",
@@ -140,8 +140,8 @@ def postgres() -> Iterator[str]:
             user=user,
             cwd="/",
         )
-        if made.returncode:
-            raise RuntimeError(f"initdb: {made.stderr[-2000:]}")
+        if completed.returncode:
+            raise RuntimeError(f"initdb: {completed.stderr[-2000:]}")
         command = [
             str(binaries / "postgres"),
             "-D",
@@ -166,7 +166,7 @@ def postgres() -> Iterator[str]:
 
 @contextmanager
 def redis() -> Iterator[str]:
-    """Yield the URL of a Redis of our own. Raises `Missing`."""
+    """Yield the URL of a private Redis. Raises `Missing`."""
     binary = shutil.which("redis-server")
     if binary is None:
         raise Missing("no Redis: `apt-get install redis-server` brings it")
@@ -192,7 +192,9 @@ def redis() -> Iterator[str]:
 async def relayed(
     to: tuple[str, int], host: str = "127.0.0.1", port: int = 0
 ) -> AsyncIterator[int]:
-    """Be a server of this machine at another address until the block ends; yield the port there."""
+    """Relay a server of this machine at another address until the block ends; yield the port
+    there.
+    """
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Small programs with a bug each, and pools of generated candidates of which few are right.
+"""Small programs with one bug each, and pools of generated candidates of which few are right.
 
 Each has the right text, the change that makes it wrong, and arguments; the results of the right
 text are the cases. Every other case is visible, the others are hidden. Wrong candidates are the
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-_STEPS = 20_000  # lines that a call may run
+_STEPS = 20_000  # maximum number of lines that a call may execute
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A function `name`, the bug that its text gets, and arguments to call it with."""
+    """A function `name`, the bug of its text, and arguments to call it with."""
 
     name: str
     says: str
@@ -31,36 +31,36 @@ class Program:
 
     @property
     def wrong_text(self) -> str:
-        """The text on the base."""
+        """The text of the base."""
         assert self.bug[0] in self.text, self.name
         return self.text.replace(*self.bug, 1)
 
     @property
     def cases(self) -> tuple[tuple[tuple[Any, ...], Any], ...]:
-        """The arguments and what should come of them."""
+        """The arguments with their expected results."""
         return tuple(zip(self.arguments, results(self, self.text), strict=True))
 
     @property
     def task(self) -> str:
-        """The task's text, with the first visible case that fails as an example."""
+        """The task's text, with the first failing visible case as an example."""
         now = results(self, self.wrong_text)
         failing = [
-            (case, got)
-            for case, got in list(zip(self.cases, now, strict=True))[::2]
-            if case[1] != got
+            (case, actual)
+            for case, actual in list(zip(self.cases, now, strict=True))[::2]
+            if case[1] != actual
         ]
-        (given, expected), got = failing[0]
-        call = f"{self.name}({', '.join(map(repr, given))})"
+        (arguments, expected), actual = failing[0]
+        call = f"{self.name}({', '.join(map(repr, arguments))})"
         return (
             f"{self.name}() in programs/{self.name}.py is wrong. It should {self.says}. {call} "
-            f"should be {expected!r}; now it is {got!r}."
+            f"should be {expected!r}; now it is {actual!r}."
         )
 
     def tests(self, start: int) -> str:
         """Return every other case, from the one at `start`, as a test file."""
         lines = [f"from programs.{self.name} import {self.name}", ""]
-        for number, (given, expected) in enumerate(self.cases[start::2], 1):
-            call = f"{self.name}({', '.join(map(repr, given))})"
+        for number, (arguments, expected) in enumerate(self.cases[start::2], 1):
+            call = f"{self.name}({', '.join(map(repr, arguments))})"
             lines += [
                 "",
                 f"def test_{self.name}_{number}():",
@@ -71,28 +71,28 @@ class Program:
 
 
 def results(program: Program, text: str) -> list[Any]:
-    """Call the function of a text with all arguments; an error is its name, and so is a call that
-    does not end.
+    """Call the function of a text with all arguments. An error yields its name, and so does a call
+    that does not end.
     """
     names: dict[str, Any] = {}
     exec(compile(text, program.name, "exec"), names)  # noqa: S102 - our own programs
-    return [_call(names[program.name], copy.deepcopy(given)) for given in program.arguments]
+    return [_call(names[program.name], copy.deepcopy(arguments)) for arguments in program.arguments]
 
 
-def _call(function: Any, given: Sequence[Any]) -> Any:
-    left = _STEPS
+def _call(function: Any, arguments: Sequence[Any]) -> Any:
+    steps_left = _STEPS
 
     def count(_frame: FrameType, _event: str, _value: object) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
+        nonlocal steps_left
+        steps_left -= 1
+        if steps_left < 0:
             raise TimeoutError
         return count
 
     before = sys.gettrace()
     sys.settrace(count)
     try:
-        return function(*given)
+        return function(*arguments)
     except Exception as error:  # noqa: BLE001 - whatever a wrong program raises
         return type(error).__name__
     finally:
@@ -110,20 +110,20 @@ class Generated:
 def pool(
     program: Program, seed: int, size: int = 5, probability: float = 0.34
 ) -> tuple[Generated, ...]:
-    """Return so many different candidates, each right with a probability."""
+    """Return this many different candidates, each right with the given probability."""
     rng = random.Random(f"{program.name} {seed}")  # noqa: S311 - no secret
     expected = [result for _, result in program.cases]
-    told: dict[str, list[Any]] = {}
+    outcomes: dict[str, list[Any]] = {}
     for text in dict.fromkeys(_mutants(program.text)):
-        found = results(program, text)
+        actual = results(program, text)
         if (
-            found != expected
-            and "TimeoutError" not in found
+            actual != expected
+            and "TimeoutError" not in actual
             and text != ast.unparse(ast.parse(program.wrong_text))
         ):
-            told[text] = found
-    wrong = sorted(told)
-    plausible = [text for text in wrong if told[text][::2] == expected[::2]]
+            outcomes[text] = actual
+    wrong = sorted(outcomes)
+    plausible = [text for text in wrong if outcomes[text][::2] == expected[::2]]
     rng.shuffle(wrong)
     rng.shuffle(plausible)
     chosen: list[Generated] = []
@@ -168,23 +168,23 @@ def _mutants(text: str) -> Iterator[str]:
     """Yield the text with one operator or number changed."""
     count = sum(1 for _ in ast.walk(ast.parse(text)))
     for place in range(count):
-        for way in range(len(_COMPARED)):
+        for index in range(len(_COMPARED)):
             tree = ast.parse(text)
             node = list(ast.walk(tree))[place]
             if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARED:
-                node.ops[0] = _COMPARED[way]()
+                node.ops[0] = _COMPARED[index]()
             elif (
                 isinstance(node, ast.BinOp | ast.AugAssign)
                 and type(node.op) in _COMPUTED
-                and way == 0
+                and index == 0
             ):
                 node.op = _COMPUTED[type(node.op)]()
-            elif isinstance(node, ast.BoolOp) and way == 0:
+            elif isinstance(node, ast.BoolOp) and index == 0:
                 node.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
-            elif isinstance(node, ast.If) and way == 0:
+            elif isinstance(node, ast.If) and index == 0:
                 node.test = ast.UnaryOp(ast.Not(), node.test)
-            elif isinstance(node, ast.Constant) and type(node.value) is int and way < 2:
-                node.value += 1 if way else -1
+            elif isinstance(node, ast.Constant) and type(node.value) is int and index < 2:
+                node.value += 1 if index else -1
             else:
                 continue
             yield ast.unparse(ast.fix_missing_locations(tree))
@@ -694,5 +694,5 @@ def longest_word(text):
 
 
 def recovered(selected: float, chance: float, best: float) -> float:
-    """Return which share of the way from chance to the best possible choice was covered."""
+    """Return the share of the gap between chance and the best possible choice that was covered."""
     return (selected - chance) / (best - chance)

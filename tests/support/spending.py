@@ -1,7 +1,7 @@
 """Deliberations that spend a story's budget as fast as they can: `python -m support.spending URL
 PROCESS COUNT TOKENS`.
 
-Writes what their calls used and how many were refused; each call asks for 100 tokens and uses 60 to
+Prints the used tokens and the number of refused calls. Each call reserves 100 tokens and uses 60 to
 100.
 """
 
@@ -25,7 +25,7 @@ _CALLS = 4
 async def spend(
     reservation: BudgetReservation, ledger: Ledger, call: str, dice: random.Random
 ) -> bool:
-    """Make a call, if the budget has room for it."""
+    """Make a call if the budget allows it."""
     ledger.reserve(call, Usage(prompt_tokens=100, calls=1))
     try:
         await reservation.cover(ledger, Usage(prompt_tokens=100, calls=1))
@@ -38,26 +38,29 @@ async def spend(
 
 
 async def deliberate(accounts: StoryBudgets, name: str, tokens: int) -> tuple[int, int]:
-    """Make some calls side by side; return what they used, and how many were refused."""
+    """Make concurrent calls; return the tokens that they used, and the number of refused ones."""
     ledger, dice = Ledger(Budget()), random.Random(name)  # noqa: S311 - how much is used is no secret
     reservation = accounts.reservation(STORY, TENANT, name, Budget(tokens=tokens))
-    made = await asyncio.gather(
+    reserved = await asyncio.gather(
         *(spend(reservation, ledger, f"{name}/{number}", dice) for number in range(_CALLS))
     )
     await reservation.close(ledger.spent)
-    return ledger.spent.tokens, made.count(False)
+    return ledger.spent.tokens, reserved.count(False)
 
 
 async def main(url: str, process: str, count: int, tokens: int) -> None:
     """Run them all at once."""
     async with open_bus(BusSettings(), url) as bus:
         accounts = StoryBudgets(bus.bucket(BUCKET), LimitSettings())
-        done = await asyncio.gather(
+        spent = await asyncio.gather(
             *(deliberate(accounts, f"task-{process}-{number}", tokens) for number in range(count))
         )
     sys.stdout.write(
         json.dumps(
-            {"used": sum(used for used, _ in done), "refused": sum(refused for _, refused in done)}
+            {
+                "used": sum(used for used, _ in spent),
+                "refused": sum(refused for _, refused in spent),
+            }
         )
     )
 

@@ -1,5 +1,5 @@
-"""Events of a deliberation as a council publishes them, a bus in memory, repositories that remember
-what they delivered.
+"""Events of a deliberation as a council publishes them, an in-memory bus, and repositories that
+record deliveries.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEADLINE = START + timedelta(seconds=600)
 def deliberation(
     task_id: str = "task-a", *, text: bool = False, seats: tuple[str, ...] = SEATS
 ) -> Deliberation:
-    """A plan with three seats and ten minutes."""
+    """Return a plan with three seats and ten minutes."""
     return Deliberation(
         task_id=task_id,
         description="Add hello_world() function\nto src/utils.py\n\nIt greets the world.",
@@ -59,7 +59,7 @@ def deliberation(
 
 @dataclass
 class Story:
-    """Events in the order in which a council makes them, a second apart."""
+    """Events in the order of a council, a second apart."""
 
     task_id: str = "task-a"
     text: bool = False
@@ -76,12 +76,12 @@ class Story:
         return self
 
     def requested(self) -> Story:
-        """The deliberation service recorded it."""
-        asked = dump(deliberation(self.task_id, text=self.text)) | {"request_digest": "d"}
-        return self.add(EventType.DELIBERATION_REQUESTED, asked)
+        """Append the request."""
+        request = dump(deliberation(self.task_id, text=self.text)) | {"request_digest": "d"}
+        return self.add(EventType.DELIBERATION_REQUESTED, request)
 
     def begun(self) -> Story:
-        """Every seat has started."""
+        """Append the start of every seat."""
         self.requested().add(EventType.DELIBERATION_STARTED, {"seats": SEATS})
         for seat in SEATS:
             self.add(
@@ -91,7 +91,7 @@ class Story:
         return self
 
     def called(self, seat: str, call_id: str, tokens: int = 10) -> Story:
-        """A model call."""
+        """Append a model call."""
         usage = dump(Usage(prompt_tokens=tokens, completion_tokens=1, calls=1, cost_usd=0.1))
         return self.add(
             EventType.MODEL_CALLED,
@@ -99,7 +99,7 @@ class Story:
         )
 
     def proposed(self, seat: str, body: str, revision: int = 0) -> Story:
-        """An answer of one line, or a revision of it."""
+        """Append an answer of one line, or a revision of it."""
         diff = (
             ""
             if self.text
@@ -116,7 +116,7 @@ class Story:
     def checked(
         self, seat: str, *, green: bool = True, proven: bool = True, candidate: str = ""
     ) -> Story:
-        """The clean re-check of a candidate."""
+        """Append the clean re-check of a candidate."""
         verdict = Verdict.PASSED if green else Verdict.FAILED
         facts = {
             "applies": True,
@@ -134,7 +134,7 @@ class Story:
         )
 
     def crossed(self, seat: str, author: str, *, passed: bool) -> Story:
-        """Another author's tests ran on a candidate."""
+        """Append the run of another author's tests on a candidate."""
         evidence = dump(Evidence("cross", Verdict.PASSED if passed else Verdict.FAILED))
         return self.add(
             EventType.CHECK_FINISHED,
@@ -142,14 +142,14 @@ class Story:
         )
 
     def reviewed(self, seat: str, candidate: str, score: float) -> Story:
-        """A review that does not say truthfully who wrote it."""
+        """Append a review with a false claim about its author."""
         review = dump(Review("someone", "something", score))
         return self.add(
             EventType.SEAT_REVIEWED, {"seat": seat, "candidate": candidate, "review": review}
         )
 
     def failed(self, seat: str, code: str = "MODEL_UNAVAILABLE") -> Story:
-        """A seat failed."""
+        """Append the failure of a seat."""
         return self.add(
             EventType.SEAT_FAILED, {"seat": seat, "error": {"code": code, "message": "went wrong"}}
         )
@@ -162,18 +162,18 @@ class Story:
         *,
         at: float | None = None,
     ) -> Story:
-        """A seat ended."""
+        """Append the end of a seat."""
         outcome = dump(SeatOutcome(seat, status, code, "went wrong" if code else ""))
         return self.add(EventType.SEAT_FINISHED, {"seat": seat, "outcome": outcome}, at=at)
 
     def cancelled(self, reason: str = "enough", *, at: float | None = None) -> Story:
-        """A caller stopped it."""
+        """Append a caller's cancellation."""
         return self.add(EventType.DELIBERATION_CANCELLED, {"reason": reason}, at=at)
 
 
 def full(task_id: str = "task-a", *, text: bool = False) -> Story:
-    """Three seats: the first solves it and is proven, the second fails its test, the third fails
-    itself.
+    """Return a story of three seats: the first is proven, the second fails its test, the third
+    fails itself.
     """
     story = Story(task_id, text).begun()
     first, second, third = SEATS
@@ -192,22 +192,22 @@ def full(task_id: str = "task-a", *, text: bool = False) -> Story:
 
 
 def topic_of(event: Event) -> Topic:
-    """What an event is about."""
+    """Return the topic of an event."""
     answers = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
-    words = {EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED}
+    pause_types = {EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED}
     channel = (
         Channel.RESPONSES
         if event.type in answers
         else Channel.WORDS
-        if event.type in words
+        if event.type in pause_types
         else Channel.RESULTS
     )
     return channel.of(str(event.data.get("task_id")))
 
 
 class FaultyBus(MemoryBus):
-    """A log, one durable consumer and a bucket that outlive whoever uses them. Repeats are dropped
-    by id.
+    """A log, one durable consumer and a bucket that outlive their users. Duplicates are dropped by
+    id.
     """
 
     def __init__(self, max_deliver: int = 50) -> None:
@@ -226,7 +226,7 @@ class FaultyBus(MemoryBus):
         self._max_deliver = max_deliver
         self._delivery = 0
         self._news = asyncio.Event()
-        self._said = asyncio.Event()
+        self._publication = asyncio.Event()
         self._takers: list[set[int]] = []
         self._idle = asyncio.Event()
 
@@ -236,21 +236,21 @@ class FaultyBus(MemoryBus):
             raise BusUnavailable(f"{act} failed")
 
     async def publish(self, event: Event) -> int:
-        """Append; a repeat is dropped."""
+        """Append an event; drop a duplicate."""
         await asyncio.sleep(0)
         self._fail("publish")
-        known = next((item.seq for item in self.log if item.event.id == event.id), 0)
-        if known:
-            return known
+        existing = next((item.seq for item in self.log if item.event.id == event.id), 0)
+        if existing:
+            return existing
         self.log.append(Recorded(len(self.log) + 1, event))
         self.pending[len(self.log)] = 0
         self._news.set()
-        said, self._said = self._said, asyncio.Event()
-        said.set()
+        published, self._publication = self._publication, asyncio.Event()
+        published.set()
         return len(self.log)
 
     async def create(self, event: Event, after_seq: int = 0) -> int:
-        """Append what follows on an event of its topic."""
+        """Append an event if it follows the latest one of its topic."""
         last = max(
             (item.seq for item in self.log if topic_of(item.event) == topic_of(event)), default=0
         )
@@ -261,7 +261,7 @@ class FaultyBus(MemoryBus):
     async def replay(
         self, topics: Sequence[Topic] = (), after_seq: int = 0
     ) -> AsyncGenerator[Recorded, None]:
-        """Yield what there is."""
+        """Yield the existing events."""
         self._fail("replay")
         for item in list(self.log):
             await asyncio.sleep(0)
@@ -271,13 +271,13 @@ class FaultyBus(MemoryBus):
     async def follow(
         self, topics: Sequence[Topic] = (), after_seq: int = 0
     ) -> AsyncGenerator[Recorded, None]:
-        """Yield what there is and what comes, over failures."""
+        """Yield existing and new events, over failures."""
         while True:
             for item in self.log[after_seq:]:
                 after_seq = item.seq
                 if any(topic.covers(topic_of(item.event)) for topic in topics):
                     yield item
-            await self._said.wait()
+            await self._publication.wait()
 
     async def consume(
         self,
@@ -287,8 +287,8 @@ class FaultyBus(MemoryBus):
         concurrency: int | Capacity = 1,
         glance: Glance | None = None,
     ) -> None:
-        """Deliver what is not acked, side by side, some of it to each that consumes; what is in
-        hand when cancelled comes again.
+        """Deliver unacknowledged events concurrently, some to each consumer. What is in hand at a
+        cancellation is redelivered.
         """
         if durable != "collector":
             raise InvalidRequest(f"there is only the collector's consumer here, not {durable}")
@@ -306,9 +306,9 @@ class FaultyBus(MemoryBus):
             self._news.set()
 
     def _is_given(self, seq: int, in_hand: set[int]) -> bool:
-        """Whether it is delivered now, to whom this is in hand."""
+        """Return whether an event is delivered now to this consumer."""
         taker = self._takers[int(digest(self.log[seq - 1].event.id), 16) % len(self._takers)]
-        return taker is in_hand and not any(seq in held for held in self._takers)
+        return taker is in_hand and not any(seq in taker_seqs for taker_seqs in self._takers)
 
     async def _consume(
         self, handler: Handler, concurrency: int, glance: Glance | None, in_hand: set[int]
@@ -340,7 +340,7 @@ class FaultyBus(MemoryBus):
         self._news.set()
 
     def _delivered(self, seq: int) -> Recorded:
-        """As it is delivered; out of order nobody can tell its place."""
+        """Return an event as it is delivered; out of order, its position is unknown."""
         self._delivery += 1
         place = str(self._delivery) if self.shuffled is sorted else "0"
         return replace(
@@ -373,11 +373,11 @@ class FaultyBus(MemoryBus):
         await self._idle.wait()
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
-        """Store."""
+        """Store a document."""
         self._fail("put")
-        if (held := self.held_puts.get(str(document["status"]))) is not None:
+        if (gate := self.held_puts.get(str(document["status"]))) is not None:
             self.waiting.add(str(document["status"]))
-            await held.wait()
+            await gate.wait()
         self.documents[key] = document
         self.history.append((key, str(document["status"])))
         changed, self.changed = self.changed, asyncio.Event()
@@ -385,7 +385,7 @@ class FaultyBus(MemoryBus):
         await asyncio.sleep(0)
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
-        """Read."""
+        """Read a document."""
         await asyncio.sleep(0)
         return self.documents.get(key)
 
@@ -396,7 +396,7 @@ class FaultyBus(MemoryBus):
 
     @property
     def decisions(self) -> list[Event]:
-        """Every decision on the log."""
+        """Return every decision on the log."""
         return [
             item.event for item in self.log if item.event.type is EventType.DELIBERATION_DECIDED
         ]
@@ -408,28 +408,28 @@ class _Documents:
 
     async def get_with_revision(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
         return await self.bus.get(key), len(
-            [known for known, _ in self.bus.history if known == key]
+            [stored_key for stored_key, _ in self.bus.history if stored_key == key]
         )
 
     async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
-        if len([known for known, _ in self.bus.history if known == key]) != revision:
+        if len([stored_key for stored_key, _ in self.bus.history if stored_key == key]) != revision:
             raise AlreadyExists("another was faster")
         await self.bus.put(key, document)
 
     async def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-        told = len(self.bus.history)
+        position = len(self.bus.history)
         for entry in tuple(self.bus.documents.items()):
             yield entry
         while True:
-            while told < len(self.bus.history):
-                key, _ = self.bus.history[told]
-                told += 1
+            while position < len(self.bus.history):
+                key, _ = self.bus.history[position]
+                position += 1
                 yield key, self.bus.documents[key]
             await self.bus.changed.wait()
 
 
 class Remembering:
-    """Repositories that make the same commit of the same input."""
+    """Repositories that create the same commit for the same input."""
 
     def __init__(self, error: MoothallError | None = None) -> None:
         self.branches: dict[str, str] = {}
@@ -442,7 +442,7 @@ class Remembering:
         self.blocked: set[str] = set()
 
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
-        """Every commit exists."""
+        """Return the base; every commit exists."""
         self.tenants.add(tenant)
         self.refs.append(ref)
         return Base(ref.id, ref.ref, Profile())
@@ -450,11 +450,11 @@ class Remembering:
     async def prepare(
         self, base: Base, on_progress: Callable[[str], None] | None = None
     ) -> Prepared:
-        """Not needed here."""
+        """Not supported."""
         raise NotImplementedError(base, on_progress)
 
     async def read(self, base: Base, path: str, limit: int = 65536) -> str:
-        """Not needed here."""
+        """Not supported."""
         raise NotImplementedError(base, path, limit)
 
     async def check_delivery(self, repository: str, base_sha: str, branch: str) -> None:
@@ -463,13 +463,13 @@ class Remembering:
             raise RepositoryError(f"the branch {branch!r} could not be made")
 
     async def diff(self, base: Base, commit_sha: str) -> str:
-        """No commit is kept here."""
+        """Not supported."""
         raise PatchRefused(f"the commit {commit_sha} of {base.repository} is not here")
 
     async def deliver(
         self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()
     ) -> str:
-        """Remember the branch; wait at its gate if it has one."""
+        """Record the branch; wait at its gate if it has one."""
         self.deliveries += 1
         await asyncio.sleep(0)
         if self.error is not None:
@@ -482,8 +482,8 @@ class Remembering:
         return sha
 
 
-async def told(bus: FaultyBus, story: Story) -> None:
-    """Publish what happens in a story."""
+async def publish_story(bus: FaultyBus, story: Story) -> None:
+    """Publish the events of a story."""
     for event in story.events:
         await bus.publish(event)
 

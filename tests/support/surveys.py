@@ -1,4 +1,4 @@
-"""What a workspace changed, as the workspaces collect it."""
+"""The changes of a workspace, as the workspaces collect them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from moothall.repositories.clone import TrustedClone
 
 
 def survey_all(survey: ChangeScan) -> WorkspaceChanges:
-    """Return what was written where nothing is ignored."""
+    """Return the written files if nothing is ignored."""
     while survey.list_new_paths() is not None:
         survey.apply_ignore_rules({})
     return survey.read()
@@ -16,9 +16,9 @@ def survey_all(survey: ChangeScan) -> WorkspaceChanges:
 async def survey_with(
     clone: TrustedClone, sha: str, survey: ChangeScan
 ) -> tuple[WorkspaceChanges, int]:
-    """Return what was written and not ignored, and how often git was asked."""
-    asked = 0
+    """Return the written files that are not ignored, and the number of queries to git."""
+    questions = 0
     while (new := survey.list_new_paths()) is not None:
         survey.apply_ignore_rules(await clone.ignored(sha, new))
-        asked += 1
-    return survey.read(), asked
+        questions += 1
+    return survey.read(), questions

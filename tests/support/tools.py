@@ -1,4 +1,4 @@
-"""All tools that ship, as every server with the usual settings has them."""
+"""All shipped tools, as on a server with default settings."""
 
 from __future__ import annotations
 

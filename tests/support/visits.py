@@ -1,5 +1,5 @@
-"""Callers' workspaces round a real gate: what they do is answered from a function, and no
-repository is fetched.
+"""Tool sessions of callers behind a real gateway: a function answers their calls, and no repository
+is fetched.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ SHA = "a" * 40
 
 
 @dataclass(slots=True)
-class Rooms:
-    """Implements `ports.Workspaces`: a `Room` under each name; `closed` are those that are gone."""
+class FakeWorkspaces:
+    """An implementation of `ports.Workspaces` with a fake workspace under each name; `closed` names
+    the closed ones.
+    """
 
     rooms: dict[str, Room] = field(default_factory=dict)
     closed: list[str] = field(default_factory=list)
@@ -43,7 +45,7 @@ class Rooms:
         files: Mapping[str, str] = NOTHING,
         append: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[Workspace]:
-        """Make a room."""
+        """Open a fake workspace."""
         del prepared, patch, extra, judged, files, append
         self.rooms[name] = Room()
         try:
@@ -54,8 +56,8 @@ class Rooms:
 
 @dataclass(slots=True)
 class OneRepository:
-    """The part of `ports.Repositories` that visits ask: there is the repository `sample`. `asked`
-    is what was looked for.
+    """The part of `ports.Repositories` that tool sessions use, with one repository, `sample`.
+    `asked` holds the requested references.
     """
 
     asked: list[RepositoryRef] = field(default_factory=list)
@@ -71,37 +73,37 @@ class OneRepository:
     async def prepare(
         self, base: Base, on_progress: Callable[[str], None] | None = None
     ) -> Prepared:
-        """There is nothing to prepare."""
+        """Return the base without runs."""
         del on_progress
         return Prepared(base, base.sha, ())
 
     async def read(self, base: Base, path: str, limit: int = 65536) -> str:
-        """There are no files."""
+        """Raise `NotFound`."""
         del base, limit
         raise NotFound(f"no file {path!r}")
 
     async def check_delivery(self, repository: str, base_sha: str, branch: str) -> None:
-        """Nothing is in the way."""
+        """Accept everything."""
 
     async def diff(self, base: Base, commit_sha: str) -> str:
-        """Nothing has changed."""
+        """Return an empty diff."""
         del base, commit_sha
         return ""
 
     async def deliver(
         self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()
     ) -> str:
-        """Nothing is delivered."""
+        """Raise `NotFound`."""
         del base, diff, branch, message, merged
         raise NotFound("nothing can be delivered here")
 
 
 @dataclass(frozen=True, slots=True)
 class Visiting:
-    """Visits, and what is behind them."""
+    """Tool sessions and their dependencies."""
 
     visits: ToolSessions
-    rooms: Rooms
+    rooms: FakeWorkspaces
     repository: OneRepository
     app: App
     parking: ApprovalQueue | None
@@ -115,8 +117,8 @@ async def visiting(
     limits: dict[str, Any] | None = None,
     **rules: Any,
 ) -> AsyncIterator[Visiting]:
-    """Let callers visit. With a bus, requests that the policy denies can be parked; `rules` are
-    those of the gate.
+    """Open tool sessions. With a bus, requests that the policy denies can be parked; `rules` are
+    those of the gateway.
     """
     from moothall.authorization.approvals import Approvals
 
@@ -127,19 +129,19 @@ async def visiting(
             bus.bucket(SPENT_BUCKET),
             Approvals(b"k" * 32, guard.approval_seconds),
         )
-    made = Rules(**rules)
+    configured = Rules(**rules)
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(
             open_app(
                 data_dir,
                 **(limits or {}),
-                **{name: getattr(made, name) for name in ("tokens", *rules)},
+                **{name: getattr(configured, name) for name in ("tokens", *rules)},
             )
         )
-        rooms, repository = Rooms(), OneRepository()
+        rooms, repository = FakeWorkspaces(), OneRepository()
         visits = await stack.enter_async_context(
-            ToolSessions(app.gate, made.tokens, rooms, repository, guard)
+            ToolSessions(app.gate, configured.tokens, rooms, repository, guard)
         )
-        if made.parking is not None:
-            made.parking.on_resolved(visits.heed_resolution)
-        yield Visiting(visits, rooms, repository, app, made.parking)
+        if configured.parking is not None:
+            configured.parking.on_resolved(visits.heed_resolution)
+        yield Visiting(visits, rooms, repository, app, configured.parking)

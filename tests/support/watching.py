@@ -1,5 +1,5 @@
-"""A model that is watched: what it was asked, and how many tokens a perfect cache would have had it
-compute.
+"""A wrapped model that records its prompts, and the number of tokens that it would compute with a
+perfect cache.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from moothall.ports import ChatModel
 
 @dataclass
 class WatchedModel:
-    """Passes every call on and keeps it with its answer."""
+    """A model that forwards every call and records it with its answer."""
 
     model: ChatModel
     calls: list[tuple[ChatRequest, ChatReply]] = field(default_factory=list)
 
     async def reply_mode(self) -> ReplyMode:
-        """Pass on."""
+        """Forward the call."""
         return await self.model.reply_mode()
 
     async def describe(self) -> ModelDescription:
-        """Pass on."""
+        """Forward the call."""
         return await self.model.describe()
 
     async def chat(
@@ -36,7 +36,7 @@ class WatchedModel:
         *,
         owns_work: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Pass on, and keep the answer."""
+        """Forward the call, and record the answer."""
         reply = await self.model.chat(request, on_text, owns_work=owns_work)
         self.calls.append((request, reply))
         return reply
@@ -57,21 +57,21 @@ async def tokenized(
 
 
 async def block_size(session: aiohttp.ClientSession, url: str) -> int:
-    """Return how many tokens a block of the cache of the vLLM server at `url` holds; only whole
-    blocks are found again.
+    """Return the number of tokens in a cache block of the vLLM server at `url`; only whole blocks
+    are reused.
     """
     async with session.get(f"{url.removesuffix('/v1')}/metrics") as response:
         response.raise_for_status()
-        found = re.search(
+        match = re.search(
             r'vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"', await response.text()
         )
-    assert found is not None, "this server does not say its cache_config_info"
-    return int(found[1])
+    assert match is not None, "the server does not report its cache_config_info"
+    return int(match[1])
 
 
 def perfect_prefill(prompts: Sequence[Sequence[int]], block: int) -> int:
-    """Return how many tokens are computed if no whole block of tokens is computed twice after the
-    same beginning.
+    """Return the number of computed tokens if no whole block is computed twice after the same
+    prefix.
     """
     seen: set[tuple[int, ...]] = set()
     for prompt in prompts:
@@ -80,7 +80,7 @@ def perfect_prefill(prompts: Sequence[Sequence[int]], block: int) -> int:
 
 
 def in_common(prompts: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens all prompts begin with."""
+    """Return the number of tokens in the common prefix of all prompts."""
     together = zip(*prompts, strict=False)
     return next(
         (place for place, tokens in enumerate(together) if len(set(tokens)) > 1),

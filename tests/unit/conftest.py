@@ -1,4 +1,4 @@
-"""How all unit tests run."""
+"""Configuration of all unit tests."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import gc
 from hypothesis import settings
 
 # Few examples, because the suite runs often; each run draws new ones. No deadline, because machines
-# stall.
+# may stall.
 settings.register_profile("unit", max_examples=30, deadline=None)
 settings.load_profile("unit")
 
-# What is imported and collected stays to the end: walking all of it again and again is a third of
-# the work of collecting tests.
+# Imported and collected objects live to the end: walking them repeatedly is a third of the work of
+# collecting tests.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is there out of every later collection of garbage."""
+    """Exclude the existing objects from later garbage collections."""
     gc.freeze()
     gc.enable()

@@ -44,14 +44,14 @@ def test_every_file_that_is_named_is_there(page: Path) -> None:
 def test_no_word_of_the_old_vocabulary_comes_back() -> None:
     places = [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.html"), *(ROOT / "docs").rglob("*.md")]
     assert len(places) > 500
-    found = [
+    matches = [
         f"{place.relative_to(ROOT)}:{number}: {line.strip()}"
         for place in [*places, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
         if "pb" not in place.parts
         for number, line in enumerate(place.read_text(encoding="utf-8").splitlines(), 1)
         if OLD_WORDS.search(ON_THE_WIRE.sub("", line)) and not _is_glossary(place, line)
     ]
-    assert found == []
+    assert matches == []
 
 
 def _is_glossary(place: Path, line: str) -> bool:

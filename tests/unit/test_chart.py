@@ -1,6 +1,4 @@
-"""deploy/helm makes what deploy/k8s makes, object by object, so that neither drifts; and what its
-users say wrong is told.
-"""
+"""deploy/helm renders the same objects as deploy/k8s, and wrong values are reported."""
 
 from __future__ import annotations
 
@@ -27,10 +25,8 @@ pytestmark = pytest.mark.e2e
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm/moothall"
 IMAGES = ("--set=images.moothall=a/moothall:1", "--set=images.workspace=a/workspace:1")
-TEMPLATE = (
-    "template",
-    "--kube-version=1.34",
-)  # a Helm that `go install` built takes the cluster for one of long ago
+# A Helm built by `go install` assumes a very old cluster.
+TEMPLATE = ("template", "--kube-version=1.34")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,9 +52,9 @@ def helm() -> str:
 
 def rendered(helm: str, *arguments: str, namespace: str = "moothall") -> str:
     command = [helm, *TEMPLATE, "a-release", str(CHART), f"--namespace={namespace}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def accepted(each: dict[str, Any]) -> None:
@@ -70,7 +66,7 @@ def accepted(each: dict[str, Any]) -> None:
 
 
 def in_order(each: dict[str, Any]) -> dict[str, Any]:
-    """Volumes by name: those that a patch of kustomize changes come first, which means nothing."""
+    """Return volumes sorted by name: kustomize puts patched ones first, which has no meaning."""
     if each["kind"] == "Deployment":
         each["spec"]["template"]["spec"]["volumes"].sort(key=lambda volume: str(volume["name"]))
     return each
@@ -82,15 +78,14 @@ def same(ours: Objects, theirs: Objects) -> None:
         if name.startswith("moothall"):
             if (
                 kind == "Deployment"
-                # Kustomize leaves the pods alone when settings change; Helm's users expect
-                # otherwise.
+                # Kustomize leaves the pods alone when settings change; Helm's users expect a
+                # restart.
             ):
                 assert each["spec"]["template"]["metadata"].pop("annotations").keys() == {
                     "checksum/settings"
                 }
-            if (
-                kind == "PersistentVolumeClaim"
-            ):  # Kustomize takes nothing away that is no longer said.
+            # Kustomize does not remove objects that are no longer in the manifests.
+            if kind == "PersistentVolumeClaim":
                 assert each["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert ours.keys() == theirs.keys()
     for key, each in theirs.items():
@@ -112,7 +107,7 @@ COMPONENTS = {
     "egress": "egress.enabled=true,egress.apiServer={192.0.2.1/32}",
     "environments": "environments.enabled=true",
 }
-BESIDE = {"roles"}  # wants an overlay whose doors have TLS: prod-roles has it
+BESIDE = {"roles"}  # requires an overlay with TLS endpoints: prod-roles has them
 
 
 def test_every_component_is_a_value_of_the_chart(helm: str, tmp_path: Path) -> None:
@@ -139,13 +134,13 @@ def test_environments_are_mounted_where_workspaces_are_made(helm: str, tmp_path:
         (outer, inner, "roles"),
     ):
         folder.mkdir()
-        said = {
+        kustomization = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
             "resources": [os.path.relpath(below, folder)],
             "components": [os.path.relpath(DEPLOY / "k8s/components" / component, folder)],
         }
-        (folder / "kustomization.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
     ours = objects(
         rendered(
             helm, f"--values={CHART}/ci/prod-roles-values.yaml", "--set=environments.enabled=true"
@@ -187,25 +182,28 @@ egress: {enabled: true, apiServer: [192.0.2.1/32, "::1/128"]}
 def test_what_a_user_says_is_there_in_another_namespace_too(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(EVERYTHING, encoding="utf-8")
     text = rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other")
-    found = objects(text)
-    for each in found.values():
-        accepted(each)
-    assert {space for _, space, _ in found} == {"other", "other-workspaces"}
-    settings = found["ConfigMap", "other", "moothall"]["data"]
+    manifests = objects(text)
+    for manifest in manifests.values():
+        accepted(manifest)
+    assert {space for _, space, _ in manifests} == {"other", "other-workspaces"}
+    settings = manifests["ConfigMap", "other", "moothall"]["data"]
     assert settings["MOOTHALL_LLM__MODEL"] == 'a "name"'
     assert settings["MOOTHALL_LLM__BASE_URL"] == "https://models.example/v1"
-    assert settings["MOOTHALL_RAY__HOSTS"] == "7", "what a user says goes first"
+    assert settings["MOOTHALL_RAY__HOSTS"] == "7", "a user's values take precedence"
     assert settings["MOOTHALL_BUS__REPLICAS"] == "5"
     assert settings["MOOTHALL_JOBS__NAMESPACE"] == "other-workspaces"
-    assert "nats-4.nats:6222" in found["ConfigMap", "other", "nats"]["data"]["nats.conf"]
-    assert found["PodDisruptionBudget", "other", "nats"]["spec"]["minAvailable"] == 3
-    assert found["PodDisruptionBudget", "other", "hosts"]["spec"]["minAvailable"] == 2, (
+    assert "nats-4.nats:6222" in manifests["ConfigMap", "other", "nats"]["data"]["nats.conf"]
+    assert manifests["PodDisruptionBudget", "other", "nats"]["spec"]["minAvailable"] == 3
+    assert manifests["PodDisruptionBudget", "other", "hosts"]["spec"]["minAvailable"] == 2, (
         "of three hosts"
     )
-    assert found["PersistentVolumeClaim", "other", "moothall"]["spec"]["storageClassName"] == "fast"
-    (claim,) = found["StatefulSet", "other", "neo4j"]["spec"]["volumeClaimTemplates"]
+    assert (
+        manifests["PersistentVolumeClaim", "other", "moothall"]["spec"]["storageClassName"]
+        == "fast"
+    )
+    (claim,) = manifests["StatefulSet", "other", "neo4j"]["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["storageClassName"] == "slow"
-    named = set(secrets(found.values()))
+    named = set(secrets(manifests.values()))
     assert named == {"own", "own-bus", "own-accounts", "own-tls", "neo4j", "hosts"}
 
 
@@ -222,9 +220,9 @@ def test_every_pod_runs_where_it_is_said_and_has_the_secrets_for_its_image(
     helm: str, tmp_path: Path
 ) -> None:
     (tmp_path / "values.yaml").write_text(PLACED, encoding="utf-8")
-    found = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
+    manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
     placed = {}
-    for (kind, _, name), each in found.items():
+    for (kind, _, name), each in manifests.items():
         spec = each.get("spec", {})
         groups = (
             (spec["headGroupSpec"], *spec["workerGroupSpecs"]) if kind == "RayCluster" else (spec,)
@@ -247,7 +245,7 @@ def test_every_pod_runs_where_it_is_said_and_has_the_secrets_for_its_image(
             [ours],
         ), name
     assert (
-        found["ConfigMap", "moothall", "moothall"]["data"]["MOOTHALL_JOBS__PULL_SECRETS"]
+        manifests["ConfigMap", "moothall", "moothall"]["data"]["MOOTHALL_JOBS__PULL_SECRETS"]
         == '["one","two"]'
     )
 
@@ -260,19 +258,21 @@ vllm: {enabled: true, contextTokens: 1048576}
 
 
 def test_numbers_are_what_was_written(helm: str, tmp_path: Path) -> None:
-    """Helm reads those of a file as floats, and takes 0 and false for nothing."""
+    """Helm reads numbers of a file as floats, and takes 0 and false for nothing."""
     (tmp_path / "values.yaml").write_text(NUMBERS, encoding="utf-8")
-    found = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
-    settings = found["ConfigMap", "moothall", "moothall"]["data"]
+    manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
+    settings = manifests["ConfigMap", "moothall", "moothall"]["data"]
     assert settings["MOOTHALL_WORKSPACE__ENVIRONMENTS_BYTES"] == "50000000000"
-    assert settings["MOOTHALL_BUS__WAIT_SECONDS"] == "0", "what a user says goes first"
+    assert settings["MOOTHALL_BUS__WAIT_SECONDS"] == "0", "a user's values take precedence"
     assert settings["MOOTHALL_GRPC__GRACE_SECONDS"] == "89.5"
     assert settings["MOOTHALL_PAGE__X"] == "false"
     assert settings["MOOTHALL_LLM__CONTEXT_TOKENS"] == "1048576"
-    (server,) = found["Deployment", "moothall", "vllm"]["spec"]["template"]["spec"]["containers"]
+    (server,) = manifests["Deployment", "moothall", "vllm"]["spec"]["template"]["spec"][
+        "containers"
+    ]
     assert "--max-model-len=1048576" in server["args"]
     assert (
-        found["Deployment", "moothall", "moothall"]["spec"]["template"]["spec"][
+        manifests["Deployment", "moothall", "moothall"]["spec"]["template"]["spec"][
             "terminationGracePeriodSeconds"
         ]
         == 90 + 30
@@ -292,11 +292,11 @@ roles: {enabled: true, minReplicas: 3, maxReplicas: 9, cpu: 500m}
 
 def test_roles_are_had_with_parts_of_ones_own_and_without_ray(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(BY_ROLE, encoding="utf-8")
-    found = objects(rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other"))
-    for each in found.values():
+    manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other"))
+    for each in manifests.values():
         accepted(each)
     services = {
-        name: each["spec"] for (kind, _, name), each in found.items() if kind == "Deployment"
+        name: each["spec"] for (kind, _, name), each in manifests.items() if kind == "Deployment"
     }
     assert services.keys() == {
         "moothall-api",
@@ -307,36 +307,36 @@ def test_roles_are_had_with_parts_of_ones_own_and_without_ray(helm: str, tmp_pat
     for each in services.values():
         pod = each["template"]["spec"]
         assert pod["terminationGracePeriodSeconds"] == 13 + 60 + 30, (
-            "what settings say of the end, the pod gets"
+            "the pod's grace period follows the settings"
         )
         assert "initContainers" not in pod
-    claim = found["PersistentVolumeClaim", "other", "moothall-shared"]["spec"]
+    claim = manifests["PersistentVolumeClaim", "other", "moothall-shared"]["spec"]
     assert (claim["accessModes"], claim["storageClassName"]) == (["ReadWriteMany"], "many")
     for name in ("moothall-api", "moothall-collector"):
-        scaled = found["HorizontalPodAutoscaler", "other", name]["spec"]
+        scaled = manifests["HorizontalPodAutoscaler", "other", name]["spec"]
         assert (scaled["minReplicas"], scaled["maxReplicas"]) == (3, 9)
-    said = found["Ingress", "other", "moothall"]["metadata"]["annotations"]
-    assert said["nginx.ingress.kubernetes.io/session-cookie-name"] == "own"
-    assert said["nginx.ingress.kubernetes.io/affinity"] == "cookie"
+    annotations = manifests["Ingress", "other", "moothall"]["metadata"]["annotations"]
+    assert annotations["nginx.ingress.kubernetes.io/session-cookie-name"] == "own"
+    assert annotations["nginx.ingress.kubernetes.io/affinity"] == "cookie"
 
 
-def secrets(said: Any) -> Iterable[str]:
+def secrets(node: Any) -> Iterable[str]:
     """Yield the names of Secrets that anything here refers to."""
-    if isinstance(said, dict):
-        for key, value in said.items():
+    if isinstance(node, dict):
+        for key, value in node.items():
             if key in {"secretRef", "secretKeyRef", "credentials"}:
                 yield value["name"]
             elif key == "secretName":
                 yield value
             else:
                 yield from secrets(value)
-    elif isinstance(said, Iterable) and not isinstance(said, str):
-        for each in said:
-            yield from secrets(each)
+    elif isinstance(node, Iterable) and not isinstance(node, str):
+        for item in node:
+            yield from secrets(item)
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("options", "message"),
     [
         (["--set=images.moothall="], "/images/moothall"),
         (["--set=replicas=2"], "'replicas' not allowed"),
@@ -366,47 +366,47 @@ def secrets(said: Any) -> Iterable[str]:
         (["--set=roles.maxReplicas=0"], "/roles/maxReplicas"),
     ],
 )
-def test_values_that_are_wrong_are_named(helm: str, said: list[str], words: str) -> None:
-    done = subprocess.run(
-        [helm, *TEMPLATE, "a", str(CHART), *IMAGES, *said],
+def test_values_that_are_wrong_are_named(helm: str, options: list[str], message: str) -> None:
+    completed = subprocess.run(
+        [helm, *TEMPLATE, "a", str(CHART), *IMAGES, *options],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode != 0
-    assert words in done.stderr.replace("additional properties ", ""), done.stderr
+    assert completed.returncode != 0
+    assert message in completed.stderr.replace("additional properties ", ""), completed.stderr
 
 
 def test_the_command_that_installs_it_is_one(helm: str) -> None:
     text = (DEPLOY.parent / "docs/operating.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^    helm upgrade --install (.*)$", text, re.MULTILINE)
-    done = subprocess.run(
+    completed = subprocess.run(
         [helm, *TEMPLATE, *shlex.split(line)],
         cwd=DEPLOY.parent,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    found = objects(done.stdout)
-    assert ("PersistentVolumeClaim", "moothall", "moothall") in found, (
-        "what is not said keeps what was done"
+    assert completed.returncode == 0, completed.stderr
+    manifests = objects(completed.stdout)
+    assert ("PersistentVolumeClaim", "moothall", "moothall") in manifests, (
+        "unspecified values keep the previous behaviour"
     )
-    for each in found.values():
-        accepted(each)
+    for manifest in manifests.values():
+        accepted(manifest)
 
 
 def test_the_examples_are_what_their_definitions_say() -> None:
     for path in (DEPLOY / "k8s/examples").glob("*.yaml"):
-        for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-            accepted(each)
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            accepted(document)
 
 
 def test_the_chart_has_nothing_that_helm_complains_of(helm: str) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [helm, "lint", "--strict", str(CHART), *IMAGES], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def test_the_schema_of_the_values_leaves_none_out() -> None:

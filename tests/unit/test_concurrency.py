@@ -11,18 +11,18 @@ from moothall.errors import BusUnavailable, ConfigurationError
 
 
 async def test_parts_start_side_by_side_and_close() -> None:
-    said: list[str] = []
+    closed: list[str] = []
     both = asyncio.Barrier(2)
 
     @asynccontextmanager
     async def part(name: str) -> AsyncIterator[str]:
-        await both.wait()  # neither passes before the other has begun
+        await both.wait()  # neither passes before the other has started
         yield name
-        said.append(f"{name} closed")
+        closed.append(f"{name} closed")
 
     async with start_beside(part("one")) as one, start_beside(part("two")) as two:
         assert (await one, await two) == ("one", "two")
-    assert said == ["two closed", "one closed"]
+    assert closed == ["two closed", "one closed"]
 
 
 async def test_a_part_that_cannot_start_says_so_to_whoever_awaits_it() -> None:
@@ -82,25 +82,25 @@ async def test_a_part_that_dies_later_ends_the_body() -> None:
 
 
 async def test_a_wait_is_spoken_of_only_when_it_is_long() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     loop = asyncio.get_running_loop()
-    with say_if_slow(told.append, "nothing much"):
+    with say_if_slow(messages.append, "nothing much"):
         await asyncio.sleep(0)
-    with say_if_slow(told.append, "the bus"):
+    with say_if_slow(messages.append, "the bus"):
         now = loop.time()
         loop.time = lambda: now + PATIENCE + 1  # type: ignore[method-assign]  # nobody waits for it
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     del loop.time
-    assert told == ["waiting for the bus"]
+    assert messages == ["waiting for the bus"]
 
 
 async def test_a_fan_reads_its_source_once_for_all_and_who_is_slow_gets_more_at_a_time() -> None:
-    begun, ended, go = 0, 0, asyncio.Queue[int | None]()
+    started, ended, go = 0, 0, asyncio.Queue[int | None]()
 
     async def source() -> AsyncGenerator[int, None]:
-        nonlocal begun, ended
-        begun += 1
+        nonlocal started, ended
+        started += 1
         try:
             while (item := await go.get()) is not None:
                 yield item
@@ -111,7 +111,7 @@ async def test_a_fan_reads_its_source_once_for_all_and_who_is_slow_gets_more_at_
     one, other = fan.listen(), fan.listen()
     go.put_nowait(1)
     assert await anext(one) == [1]
-    assert await anext(other) == [1]  # it came later, and hears the latest first
+    assert await anext(other) == [1]  # it came later, and receives the latest first
     for item in (2, 3, 4):
         go.put_nowait(item)
     while not go.empty():
@@ -119,16 +119,16 @@ async def test_a_fan_reads_its_source_once_for_all_and_who_is_slow_gets_more_at_
     await asyncio.sleep(0)
     assert await anext(one) == [2, 3, 4]
     await one.aclose()
-    assert (begun, ended) == (1, 0)
+    assert (started, ended) == (1, 0)
     await other.aclose()
     await asyncio.sleep(0.01)
-    assert (begun, ended) == (1, 1)  # nobody listens any more
+    assert (started, ended) == (1, 1)  # there is no listener any longer
     again = fan.listen()
     go.put_nowait(5)
     assert await anext(again) == [5]
     go.put_nowait(None)
     assert await anext(again, None) is None
-    assert (begun, ended) == (2, 2)
+    assert (started, ended) == (2, 2)
 
 
 async def test_who_listens_hears_how_the_source_failed() -> None:
@@ -141,7 +141,7 @@ async def test_who_listens_hears_how_the_source_failed() -> None:
     assert await anext(listening) == [1]
     with pytest.raises(BusUnavailable):
         await anext(listening)
-    assert await anext(fan.listen()) == [1]  # and it may be tried again
+    assert await anext(fan.listen()) == [1]  # and it may be retried
 
 
 async def test_who_comes_as_the_last_one_goes_has_a_source_too() -> None:
@@ -198,23 +198,23 @@ async def test_what_one_raises_is_raised_and_the_others_are_closed(place: int) -
 
 
 async def test_no_more_waits_for_who_is_slow_than_may() -> None:
-    brought: list[int] = []
+    produced: list[int] = []
 
     async def many() -> AsyncGenerator[int, None]:
         for item in range(100):
-            brought.append(item)
+            produced.append(item)
             yield item
 
     async with aclosing(merge(many(), most=3)) as items:
         assert await anext(items) == 0
         for _ in range(50):
             await asyncio.sleep(0)
-        assert len(brought) <= 6
+        assert len(produced) <= 6
 
 
-@pytest.mark.parametrize(("most", "whole"), [(5, None), (6, b"abcdef"), (7, b"abcdef")])
+@pytest.mark.parametrize(("most", "expected"), [(5, None), (6, b"abcdef"), (7, b"abcdef")])
 async def test_a_body_in_pieces_is_read_to_its_end_and_no_further_than_may_be(
-    most: int, whole: bytes | None
+    most: int, expected: bytes | None
 ) -> None:
     stream = asyncio.StreamReader()
 
@@ -226,7 +226,7 @@ async def test_a_body_in_pieces_is_read_to_its_end_and_no_further_than_may_be(
 
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(comes())
-        assert await whole_body(stream.readexactly, most) == whole
+        assert await whole_body(stream.readexactly, most) == expected
 
 
 async def test_a_lead_that_is_cancelled_from_within_ends_the_others() -> None:

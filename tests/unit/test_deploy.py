@@ -1,4 +1,4 @@
-"""The manifests say what the code reads."""
+"""The manifests match the code."""
 
 from __future__ import annotations
 
@@ -21,17 +21,13 @@ FOLDERS = [
     *sorted((DEPLOY / "components").iterdir()),
 ]
 KUBERNETES = "1.34"
-DEFINED = {
-    "RayCluster",
-    "ServiceMonitor",
-    "VolumeSnapshot",
-}  # not Kubernetes' own: test_chart.py holds these against their definitions
+# Custom kinds: test_chart.py validates these against their definitions.
+DEFINED = {"RayCluster", "ServiceMonitor", "VolumeSnapshot"}
 
 
 def read(path: Path) -> Iterator[Any]:
-    return yaml.load_all(
-        path.read_text(encoding="utf-8"), yaml.CSafeLoader
-    )  # ten times as fast as the one in Python
+    # Ten times as fast as the one in Python.
+    return yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
 def documents(folder: Path = DEPLOY / "base") -> Iterator[dict[str, Any]]:
@@ -42,18 +38,20 @@ def documents(folder: Path = DEPLOY / "base") -> Iterator[dict[str, Any]]:
 
 def kustomization(folder: Path) -> dict[str, Any]:
     path = folder / "kustomization.yaml"
-    said: dict[str, Any] = next(read(path)) if path.exists() else {}
-    return said
+    document: dict[str, Any] = next(read(path)) if path.exists() else {}
+    return document
 
 
 def patches(folder: Path) -> set[str]:
-    """The files of a folder that change others' manifests."""
+    """Return the files of a folder that change other manifests."""
     return {patch["path"] for patch in kustomization(folder).get("patches", ()) if "path" in patch}
 
 
 def one(kind: str, name: str) -> dict[str, Any]:
     return next(
-        each for each in documents() if (each["kind"], each["metadata"]["name"]) == (kind, name)
+        document
+        for document in documents()
+        if (document["kind"], document["metadata"]["name"]) == (kind, name)
     )
 
 
@@ -66,40 +64,40 @@ def test_every_file_is_part_of_it_and_what_kubernetes_takes(folder: Path) -> Non
     assert sorted(named) == sorted(
         path.name for path in folder.glob("*.yaml") if path.name != "kustomization.yaml"
     )
-    for each in documents(folder):
-        if each["kind"] not in DEFINED and not is_copied(each):
-            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+    for document in documents(folder):
+        if document["kind"] not in DEFINED and not is_copied(document):
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
 def is_copied(each: dict[str, Any]) -> bool:
-    """Whether its pod is another's: test_chart.py looks at what comes of it."""
+    """Return whether its pod is copied from another; test_chart.py checks the result."""
     return each["kind"] == "Deployment" and not each["spec"]["template"]["spec"]
 
 
 def test_the_examples_are_what_kubernetes_takes_and_the_pipeline_asks_for_what_there_is() -> None:
-    for each in documents(DEPLOY / "examples"):
-        if each["kind"] not in DEFINED:
-            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+    for document in documents(DEPLOY / "examples"):
+        if document["kind"] not in DEFINED:
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
     (job,) = [
-        each
-        for each in documents(DEPLOY / "examples")
-        if each["metadata"].get("generateName") == "deliberation-"
+        document
+        for document in documents(DEPLOY / "examples")
+        if document["metadata"].get("generateName") == "deliberation-"
     ]
     pod = job["spec"]["template"]["spec"]
-    words = [*pod["containers"][0]["command"], *pod["containers"][0]["args"]]
-    known = {option for parameter in deliberate.params for option in parameter.opts}
-    assert {word for word in words if word.startswith("--")} <= known | {"--"}
-    assert words[-2:] == ["--", "$(TASK)"], "a task that begins with '-' is no option"
+    arguments = [*pod["containers"][0]["command"], *pod["containers"][0]["args"]]
+    options = {option for parameter in deliberate.params for option in parameter.opts}
+    assert {word for word in arguments if word.startswith("--")} <= options | {"--"}
+    assert arguments[-2:] == ["--", "$(TASK)"], "a task that begins with '-' is not an option"
 
 
 def configured(folder: Path) -> dict[str, str]:
-    """The ConfigMap of the services, as an overlay or a component leaves it."""
+    """Return the ConfigMap of the services after an overlay or a component."""
     below = [
         name
         for name in kustomization(folder).get("resources", ())
         if name.startswith("../") and name != "../../base"
     ]
-    said = (
+    environment = (
         configured((folder / below[0]).resolve()) if below else one("ConfigMap", "moothall")["data"]
     )
     parts = [(folder / name).resolve() for name in kustomization(folder).get("components", ())]
@@ -109,39 +107,41 @@ def configured(folder: Path) -> dict[str, str]:
         if patch.get("target") == {"kind": "ConfigMap", "name": "moothall"}:
             for change in yaml.safe_load(patch["patch"]):
                 key = change["path"].removeprefix("/data/")
-                assert (key in said) == (change["op"] == "replace"), f"{folder.name}: {change}"
-                said[key] = change["value"]
-    return said
+                assert (key in environment) == (change["op"] == "replace"), (
+                    f"{folder.name}: {change}"
+                )
+                environment[key] = change["value"]
+    return environment
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_key_of_the_configuration_is_a_setting(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = configured(folder)
+    environment = configured(folder)
     keys = make(tmp_path / "keys")
     (bus,) = [
-        each["secret"]
-        for each in one("Deployment", "moothall")["spec"]["template"]["spec"]["volumes"]
-        if each["name"] == "bus"
+        volume["secret"]
+        for volume in one("Deployment", "moothall")["spec"]["template"]["spec"]["volumes"]
+        if volume["name"] == "bus"
     ]
     files = {item["path"]: keys[item["key"]] for item in bus["items"]}
-    for name, value in said.items():
+    for name, value in environment.items():
         assert isinstance(value, str), f"{name} of a ConfigMap is no text"
         monkeypatch.setenv(name, str(files.get(Path(value).name, value)))
-    if "MOOTHALL_GRPC__HOST" in said:
+    if "MOOTHALL_GRPC__HOST" in environment:
         monkeypatch.setenv("MOOTHALL_GRPC__TOKEN", "t" * 32)  # of the Secret
     settings = load_settings()
     assert settings.workspace.kind == "kubernetes"
-    assert settings.bus.url == said["MOOTHALL_BUS__URL"]
+    assert settings.bus.url == environment["MOOTHALL_BUS__URL"]
     assert settings.bus.replicas == one("StatefulSet", "nats")["spec"]["replicas"]
     assert settings.jobs.namespace == one("ResourceQuota", "workspaces")["metadata"]["namespace"]
 
 
 def test_the_services_may_make_jobs_in_one_namespace_and_nothing_else() -> None:
-    kinds = [each["kind"] for each in documents()]
+    kinds = [document["kind"] for document in documents()]
     assert not {"ClusterRole", "ClusterRoleBinding"} & set(kinds)
-    (role,) = [each for each in documents() if each["kind"] == "Role"]
+    (role,) = [document for document in documents() if document["kind"] == "Role"]
     assert role["metadata"]["namespace"] == "moothall-workspaces"
     allowed = {
         (kind, verb)
@@ -156,73 +156,77 @@ def test_the_services_may_make_jobs_in_one_namespace_and_nothing_else() -> None:
     }
 
 
-def within(said: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping in a document."""
-    if isinstance(said, dict):
-        yield said
-    for each in said.values() if isinstance(said, dict) else said if isinstance(said, list) else ():
-        yield from within(each)
+def within(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield every mapping in a document."""
+    if isinstance(node, dict):
+        yield node
+    for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from within(item)
 
 
 def test_what_is_kept_and_brought_back_is_every_volume_that_the_log_lies_on() -> None:
     claims = {
-        each["metadata"]["name"]
-        for each in documents(DEPLOY / "examples")
-        if each["kind"] == "PersistentVolumeClaim"
+        document["metadata"]["name"]
+        for document in documents(DEPLOY / "examples")
+        if document["kind"] == "PersistentVolumeClaim"
     }
-    kept = {
-        each["spec"]["source"]["persistentVolumeClaimName"]
-        for each in documents(DEPLOY / "examples")
-        if each["kind"] == "VolumeSnapshot"
+    snapshotted = {
+        document["spec"]["source"]["persistentVolumeClaimName"]
+        for document in documents(DEPLOY / "examples")
+        if document["kind"] == "VolumeSnapshot"
     }
     servers = range(one("StatefulSet", "nats")["spec"]["replicas"])
-    assert claims == kept == {"moothall", *(f"data-nats-{number}" for number in servers)}
+    assert claims == snapshotted == {"moothall", *(f"data-nats-{number}" for number in servers)}
 
 
 def test_both_namespaces_and_every_pod_are_restricted() -> None:
     files = [next(read(folder / name)) for folder in FOLDERS for name in patches(folder)]
     seen = 0
-    for each in within([[*documents(folder)] for folder in FOLDERS] + files):
-        if each.get("kind") == "Namespace":
-            assert each["metadata"]["labels"] == {
+    for mapping in within([[*documents(folder)] for folder in FOLDERS] + files):
+        if mapping.get("kind") == "Namespace":
+            assert mapping["metadata"]["labels"] == {
                 "pod-security.kubernetes.io/enforce": "restricted"
             }
-        if any(
-            "image" in container for container in each.get("containers", ())
-        ):  # else it is a patch
-            assert each["securityContext"]["runAsNonRoot"] is True
-            assert each["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        if "image" in each:
+        # A document without an image is a patch.
+        if any("image" in container for container in mapping.get("containers", ())):
+            assert mapping["securityContext"]["runAsNonRoot"] is True
+            assert mapping["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        if "image" in mapping:
             seen += 1
-            ours = each["image"] in {"moothall", "nats"}
-            assert each["securityContext"] == {
+            ours = mapping["image"] in {"moothall", "nats"}
+            assert mapping["securityContext"] == {
                 "allowPrivilegeEscalation": False,
-                **(
-                    {"readOnlyRootFilesystem": True} if ours else {}
-                ),  # Neo4j and vLLM write into their images
+                # Neo4j and vLLM write into their images.
+                **({"readOnlyRootFilesystem": True} if ours else {}),
                 "capabilities": {"drop": ["ALL"]},
             }
     assert seen == 7
 
 
 def test_no_pod_that_reads_settings_takes_a_services_variables_for_some() -> None:
-    """`MOOTHALL_METRICS_SERVICE_HOST`, of the Service moothall-metrics, would end it."""
+    """`MOOTHALL_METRICS_SERVICE_HOST`, set for the Service moothall-metrics, would end it."""
     pods = [
-        each
-        for each in within([[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")])
-        if "containers" in each
+        mapping
+        for mapping in within([[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")])
+        if "containers" in mapping
     ]
     ours = [
-        pod for pod in pods if any(one["image"].endswith("moothall") for one in pod["containers"])
+        pod
+        for pod in pods
+        if any(container["image"].endswith("moothall") for container in pod["containers"])
     ]
     assert len(ours) == 5
     assert [pod.get("enableServiceLinks") for pod in ours] == [False] * 5
 
 
 def test_files_that_are_their_owners_alone_stay_so_when_a_volume_is_mounted_again() -> None:
-    """Else every start gives them to the group, and a token that others may read is refused."""
+    """Otherwise every start makes them readable for the group, and a token that others may read is
+    refused.
+    """
     pods = [
-        each for each in within([[*documents(folder)] for folder in FOLDERS]) if "fsGroup" in each
+        mapping
+        for mapping in within([[*documents(folder)] for folder in FOLDERS])
+        if "fsGroup" in mapping
     ]
     assert len(pods) == 6
     assert {pod.get("fsGroupChangePolicy") for pod in pods} == {"OnRootMismatch"}
@@ -230,32 +234,41 @@ def test_files_that_are_their_owners_alone_stay_so_when_a_volume_is_mounted_agai
 
 def test_the_ray_of_the_hosts_is_the_one_that_the_images_have() -> None:
     (cluster,) = [
-        each for each in documents(DEPLOY / "components/hosts") if each["kind"] == "RayCluster"
+        document
+        for document in documents(DEPLOY / "components/hosts")
+        if document["kind"] == "RayCluster"
     ]
     lock = (DEPLOY.parents[1] / "requirements/run.txt").read_text(encoding="utf-8")
     assert f"\nray=={cluster['spec']['rayVersion']} " in lock
-    said = configured(DEPLOY / "components/hosts")
-    assert said["MOOTHALL_RAY__ADDRESS"] == f"{cluster['metadata']['name']}-head-svc.moothall:6379"
-    assert said["MOOTHALL_RAY__HOSTS"] == str(cluster["spec"]["workerGroupSpecs"][0]["replicas"])
+    environment = configured(DEPLOY / "components/hosts")
+    assert (
+        environment["MOOTHALL_RAY__ADDRESS"]
+        == f"{cluster['metadata']['name']}-head-svc.moothall:6379"
+    )
+    assert environment["MOOTHALL_RAY__HOSTS"] == str(
+        cluster["spec"]["workerGroupSpecs"][0]["replicas"]
+    )
     assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", (
-        "hosts are put where a processor is offered"
+        "hosts are scheduled on nodes that offer a processor"
     )
 
 
 def test_the_bus_is_of_the_release_that_the_tests_run() -> None:
-    """2.12 takes three quarters of what is free at its start for its bound: half full and
-    restarted, it refused every write.
+    """2.12 limits itself to three quarters of the free space at its start: half full and restarted,
+    it refused every write.
     """
     (image,) = [
-        each for each in kustomization(DEPLOY / "overlays/prod")["images"] if each["name"] == "nats"
+        entry
+        for entry in kustomization(DEPLOY / "overlays/prod")["images"]
+        if entry["name"] == "nats"
     ]
     lock = (DEPLOY.parents[1] / "requirements/run.txt").read_text(encoding="utf-8")
     assert f"\nnats-server-bin=={image['newTag']} " in lock
 
 
 def test_a_node_with_a_host_on_ray_can_be_drained() -> None:
-    """`maxUnavailable` is reckoned from the scale of whoever owns the pods, which a RayCluster has
-    not: no pod could be evicted.
+    """`maxUnavailable` is computed from the scale of the pods' owner, which a RayCluster lacks: no
+    pod could be evicted.
     """
     cluster, budget, _ = documents(DEPLOY / "components/hosts")
     assert budget["kind"] == "PodDisruptionBudget"

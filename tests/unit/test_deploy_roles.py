@@ -1,6 +1,4 @@
-"""Deployments by role do together all that there is to do, and their doors, probes and ends are
-what the code has.
-"""
+"""Deployments by role cover all roles, and their ports, probes and termination match the code."""
 
 from __future__ import annotations
 
@@ -44,57 +42,59 @@ OF_API = {
 }
 OF_TOOLS = {50056: agent_pb2, 50057: kernel_pb2, 50058: runner_pb2, 50059: tool_pb2}
 ELSEWHERE = 30.0
-"""What all else that ends may take: answers on their way, HTTP's calls, hosts on Ray."""
+"""The additional time of the shutdown: answers in transit, HTTP calls, hosts on Ray."""
 
 
 @pytest.fixture(scope="module")
-def made() -> Objects:
+def overlay() -> Objects:
     return objects(kustomized(OVERLAY))
 
 
 @pytest.fixture
-def settings(made: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(overlay: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     files = {"bus.creds": make(tmp_path / "keys")["services.creds"]}
-    for name, value in made["ConfigMap", "moothall", "moothall"]["data"].items():
+    for name, value in overlay["ConfigMap", "moothall", "moothall"]["data"].items():
         monkeypatch.setenv(name, str(files.get(Path(value).name, value)))
     monkeypatch.setenv("MOOTHALL_GRPC__TOKEN", "t" * 32)
     return load_settings()
 
 
-def deployments(made: Objects) -> dict[str, dict[str, Any]]:
-    """The specs of ours, by name."""
+def deployments(overlay: Objects) -> dict[str, dict[str, Any]]:
+    """Return the specs of our deployments, by name."""
     return {
         name: each["spec"]
-        for (kind, _, name), each in made.items()
+        for (kind, _, name), each in overlay.items()
         if kind == "Deployment"
         and each["spec"]["template"]["metadata"]["labels"][NAME] == "moothall"
     }
 
 
 def container(spec: dict[str, Any]) -> dict[str, Any]:
-    (found,) = spec["template"]["spec"]["containers"]
-    assert isinstance(found, dict)
-    return found
+    (pod_container,) = spec["template"]["spec"]["containers"]
+    assert isinstance(pod_container, dict)
+    return pod_container
 
 
 def seen_keys(spec: dict[str, Any]) -> dict[str, str]:
-    """Which of the bus's keys a pod finds, and under which name."""
+    """Return the bus keys that a pod finds, with their file names."""
     (bus,) = [
-        each["secret"] for each in spec["template"]["spec"]["volumes"] if each["name"] == "bus"
+        volume["secret"]
+        for volume in spec["template"]["spec"]["volumes"]
+        if volume["name"] == "bus"
     ]
     return {item["path"]: item["key"] for item in bus["items"]}
 
 
-def test_each_comes_to_the_bus_as_what_it_does(made: Objects) -> None:
-    for name, spec in deployments(made).items():
+def test_each_comes_to_the_bus_as_what_it_does(overlay: Objects) -> None:
+    for name, spec in deployments(overlay).items():
         role = name.removeprefix("moothall-")
         links = {"links.json": "links.json"} if role in {"hosts", "tools"} else {}
         assert seen_keys(spec) == {"bus.creds": f"{role}.creds", **links}
-        given = {each["name"] for each in container(spec)["env"]}
-        assert ("MOOTHALL_JOBS__LINK_KEYS_FILE" in given) == bool(links)
-        assert "MOOTHALL_RAY__CREDENTIALS_FILE" not in given
-    assert {name.removeprefix("moothall-") for name in deployments(made)} == set(USERS)
-    assert "moothall-bus" not in str(made["RayCluster", "moothall", "hosts"])
+        variables = {variable["name"] for variable in container(spec)["env"]}
+        assert ("MOOTHALL_JOBS__LINK_KEYS_FILE" in variables) == bool(links)
+        assert "MOOTHALL_RAY__CREDENTIALS_FILE" not in variables
+    assert {name.removeprefix("moothall-") for name in deployments(overlay)} == set(USERS)
+    assert "moothall-bus" not in str(overlay["RayCluster", "moothall", "hosts"])
 
 
 def only(spec: dict[str, Any]) -> tuple[str, ...]:
@@ -104,43 +104,43 @@ def only(spec: dict[str, Any]) -> tuple[str, ...]:
 
 
 def test_every_role_is_one_deployments_and_no_part_is_embedded(
-    made: Objects, settings: Settings
+    overlay: Objects, settings: Settings
 ) -> None:
-    specs = deployments(made)
+    specs = deployments(overlay)
     assert "moothall" not in specs
     assert sorted(role for spec in specs.values() for role in only(spec)) == sorted(ROLES)
     for spec in specs.values():
         assert embedded_parts(settings, frozenset(only(spec))) == ()
 
 
-def test_no_deployment_takes_the_pods_of_another(made: Objects) -> None:
-    for one, other in combinations(deployments(made).values(), 2):
+def test_no_deployment_takes_the_pods_of_another(overlay: Objects) -> None:
+    for one, other in combinations(deployments(overlay).values(), 2):
         assert (
             one["selector"]["matchLabels"].items() - other["template"]["metadata"]["labels"].items()
         )
 
 
-def test_all_share_a_directory_that_many_nodes_mount(made: Objects) -> None:
-    for spec in deployments(made).values():
+def test_all_share_a_directory_that_many_nodes_mount(overlay: Objects) -> None:
+    for spec in deployments(overlay).values():
         (claim,) = [
             volume["persistentVolumeClaim"]["claimName"]
             for volume in spec["template"]["spec"]["volumes"]
             if "persistentVolumeClaim" in volume
         ]
-        assert made["PersistentVolumeClaim", "moothall", claim]["spec"]["accessModes"] == [
+        assert overlay["PersistentVolumeClaim", "moothall", claim]["spec"]["accessModes"] == [
             "ReadWriteMany"
         ]
 
 
 def test_what_is_told_to_stop_gets_the_time_that_its_settings_say(
-    made: Objects, settings: Settings
+    overlay: Objects, settings: Settings
 ) -> None:
-    assert settings.serve.leave_seconds >= 5, "endpoints are not taken away at once"
-    wanted = settings.serve.leave_seconds + settings.grpc.grace_seconds + ELSEWHERE
+    assert settings.serve.leave_seconds >= 5, "endpoints are not removed at once"
+    expected = settings.serve.leave_seconds + settings.grpc.grace_seconds + ELSEWHERE
     assert {
         spec["template"]["spec"]["terminationGracePeriodSeconds"]
-        for spec in deployments(made).values()
-    } == {wanted}
+        for spec in deployments(overlay).values()
+    } == {expected}
 
 
 def test_the_one_process_gets_the_time_that_its_settings_say() -> None:
@@ -150,37 +150,41 @@ def test_the_one_process_gets_the_time_that_its_settings_say() -> None:
     assert one["terminationGracePeriodSeconds"] == GrpcSettings().grace_seconds + ELSEWHERE
 
 
-def test_only_who_starts_hosts_on_ray_has_its_token_and_is_let_to_it(made: Objects) -> None:
+def test_only_who_starts_hosts_on_ray_has_its_token_and_is_let_to_it(overlay: Objects) -> None:
     knowing = [
         name
-        for name, spec in deployments(made).items()
+        for name, spec in deployments(overlay).items()
         if "RAY_AUTH_TOKEN" in str(spec) or "initContainers" in str(spec)
     ]
     assert knowing == ["moothall-hosts"]
-    allowed = made["NetworkPolicy", "moothall", "hosts"]["spec"]["ingress"][0]["from"][1][
+    allowed = overlay["NetworkPolicy", "moothall", "hosts"]["spec"]["ingress"][0]["from"][1][
         "podSelector"
     ]["matchLabels"]
-    assert allowed == deployments(made)["moothall-hosts"]["selector"]["matchLabels"]
+    assert allowed == deployments(overlay)["moothall-hosts"]["selector"]["matchLabels"]
 
 
-def test_who_makes_no_jobs_has_no_token_of_a_service_account(made: Objects) -> None:
+def test_who_makes_no_jobs_has_no_token_of_a_service_account(overlay: Objects) -> None:
     without = {
         name
-        for name, spec in deployments(made).items()
+        for name, spec in deployments(overlay).items()
         if spec["template"]["spec"].get("automountServiceAccountToken") is False
     }
     assert without == {
-        name for name, spec in deployments(made).items() if not {"hosts", "tools"} & set(only(spec))
+        name
+        for name, spec in deployments(overlay).items()
+        if not {"hosts", "tools"} & set(only(spec))
     }
 
 
-def test_the_ports_of_the_wire_lead_to_who_answers_there(made: Objects) -> None:
+def test_the_ports_of_the_wire_lead_to_who_answers_there(overlay: Objects) -> None:
     for service, role, answered in (
         ("moothall", "api", OF_API),
         ("moothall-tools", "tools", OF_TOOLS),
     ):
-        spec = made["Service", "moothall", service]["spec"]
-        (answering,) = [each for each in deployments(made).values() if role in only(each)]
+        spec = overlay["Service", "moothall", service]["spec"]
+        (answering,) = [
+            deployment for deployment in deployments(overlay).values() if role in only(deployment)
+        ]
         assert spec["selector"] == answering["selector"]["matchLabels"]
         there = {port["containerPort"]: port["name"] for port in container(answering)["ports"]}
         leads = {
@@ -201,21 +205,21 @@ def test_a_door_that_one_process_has_has_all_ports_of_the_wire() -> None:
     assert {port["port"] for port in service["spec"]["ports"]} == {*OF_API, *OF_TOOLS, 8080}
 
 
-def test_the_page_of_doors_names_the_host_that_pipelines_reach(made: Objects) -> None:
-    (rule,) = made["Ingress", "moothall", "moothall-grpc"]["spec"]["rules"]
-    said = (OVERLAY.parents[3] / "docs/doors.md").read_text(encoding="utf-8")
-    assert said.count(f"--server {rule['host']}:443 ") == 2
+def test_the_page_of_doors_names_the_host_that_pipelines_reach(overlay: Objects) -> None:
+    (rule,) = overlay["Ingress", "moothall", "moothall-grpc"]["spec"]["rules"]
+    page = (OVERLAY.parents[3] / "docs/doors.md").read_text(encoding="utf-8")
+    assert page.count(f"--server {rule['host']}:443 ") == 2
 
 
 def services(ingress: dict[str, Any]) -> dict[str, str]:
-    """Which Service each path leads to."""
+    """Return the Service of each path."""
     (rule,) = ingress["spec"]["rules"]
     return {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
 
 
-def test_the_ingress_brings_calls_of_tools_to_them_and_a_browser_back(made: Objects) -> None:
-    ingress = made["Ingress", "moothall", "moothall"]
-    paths, grpc = services(ingress), services(made["Ingress", "moothall", "moothall-grpc"])
+def test_the_ingress_brings_calls_of_tools_to_them_and_a_browser_back(overlay: Objects) -> None:
+    ingress = overlay["Ingress", "moothall", "moothall"]
+    paths, grpc = services(ingress), services(overlay["Ingress", "moothall", "moothall-grpc"])
     names = [
         f"/{service.full_name}"
         for module in OF_TOOLS.values()
@@ -226,26 +230,28 @@ def test_the_ingress_brings_calls_of_tools_to_them_and_a_browser_back(made: Obje
     assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/affinity"] == "cookie"
 
 
-def test_the_ingresses_let_through_what_the_doors_take(made: Objects, settings: Settings) -> None:
+def test_the_ingresses_let_through_what_the_doors_take(
+    overlay: Objects, settings: Settings
+) -> None:
     for name, most in (
         ("moothall", settings.web.body_bytes),
         ("moothall-grpc", settings.limits.message_bytes),
     ):
-        said = made["Ingress", "moothall", name]["metadata"]["annotations"][
+        limit = overlay["Ingress", "moothall", name]["metadata"]["annotations"][
             "nginx.ingress.kubernetes.io/proxy-body-size"
         ]
-        assert said.endswith("m")
-        assert int(said[:-1]) * 1024**2 > most, "nginx lets 1m through, where nothing is said"
+        assert limit.endswith("m")
+        assert int(limit[:-1]) * 1024**2 > most, "nginx limits bodies to 1m by default"
 
 
-def test_a_drained_node_and_the_processors_use_are_heeded(made: Objects) -> None:
-    specs = deployments(made)
+def test_a_drained_node_and_the_processors_use_are_heeded(overlay: Objects) -> None:
+    specs = deployments(overlay)
     for name in ("moothall-api", "moothall-collector"):
-        scaled = made["HorizontalPodAutoscaler", "moothall", name]["spec"]
+        scaled = overlay["HorizontalPodAutoscaler", "moothall", name]["spec"]
         assert scaled["scaleTargetRef"]["name"] == name
         assert "replicas" not in specs[name], "each apply would undo what was scaled"
         assert scaled["minReplicas"] == 2
-        assert made["PodDisruptionBudget", "moothall", name]["spec"] == {
+        assert overlay["PodDisruptionBudget", "moothall", name]["spec"] == {
             "maxUnavailable": 1,
             "selector": specs[name]["selector"],
         }
@@ -253,11 +259,11 @@ def test_a_drained_node_and_the_processors_use_are_heeded(made: Objects) -> None
 
 
 async def test_the_probe_is_answered_as_the_kubelet_asks_it(
-    made: Objects, settings: Settings, tmp_path: Path
+    overlay: Objects, settings: Settings, tmp_path: Path
 ) -> None:
     (probe,) = {
         str(container(spec)["readinessProbe"]): container(spec)["readinessProbe"]["httpGet"]
-        for spec in deployments(made).values()
+        for spec in deployments(overlay).values()
     }.values()
     dependencies = doors_of(MemoryDesk())
     dependencies.taking.set()
@@ -273,4 +279,4 @@ async def test_the_probe_is_answered_as_the_kubelet_asks_it(
         async with kubelet.get(url, headers=headers, ssl=False) as answer:
             assert answer.status == 200
         async with kubelet.get(url, ssl=False) as answer:
-            assert answer.status == 403, "by the pod's address it is not called"
+            assert answer.status == 403, "it is not called by the pod's address"

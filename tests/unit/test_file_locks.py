@@ -1,4 +1,4 @@
-"""Locks that processes share, and texts for their owner alone."""
+"""Locks that processes share, and files readable for their owner alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_lock_is_one_process_s_and_free_when_that_is_killed(tmp_path: Path) ->
 
 
 async def test_who_comes_second_waits_for_the_first(tmp_path: Path) -> None:
-    path, said = tmp_path / "locks" / "base", []
+    path, order = tmp_path / "locks" / "base", []
     first_is_in = asyncio.Event()
     leave = asyncio.Event()
 
@@ -45,7 +45,7 @@ async def test_who_comes_second_waits_for_the_first(tmp_path: Path) -> None:
         async with lock(path):
             first_is_in.set()
             await leave.wait()
-            said.append("first")
+            order.append("first")
 
     async def second() -> None:
         await first_is_in.wait()
@@ -53,10 +53,10 @@ async def test_who_comes_second_waits_for_the_first(tmp_path: Path) -> None:
             assert not free
         leave.set()
         async with lock(path):
-            said.append("second")
+            order.append("second")
 
     await asyncio.gather(first(), second())
-    assert said == ["first", "second"]
+    assert order == ["first", "second"]
 
 
 def test_a_private_text_is_its_owner_s_alone_also_where_it_was_not(tmp_path: Path) -> None:
@@ -66,4 +66,4 @@ def test_a_private_text_is_its_owner_s_alone_also_where_it_was_not(tmp_path: Pat
     write_private(path, "new")
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [one.name for one in tmp_path.iterdir()] == ["token"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["token"]

@@ -1,4 +1,4 @@
-"""The images say what the code expects of them."""
+"""The images match the code's expectations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_of_ours_it_holds_what_runs_inside_alone_and_nobody_is_root() -> None:
 
 
 def test_its_packages_are_those_that_the_host_shows_a_sandbox_of_its_own() -> None:
-    wanted = {name.replace("_", "-") for name in syntax.PACKAGES} | {"pydantic-monty"}
+    required = {name.replace("_", "-") for name in syntax.PACKAGES} | {"pydantic-monty"}
     locked = dict(
         re.findall(
             r"^([a-z0-9-]+)==(\S+)",
@@ -54,7 +54,7 @@ def test_its_packages_are_those_that_the_host_shows_a_sandbox_of_its_own() -> No
             re.MULTILINE,
         )
     )
-    assert wanted <= set(locked)
+    assert required <= set(locked)
     assert {name: run[name] for name in locked} == locked
     assert (
         tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
@@ -65,14 +65,21 @@ def test_its_packages_are_those_that_the_host_shows_a_sandbox_of_its_own() -> No
 
 
 def test_moothall_executor_is_a_command_of_the_image_of_workspaces(tmp_path: Path) -> None:
-    made = (
+    script_text = (
         TEXT.partition("&& printf")[2].partition("> /usr/local/bin/moothall")[0].replace("\\\n", "")
     )
     script = tmp_path / "moothall"
     script.write_bytes(
-        subprocess.run(["sh", "-c", f"printf {made}"], check=True, capture_output=True).stdout
+        subprocess.run(
+            ["sh", "-c", f"printf {script_text}"], check=True, capture_output=True
+        ).stdout
     )
-    told = subprocess.run(["sh", str(script), "serve"], check=False, capture_output=True, text=True)
-    assert (told.returncode, "moothall executor SOCKET OPTIONS" in told.stderr) == (2, True)
+    completed = subprocess.run(
+        ["sh", str(script), "serve"], check=False, capture_output=True, text=True
+    )
+    assert (completed.returncode, "moothall executor SOCKET OPTIONS" in completed.stderr) == (
+        2,
+        True,
+    )
     boot = BOOT.format(module="moothall.sandbox_runtime.container_init").replace("'", r"\"")
     assert f'exec python3 -I -S -c "{boot}" "$@"' in script.read_text(encoding="utf-8")

@@ -36,7 +36,7 @@ _RUST = (
 )
 
 
-def _told(path: str, text: str) -> list[tuple[str, str, str]]:
+def _mutations_of(path: str, text: str) -> list[tuple[str, str, str]]:
     return [
         (fault.function, text[fault.start : fault.end].strip(), fault.new.strip())
         for fault in faults(path, text)
@@ -45,9 +45,9 @@ def _told(path: str, text: str) -> list[tuple[str, str, str]]:
 
 def test_every_fault_of_python_is_one_change_that_still_can_be_read() -> None:
     text = inspect.getsource(search)
-    found = faults("src/all.py", text)
-    assert len(found) > 20
-    for fault in found:
+    all_faults = faults("src/all.py", text)
+    assert len(all_faults) > 20
+    for fault in all_faults:
         broken = fault.broken(text)
         assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(text)), fault
         assert fault.function
@@ -64,11 +64,11 @@ def test_python_s_faults_are_in_functions_and_said_by_kind() -> None:
             return a != b and not True
         '''
     )
-    found = [
+    described = [
         (fault.kind, fault.function, text[fault.start : fault.end])
         for fault in faults("a.py", text)
     ]
-    assert set(found) == {
+    assert set(described) == {
         ("return", "néw", "return a != b and not True"),
         ("and/or", "néw", "a != b and not True"),
         ("comparison", "néw", "a != b"),
@@ -88,12 +88,16 @@ _C = (
 
 
 def test_functions_are_found_where_they_are_members_and_in_c() -> None:
-    assert _told("a.js", _MEMBERS) == [("make", "+", "-"), ("make", "1", "2"), ("less", "<", ">=")]
-    assert _told("a.c", _C) == [("less", "<", ">=")]
+    assert _mutations_of("a.js", _MEMBERS) == [
+        ("make", "+", "-"),
+        ("make", "1", "2"),
+        ("less", "<", ">="),
+    ]
+    assert _mutations_of("a.c", _C) == [("less", "<", ">=")]
 
 
 def test_comments_strings_patterns_and_what_lies_outside_functions_are_left_alone() -> None:
-    assert _told("sum.go", _GO) == [
+    assert _mutations_of("sum.go", _GO) == [
         ("Add", "==", "!="),
         ("Add", "<", ">="),
         ("Add", "&&", "||"),
@@ -102,8 +106,11 @@ def test_comments_strings_patterns_and_what_lies_outside_functions_are_left_alon
         ("Add", "1", "2"),
         ("Add", ">", "<="),
     ]
-    assert [(old, new) for _, old, new in _told("add.js", _JS)] == [("&&", "||"), ("-", "+")]
-    assert _told("src/lib.rs", _RUST) == [("add", "==", "!="), ("add", "1", "2")]
+    assert [(old, new) for _, old, new in _mutations_of("add.js", _JS)] == [
+        ("&&", "||"),
+        ("-", "+"),
+    ]
+    assert _mutations_of("src/lib.rs", _RUST) == [("add", "==", "!="), ("add", "1", "2")]
 
 
 @pytest.mark.parametrize(
@@ -125,8 +132,10 @@ def test_any_text_is_read_to_its_end(text: str, path: str) -> None:
 
 
 def _riddle(text: str, first: int, second: int) -> Riddle:
-    found = faults("src/sums.py", text)
-    return Riddle({"src/sums.py": text}, found[first], found[second], ("tests/test_sums.py",))
+    all_faults = faults("src/sums.py", text)
+    return Riddle(
+        {"src/sums.py": text}, all_faults[first], all_faults[second], ("tests/test_sums.py",)
+    )
 
 
 def _after(text: str, actions: list[dict[str, object]]) -> str:
@@ -166,9 +175,8 @@ def test_somebody_is_right_unless_nobody_shall_be(task_id: str) -> None:
 
 def test_half_of_the_seats_are_right() -> None:
     counts = [len(Player(0.5).right_seats(str(number))) for number in range(400)]
-    assert (
-        1.6 < sum(counts) / len(counts) < 1.85
-    )  # 12/7: nobody is right in one of eight, and is drawn again
+    # 12/7: nobody is right in one of eight draws, which are repeated.
+    assert 1.6 < sum(counts) / len(counts) < 1.85
 
 
 def test_the_corpus_is_as_large_as_promised_and_every_package_is_pinned() -> None:

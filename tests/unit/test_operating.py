@@ -1,4 +1,4 @@
-"""Each command of docs/operating.md names commands, options, files and objects that there are."""
+"""Each command of docs/operating.md names existing commands, options, files and objects."""
 
 from __future__ import annotations
 
@@ -23,31 +23,39 @@ MADE_BY_OTHERS = {"hosts"}  # KubeRay's Secret
 
 
 def commands() -> list[str]:
-    """Those on lines of their own and those within a sentence."""
-    found = re.findall(r"^    (\S.*)$|`([^`\n]+)`", TEXT, re.MULTILINE)
-    said = (line or span for line, span in found)
-    whole = [
-        each
-        for each in said
-        if each.startswith(KNOWN) and (" " in each or each.startswith("scripts/"))
+    """Yield commands on lines of their own and within sentences."""
+    matches = re.findall(r"^    (\S.*)$|`([^`\n]+)`", TEXT, re.MULTILINE)
+    spans = (line or span for line, span in matches)
+    command_lines = [
+        item
+        for item in spans
+        if item.startswith(KNOWN) and (" " in item or item.startswith("scripts/"))
     ]
-    return sorted({part.strip() for each in whole for part in each.split(" | ")})
+    return sorted({part.strip() for item in command_lines for part in item.split(" | ")})
 
 
 @functools.cache
 def named() -> set[tuple[str, str]]:
-    """Kind and name of every object in the manifests."""
-    found = set()
+    """Return kind and name of every object in the manifests."""
+    names = set()
     for path in MANIFESTS:
-        for each in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-            if isinstance(each, dict) and "metadata" in each and "name" in each["metadata"]:
-                found.add((each["kind"].lower(), each["metadata"]["name"]))
-    return found
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            if (
+                isinstance(document, dict)
+                and "metadata" in document
+                and "name" in document["metadata"]
+            ):
+                names.add((document["kind"].lower(), document["metadata"]["name"]))
+    return names
 
 
 @pytest.mark.parametrize(
     "command",
-    [each for each in commands() if each.startswith("moothall") or " -- moothall " in each],
+    [
+        command_line
+        for command_line in commands()
+        if command_line.startswith("moothall") or " -- moothall " in command_line
+    ],
 )
 def test_ours_are_commands_with_their_options(command: str) -> None:
     words = shlex.split(command)
@@ -56,11 +64,11 @@ def test_ours_are_commands_with_their_options(command: str) -> None:
     context = click.Context(main)
     rest = words[1:]
     while isinstance(group, click.Group) and rest:
-        found = group.get_command(context, rest[0])
-        assert found is not None, f"{command}: no command {rest[0]}"
-        group, rest = found, rest[1:]
-    known = {option for parameter in group.params for option in parameter.opts} | {"--help"}
-    assert {word for word in rest if word.startswith("-")} <= known, command
+        subcommand = group.get_command(context, rest[0])
+        assert subcommand is not None, f"{command}: no command {rest[0]}"
+        group, rest = subcommand, rest[1:]
+    options = {option for parameter in group.params for option in parameter.opts} | {"--help"}
+    assert {word for word in rest if word.startswith("-")} <= options, command
 
 
 def objects(words: list[str]) -> Iterator[tuple[str, str]]:
@@ -70,7 +78,12 @@ def objects(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "command", [each for each in commands() if each.startswith(("kubectl", "scripts/"))]
+    "command",
+    [
+        command_line
+        for command_line in commands()
+        if command_line.startswith(("kubectl", "scripts/"))
+    ],
 )
 def test_files_and_objects_are_there(command: str) -> None:
     words = shlex.split(command)

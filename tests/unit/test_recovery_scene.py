@@ -1,4 +1,4 @@
-"""The kill matrix covers whatever the registry holds."""
+"""The kill matrix covers the whole registry."""
 
 from __future__ import annotations
 

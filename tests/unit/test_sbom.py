@@ -1,5 +1,5 @@
-"""scripts/sbom.py says of an image what is installed in it: here one made of this machine's own
-records of packages.
+"""scripts/sbom.py lists what is installed in an image: here one made of this machine's own package
+records.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def sbom(archive: Path) -> subprocess.CompletedProcess[str]:
 
 def named(document: str) -> set[str]:
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(document) is None
-    return {each["purl"] for each in json.loads(document)["components"]}
+    return {component["purl"] for component in json.loads(document)["components"]}
 
 
 def metadata(name: str, version: str) -> bytes:
@@ -72,25 +72,24 @@ def test_it_says_what_the_last_layer_leaves(tmp_path: Path) -> None:
     write(
         tmp_path / "image.tar", "registry.local/an-image:dev", [layer(lower), layer(upper)], config
     )
-    done = sbom(tmp_path / "image.tar")
-    assert done.returncode == 0, done.stderr
-    assert named(done.stdout) == {
+    result = sbom(tmp_path / "image.tar")
+    assert result.returncode == 0, result.stderr
+    assert named(result.stdout) == {
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64",
         "pkg:generic/python@3.11.7",
         "pkg:pypi/b@1",
         "pkg:pypi/old-name@1",
         "pkg:pypi/replaced@2",
     }
-    assert json.loads(done.stdout)["metadata"]["component"]["name"] == "registry.local/an-image:dev"
+    assert (
+        json.loads(result.stdout)["metadata"]["component"]["name"] == "registry.local/an-image:dev"
+    )
 
 
-@pytest.mark.e2e  # asks the tools of the whole machine
+@pytest.mark.e2e  # queries the tools of the whole machine
 def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
     if shutil.which("dpkg-query") is None:
-        pytest.skip(
-            "no dpkg on this machine: this part is for Debian; elsewhere there is nothing to "
-            "compare with"
-        )
+        pytest.skip("no dpkg on this machine: this test requires Debian")
     status = Path("/var/lib/dpkg/status")
     here = Path(sys.prefix) / "lib"
     files = {str(status): status.read_bytes()}
@@ -99,33 +98,37 @@ def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
         for path in here.rglob("*.dist-info/METADATA")
     }
     write(tmp_path / "image.tar", "a:1", [layer(files)], {})
-    found = json.loads(sbom(tmp_path / "image.tar").stdout)["components"]
-    asked = subprocess.run(
+    components = json.loads(sbom(tmp_path / "image.tar").stdout)["components"]
+    completed = subprocess.run(
         ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\n"],
         capture_output=True,
         text=True,
         check=True,
     )
     installed = [
-        line.split()[1:] for line in asked.stdout.splitlines() if line.startswith("installed ")
+        line.split()[1:] for line in completed.stdout.splitlines() if line.startswith("installed ")
     ]
     debian = {
-        (each["name"], each["version"]) for each in found if each["purl"].startswith("pkg:deb/")
+        (item["name"], item["version"])
+        for item in components
+        if item["purl"].startswith("pkg:deb/")
     }
     assert debian == {(name, version) for name, version in installed}
     python = {
-        (each["name"], each["version"]) for each in found if each["purl"].startswith("pkg:pypi/")
+        (item["name"], item["version"])
+        for item in components
+        if item["purl"].startswith("pkg:pypi/")
     }
-    for each in ("pytest", "ray", "grpcio"):
-        assert (each, importlib.metadata.version(each)) in python
+    for item in ("pytest", "ray", "grpcio"):
+        assert (item, importlib.metadata.version(item)) in python
 
 
 def behind_an_index(archive: Path, out: Path) -> None:
-    """As Docker saves an image that has attestations: the image's entry is one of two in an index,
-    which the archive names.
+    """Return an archive as Docker saves an image with attestations: the image is one of two entries
+    of an index, which the archive names.
     """
     with tarfile.open(archive) as source:
-        blobs = {each.name: file.read() for each in source if (file := source.extractfile(each))}
+        blobs = {item.name: file.read() for item in source if (file := source.extractfile(item))}
     (entry,) = json.loads(blobs["index.json"])["manifests"]
     attestation = {**entry, "platform": {"architecture": "unknown", "os": "unknown"}}
     between = json.dumps({"schemaVersion": 2, "manifests": [entry, attestation]}).encode()
@@ -140,13 +143,13 @@ def behind_an_index(archive: Path, out: Path) -> None:
 def test_an_index_between_is_followed(tmp_path: Path) -> None:
     write(tmp_path / "image.tar", "a:1", [layer({"var/lib/dpkg/status": STATUS.encode()})], {})
     behind_an_index(tmp_path / "image.tar", tmp_path / "indexed.tar")
-    done = sbom(tmp_path / "indexed.tar")
-    assert done.returncode == 0, done.stderr
-    assert named(done.stdout) == {"pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64"}
+    result = sbom(tmp_path / "indexed.tar")
+    assert result.returncode == 0, result.stderr
+    assert named(result.stdout) == {"pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64"}
 
 
 def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"nothing")
-    done = sbom(tmp_path / "x.tar")
-    assert done.returncode == 1
-    assert "is no OCI archive of one image" in done.stderr
+    result = sbom(tmp_path / "x.tar")
+    assert result.returncode == 1
+    assert "is no OCI archive of one image" in result.stderr

@@ -1,4 +1,4 @@
-"""`scripts/setup` says what it downloads and how much, before it does."""
+"""`scripts/setup` announces its downloads and their size."""
 
 from __future__ import annotations
 
@@ -49,15 +49,17 @@ def run(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", ["run", "dev"])
 def test_what_is_downloaded_is_named_with_its_size(project: Path, name: str) -> None:
-    done = run(project, name)
-    assert done.returncode == 0, done.stderr
+    result = run(project, name)
+    assert result.returncode == 0, result.stderr
     lock = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8")
     count = sum("==" in line and line[:1].isalnum() for line in lock.splitlines())
-    assert f"pip downloads up to {count} packages of requirements/{name}.txt, about " in done.stderr
-    assert " MB" in done.stderr
-    assert run(project, name).stderr == "", "the second time nothing is made"
+    assert (
+        f"pip downloads up to {count} packages of requirements/{name}.txt, about " in result.stderr
+    )
+    assert " MB" in result.stderr
+    assert run(project, name).stderr == "", "the second run creates nothing"
 
 
 def test_another_environment_is_refused(project: Path) -> None:
-    done = run(project, "prod")
-    assert (done.returncode, done.stderr) == (2, "usage: scripts/setup run|dev\n")
+    result = run(project, "prod")
+    assert (result.returncode, result.stderr) == (2, "usage: scripts/setup run|dev\n")

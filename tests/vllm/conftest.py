@@ -1,4 +1,4 @@
-"""The real servers that scripts/test-vllm started, and named as MOOTHALL_LLM__BASE_URL and
+"""The real servers that scripts/test-vllm started and named in MOOTHALL_LLM__BASE_URL and
 MOOTHALL_MODELS.
 """
 
@@ -18,7 +18,7 @@ _MEASURED = pytest.StashKey[list[str]]()
 
 @pytest.fixture
 def measured(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Take a line for the summary at the end."""
+    """Add a line to the summary at the end."""
     return request.config.stash.setdefault(_MEASURED, []).append
 
 
@@ -50,19 +50,21 @@ def url(llm: LlmSettings) -> str:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def model(llm: LlmSettings, url: str) -> AsyncIterator[OpenAIModel]:
     async with open_model(llm, url) as client:
-        assert await client.server_metrics() is not None, f"{url} does not say that it is a vLLM"
+        assert await client.server_metrics() is not None, (
+            f"{url} does not report that it is a vLLM server"
+        )
         yield client
 
 
 async def _open(name: str) -> AsyncIterator[OpenAIModel]:
     """Open the client of a model in MOOTHALL_MODELS."""
-    known = load_settings().models
-    if name not in known:
+    models = load_settings().models
+    if name not in models:
         pytest.skip(
-            f"MOOTHALL_MODELS has no model {name!r}; scripts/test-vllm without a server of yours "
-            "starts it"
+            f"MOOTHALL_MODELS has no model {name!r}; scripts/test-vllm starts it if no "
+            "server is set"
         )
-    base_url = known[name].base_url
+    base_url = models[name].base_url
     assert base_url
     async with open_model(LlmSettings(base_url=base_url), base_url) as client:
         yield client

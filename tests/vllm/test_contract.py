@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 class TestVllm(ChatModelContract):
-    """On vLLM."""
+    """The contract on vLLM."""
 
 
 class TestJson(ServerContract):
@@ -47,7 +47,7 @@ class TestNativeTools(ServerContract):
 
 class TestBlocks(ServerContract):
     """With a parser for reasoning: vLLM then enforces a schema only after the reasoning, and this
-    model does not reason by itself.
+    model does not reason unprompted.
     """
 
     @pytest_asyncio.fixture(loop_scope="session")
@@ -64,8 +64,8 @@ async def test_doctor_says_what_is_true_of_each(
 ) -> None:
     assert coder.url != thinker.url
     servers = {name: os.environ[name] for name in ("MOOTHALL_LLM__BASE_URL", "MOOTHALL_MODELS")}
-    done = await Command(tmp_path / "data", extra=servers)("doctor", "--json")
-    parts = {finding["part"]: finding["detail"] for finding in json.loads(done.out)}
+    result = await Command(tmp_path / "data", extra=servers)("doctor", "--json")
+    parts = {finding["part"]: finding["detail"] for finding in json.loads(result.out)}
     assert (
         "replies as json; window of 16,384 tokens (the server's list of models)" in parts["model"]
     )

@@ -1,5 +1,5 @@
-"""What a council costs on a server that caches what prompts begin with: the context is computed
-once, not once a seat.
+"""The prompt tokens that a council costs on a server with a prefix cache: the context is computed
+once, not once per seat.
 
 The protocol, its prompts and the client are the real ones; the model's answers are noise that obeys
 the schemas.
@@ -19,7 +19,7 @@ import pytest
 from moothall.domain.event import EventType
 from moothall.domain.task import Constraints
 from moothall.llm.client import OpenAIModel
-from support.council import CouncilHouse, of, open_council
+from support.council import CouncilEnvironment, of, open_council
 from support.repos import SAMPLE
 from support.watching import WatchedModel, block_size, in_common, perfect_prefill, tokenized
 
@@ -62,12 +62,12 @@ CODE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("wanted", [TEXT, CODE], ids=["text", "code"])
+@pytest.mark.parametrize("council_options", [TEXT, CODE], ids=["text", "code"])
 async def test_a_council_of_five_computes_its_context_once(
     model: OpenAIModel,
     url: str,
     tmp_path: Path,
-    wanted: dict[str, Any],
+    council_options: dict[str, Any],
     measured: Callable[[str], None],
 ) -> None:
     watched = WatchedModel(model)
@@ -76,27 +76,30 @@ async def test_a_council_of_five_computes_its_context_once(
         tmp_path, lambda _b, _h: "", files=files, context_tokens=16_384, max_tokens=300
     ) as app:
         app.parts = replace(app.parts, model=watched)
-        await model.reply_mode()  # found out once, by a call of its own
+        await model.reply_mode()  # probed once, by a separate call
         before = await model.server_metrics()
-        events = await deliberate(app, wanted)
+        events = await deliberate(app, council_options)
         after = await model.server_metrics()
     assert before is not None
     assert after is not None
     assert not after.missing
     prompts, block = await all_tokens(watched, url)
     usage = [reply.usage for _, reply in watched.calls]
-    asked = sum(item.prompt_tokens for item in usage)
-    computed = asked - sum(item.cached_tokens for item in usage)
+    prompt_tokens = sum(item.prompt_tokens for item in usage)
+    computed = prompt_tokens - sum(item.cached_tokens for item in usage)
     predicted = perfect_prefill(prompts, block)
     shared = in_common(prompts)
     measured(
-        f"{SEATS} seats, {wanted['protocol']}: {len(prompts)} calls, {asked} prompt tokens, "
+        f"{SEATS} seats, {council_options['protocol']}: {len(prompts)} calls, "
+        f"{prompt_tokens} prompt tokens, "
         f"{shared} in common; predicted in blocks of {block} {predicted}, computed {computed} = "
-        f"{computed / predicted:.3f} of it; without a cache {asked / predicted:.1f}"
+        f"{computed / predicted:.3f} of it; without a cache {prompt_tokens / predicted:.1f}"
     )
-    assert asked == sum(map(len, prompts)) == delta(before.prompt_tokens, after.prompt_tokens)
-    assert asked - computed == delta(before.cached_tokens, after.cached_tokens)
-    assert shared * 5 > CONTEXT  # the context is what they have in common
+    assert (
+        prompt_tokens == sum(map(len, prompts)) == delta(before.prompt_tokens, after.prompt_tokens)
+    )
+    assert prompt_tokens - computed == delta(before.cached_tokens, after.cached_tokens)
+    assert shared * 5 > CONTEXT  # the context is their common prefix
     assert len(of(events, EventType.SEAT_FINISHED)) == SEATS
     assert computed <= MOST_OVER_PREDICTED * predicted
 
@@ -107,10 +110,10 @@ def delta(before: float | None, after: float | None) -> int:
     return int(after - before)
 
 
-async def deliberate(app: CouncilHouse, wanted: dict[str, Any]) -> Any:
-    # A tenant of its own begins with a cache of its own, whatever ran before.
+async def deliberate(app: CouncilEnvironment, options: dict[str, Any]) -> Any:
+    # A new tenant starts with an empty cache, whatever ran before.
     d = app.deliberation(
-        seats=SEATS, seconds=600, tenant=f"tenant-{secrets.token_hex(8)}", **wanted
+        seats=SEATS, seconds=600, tenant=f"tenant-{secrets.token_hex(8)}", **options
     )
     return await app.run(d)
 

@@ -1,5 +1,5 @@
-"""What of a real vLLM our client counts on, beyond the contract: queues that empty, caches kept
-apart, clear refusals.
+"""Properties of a real vLLM that our client relies on, beyond the contract: draining queues,
+separate caches, clear refusals.
 """
 
 from __future__ import annotations
@@ -37,21 +37,19 @@ STORY = (Message("user", "Tell a very long story."),)
 SPECS = tuple(CATALOGUE.values())
 
 
-async def until_running(model: OpenAIModel, wanted: int) -> None:
-    """Wait until as many calls run on the server; it says so in its figures, late where its machine
-    is busy.
-    """
+async def until_running(model: OpenAIModel, expected: int) -> None:
+    """Wait until this many calls run on the server. Its metrics lag on a busy machine."""
     patience = datetime.now(UTC) + timedelta(seconds=60)
     figures: object = None
     while datetime.now(UTC) < patience:
         try:
-            figures = said = await model.server_metrics()
+            figures = current = await model.server_metrics()
         except ModelUnavailable as error:
-            figures, said = error, None
-        if said is not None and said.running == wanted:
+            figures, current = error, None
+        if current is not None and current.running == expected:
             return
         await asyncio.sleep(0.05)
-    pytest.fail(f"waited for {wanted} running calls; {figures}")
+    pytest.fail(f"waited for {expected} running calls; {figures}")
 
 
 async def test_all_figures_that_we_read_are_there(model: OpenAIModel) -> None:
@@ -63,11 +61,11 @@ async def test_all_figures_that_we_read_are_there(model: OpenAIModel) -> None:
 
 
 async def test_the_same_seed_gives_the_same_answer_and_another_another(model: OpenAIModel) -> None:
-    said = [
+    texts = [
         (await model.chat(ask(temperature=0.9, seed=seed, max_tokens=24))).text
         for seed in (5, 5, 6)
     ]
-    assert said[0] == said[1] != said[2]
+    assert texts[0] == texts[1] != texts[2]
 
 
 async def test_a_cancelled_call_stops_on_the_server(model: OpenAIModel) -> None:
@@ -115,19 +113,18 @@ async def test_tenants_do_not_share_a_cache(model: OpenAIModel) -> None:
 
 
 async def test_a_turn_with_every_tool_is_obeyed(model: OpenAIModel) -> None:
-    whole = 0
+    complete = 0
     for seed in range(30):
         reply = await model.chat(
             ask(schema=turn_schema(SPECS), max_tokens=1000, temperature=1.0, seed=seed, seconds=300)
         )
-        if (
-            reply.finish_reason == "stop"
-        ):  # what a model of random weights says is often cut at its limit
+        # The output of a model with random weights is often cut at its limit.
+        if reply.finish_reason == "stop":
             assert all(action.tool in CATALOGUE for action in read_turn(reply, "json").actions)
-            whole += 1
-        if whole == 3:
+            complete += 1
+        if complete == 3:
             return
-    pytest.fail(f"{whole} of 30 replies were whole")
+    pytest.fail(f"{complete} of 30 replies were complete")
 
 
 @pytest.mark.parametrize(
@@ -140,15 +137,15 @@ async def test_every_other_schema_is_obeyed(model: OpenAIModel, schema: ReplySch
         ask(schema=schema, max_tokens=900, temperature=1.0, seed=3, seconds=300)
     )
     assert reply.finish_reason == "stop"
-    said = json.loads(reply.text)
+    document = json.loads(reply.text)
     if schema.name == "review":
-        assert read_review(reply, 3).score == pytest.approx(sum(said["scores"]) / 3)
-    assert sorted(said) == sorted(schema.schema["properties"])
+        assert read_review(reply, 3).score == pytest.approx(sum(document["scores"]) / 3)
+    assert sorted(document) == sorted(schema.schema["properties"])
 
 
 async def test_a_reviewers_score_comes_with_how_likely_others_were(model: OpenAIModel) -> None:
-    wanted = ask(schema=review_schema(3), max_tokens=900, temperature=0.0, seconds=300)
-    bare, scored = [await model.chat(replace(wanted, scored=value)) for value in (False, True)]
+    request = ask(schema=review_schema(3), max_tokens=900, temperature=0.0, seconds=300)
+    bare, scored = [await model.chat(replace(request, scored=value)) for value in (False, True)]
     assert (bare.text, bare.digits, bare.earlier_digits) == (scored.text, (), ())
     scores = json.loads(scored.text)["scores"]
     numbers = [*scored.earlier_digits, scored.digits][-3:]

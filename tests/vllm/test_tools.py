@@ -1,5 +1,5 @@
-"""A seat that works with native tool calls on a real vLLM. What the small model does there is its
-own; that its calls run is ours.
+"""A seat that works with native tool calls on a real vLLM. The small model's choices are not
+tested; that its calls run is.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the tests in a cluster share: its API, the namespaces of deploy/k8s, and its overlay `dev`
-where it is installed.
+"""Fixtures of the tests in a cluster: its API, the namespaces of deploy/k8s, and an installed
+overlay `dev`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ ODD, NEWLINE = 'it\'s $(touch pwned) `id` "d";&|.txt', "a\nb.txt"
 """Names of files."""
 
 
-class SharedCluster(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Workers share the cluster: what needs the same server, overlay or namespace goes to one of
-    them. xdist's own groups have no effect with pytest 9.2.
+class SharedCluster(LoadScopeScheduling):  # type: ignore[misc]  # untyped
+    """A scheduler for workers that share a cluster: tests of the same server, overlay or namespace
+    run on one worker. xdist's own groups have no effect with pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -54,47 +54,47 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedC
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let nobody's test meet a node that another one's took away. Whoever comes later waits behind
-    whoever waits for the nodes.
+    """Keep tests apart from tests that take nodes away. A test that arrives later waits behind a
+    test that waits for the nodes.
     """
     alone, locks = item.get_closest_marker("alone"), Home.of_user().root
     locks.mkdir(parents=True, exist_ok=True)
-    with (locks / "queue.lock").open("w") as queue, (locks / "nodes.lock").open("w") as held:
+    with (locks / "queue.lock").open("w") as queue, (locks / "nodes.lock").open("w") as nodes_lock:
         fcntl.flock(queue, fcntl.LOCK_EX)
-        fcntl.flock(held, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(nodes_lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(queue, fcntl.LOCK_UN)
         return (yield)
 
 
 @pytest.fixture(scope="session")
 def api() -> client.ApiClient:
-    found: client.ApiClient = config.new_client_from_config()  # type: ignore[no-untyped-call]  # the client publishes none
-    return found
+    api_client: client.ApiClient = config.new_client_from_config()  # type: ignore[no-untyped-call]  # the client publishes no types
+    return api_client
 
 
 @pytest.fixture(scope="session", autouse=True)
 def namespaces() -> None:
-    """Those of deploy/k8s."""
+    """The namespaces of deploy/k8s."""
     make_namespaces()
 
 
 def odd_or_by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    """A seat whose task says ODD writes files of these names too."""
-    said = by_task(body, headers)
-    if "ODD" not in str(body) or not isinstance(said, str):
-        return said
-    asked = json.loads(said)
+    """Reply by task; a seat whose task contains ODD also writes files with odd names."""
+    reply = by_task(body, headers)
+    if "ODD" not in str(body) or not isinstance(reply, str):
+        return reply
+    turn = json.loads(reply)
     first, last = (
         {"tool": "files.append", "args": {"path": name, "content": "$(id)\n'\"\n"}}
         for name in (ODD, NEWLINE)
     )
-    asked["actions"] = [first, *asked["actions"], last]  # what is refused ends a turn
-    return json.dumps(asked)
+    turn["actions"] = [first, *turn["actions"], last]  # a refused action ends a turn
+    return json.dumps(turn)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def reachable() -> AsyncIterator[ScriptedModel]:
-    """A model server that the pods reach."""
+    """A model server that pods can reach."""
     async with scripted_model(
         scripted(odd_or_by_task), host=os.environ["CLUSTER_ADDRESS"]
     ) as server:
@@ -105,39 +105,39 @@ async def reachable() -> AsyncIterator[ScriptedModel]:
 async def installed(
     reachable: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[dict[str, Path]]:
-    """The overlay `dev` in the cluster, as docs/operating.md says it, with keys of its own, which
-    it yields by their name.
+    """The overlay `dev`, installed as in docs/operating.md with generated keys; yields the keys by
+    name.
     """
     folder = tmp_path_factory.mktemp("overlay")
     keys = make(folder / "keys")
     secrets = {"nats-accounts": ("accounts.conf",), "moothall-bus": tuple(keys)}
     for name, files in secrets.items():
-        given = [f"--from-file={keys[file]}" for file in files]
-        said = await ask(
+        from_files = [f"--from-file={keys[file]}" for file in files]
+        manifest = await ask(
             "-n",
             "moothall",
             "create",
             "secret",
             "generic",
             name,
-            *given,
+            *from_files,
             "--dry-run=client",
             "-o",
             "yaml",
         )
-        await ask("apply", "-f", "-", given=said)
+        await ask("apply", "-f", "-", given=manifest)
     dev = os.path.relpath(DEPLOY / "overlays/dev", folder)
     (folder / "kustomization.yaml").write_text(
         OVERLAY.format(dev=dev, model=reachable.base_url), encoding="utf-8"
     )
     try:
         await ask("apply", "-k", str(folder))
-        for what in ("statefulset/nats", "deployment/moothall"):
+        for workload in ("statefulset/nats", "deployment/moothall"):
             try:
-                await ask("-n", "moothall", "rollout", "status", what, "--timeout=180s")
+                await ask("-n", "moothall", "rollout", "status", workload, "--timeout=180s")
             except AssertionError as error:
                 seen = await ask("-n", "moothall", "describe", "pods") + await ask(
-                    "-n", "moothall", "logs", what, check=False
+                    "-n", "moothall", "logs", workload, check=False
                 )
                 pytest.fail(f"{error}\n{seen[-6000:]}")
         yield keys

@@ -1,5 +1,5 @@
-"""deploy/k8s as it is installed: its overlay `dev` runs, a council inside it ends proven, and what
-it may do is what it says.
+"""deploy/k8s as installed: the overlay `dev` runs, a council in it ends proven, and its permissions
+are as documented.
 """
 
 from __future__ import annotations
@@ -41,32 +41,31 @@ for words in (("init", "-q", "-b", "main"), ("add", "."), (*who, "commit", "-q",
 """  # noqa: E501 - a line of embedded text
 
 
-async def inside(*command: str, check: bool = True) -> str:
+async def run_in_pod(*command: str, check: bool = True) -> str:
     return await ask("-n", "moothall", "exec", "deploy/moothall", "--", *command, check=check)
 
 
 async def deliberate(name: str, task: str) -> dict[str, Any]:
-    """A council inside the cluster on a fresh sample repository."""
-    await inside("python", "-c", SAMPLE, f"/data/{name}")
-    said = await inside(
+    """Run a council in the cluster on a fresh sample repository."""
+    await run_in_pod("python", "-c", SAMPLE, f"/data/{name}")
+    output = await run_in_pod(
         "moothall", "deliberate", "--repo", f"/data/{name}", "--agents", "3", "--json", task
     )
-    found: dict[str, Any] = json.loads(said[said.index("{") : said.rindex("}") + 1])
-    return found
+    outcome: dict[str, Any] = json.loads(output[output.index("{") : output.rindex("}") + 1])
+    return outcome
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def defined() -> None:
-    """The kinds of KubeRay and of the Prometheus operator."""
+async def custom_resources() -> None:
+    """The custom resource definitions of KubeRay and of the Prometheus operator."""
     try:
         definitions = crds.files()
     except gobuilt.Missing as missing:
         pytest.skip(str(missing))
     for definition in definitions:
         await ask("apply", "--server-side", "-f", str(definition))
-        async with asyncio.timeout(
-            60
-        ):  # one that is just made has no conditions yet, at which `kubectl wait` gives up
+        # `kubectl wait` gives up on a new object, which has no conditions yet.
+        async with asyncio.timeout(60):
             while "condition met" not in await ask(
                 "wait", "--for=condition=Established", "-f", str(definition), check=False
             ):
@@ -77,14 +76,14 @@ OVERLAYS = sorted(path.name for path in (DEPLOY / "overlays").iterdir())
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-async def test_the_cluster_accepts_every_overlay(overlay: str, defined: None) -> None:
-    said = await ask("apply", "--dry-run=server", "-k", str(DEPLOY / "overlays" / overlay))
-    assert "would violate PodSecurity" not in said
-    assert "(server dry run)" in said
+async def test_the_cluster_accepts_every_overlay(overlay: str, custom_resources: None) -> None:
+    output = await ask("apply", "--dry-run=server", "-k", str(DEPLOY / "overlays" / overlay))
+    assert "would violate PodSecurity" not in output
+    assert "(server dry run)" in output
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-async def test_the_cluster_accepts_the_chart(overlay: str, defined: None) -> None:
+async def test_the_cluster_accepts_the_chart(overlay: str, custom_resources: None) -> None:
     try:
         helm = gobuilt.program("helm")
     except gobuilt.Missing as missing:
@@ -101,19 +100,19 @@ async def test_the_cluster_accepts_the_chart(overlay: str, defined: None) -> Non
         "-f",
         f"{chart}/ci/{overlay}-values.yaml",
     ]
-    made = await asyncio.to_thread(
+    rendered = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, check=True
     )
-    said = await ask("apply", "--dry-run=server", "-f", "-", given=made.stdout)
-    assert "would violate PodSecurity" not in said
-    assert "(server dry run)" in said
+    output = await ask("apply", "--dry-run=server", "-f", "-", given=rendered.stdout)
+    assert "would violate PodSecurity" not in output
+    assert "(server dry run)" in output
 
 
 async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: dict[str, Path]) -> None:
     result = await deliberate("first", "Add hello_world() function to src/utils.py")
     assert result["proven"] is True
     assert len(result["results"]) == 3
-    shown = await inside("git", "-C", "/data/first", "show", "--format=", result["branch"])
+    shown = await run_in_pod("git", "-C", "/data/first", "show", "--format=", result["branch"])
     assert "def hello_world():" in shown
     await ask(
         "-n", "moothall-workspaces", "wait", "--for=delete", "jobs,pods", "--all", "--timeout=30s"
@@ -123,10 +122,10 @@ async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: dict[st
 async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(
     installed: dict[str, Path],
 ) -> None:
-    said = await inside("moothall", "doctor", "--json")  # fails where it does not exit with 0
+    output = await run_in_pod("moothall", "doctor", "--json")  # fails if the exit code is not 0
     parts = {
-        one["part"]: one["detail"]
-        for one in json.loads(said[said.index("[") : said.rindex("]") + 1])
+        finding["part"]: finding["detail"]
+        for finding in json.loads(output[output.index("[") : output.rindex("]") + 1])
     }
     assert parts["cluster quota"].startswith("pods ")
     assert parts["workspace job"].startswith("ready after ")
@@ -138,10 +137,10 @@ async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(
 
 
 async def test_a_bus_server_that_is_killed_is_not_missed(installed: dict[str, Path]) -> None:
-    going = asyncio.create_task(deliberate("second", "Add hello_world() function to src/utils.py"))
-    await asyncio.sleep(6)  # into its seats' work
+    second = asyncio.create_task(deliberate("second", "Add hello_world() function to src/utils.py"))
+    await asyncio.sleep(6)  # while its seats work
     await ask("-n", "moothall", "delete", "pod", "nats-1", "--grace-period=0", "--force")
-    assert (await going)["proven"] is True
+    assert (await second)["proven"] is True
 
 
 @pytest.mark.parametrize(
@@ -160,7 +159,7 @@ async def test_a_bus_server_that_is_killed_is_not_missed(installed: dict[str, Pa
 async def test_the_service_account_may_make_jobs_of_workspaces_and_nothing_else(
     verb: str, what: str, namespace: str, answer: str
 ) -> None:
-    said = await ask(
+    output = await ask(
         "auth",
         "can-i",
         verb,
@@ -170,4 +169,4 @@ async def test_the_service_account_may_make_jobs_of_workspaces_and_nothing_else(
         "--as=system:serviceaccount:moothall:moothall",
         check=False,
     )
-    assert said.split()[-1] == answer, said
+    assert output.split()[-1] == answer, output

@@ -1,5 +1,5 @@
-"""Jobs and the hosts that made them: what is kept ready, and what a host that is killed leaves.
-Needs what `test_jobs` does.
+"""Jobs and the hosts that create them: spare Jobs, and the remains of a killed host. Requires the
+same as `test_jobs`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from k8s.test_jobs import bare, bus, call, jobs_left, labelled, named  # noqa: F401 - `bus` is a fixture
+from k8s.test_jobs import bare, bus, call, job_labels, jobs_left, named  # noqa: F401 - `bus` is a fixture
 from kubernetes import client
 
 from moothall import telemetry
@@ -33,9 +33,9 @@ from moothall.app.repositories import open_workspace_services
 
 async def main():
     folder, bus = Path(sys.argv[1]), sys.argv[2]
-    async with open_workspace_services(configured(folder, bus, ttl_seconds=0, **json.loads(sys.argv[3]))) as hands:
-        base = await bare(folder, bus, hands, SAMPLE)
-        async with hands.workspaces.open(base, "one"):
+    async with open_workspace_services(configured(folder, bus, ttl_seconds=0, **json.loads(sys.argv[3]))) as services:
+        base = await bare(folder, bus, services, SAMPLE)
+        async with services.workspaces.open(base, "one"):
             print("open", flush=True)
             await asyncio.sleep(600)
 
@@ -44,7 +44,7 @@ asyncio.run(main())
 
 
 async def hosting(folder: Path, url: str, **jobs: Any) -> asyncio.subprocess.Process:
-    """A host in a process of its own, with a workspace open once it says so."""
+    """Run a host in a separate process; it has a workspace open once it reports so."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -94,8 +94,8 @@ async def test_of_a_killed_host_a_job_whose_link_never_ran_is_deleted_by_another
             await asyncio.sleep(0.05)
     host.kill()
     await host.wait()
-    left = await jobs_left(api, seconds=8)
-    assert left, "nothing ends it by itself: it would stay until jobs.seconds are over"
+    remaining = await jobs_left(api, seconds=8)
+    assert remaining, "nothing else deletes the Job: it would stay until jobs.seconds have passed"
     async with open_workspace_services(configured(tmp_path / "other", bus, orphan_seconds=6)):
         assert await jobs_left(api, seconds=40) == []
 
@@ -105,30 +105,30 @@ async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_th
     bus: str,  # noqa: F811 - the fixture
     api: client.ApiClient,
 ) -> None:
-    async def spare(*known: str) -> str:
-        """Wait for a Job that nobody has taken, other than these."""
+    async def spare(*excluded: str) -> str:
+        """Wait for a free Job other than these."""
         async with asyncio.timeout(90):
             while True:
-                for name, labels in (await labelled(api)).items():
-                    if name not in known and "moothall/task" not in labels:
+                for name, labels in (await job_labels(api)).items():
+                    if name not in excluded and "moothall/task" not in labels:
                         return name
                 await asyncio.sleep(0.2)
 
     async def of_seat(seat: str) -> str:
         async with asyncio.timeout(20):
             while True:
-                for name, labels in (await labelled(api)).items():
+                for name, labels in (await job_labels(api)).items():
                     if labels.get("moothall/seat") == seat:
                         return name
                 await asyncio.sleep(0.2)
 
-    async with open_workspace_services(configured(tmp_path, bus, warm=1)) as hands:
-        base = await bare(tmp_path, bus, hands, SAMPLE)
+    async with open_workspace_services(configured(tmp_path, bus, warm=1)) as services:
+        base = await bare(tmp_path, bus, services, SAMPLE)
         with telemetry.bound(task_id="warm", seat="first"):
-            async with hands.workspaces.open(base, "one"):
+            async with services.workspaces.open(base, "one"):
                 ready = await spare()
         with telemetry.bound(task_id="warm", seat="second"):
-            async with hands.workspaces.open(base, "two"):
+            async with services.workspaces.open(base, "two"):
                 assert await of_seat("second") == ready
                 killed = await spare(ready)
                 async with asyncio.timeout(90):
@@ -146,9 +146,9 @@ async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_th
                     WORKSPACES,
                     grace_period_seconds=0,
                 )
-        await asyncio.sleep(3)  # until the host has heard of it
+        await asyncio.sleep(3)  # until the host has received it
         with telemetry.bound(task_id="warm", seat="third"):
-            async with hands.workspaces.open(base, "three") as workspace:
+            async with services.workspaces.open(base, "three") as workspace:
                 assert (await call(workspace, "files.list", path=".")).status is ToolStatus.SUCCESS
                 assert await of_seat("third") not in {ready, killed}
                 assert await spare(killed) != ready

@@ -1,5 +1,5 @@
-"""Workspaces in a real cluster, `scripts/test-k8s` says which: KUBECONFIG, MOOTHALL_JOBS__IMAGE,
-MOOTHALL_JOBS__LINK_IMAGE, and CLUSTER_ADDRESS, an address of this machine that its pods reach.
+"""Workspaces in a real cluster. `scripts/test-k8s` sets KUBECONFIG, MOOTHALL_JOBS__IMAGE,
+MOOTHALL_JOBS__LINK_IMAGE, and CLUSTER_ADDRESS, an address of this machine that pods can reach.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ UTILS, TESTS = "src/utils.py", "tests/test_utils.py"
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def bus(tmp_path: Path) -> AsyncIterator[str]:
-    """A bus that the pods reach."""
+    """A bus that pods can reach."""
     async with reached.bus(tmp_path / "bus") as url:
         yield url
 
 
-async def prepared(hands: WorkspaceServices, settings: Settings, folder: Path) -> Prepared:
+async def prepared(services: WorkspaceServices, settings: Settings, folder: Path) -> Prepared:
     repo = await asyncio.to_thread(make_repo, folder / "repo", SAMPLE)
-    base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
-    return await hands.repositories.prepare(base, print)
+    base = await services.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
+    return await services.repositories.prepare(base, print)
 
 
 def named(one: Any) -> str:
@@ -55,29 +55,29 @@ def named(one: Any) -> str:
 
 
 async def jobs_left(api: client.ApiClient, seconds: int = 20) -> list[str]:
-    """Return the Jobs and pods that are still there after a while."""
-    left: list[str] = []
+    """Return the Jobs and pods that remain after a while."""
+    remaining: list[str] = []
     for _ in range(5 * seconds + 1):
         jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
         pods = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, WORKSPACES)
-        left = [*map(named, jobs.items), *map(named, pods.items)]
-        if not left:
+        remaining = [*map(named, jobs.items), *map(named, pods.items)]
+        if not remaining:
             return []
         await asyncio.sleep(0.2)
-    return left
+    return remaining
 
 
-async def labelled(api: client.ApiClient) -> dict[str, dict[str, str]]:
-    """Return the labels of each Job that there is."""
+async def job_labels(api: client.ApiClient) -> dict[str, dict[str, str]]:
+    """Return the labels of each existing Job."""
     jobs = await asyncio.to_thread(client.BatchV1Api(api).list_namespaced_job, WORKSPACES)
-    found: list[Any] = jobs.items
-    return {named(one): dict(one.metadata.labels) for one in found}
+    items: list[Any] = jobs.items
+    return {named(item): dict(item.metadata.labels) for item in items}
 
 
 async def watch_jobs(api: client.ApiClient, seen: dict[str, dict[str, str]]) -> None:
-    """Note every Job and what it says last of whose it is."""
+    """Record every Job with its latest labels."""
     while True:
-        seen.update(await labelled(api))
+        seen.update(await job_labels(api))
         await asyncio.sleep(0.2)
 
 
@@ -91,66 +91,66 @@ async def test_a_repository_is_set_up_worked_on_and_proven_in_pods(
     tmp_path: Path, bus: str, api: client.ApiClient
 ) -> None:
     settings = configured(tmp_path, bus)
-    async with open_workspace_services(settings) as hands:
-        base = await prepared(hands, settings, tmp_path)
+    async with open_workspace_services(settings) as services:
+        base = await prepared(services, settings, tmp_path)
         assert base.runs["tests"].cases[f"{TESTS}::test_hello_world"] == "failed"
-        async with hands.workspaces.open(base, "one") as workspace:
+        async with services.workspaces.open(base, "one") as workspace:
             assert (
                 await call(workspace, "files.append", path=UTILS, content=SOLUTION)
             ).status is ToolStatus.SUCCESS
             assert (await workspace.check("tests", [TESTS])).verdict is Verdict.PASSED
             patch = await workspace.patch("Add hello_world()")
         assert patch.paths == (UTILS,)
-        async with hands.workspaces.open(base, "clean", patch=patch.diff, judged=True) as workspace:
+        async with services.workspaces.open(
+            base, "clean", patch=patch.diff, judged=True
+        ) as workspace:
             assert (await workspace.check("tests", [TESTS])).verdict is Verdict.PASSED
     assert await jobs_left(api) == []
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def hands(tmp_path: Path, bus: str) -> AsyncIterator[WorkspaceServices]:
-    async with open_workspace_services(configured(tmp_path, bus)) as hands:
-        yield hands
+async def services(tmp_path: Path, bus: str) -> AsyncIterator[WorkspaceServices]:
+    async with open_workspace_services(configured(tmp_path, bus)) as services:
+        yield services
 
 
 async def bare(
-    folder: Path, bus: str, hands: WorkspaceServices, files: Mapping[str, str], **checks: str
+    folder: Path, bus: str, services: WorkspaceServices, files: Mapping[str, str], **checks: str
 ) -> Prepared:
-    """A repository with checks that need no set-up, and no environment that would have to be
-    brought.
-    """
+    """A repository with checks that need no set-up and no environment."""
     repo = await asyncio.to_thread(make_repo, folder / "repo", files)
-    base = await hands.repositories.resolve(
+    base = await services.repositories.resolve(
         await register(configured(folder, bus), str(repo.path), "HEAD")
     )
     profile = Profile(
         checks={name: ("/usr/bin/python3", "-c", code) for name, code in checks.items()}
     )
-    return await hands.repositories.prepare(replace(base, profile=profile), print)
+    return await services.repositories.prepare(replace(base, profile=profile), print)
 
 
 ODD = ['it\'s "quoted".txt', "$(touch pwned).txt", "two;lines&.txt", "-rf", "`id`", "späße 🎉.txt"]
 
 
 async def test_values_full_of_quotes_and_newlines_are_what_they_are(
-    tmp_path: Path, bus: str, hands: WorkspaceServices, api: client.ApiClient
+    tmp_path: Path, bus: str, services: WorkspaceServices, api: client.ApiClient
 ) -> None:
     base = await bare(
         tmp_path,
         bus,
-        hands,
+        services,
         dict.fromkeys(ODD, "$(id) \"'\n"),
         see="import os; print(sorted(os.listdir()))",
     )
     assert base.runs["see"].output.strip().splitlines()[-1] == repr(sorted(ODD))
-    async with hands.workspaces.open(base, "one") as workspace:
+    async with services.workspaces.open(base, "one") as workspace:
         for name in ODD[:2]:
-            done = await call(workspace, "files.write", path=name, content="$(id)\n'; rm -rf /\n")
-            assert done.status is ToolStatus.SUCCESS, done
+            result = await call(workspace, "files.write", path=name, content="$(id)\n'; rm -rf /\n")
+            assert result.status is ToolStatus.SUCCESS, result
         assert [change.path for change in await workspace.changes()] == sorted(ODD[:2])
 
 
 async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(
-    tmp_path: Path, bus: str, hands: WorkspaceServices
+    tmp_path: Path, bus: str, services: WorkspaceServices
 ) -> None:
     look = (
         "import os, pathlib\n"
@@ -161,15 +161,15 @@ async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(
         "pass\n"
         "print('UID', os.getuid(), 'LINK', os.path.exists('/link/link.sock'))"
     )
-    base = await bare(tmp_path, bus, hands, SAMPLE, look=look)
-    said = base.runs["look"].output
-    assert "TOKEN False BUS False" in said
-    assert "WROTE" not in said
-    assert "UID 1000 LINK False" in said
+    base = await bare(tmp_path, bus, services, SAMPLE, look=look)
+    output = base.runs["look"].output
+    assert "TOKEN False BUS False" in output
+    assert "WROTE" not in output
+    assert "UID 1000 LINK False" in output
 
 
 async def test_memory_and_disk_that_are_used_up_are_said(
-    tmp_path: Path, bus: str, hands: WorkspaceServices
+    tmp_path: Path, bus: str, services: WorkspaceServices
 ) -> None:
     fill = (
         "import time\nfor n in range(3000):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n    "
@@ -178,7 +178,7 @@ async def test_memory_and_disk_that_are_used_up_are_said(
     base = await bare(
         tmp_path,
         bus,
-        hands,
+        services,
         SAMPLE,
         memory="x = bytearray(5_000_000_000); print(len(x))",
         disk=fill,
@@ -188,17 +188,17 @@ async def test_memory_and_disk_that_are_used_up_are_said(
 
 
 async def test_blocks_of_python_run_in_the_pod_on_its_files(
-    tmp_path: Path, bus: str, hands: WorkspaceServices
+    tmp_path: Path, bus: str, services: WorkspaceServices
 ) -> None:
     async def ask(tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         result: ToolResult = await call(workspace, tool, **arguments)
         return result
 
-    base = await bare(tmp_path, bus, hands, SAMPLE)
-    assert hands.run_code is not None
-    async with hands.workspaces.open(base, "one") as workspace:
+    base = await bare(tmp_path, bus, services, SAMPLE)
+    assert services.run_code is not None
+    async with services.workspaces.open(base, "one") as workspace:
         until = datetime.now(UTC) + timedelta(seconds=60)
-        first = await hands.run_code(CodeBlock("1 + 1", {}, until, "local"), workspace, ask)
+        first = await services.run_code(CodeBlock("1 + 1", {}, until, "local"), workspace, ask)
         assert (first.status, first.value, first.tier) == (ToolStatus.SUCCESS, 2, "monty")
         code = (
             "import pathlib\npathlib.Path('made.txt').write_text('by a block')\n"
@@ -217,16 +217,16 @@ async def test_an_image_that_is_not_there_is_said(
 ) -> None:
     async with open_workspace_services(
         configured(tmp_path, bus, image="registry.local/nothing:1")
-    ) as hands:
+    ) as services:
         with pytest.raises(
             SandboxUnavailable, match=r"'registry.local/nothing:1' of (hands|code) cannot be pulled"
         ):
-            await bare(tmp_path, bus, hands, SAMPLE, see="print(1)")
+            await bare(tmp_path, bus, services, SAMPLE, see="print(1)")
     assert await jobs_left(api) == []
 
 
 async def test_a_quota_that_is_used_up_is_said(
-    tmp_path: Path, bus: str, hands: WorkspaceServices, api: client.ApiClient
+    tmp_path: Path, bus: str, services: WorkspaceServices, api: client.ApiClient
 ) -> None:
     core = client.CoreV1Api(api)
     quota = client.V1ResourceQuota(
@@ -235,29 +235,29 @@ async def test_a_quota_that_is_used_up_is_said(
     )
     await asyncio.to_thread(core.create_namespaced_resource_quota, WORKSPACES, quota)
     try:
-        await asyncio.sleep(2)  # until the quota is counted
+        await asyncio.sleep(2)  # until the quota is updated
         with pytest.raises(
             SandboxUnavailable, match=r"the cluster refuses its pod: .*exceeded quota: none"
         ):
-            await bare(tmp_path, bus, hands, SAMPLE, see="print(1)")
+            await bare(tmp_path, bus, services, SAMPLE, see="print(1)")
     finally:
         await asyncio.to_thread(core.delete_namespaced_resource_quota, "none", WORKSPACES)
     assert await jobs_left(api) == []
 
 
 async def test_a_pod_that_is_killed_in_the_middle_is_said(
-    tmp_path: Path, bus: str, hands: WorkspaceServices, api: client.ApiClient
+    tmp_path: Path, bus: str, services: WorkspaceServices, api: client.ApiClient
 ) -> None:
     core = client.CoreV1Api(api)
-    base = await bare(tmp_path, bus, hands, SAMPLE)
+    base = await bare(tmp_path, bus, services, SAMPLE)
     base = replace(base, base=replace(base.base, profile=Profile(checks={"wait": ("sleep", "60")})))
-    async with hands.workspaces.open(base, "one") as workspace:
+    async with services.workspaces.open(base, "one") as workspace:
         checking = asyncio.create_task(workspace.check("wait"))
         await asyncio.sleep(1)
         pods = await asyncio.to_thread(core.list_namespaced_pod, WORKSPACES)
-        for one in pods.items:
+        for pod in pods.items:
             await asyncio.to_thread(
-                core.delete_namespaced_pod, named(one), WORKSPACES, grace_period_seconds=0
+                core.delete_namespaced_pod, named(pod), WORKSPACES, grace_period_seconds=0
             )
         with pytest.raises(WorkspaceFailed, match=r"deleted|ended with|executor is gone"):
             await checking
@@ -283,7 +283,7 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
         command = Command(
             tmp_path / name / "data", model.base_url, {"MOOTHALL_RAY__MODE": "process", **extra}
         )
-        asked = (
+        arguments = (
             "deliberate",
             "--repo",
             str(repo),
@@ -293,17 +293,16 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
             "Add hello_world() function to src/utils.py",
         )
         async with beside(watch_jobs(api, seen), "jobs"):
-            done = await command(
-                *asked, seconds=900
-            )  # about ten pods, one after the other's set-up: minutes on a busy machine
-        assert done.code == 0, done.err
-        assert done.document["proven"] is True
-        assert len(done.document["results"]) == 3
+            # About ten pods with sequential set-up: minutes on a busy machine.
+            result = await command(*arguments, seconds=900)
+        assert result.code == 0, result.err
+        assert result.document["proven"] is True
+        assert len(result.document["results"]) == 3
         assert bool(seen) == (name == "jobs")
         diffs.append(
             (
-                git(repo, "show", done.document["branch"], "--format="),
-                done.document["results"][0]["checks"],
+                git(repo, "show", result.document["branch"], "--format="),
+                result.document["results"][0]["checks"],
             )
         )
     assert diffs[0] == diffs[1]
@@ -312,5 +311,5 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
     seats = {
         labels["moothall/seat"]: job for job, labels in seen.items() if "moothall/seat" in labels
     }
-    assert len(seats) == 3, f"each of three seats in a Job of its own: {seen}"
+    assert len(seats) == 3, f"not three seats in separate Jobs: {seen}"
     assert await jobs_left(api) == []

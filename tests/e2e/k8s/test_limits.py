@@ -1,5 +1,5 @@
-"""What ends a pod from outside, for real: the container's memory that several processes use
-together, its disk that the node counts, and a pod that pod security refuses. Each is said in words.
+"""Causes outside the pod that end it: the container's memory limit across processes, the disk limit
+that the node enforces, and pod security. Each is reported in words.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from k8s.test_jobs import bare, bus, hands, jobs_left  # noqa: F401 - `bus` and `hands` are fixtures
+from k8s.test_jobs import bare, bus, jobs_left, services  # noqa: F401 - `bus` and `services` are fixtures
 from kubernetes import client
 
 from moothall.app.repositories import WorkspaceServices, open_workspace_services
@@ -22,8 +22,8 @@ from support.repos import SAMPLE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
-# Each below sandbox.memory_bytes (600 MB), so that no limit of one process ends it; together above
-# the container's.
+# Each is below sandbox.memory_bytes (600 MB), so that no per-process limit ends it; together they
+# exceed the container's limit.
 TOGETHER = """
 import os, sys, time
 children = []
@@ -37,7 +37,7 @@ ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
 print(ended)
 sys.exit(any(ended))
 """
-# Above what the pod may have, below sandbox.disk_bytes, so that the node's count comes first.
+# Above the pod's limit and below sandbox.disk_bytes, so that the node's limit applies first.
 FILL = (
     "import time\nfor n in range(800):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n"
     "time.sleep(150)"
@@ -47,13 +47,13 @@ FILL = (
 async def test_processes_that_together_use_more_memory_than_the_container_has_are_said(
     tmp_path: Path,
     bus: str,  # noqa: F811 - the fixture
-    hands: WorkspaceServices,  # noqa: F811 - the fixture
+    services: WorkspaceServices,  # noqa: F811 - the fixture
 ) -> None:
     checks = {
         name: TOGETHER.replace("COUNT", count) for name, count in (("one", "1"), ("three", "3"))
     }
-    base = await bare(tmp_path, bus, hands, SAMPLE, **checks)
-    assert base.runs["one"].status == ToolStatus.SUCCESS, "one of them alone is within all limits"
+    base = await bare(tmp_path, bus, services, SAMPLE, **checks)
+    assert base.runs["one"].status == ToolStatus.SUCCESS, "one process alone is within all limits"
     assert base.runs["three"].status == ToolStatus.MEMORY, base.runs["three"]
 
 
@@ -63,9 +63,9 @@ async def test_a_pod_that_is_evicted_for_its_disk_is_said(
     api: client.ApiClient,
 ) -> None:
     small = configured(tmp_path, bus, disk_bytes=200_000_000)
-    async with open_workspace_services(small) as hands:  # noqa: F811 - not the fixture
+    async with open_workspace_services(small) as services:  # noqa: F811 - not the fixture
         with pytest.raises(MoothallError, match=r"its pod was ended: Evicted: .* exceeds "):
-            await bare(tmp_path, bus, hands, SAMPLE, fill=FILL)
+            await bare(tmp_path, bus, services, SAMPLE, fill=FILL)
     assert await jobs_left(api) == []
 
 
@@ -76,14 +76,14 @@ async def test_a_pod_that_pod_security_refuses_is_said(
 ) -> None:
     settings = configured(tmp_path, bus)
     async with Cluster(settings.jobs, "test") as cluster:
-        made: dict[str, Any] = job(
+        manifest: dict[str, Any] = job(
             "refused", cluster.labels, ExecutorSetup("refused", ()), settings, {}
         )
-        for container in made["spec"]["template"]["spec"]["containers"]:
+        for container in manifest["spec"]["template"]["spec"]["containers"]:
             del container["securityContext"]
-        await cluster.create(made)
-        said = await cluster.wait_for_failure("refused")
-    assert said.startswith("the cluster refuses its pod: "), said
-    assert 'violates PodSecurity "restricted' in said
-    assert "allowPrivilegeEscalation" in said
+        await cluster.create(manifest)
+        reason = await cluster.wait_for_failure("refused")
+    assert reason.startswith("the cluster refuses its pod: "), reason
+    assert 'violates PodSecurity "restricted' in reason
+    assert "allowPrivilegeEscalation" in reason
     assert await jobs_left(api) == []

@@ -1,6 +1,7 @@
-"""The other NetworkPolicies of deploy/k8s, of hosts on Ray, Neo4j, vLLM and what connects outwards,
-held by the enforcer of tests in a namespace of their own. Pods with the labels of the real ones
-stand in for them. Everything is tried before anybody holds the cluster to them too.
+"""The other NetworkPolicies of deploy/k8s: for hosts on Ray, Neo4j, vLLM and outbound connections.
+
+The tests' enforcer applies them in a separate namespace. Pods with the labels of the real ones
+stand in for them. Every connection is tried before the policies apply, too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SPACE, PUBLIC = "walls", "203.0.113.9"
 RAY = {"ray.io/cluster": "hosts"}
 NEO4J, VLLM, SERVICES = ({"app.kubernetes.io/name": name} for name in ("neo4j", "vllm", "moothall"))
 TRIED = {
-    # what: who, whom, port, whether it gets through
+    # columns: source, target, port, whether it is allowed
     "services ask Ray's head": ("services", "head", 6379, True),
     "hosts ask Ray's head": ("ray-host", "head", 6379, True),
     "somebody in the namespace asks Ray's head": ("stranger", "head", 6379, False),
@@ -63,13 +64,13 @@ TRIED = {
 
 
 def policies() -> list[dict[str, object]]:
-    """Those of prod's namespace and of the component egress, which allows the API server of this
-    cluster.
+    """Return the policies of the prod namespace and of the component egress, which allows the API
+    server of this cluster.
     """
-    made = manifests.objects(manifests.kustomized(DEPLOY / "overlays/prod"))
-    found = [
+    objects = manifests.objects(manifests.kustomized(DEPLOY / "overlays/prod"))
+    network_policies = [
         one
-        for (kind, space, _), one in made.items()
+        for (kind, space, _), one in objects.items()
         if (kind, space) == ("NetworkPolicy", "moothall")
     ]
     egress = (
@@ -77,15 +78,15 @@ def policies() -> list[dict[str, object]]:
         .read_text(encoding="utf-8")
         .replace("192.0.2.1/32", f"{FIRST}/32")
     )
-    found += yaml.safe_load_all(egress)
-    for one in found:
+    network_policies += yaml.safe_load_all(egress)
+    for one in network_policies:
         one["metadata"]["namespace"] = SPACE
-    return found
+    return network_policies
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def where() -> AsyncIterator[dict[str, str]]:
-    """The pods, by name, each in its namespace, with the policies there."""
+    """The pods by name, each in its namespace, with the policies in force."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE, "labels": labels}}
     await ask("apply", "-f", "-", given=json.dumps(space))
@@ -106,30 +107,30 @@ async def where() -> AsyncIterator[dict[str, str]]:
     ]
     with socket.create_server((HOST, 443)):
         async with standing(*pods), listening(METADATA, 80), listening(PUBLIC, 443, 8443):
-            yield {one["metadata"]["name"]: one["metadata"]["namespace"] for one in pods}
+            yield {pod["metadata"]["name"]: pod["metadata"]["namespace"] for pod in pods}
     await ask("delete", "namespace", SPACE, "--wait=false")
 
 
-async def through(where: dict[str, str]) -> dict[str, bool]:
-    found = {}
-    for what, (who, whom, port, _) in TRIED.items():
+async def can_connect(where: dict[str, str]) -> dict[str, bool]:
+    connections = {}
+    for attempt, (source, whom, port, _) in TRIED.items():
         host = await address(whom, where[whom]) if whom in where else whom
-        found[what] = await reaches(who, where[who], host, port)
-    return found
+        connections[attempt] = await reaches(source, where[source], host, port)
+    return connections
 
 
 async def test_hosts_neo4j_vllm_and_what_goes_outwards_are_held_to_what_their_policies_say(
     where: dict[str, str], api: client.ApiClient
 ) -> None:
-    free = await through(where)
-    assert [what for what, got in free.items() if not got] == [], (
-        "nobody holds the cluster to them yet"
+    free = await can_connect(where)
+    assert [attempt for attempt, connected in free.items() if not connected] == [], (
+        "no policy is enforced yet"
     )
     with enforced(api, Home.of_user(), SPACE):
         await asyncio.sleep(1)
-        assert await through(where) == {
-            what: expected for what, (_, _, _, expected) in TRIED.items()
+        assert await can_connect(where) == {
+            attempt: expected for attempt, (_, _, _, expected) in TRIED.items()
         }
         assert await reaches("services", SPACE, "kubernetes.default", 443), (
-            "by its name, which is asked for first"
+            "by name, which is resolved first"
         )

@@ -1,4 +1,4 @@
-"""A node that is lost with a workspace on it."""
+"""The loss of a node with a workspace on it."""
 
 from __future__ import annotations
 
@@ -37,26 +37,28 @@ async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
     bus: str,  # noqa: F811 - the fixture
     api: client.ApiClient,
 ) -> None:
-    there = configured(tmp_path / "there", bus, node_selector={"kubernetes.io/hostname": "node2"})
+    node_settings = configured(
+        tmp_path / "there", bus, node_selector={"kubernetes.io/hostname": "node2"}
+    )
     async with (
-        open_workspace_services(there) as hands,
+        open_workspace_services(node_settings) as services,
         open_workspace_services(configured(tmp_path / "any", bus)) as others,
     ):
-        base = await bare(tmp_path / "there", bus, hands, SAMPLE, tests="print('ran')")
+        base = await bare(tmp_path / "there", bus, services, SAMPLE, tests="print('ran')")
         base = replace(
             base, base=replace(base.base, profile=Profile(checks={"wait": ("sleep", "200")}))
         )
         try:
-            async with hands.workspaces.open(base, "one") as workspace:
+            async with services.workspaces.open(base, "one") as workspace:
                 checking = asyncio.create_task(workspace.check("wait"))
                 await asyncio.sleep(1)
                 Node(Home.of_user(), 2).kill()
-                with pytest.raises(WorkspaceFailed) as said:
+                with pytest.raises(WorkspaceFailed) as failure:
                     async with asyncio.timeout(120):
                         await checking
             assert re.search(
                 r"pod of moothall-.*: nothing was heard of the other end|lost|deleted",
-                said.value.message,
+                failure.value.message,
             )
             await ask("wait", "--for=condition=Ready=Unknown", "node/node2", "--timeout=90s")
             again = await bare(tmp_path / "any", bus, others, SAMPLE, tests="print('ran')")
@@ -64,8 +66,6 @@ async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
         finally:
             await bring_back()
     assert await jobs_left(api, seconds=60) == []
-    for what in (
-        "statefulset/nats",
-        "deployment/moothall",
-    ):  # of the overlay, where tests before this one installed it
-        await ask("-n", "moothall", "rollout", "status", what, "--timeout=180s", check=False)
+    # Pods of the overlay, if earlier tests installed it.
+    for workload in ("statefulset/nats", "deployment/moothall"):
+        await ask("-n", "moothall", "rollout", "status", workload, "--timeout=180s", check=False)

@@ -1,4 +1,4 @@
-"""Lines of docs/operating.md about the one Deployment, run out of the page in the overlay `dev`."""
+"""Commands of docs/operating.md about the single Deployment, run in the overlay `dev`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from k8s.test_deploy import inside
+from k8s.test_deploy import run_in_pod
 
 from support.kube import page
 from support.kube.ctl import ask
@@ -31,22 +31,22 @@ async def test_its_scale_is_none_and_one_again(installed: dict[str, Path]) -> No
             await asyncio.sleep(0.5)
     await page.run(up)
     await ask("-n", "moothall", "rollout", "status", "deployment/moothall", "--timeout=180s")
-    assert "moothall" in await inside("moothall", "--version")
+    assert "moothall" in await run_in_pod("moothall", "--version")
 
 
 async def test_its_doors_are_reached_by_port_forward(installed: dict[str, Path]) -> None:
-    (said,) = re.findall(r"`(kubectl [^`]*port-forward [^`]*)`", page.TEXT)
-    command = re.sub(r" (50055|8080)\b", r" :\1", said)  # whatever ports are free here
+    (documented,) = re.findall(r"`(kubectl [^`]*port-forward [^`]*)`", page.TEXT)
+    command = re.sub(r" (50055|8080)\b", r" :\1", documented)  # use free local ports
     process = await asyncio.create_subprocess_exec(*command.split(), stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     dependencies: dict[str, str] = {}
     try:
         async with asyncio.timeout(30):
             while set(dependencies) != {"50055", "8080"}:
-                if found := re.match(
+                if match := re.match(
                     rb"Forwarding from (127\.0\.0\.1:\d+) -> (\d+)", await process.stdout.readline()
                 ):
-                    dependencies[found[2].decode()] = found[1].decode()
+                    dependencies[match[2].decode()] = match[1].decode()
         answered = await asyncio.to_thread(
             urllib.request.urlopen, f"http://{dependencies['8080']}/ready", timeout=30
         )
@@ -59,10 +59,10 @@ async def test_its_doors_are_reached_by_port_forward(installed: dict[str, Path])
 
 
 async def test_doctor_and_fleet_say_what_works_there(installed: dict[str, Path]) -> None:
-    (said,) = re.findall(
+    (documented,) = re.findall(
         r"`(kubectl -n moothall exec deploy/moothall -- moothall doctor)`", page.TEXT
     )
-    text = await ask(*said.split()[1:], check=False)
-    for what in ("bus", "fleet", "model"):
-        assert re.search(rf"^ok +{what} ", text, re.MULTILINE), text
-    assert json.loads(await inside("moothall", "fleet", "--json"))["hosts"]
+    text = await ask(*documented.split()[1:], check=False)
+    for part in ("bus", "fleet", "model"):
+        assert re.search(rf"^ok +{part} ", text, re.MULTILINE), text
+    assert json.loads(await run_in_pod("moothall", "fleet", "--json"))["hosts"]

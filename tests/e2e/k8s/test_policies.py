@@ -1,6 +1,7 @@
-"""NetworkPolicies of deploy/k8s, held by the enforcer of tests: what a workspace's pod tries is
-refused, and the same from a pod that no policy holds gets through, without which "refused" would
-prove nothing.
+"""NetworkPolicies of deploy/k8s, applied by the tests' enforcer.
+
+Attempts of a workspace's pod are refused. The same attempts of a pod without a policy succeed;
+otherwise a refusal would prove nothing.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ pytestmark = [
 ]
 
 HELD = ("moothall", "moothall-workspaces")
-"""Namespaces that are held to their policies."""
+"""Namespaces whose policies are enforced."""
 OF_NODES = (
     "the API server",
     "the API server by its service",
     "the kubelet",
     "the metadata address",
 )
-# With the credentials that it is given, hears some subjects and says something on another; prints
-# what came of it.
+# Subscribes to some subjects with the given credentials, publishes on another one, and prints the
+# result.
 SAY = """
 import asyncio, sys
 from nats.aio.client import Client, RawCredentials
@@ -60,8 +61,8 @@ asyncio.run(main())
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def probes(installed: dict[str, Path]) -> AsyncIterator[dict[str, str]]:
-    """A pod among the workspaces, another workspace, which answers, one that no policy knows, and
-    one of the server's; by name, their namespace.
+    """Pods by name, each with its namespace: a workspace, another workspace that answers, a pod
+    without a policy, and one of the server's.
     """
     where = {
         "held": "moothall-workspaces",
@@ -79,7 +80,7 @@ async def probes(installed: dict[str, Path]) -> AsyncIterator[dict[str, str]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def listeners(probes: dict[str, str]) -> AsyncIterator[dict[str, tuple[str, int]]]:
-    """What is tried, by name; somebody listens at each of them."""
+    """The targets by name, each with a listener."""
     async with listening(METADATA, 80):
         yield {
             "the bus": ("nats.moothall", 4222),
@@ -95,22 +96,24 @@ async def listeners(probes: dict[str, str]) -> AsyncIterator[dict[str, tuple[str
 async def test_a_workspace_reaches_the_bus_and_nothing_else(
     probes: dict[str, str], listeners: dict[str, tuple[str, int]], api: client.ApiClient
 ) -> None:
-    for what, (host, port) in listeners.items():  # nobody holds the cluster to its policies yet
-        assert await reaches("held", probes["held"], host, port), f"nobody answers as {what}"
+    for target, (host, port) in listeners.items():  # no policy is enforced yet
+        assert await reaches("held", probes["held"], host, port), f"nobody answers as {target}"
     with enforced(api, Home.of_user(), *HELD):
         await asyncio.sleep(1)
-        for what, (host, port) in listeners.items():
+        for target, (host, port) in listeners.items():
             through = await reaches("held", probes["held"], host, port)
-            assert through == (what == "the bus"), what
-        for what in OF_NODES:
-            assert await reaches("free", probes["free"], *listeners[what]), (
-                f"{what}: refused to everybody"
+            assert through == (target == "the bus"), target
+        for target in OF_NODES:
+            assert await reaches("free", probes["free"], *listeners[target]), (
+                f"{target}: refused for every pod"
             )
 
 
-async def says(pod: str, namespace: str, credentials: str, said: str, *heard: str) -> str:
-    """Publish from a pod; return what the server said of that, and which messages came on the
-    subjects that it heard.
+async def publish_from(
+    pod: str, namespace: str, credentials: str, subject: str, *subscriptions: str
+) -> str:
+    """Publish from a pod; return the server's response and the messages on the subscribed
+    subjects.
     """
     return await ask(
         "-n",
@@ -122,8 +125,8 @@ async def says(pod: str, namespace: str, credentials: str, said: str, *heard: st
         "python",
         "-c",
         SAY,
-        said,
-        *heard,
+        subject,
+        *subscriptions,
         given=credentials,
     )
 
@@ -142,18 +145,18 @@ async def test_a_workspace_says_and_hears_nothing_on_another_ones_subjects(
             ("workspace.link.two-out", one, "held", True),
             ("workspace.link.one-out", one, "held", False),
         ):
-            said = await says(pod, probes[pod], credentials, subject)
-            assert ("permissions violation for publish" in said.lower()) == refused, (
+            output = await publish_from(pod, probes[pod], credentials, subject)
+            assert ("permissions violation for publish" in output.lower()) == refused, (
                 subject,
                 pod,
-                said,
+                output,
             )
-        said = await says("held", probes["held"], one, "-", "workspace.link.two-in")
-        assert "permissions violation for subscription" in said.lower(), said
+        output = await publish_from("held", probes["held"], one, "-", "workspace.link.two-in")
+        assert "permissions violation for subscription" in output.lower(), output
         assert not await reaches("free", probes["free"], "nats.moothall", 4222), (
-            "with whatever credentials"
+            "refused with any credentials"
         )
-        said = await says(
+        output = await publish_from(
             "house", probes["house"], services, "workspace.link.two-out", "workspace.link.*"
         )
-        assert "heard workspace.link.two-out" in said, "what is accepted arrives"
+        assert "heard workspace.link.two-out" in output, "an accepted message did not arrive"

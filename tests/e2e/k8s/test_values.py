@@ -1,5 +1,5 @@
-"""A task, a branch and a file's name full of quotes, `$()` and newlines, through a council whose
-seats work in Jobs.
+"""A task, a branch and a file name full of quotes, `$()` and newlines, in a council whose seats
+work in Jobs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from k8s.conftest import NEWLINE, ODD
-from k8s.test_deploy import SAMPLE, inside
+from k8s.test_deploy import SAMPLE, run_in_pod
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -31,16 +31,16 @@ for words in (("add", "."), (*who, "commit", "-q", "-m", "second"), ("checkout",
 """
 
 
-async def git(*words: str) -> str:
-    return await inside("git", "-C", "/data/odd", *words)
+async def git(*arguments: str) -> str:
+    return await run_in_pod("git", "-C", "/data/odd", *arguments)
 
 
 async def test_values_full_of_quotes_and_newlines_change_nothing(
     installed: dict[str, Path],
 ) -> None:
-    await inside("python", "-c", SAMPLE, "/data/odd")
-    await inside("python", "-c", ON_BRANCH, "/data/odd", BRANCH, ODD, BEFORE)
-    asked = (
+    await run_in_pod("python", "-c", SAMPLE, "/data/odd")
+    await run_in_pod("python", "-c", ON_BRANCH, "/data/odd", BRANCH, ODD, BEFORE)
+    arguments = (
         "deliberate",
         "--repo",
         "/data/odd",
@@ -54,41 +54,41 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
         "--",
         TASK,
     )
-    said = await inside("moothall", *asked)
-    result = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    output = await run_in_pod("moothall", *arguments)
+    result = json.loads(output[output.index("{") : output.rindex("}") + 1])
     assert result["proven"] is True
     tip = f"refs/heads/{BRANCH}"
     assert (await git("rev-parse", f"{result['branch']}~1")) == (await git("rev-parse", tip)), (
-        "it is made on that branch"
+        "the branch has the delivery"
     )
     changed = await git("diff", "--name-only", "-z", tip, result["branch"])
     assert set(changed.strip("\0").split("\0")) == {ODD, "src/utils.py"}
     assert await git("show", f"{result['branch']}:{ODD}") == BEFORE + "$(id)\n'\"\n"
-    listed = json.loads(await inside("moothall", "list", "--json"))
-    (told,) = [one["description"] for one in listed["tasks"] if one["task_id"] == "odd"]
-    assert told == TASK
+    listed = json.loads(await run_in_pod("moothall", "list", "--json"))
+    (description,) = [task["description"] for task in listed["tasks"] if task["task_id"] == "odd"]
+    assert description == TASK
     events = [
         json.loads(line)
         for line in (
-            await inside("moothall", "log", "tail", "--task", "odd", "--json")
+            await run_in_pod("moothall", "log", "tail", "--task", "odd", "--json")
         ).splitlines()
     ]
-    turns = [one["data"]["operations"] for one in events if one["type"] == "moothall.seat.turn"]
-    ends = [[operation["status"] for operation in each] for each in turns]
+    turns = [task["data"]["operations"] for task in events if task["type"] == "moothall.seat.turn"]
+    ends = [[operation["status"] for operation in turn] for turn in turns]
     assert ends == [["success", "success", "blocked"]] * 3, (
-        "a name of two lines is the one that no tool takes"
+        "tools accept every name except one with two lines"
     )
-    assert await inside("find", "/data", "/tmp", "-name", "pwned*", check=False) == "", (
-        "nothing was run that is a value"
+    assert await run_in_pod("find", "/data", "/tmp", "-name", "pwned*", check=False) == "", (
+        "a value was executed"
     )
 
 
 async def test_a_repository_with_a_name_of_two_lines_is_refused_in_words(
     installed: dict[str, Path],
 ) -> None:
-    await inside("python", "-c", SAMPLE, "/data/lines")
-    await inside("python", "-c", ON_BRANCH, "/data/lines", "lines", NEWLINE, BEFORE)
-    asked = (
+    await run_in_pod("python", "-c", SAMPLE, "/data/lines")
+    await run_in_pod("python", "-c", ON_BRANCH, "/data/lines", "lines", NEWLINE, BEFORE)
+    arguments = (
         "deliberate",
         "--repo",
         "/data/lines",
@@ -99,6 +99,7 @@ async def test_a_repository_with_a_name_of_two_lines_is_refused_in_words(
         "--json",
         "Add hello_world()",
     )
-    assert "'a\\nb.txt': a name holds a control character [REPOSITORY_UNUSABLE]" in await inside(
-        "moothall", *asked, check=False
+    assert (
+        "'a\\nb.txt': a name holds a control character [REPOSITORY_UNUSABLE]"
+        in await run_in_pod("moothall", *arguments, check=False)
     )

@@ -1,9 +1,10 @@
-"""A client of the first days: generated from `orchestrator.proto` beside it, knowing nothing of
-this program.
+"""A client of the first protocol version, generated from `orchestrator.proto` beside it,
+independent of this program.
 
     python client.py HOST:PORT TOKEN FOLDER
 
-Prints the answer as JSON. A process of its own: its messages have the names of ours.
+Prints the answer as JSON. It runs in a process of its own because its messages have the same names
+as ours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One attempt to get out, as data."""
+"""An escape attempt, as data."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OUTSIDE, PORT, PID, MARK, SITE = "@OUTSIDE@", "@PORT@", "@PID@", "@MARK@", "@SITE@"
-"""Stand in arguments for what a test run knows: a file beside the workspace, a port where someone
-listens on this
-machine, a process of the same user outside, a file name that must appear nowhere outside, a site
-that tools may call.
+"""Placeholders in arguments for values of a test run: a file beside the workspace, a port
+with a listener on this machine, an outside process of the same user, a file name that must
+not appear outside, a site that tools may call.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """`statuses`: those that it may end with. `shows`: a pattern in the result that tells that it
-    was really tried.
-    `plants`: files of the workspace made before; `first`: a shell command run before.
+    """An escape attempt.
+
+    Attributes:
+        statuses: the statuses that it may end with.
+        shows: a pattern in the result that proves that it was really tried.
+        plants: files created in the workspace before.
+        first: a shell command run before.
     """
 
     name: str
@@ -33,23 +36,23 @@ class Attempt:
 def python(
     name: str, code: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)
 ) -> Attempt:
-    """An attempt in Python, by `code.python`."""
+    """Return an attempt in Python, by `code.python`."""
     return Attempt(name, "code.python", {"code": code}, statuses, shows)
 
 
 def shell(
     name: str, command: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)
 ) -> Attempt:
-    """An attempt in bash, by `code.shell`."""
+    """Return an attempt in bash, by `code.shell`."""
     return Attempt(name, "code.shell", {"command": command}, statuses, shows)
 
 
-def filled(value: Any, words: Mapping[str, str]) -> Any:
-    """Return arguments with what stands for something put in."""
+def filled(value: Any, placeholders: Mapping[str, str]) -> Any:
+    """Return the arguments with their placeholders filled in."""
     if isinstance(value, str):
-        for word, meant in words.items():
-            value = value.replace(word, meant)
+        for placeholder, meant in placeholders.items():
+            value = value.replace(placeholder, meant)
         return value
     if isinstance(value, Mapping):
-        return {key: filled(item, words) for key, item in value.items()}
-    return [filled(item, words) for item in value] if isinstance(value, list) else value
+        return {key: filled(item, placeholders) for key, item in value.items()}
+    return [filled(item, placeholders) for item in value] if isinstance(value, list) else value

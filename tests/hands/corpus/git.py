@@ -1,4 +1,4 @@
-"""Git as a way out: the trusted side runs it on its own clone, and never on what a workspace
+"""Escapes by git: the trusted side runs git on its own clone, and never on what a workspace
 holds.
 """
 

@@ -1,4 +1,4 @@
-"""What asks the kernel for a way out: system calls, devices, /proc, signals, descriptors."""
+"""Escapes by the kernel: system calls, devices, /proc, signals, descriptors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Python that looks for a way out of the language: no sandbox of the language stands here, so each
-must meet the kernel's.
+"""Escapes of the Python language: there is no language sandbox here, so each must be stopped by the
+kernel's.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ ATTEMPTS = (
         "import sys\nsys.set_int_max_str_digits(0)\nprint(len(str(7 ** (10 ** 7))))",
         statuses=("cpu", "timeout", "success"),
     ),
-    # Refused at once, or, where the kernel promises more memory than there is (every Kubernetes
-    # node), killed at the limit.
+    # Refused at once, or killed at the limit if the kernel overcommits memory (as on every
+    # Kubernetes node).
     python(
         "huge-allocation",
         "x = bytearray(10 ** 12)",

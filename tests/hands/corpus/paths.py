@@ -1,4 +1,4 @@
-"""Names of files that lead out, or pretend not to."""
+"""File names that lead out of the workspace, or disguise that they do."""
 
 from __future__ import annotations
 

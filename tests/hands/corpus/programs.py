@@ -1,5 +1,5 @@
-"""Programs that tools start: their options, their configuration in the tree, what runs before
-anything is tested.
+"""Escapes by programs that tools start: their options, their configuration in the tree, and code
+that runs before the tests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SLOW = (
     "cpu",
     "timeout",
     "processes",
-)  # three starts of npm take seconds of a busy machine
+)  # three starts of npm take seconds on a busy machine
 _OUT = f"open('{OUTSIDE}').read()"
 _WRITES = f"open('/etc/{MARK}', 'w')"
 _REPORT = "/tmp/moothall-report.xml"

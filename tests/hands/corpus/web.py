@@ -1,6 +1,4 @@
-"""Addresses that are ours written so that they look like nobody's, redirects to them, and answers
-that are too much.
-"""
+"""Local addresses in disguise, redirects to them, and oversized responses."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`clock.*`: a family of tools in one folder, as another one would be written."""
+"""`clock.*`: an example tool family in one folder."""

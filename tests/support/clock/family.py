@@ -1,6 +1,4 @@
-"""The family `clock`: what its tool is, its settings, what runs it, what it lacks, and how one sees
-that it works.
-"""
+"""The family `clock`: its tool, settings, toolkit, missing settings and health check."""
 
 from __future__ import annotations
 
@@ -27,24 +25,24 @@ class Clock(Section):
 
 
 class Now(Arguments):
-    """Nothing is asked."""
+    """Arguments of `clock.now`: none."""
 
 
 class Time(Answer):
-    """What time it is."""
+    """The current time."""
 
     time: str
 
 
 class ClockTools:
-    """The toolkit of the category `clock`. `left` are the workspaces that have ended."""
+    """The toolkit of the category `clock`. `left` holds the workspaces that have ended."""
 
     def __init__(self, settings: Clock) -> None:
         self._settings = settings
         self.left: list[str] = []
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Say what time it is."""
+        """Return the current time."""
         del workspace, tenant
         return await run_within(call, 5, self._output())
 
@@ -52,12 +50,12 @@ class ClockTools:
         return {"time": self._settings.time}
 
     async def leave(self, workspace_id: str) -> None:
-        """Hear that a workspace has ended."""
+        """Record that a workspace has ended."""
         self.left.append(workspace_id)
 
 
 class ClockFamily(Family[Clock]):
-    """`clock.now`."""
+    """The family of `clock.now`."""
 
     section = "clock"
     kind = Clock

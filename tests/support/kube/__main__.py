@@ -1,4 +1,4 @@
-"""Bring a throw-away cluster up, show it, take it down."""
+"""Start a throw-away cluster, show it, stop it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ _CONTROLLERS = ("kube-controller-manager", "kube-scheduler", "kube-proxy")
 
 
 def say(text: str) -> None:
-    """Tell how far it is."""
+    """Report progress."""
     sys.stderr.write(f"[cluster {time.monotonic() - _BEGAN:5.0f} s] {text}\n")
     sys.stderr.flush()
 
 
 def up(home: Home, count: int) -> None:
-    """Bring up a cluster of that many nodes, or what is missing of one. Raises `Missing`."""
-    if home.run.exists() and not nodes(
-        home
-    ):  # its etcd and images are only as far as they were written
-        say("a machine went down with its cluster: what is left of that is taken away")
+    """Start a cluster of this many nodes, or the missing parts of one. Raises `Missing`."""
+    # Its etcd and images exist only as far as they were written.
+    if home.run.exists() and not nodes(home):
+        say("the machine went down with its cluster: removing the remains")
         _forget(home)
     programs.install(say)
     programs.build(home, say)
@@ -54,7 +53,7 @@ def up(home: Home, count: int) -> None:
     )
     kubectl(home, "apply", "-f", "-", given=names)
     kubectl(home, "-n", "kube-system", "rollout", "status", "deploy/coredns", "--timeout=120s")
-    say("names are served; it is up")
+    say("DNS answers; the cluster is up")
 
 
 def _make_keys(home: Home, count: int) -> None:
@@ -125,8 +124,7 @@ def _control(node: Node) -> None:
         f"--service-account-issuer={issuer}",
         f"--service-account-key-file={folder}/sa.key",
         f"--service-account-signing-key-file={folder}/sa.key",
-        # What adds to the API, as the metrics server does, knows by these that it is asked by this
-        # server.
+        # API extensions such as the metrics server verify with these that this server calls them.
         f"--proxy-client-cert-file={folder}/front-proxy.crt",
         f"--proxy-client-key-file={folder}/front-proxy.key",
         f"--requestheader-client-ca-file={folder}/ca.crt",
@@ -159,7 +157,7 @@ def _control(node: Node) -> None:
         ("kube-scheduler", ()),
     ):
         config = f"{folder}/{name}.kubeconfig"
-        who = (
+        credentials = (
             f"--kubeconfig={config}",
             f"--authentication-kubeconfig={config}",
             f"--authorization-kubeconfig={config}",
@@ -167,7 +165,7 @@ def _control(node: Node) -> None:
         node.spawn(
             name,
             str(home.bin / name),
-            *who,
+            *credentials,
             "--bind-address=127.0.0.1",
             "--leader-elect=false",
             *more,
@@ -175,14 +173,14 @@ def _control(node: Node) -> None:
 
 
 def kubectl(home: Home, *arguments: str, given: str | None = None, check: bool = True) -> str:
-    """Run kubectl as the administrator, return what it printed. Raises `Missing` where it fails and
+    """Run kubectl as the administrator and return its output. Raises `Missing` if it fails and
     `check` is set.
     """
     command = [str(home.bin / "kubectl"), f"--kubeconfig={home.admin}", *arguments]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
-    if check and done.returncode:
-        raise Missing(f"kubectl {' '.join(arguments)}: {done.stderr.strip()[-800:]}")
-    return done.stdout
+    completed = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    if check and completed.returncode:
+        raise Missing(f"kubectl {' '.join(arguments)}: {completed.stderr.strip()[-800:]}")
+    return completed.stdout
 
 
 def _ready(home: Home, name: str) -> bool:
@@ -191,7 +189,7 @@ def _ready(home: Home, name: str) -> bool:
 
 
 def down(home: Home) -> None:
-    """End every node, take the network away and forget the cluster; binaries and images stay."""
+    """End every node, remove the network and forget the cluster; binaries and images remain."""
     for node in nodes(home):
         node.kill()
     for command in (("ip", "route", "del", SERVICES), ("ip", "link", "del", BRIDGE)):
@@ -203,20 +201,20 @@ def down(home: Home) -> None:
         with suppress(OSError):
             folder.rmdir()
     _forget(home)
-    say("it is down")
+    say("the cluster is down")
 
 
 def _forget(home: Home) -> None:
-    """Take the files of a cluster away: out of the way at once, off the disk behind us, since
-    layers of images are many files.
+    """Delete the files of a cluster: move them away at once and delete them in the background,
+    because layers of images have many files.
     """
     for folder in (home.run, home.keys):
         with suppress(FileNotFoundError):
             folder.rename(home.root / f"gone-{os.getpid()}-{folder.name}")
-    if gone := sorted(home.root.glob("gone-*")):
+    if removed := sorted(home.root.glob("gone-*")):
         null = subprocess.DEVNULL
         subprocess.Popen(
-            ["nice", "rm", "-rf", *map(str, gone)],
+            ["nice", "rm", "-rf", *map(str, removed)],
             start_new_session=True,
             stdin=null,
             stdout=null,
@@ -225,24 +223,24 @@ def _forget(home: Home) -> None:
 
 
 def main() -> None:
-    """Read the command line and do it."""
+    """Parse the command line and run the command."""
     parser = argparse.ArgumentParser(prog="scripts/cluster", description=__doc__)
     parser.add_argument("what", choices=("up", "down", "status", "env", "images", "kill"))
     parser.add_argument("--nodes", type=int, default=1, help="how many nodes (1)")
     parser.add_argument("--node", type=int, default=2, help="which one `kill` ends (2)")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     home = Home.of_user()
     try:
-        match asked.what:
+        match arguments.what:
             case "up":
-                up(home, asked.nodes)
+                up(home, arguments.nodes)
             case "down":
                 down(home)
             case "images":
                 with ThreadPoolExecutor() as side_by_side:
                     list(side_by_side.map(lambda node: node.give_images(say), nodes(home)))
             case "kill":
-                Node(home, asked.node).kill()
+                Node(home, arguments.node).kill()
             case "env":
                 sys.stdout.write(
                     f"export KUBECONFIG={home.admin} CLUSTER_ADDRESS={HOST} IMAGES={home.images} "

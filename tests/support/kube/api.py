@@ -1,5 +1,5 @@
-"""As much of an API server as workspaces ask for, over HTTP, so that the real client is what asks.
-It runs no pods.
+"""A fake API server with the endpoints that workspaces use, over HTTP, so that tests use the real
+client. It runs no pods.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ SPACE = "moothall-workspaces"
 
 
 class KubeApi:
-    """What it holds, and what it refuses."""
+    """The objects of the server, and the requests that it refuses."""
 
     def __init__(self, address: str, kubeconfig: Path) -> None:
         self.address, self.kubeconfig = address, kubeconfig
         self.jobs: dict[str, dict[str, Any]] = {}
         self.quotas: list[dict[str, Any]] = []
         self.denied: set[tuple[str, str]] = set()
-        """What the service account may not do: verb and resource."""
+        """Permissions that the service account lacks: verb and resource."""
         self.invalid = ""
-        """Why a Job is refused, where it is."""
+        """The reason for refusing Jobs, if they are refused."""
         self.warning = ""
         self.dry: list[dict[str, Any]] = []
-        """Jobs that were not to be made."""
+        """Names of refused Jobs."""
         self.stopped = threading.Event()
 
     def job(self, name: str, **labels: str) -> None:
-        """Let there be a Job."""
+        """Add a Job."""
         self.jobs[name] = {"metadata": {"name": name, "labels": labels}}
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
-        """Answer one request with a status and a document."""
+        """Answer a request with a status and a document."""
         if path == "/version":
             return 200, {"major": "1", "minor": "34", "gitVersion": "v1.34.1"}
         if path.endswith("/selfsubjectaccessreviews"):
-            asked = body["spec"]["resourceAttributes"]
+            attributes = body["spec"]["resourceAttributes"]
             return 201, {
                 **body,
-                "status": {"allowed": (asked["verb"], asked["resource"]) not in self.denied},
+                "status": {
+                    "allowed": (attributes["verb"], attributes["resource"]) not in self.denied
+                },
             }
         _, space, after = path.partition("/namespaces/")
         place, _, rest = after.partition("/")
@@ -65,15 +67,15 @@ class KubeApi:
 
     def _jobs(self, verb: str, name: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
         if verb == "list":
-            wanted = [
-                tuple(one.split("=")) for one in query.get("labelSelector", "").split(",") if one
+            labels = [
+                tuple(item.split("=")) for item in query.get("labelSelector", "").split(",") if item
             ]
-            found = [
+            jobs = [
                 job
                 for job in self.jobs.values()
-                if all(job["metadata"]["labels"].get(key) == value for key, value in wanted)
+                if all(job["metadata"]["labels"].get(key) == value for key, value in labels)
             ]
-            return 200, {"items": found, "metadata": {"resourceVersion": "1"}}
+            return 200, {"items": jobs, "metadata": {"resourceVersion": "1"}}
         if verb == "create":
             if self.invalid:
                 return _failure(422, self.invalid)
@@ -85,9 +87,9 @@ class KubeApi:
         if name not in self.jobs:
             return _failure(404, f"jobs.batch {name!r} not found")
         if verb == "patch":
-            for one in body:
-                *_, part, key = one["path"].split("/")
-                self.jobs[name]["metadata"][part][key.replace("~1", "/")] = one["value"]
+            for item in body:
+                *_, part, key = item["path"].split("/")
+                self.jobs[name]["metadata"][part][key.replace("~1", "/")] = item["value"]
             return 200, self.jobs[name]
         return 200, self.jobs.pop(name)
 
@@ -98,7 +100,7 @@ def _failure(code: int, message: str) -> tuple[int, Any]:
 
 @contextmanager
 def kube_api(folder: Path) -> Iterator[KubeApi]:
-    """Serve on loopback; `kubeconfig` leads there."""
+    """Serve on loopback and write `kubeconfig`."""
 
     class Handler(BaseHTTPRequestHandler):
         def _serve(self) -> None:
@@ -112,19 +114,19 @@ def kube_api(folder: Path) -> Iterator[KubeApi]:
                 api.stopped.wait()
                 return
             status, document = api.answer(self.command, at.path.rstrip("/"), query, body)
-            said = json.dumps(document).encode()
+            payload = json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(said)))
+            self.send_header("Content-Length", str(len(payload)))
             if api.warning:
                 self.send_header("Warning", f'299 - "{api.warning}"')
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(payload)
 
         do_GET = do_POST = do_DELETE = do_PATCH = _serve  # noqa: N815 - names that the server's library looks for
 
-        def log_message(self, *_said: object) -> None:
-            """Say nothing."""
+        def log_message(self, *_args: object) -> None:
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     address = f"http://127.0.0.1:{server.server_port}"

@@ -1,5 +1,5 @@
-"""Image archives without a builder: a file or two in an image of their own, and a base made of
-Debian's packages.
+"""Image archives without a builder: images of one or two files, and a base image made of Debian's
+packages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from support.kube.programs import COREDNS, Home, Missing, Say
 
 BASE = "registry.local/debian:bookworm-python"
 NEEDED = ("pause", "coredns")
-"""What a bare cluster runs; the rest is imported once it is wanted."""
+"""The images of a bare cluster; others are imported on demand."""
 _SUITE = "bookworm"
 _BASE_PACKAGES = "ca-certificates,git,python3,python3-venv,procps"
 _MANIFEST, _LAYER = (
@@ -29,9 +29,7 @@ _CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
 def make(home: Home, say: Say) -> None:
-    """Make the archives that a bare cluster needs, where they are not there: pause, CoreDNS and the
-    base of our images.
-    """
+    """Create the missing archives of a bare cluster: pause, CoreDNS and the base of our images."""
     home.images.mkdir(parents=True, exist_ok=True)
     ours = {
         "pause": ("registry.local/pause:1", home.bin / "pause", "65535:65535"),
@@ -52,7 +50,7 @@ def make(home: Home, say: Say) -> None:
             )
     base = home.images / "debian.tar"
     if not base.exists():
-        say("making the base of our images out of Debian's packages")
+        say("building the base image from Debian's packages")
         write(
             base,
             BASE,
@@ -62,18 +60,17 @@ def make(home: Home, say: Say) -> None:
 
 
 def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any]) -> None:
-    """Write an OCI archive of layers, each a tar, under a tag; `config` is what its containers get
-    (Entrypoint, User, …).
+    """Write a tagged OCI archive of layers, each a tar. `config` is the configuration of its
+    containers (Entrypoint, User, …).
     """
-    packed = [gzip.compress(each, compresslevel=1, mtime=0) for each in layers]
+    packed = [gzip.compress(content, compresslevel=1, mtime=0) for content in layers]
     image = {
         "architecture": "amd64",
         "os": "linux",
         "config": dict(config),
-        "rootfs": {"type": "layers", "diff_ids": [_digest(each) for each in layers]},
-        "history": [
-            {"created_by": "archive"} for _ in layers
-        ],  # without it buildah cannot keep what it builds on this, layer by layer
+        "rootfs": {"type": "layers", "diff_ids": [_digest(content) for content in layers]},
+        # Otherwise buildah cannot store layers built on it.
+        "history": [{"created_by": "archive"} for _ in layers],
     }
     blobs = [*packed, _json(image)]
     *parts, about = ({"digest": _digest(blob), "size": len(blob)} for blob in blobs)
@@ -110,34 +107,34 @@ def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any
 
 
 def debian(packages: str) -> bytes:
-    """Return a layer of Debian with these packages, divided by commas, and what they need. Raises
-    `Missing`.
+    """Return a layer of Debian with these packages, separated by commas, and their dependencies.
+    Raises `Missing`.
     """
     sources: Sequence[Path] = [
         Path("/etc/apt/sources.list.d/debian.sources"),
         Path("/etc/apt/sources.list"),
     ]
-    said = next((one for one in sources if one.exists()), None)
-    if said is None:
-        raise Missing(
-            "no sources of Debian's packages in /etc/apt, of which the base image would be made"
-        )
+    source_list = next((source for source in sources if source.exists()), None)
+    if source_list is None:
+        raise Missing("no package sources in /etc/apt, from which the base image is built")
     command = ["nice", "mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}"]
     command += ["--aptopt=Apt::Install-Recommends false", "--dpkgopt=path-exclude=/usr/share/man/*"]
     command += [
         "--dpkgopt=path-exclude=/usr/share/doc/*",
         "--dpkgopt=path-exclude=/usr/share/locale/*",
     ]
-    # An image that is half made is made anew: nothing has to be on the disk before the end, here or
-    # in what is built on it.
-    command += ["--dpkgopt=force-unsafe-io", _SUITE, "-", str(said)]
-    command.append(
-        '--essential-hook=mkdir -p "$1/usr/share/man/man1"'
-    )  # without it Java's packages cannot be set up
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        raise Missing(f"mmdebstrap made no base: {done.stderr.decode(errors='replace')[-1200:]}")
-    return done.stdout
+    # A partial image is rebuilt from scratch: nothing needs to be on the disk before the end, here
+    # or in images built on this one.
+    command += ["--dpkgopt=force-unsafe-io", _SUITE, "-", str(source_list)]
+    # Otherwise Java's packages cannot be set up.
+    command.append('--essential-hook=mkdir -p "$1/usr/share/man/man1"')
+    completed = subprocess.run(command, capture_output=True, check=False)
+    if completed.returncode:
+        raise Missing(
+            "mmdebstrap could not build the base image: "
+            f"{completed.stderr.decode(errors='replace')[-1200:]}"
+        )
+    return completed.stdout
 
 
 def layer(files: Mapping[str, bytes]) -> bytes:
@@ -155,5 +152,5 @@ def _digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def _json(said: Mapping[str, Any]) -> bytes:
-    return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+def _json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

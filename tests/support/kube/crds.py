@@ -1,5 +1,5 @@
-"""The definitions of what is not Kubernetes' own in deploy/: KubeRay's, the Prometheus operator's
-and of snapshots, out of their Go modules.
+"""The custom resource definitions used in deploy/ (KubeRay, the Prometheus operator, snapshots),
+from their Go modules.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ def files() -> list[Path]:
 
 @functools.cache
 def schema(kind: str) -> dict[str, Any] | None:
-    """Return the JSON schema of a kind, in which what is not named is refused; None: the kind is
+    """Return the JSON schema of a kind, without additional properties; None if the kind is
     Kubernetes' own. Raises `gobuilt.Missing`.
     """
     if kind not in _FILES:
         return None
     path, version, name = _FILES[kind]
-    said = yaml.safe_load((gobuilt.module(path, version) / name).read_text(encoding="utf-8"))
-    (stored,) = [each for each in said["spec"]["versions"] if each["storage"]]
-    found: dict[str, Any] = _strict(stored["schema"]["openAPIV3Schema"])
-    return found
+    definition = yaml.safe_load((gobuilt.module(path, version) / name).read_text(encoding="utf-8"))
+    (stored,) = [item for item in definition["spec"]["versions"] if item["storage"]]
+    json_schema: dict[str, Any] = _strict(stored["schema"]["openAPIV3Schema"])
+    return json_schema
 
 
-def _strict(said: Any) -> Any:
-    """As the API server reads it: an object has the properties that are named, and a number or text
-    may be either where it says so.
+def _strict(node: Any) -> Any:
+    """Return the schema as the API server applies it: an object has only the named properties, and
+    `int-or-string` allows both.
     """
-    if isinstance(said, list):
-        return [_strict(each) for each in said]
-    if not isinstance(said, dict):
-        return said
-    found = {
-        key: _strict(value) for key, value in said.items() if key not in {"format", "properties"}
+    if isinstance(node, list):
+        return [_strict(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    strict = {
+        key: _strict(value) for key, value in node.items() if key not in {"format", "properties"}
     }
-    if "properties" in said:  # whose keys are names
-        found["properties"] = {name: _strict(value) for name, value in said["properties"].items()}
-    if said.get("x-kubernetes-int-or-string"):
-        found.pop("type", None)
+    if "properties" in node:  # the keys are names
+        strict["properties"] = {name: _strict(value) for name, value in node["properties"].items()}
+    if node.get("x-kubernetes-int-or-string"):
+        strict.pop("type", None)
     open_to_more = (
-        said.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in said
+        node.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in node
     )
-    if "properties" in said and not open_to_more:
-        found["additionalProperties"] = False
-    return found
+    if "properties" in node and not open_to_more:
+        strict["additionalProperties"] = False
+    return strict

@@ -7,10 +7,10 @@ import subprocess
 
 
 def kubectl(*arguments: str, given: str | None = None, check: bool = True) -> str:
-    """Return what it printed, errors too. Raises `AssertionError` with that where it fails and
+    """Return the output, including errors. Raises `AssertionError` with it if the command fails and
     `check` is set.
     """
-    done = subprocess.run(
+    completed = subprocess.run(
         ["kubectl", *arguments],
         input=given,
         stdout=subprocess.PIPE,
@@ -18,11 +18,11 @@ def kubectl(*arguments: str, given: str | None = None, check: bool = True) -> st
         text=True,
         check=False,
     )
-    if check and done.returncode:
-        raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stdout}")
-    return done.stdout
+    if check and completed.returncode:
+        raise AssertionError(f"kubectl {' '.join(arguments)}: {completed.stdout}")
+    return completed.stdout
 
 
 async def ask(*arguments: str, given: str | None = None, check: bool = True) -> str:
-    """`kubectl`, beside others."""
+    """Run `kubectl` without blocking the event loop."""
     return await asyncio.to_thread(kubectl, *arguments, given=given, check=check)

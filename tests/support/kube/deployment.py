@@ -1,8 +1,8 @@
-"""A server by role in the throw-away cluster, as the chart installs it: api, collector, tools and
+"""A deployment by role in the throw-away cluster, installed by the chart: api, collector, tools and
 hosts on three bus servers and a Neo4j.
 
-Its volumes are folders of this machine, which every node sees: a stand-in for a class that many
-nodes mount, and named so.
+Its volumes are folders of this machine, which every node sees. They stand in for a storage class
+that many nodes can mount, and have its name.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _SMALL = {"requests": {"cpu": "20m", "memory": "128Mi"}, "limits": {"memory": "2
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """What the server's volumes are."""
+    """The folders of the deployment's volumes."""
 
     root: Path
 
     @property
     def shared(self) -> Path:
-        """What its pods have at /data."""
+        """The folder that its pods have at /data."""
         return self.root / "moothall-shared"
 
     def make(self) -> None:
-        """Make them empty, each its user's: a volume of this kind gets no owner from the
-        cluster.
+        """Create the folders empty, each owned by its user: volumes of this kind get no owner from
+        the cluster.
         """
         shutil.rmtree(self.root, ignore_errors=True)
         for name, owner in CLAIMS.items():
@@ -60,7 +60,7 @@ class Folders:
             os.chown(self.root / name, owner, owner)
 
     def volumes(self) -> list[dict[str, Any]]:
-        """Return them as the cluster knows them, each for the claim that it is named after."""
+        """Return the PersistentVolumes, each for the claim that it is named after."""
         return [
             {
                 "apiVersion": "v1",
@@ -81,14 +81,14 @@ class Folders:
 
 def places(folders: Folders) -> str:
     """Return the namespace and its volumes, for `kubectl apply`."""
-    made: list[dict[str, Any]] = [
+    objects: list[dict[str, Any]] = [
         {
             "apiVersion": "v1",
             "kind": "Namespace",
             "metadata": {"name": SPACE, "labels": _RESTRICTED},
         },
-        # The scheduler binds: it leaves a pod whose claim is bound by others in the moment of its
-        # first try for five minutes.
+        # Let the scheduler bind claims: otherwise a pod whose claim is bound just during its first
+        # attempt waits for five minutes.
         {
             "apiVersion": "storage.k8s.io/v1",
             "kind": "StorageClass",
@@ -98,11 +98,11 @@ def places(folders: Folders) -> str:
         },
         *folders.volumes(),
     ]
-    return _listed(made)
+    return _listed(objects)
 
 
 def secrets(home: Home, folder: Path) -> str:
-    """Return the Secrets that have to be there before the chart, for `kubectl apply`. `folder` gets
+    """Return the Secrets that must exist before the chart, for `kubectl apply`. `folder` receives
     keys.
     """
     bus = make(folder / "bus")
@@ -124,21 +124,21 @@ def secrets(home: Home, folder: Path) -> str:
             "kind": "Secret",
             "metadata": {"name": name, "namespace": SPACE},
             "type": kinds.get(name, "Opaque"),
-            "stringData": said,
+            "stringData": data,
         }
-        for name, said in values.items()
+        for name, data in values.items()
     )
 
 
 def certificate(home: Home, name: str) -> None:
-    """Make NAME.crt and NAME.key for the server's doors among the cluster's keys, unless they are
-    there.
+    """Create NAME.crt and NAME.key for the server's endpoints among the cluster's keys if they are
+    missing.
     """
     keys.certificate(
         home.keys,
         name,
         "moothall",
-        others=tuple(f"{one}.{SPACE}" for one in ("moothall", "moothall-tools")),
+        others=tuple(f"{service}.{SPACE}" for service in ("moothall", "moothall-tools")),
     )
 
 
@@ -148,7 +148,7 @@ def _listed(objects: Iterable[Mapping[str, Any]]) -> str:
 
 def values(model: str, *, ray: bool = False, **settings: str) -> dict[str, Any]:
     """Return the chart's values: all roles, small; with `ray`, hosts on a RayCluster. `settings`
-    are further ones, by variable.
+    are more values, by variable.
     """
     volume = {"size": "1Gi", "className": CLASS}
     return {
@@ -187,9 +187,9 @@ def values(model: str, *, ray: bool = False, **settings: str) -> dict[str, Any]:
     }
 
 
-def install(home: Home, said: Mapping[str, Any]) -> str:
-    """Install the chart with these values, or upgrade to them, as docs/operating.md says; return
-    what Helm printed. Raises `Missing`.
+def install(home: Home, values: Mapping[str, Any]) -> str:
+    """Install or upgrade the chart with these values, as in docs/operating.md; return Helm's
+    output. Raises `Missing`.
     """
     helm = gobuilt.program("helm")
     command = [
@@ -201,21 +201,21 @@ def install(home: Home, said: Mapping[str, Any]) -> str:
         str(_CHART),
         f"--namespace={SPACE}",
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, "--values=-"],
-        input=json.dumps(said),
+        input=json.dumps(values),
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    if done.returncode:
-        raise gobuilt.Missing(f"helm upgrade --install: {done.stderr.strip()[-1500:]}")
-    return done.stdout
+    if completed.returncode:
+        raise gobuilt.Missing(f"helm upgrade --install: {completed.stderr.strip()[-1500:]}")
+    return completed.stdout
 
 
 def uninstall(home: Home) -> None:
-    """Take the release away; claims, which the chart keeps, go with the namespace."""
+    """Remove the release. Claims, which the chart keeps, are deleted with the namespace."""
     command = [
         str(gobuilt.program("helm")),
         f"--kubeconfig={home.admin}",

@@ -23,9 +23,7 @@ _DAYS = 365
 
 
 def authority(folder: Path) -> None:
-    """Make the cluster's authority and the key that signs tokens of service accounts, unless they
-    are there.
-    """
+    """Create the cluster's CA and the key that signs service account tokens if they are missing."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (folder / "ca.crt").exists():
         key = ec.generate_private_key(ec.SECP256R1())
@@ -40,8 +38,8 @@ def authority(folder: Path) -> None:
 def certificate(
     folder: Path, file: str, name: str, group: str = "", others: tuple[str, ...] = ()
 ) -> None:
-    """Write FILE.crt and FILE.key for a name in a group, good for the other names and addresses
-    too, unless they are there.
+    """Write FILE.crt and FILE.key for a name in a group, valid for the other names and addresses
+    too, if they are missing.
     """
     if (folder / f"{file}.crt").exists():
         return
@@ -54,7 +52,7 @@ def certificate(
     draft = draft.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     if others:
         draft = draft.add_extension(
-            x509.SubjectAlternativeName([_other(one) for one in others]), critical=False
+            x509.SubjectAlternativeName([_other(other) for other in others]), critical=False
         )
     _write(folder / f"{file}.key", key)
     (folder / f"{file}.crt").write_bytes(draft.sign(signer, SHA256()).public_bytes(Encoding.PEM))
@@ -62,7 +60,7 @@ def certificate(
 
 def kubeconfig(folder: Path, file: str, server: str) -> None:
     """Write FILE.kubeconfig for the certificate of that name."""
-    said = {
+    config = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "throw-away",
@@ -83,7 +81,7 @@ def kubeconfig(folder: Path, file: str, server: str) -> None:
             }
         ],
     }
-    (folder / f"{file}.kubeconfig").write_text(json.dumps(said), encoding="utf-8")
+    (folder / f"{file}.kubeconfig").write_text(json.dumps(config), encoding="utf-8")
 
 
 def _draft(name: str, group: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
@@ -103,11 +101,11 @@ def _name(name: str, group: str) -> x509.Name:
     return x509.Name([*parts, x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _other(said: str) -> x509.GeneralName:
+def _other(name: str) -> x509.GeneralName:
     try:
-        return x509.IPAddress(ip_address(said))
+        return x509.IPAddress(ip_address(name))
     except ValueError:
-        return x509.DNSName(said)
+        return x509.DNSName(name)
 
 
 def _write(path: Path, key: CertificateIssuerPrivateKeyTypes) -> None:

@@ -1,5 +1,7 @@
-"""Killing what runs in pods from outside, as a kernel does it: the nodes of the throw-away cluster
-are namespaces of this machine, so their processes are here. A node that was killed is brought back.
+"""SIGKILL for processes in pods, from outside.
+
+The nodes of the throw-away cluster are namespaces of this machine, so their processes are visible
+here. A killed node is started again.
 """
 
 from __future__ import annotations
@@ -17,28 +19,28 @@ import psutil
 
 
 def containers(pod: Any, name: str = "") -> Iterator[str]:
-    """Yield the ids of a pod's containers that were started, or of the one of that name."""
-    for each in (
+    """Yield the ids of a pod's started containers, or of the one with this name."""
+    for item in (
         *(pod.status.container_statuses or ()),
         *(pod.status.init_container_statuses or ()),
     ):
-        if each.container_id and name in {"", each.name}:
-            yield each.container_id.rpartition("/")[2]
+        if item.container_id and name in {"", item.name}:
+            yield item.container_id.rpartition("/")[2]
 
 
 def processes(container: str) -> list[psutil.Process]:
-    """Return the processes of a container of a node on this machine."""
-    found = []
+    """Return the processes of a node's container on this machine."""
+    matching = []
     for process in psutil.process_iter():
         with suppress(OSError, psutil.NoSuchProcess):
             if container in Path(f"/proc/{process.pid}/cgroup").read_text(encoding="ascii"):
-                found.append(process)
-    return found
+                matching.append(process)
+    return matching
 
 
 def kill(pod: Any, name: str = "") -> int:
-    """Kill with -9 all that runs in a pod, or in its container of that name; return how many
-    processes that were.
+    """Send SIGKILL to all processes of a pod, or of its container with this name; return their
+    number.
     """
     hit = 0
     for container in containers(pod, name):
@@ -50,9 +52,9 @@ def kill(pod: Any, name: str = "") -> int:
 
 
 async def bring_back() -> None:
-    """Bring up what is missing of two nodes. Raises `AssertionError`."""
+    """Restart the missing parts of two nodes. Raises `AssertionError`."""
     up = (sys.executable, "-m", "support.kube", "up", "--nodes", "2")
     process = await asyncio.create_subprocess_exec(
         *up, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
-    assert await process.wait() == 0, "scripts/cluster up failed; it said why"
+    assert await process.wait() == 0, "scripts/cluster up failed; see its output"

@@ -1,4 +1,4 @@
-"""What kustomize and Helm make, as objects."""
+"""The output of kustomize and Helm, as objects."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Objects = dict[tuple[str, str, str], dict[str, Any]]
 
 
 def kustomized(overlay: Path) -> str:
-    """Return what `kubectl apply -k` sends. Skips where neither kubectl nor kustomize is to be
-    had.
+    """Return the manifests that `kubectl apply -k` sends. Skips the test if neither kubectl nor
+    kustomize is available.
     """
     if shutil.which("kubectl"):
         command = ["kubectl", "kustomize"]
@@ -36,11 +36,15 @@ def kustomized(overlay: Path) -> str:
 
 
 def objects(text: str) -> Objects:
-    """Return what a text holds. Raises `AssertionError` where one is there twice."""
-    said = [each for each in yaml.safe_load_all(text) if each]
-    found = {
-        (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each
-        for each in said
+    """Return the objects of a text. Raises `AssertionError` for duplicates."""
+    documents = [document for document in yaml.safe_load_all(text) if document]
+    by_name = {
+        (
+            document["kind"],
+            document["metadata"].get("namespace", ""),
+            document["metadata"]["name"],
+        ): document
+        for document in documents
     }
-    assert len(found) == len(said), "an object is there twice"
-    return found
+    assert len(by_name) == len(documents), "duplicate objects"
+    return by_name

@@ -1,4 +1,4 @@
-"""An image of Neo4j for the throw-away cluster: a Java runtime of Debian's packages, and the
+"""An image of Neo4j for the throw-away cluster: a Java runtime from Debian's packages, and the
 server's jars.
 """
 
@@ -35,11 +35,11 @@ exec java "-Xmx${NEO4J_server_memory_heap_max__size:-512m}" -XX:+UseSerialGC -XX
 
 
 def make(home: Home, say: Say) -> None:
-    """Make the archive, unless it is there. Raises `Missing`."""
+    """Create the archive if it is missing. Raises `Missing`."""
     out = home.images / f"neo4j-{neo4j.VERSION}.tar"
     if out.exists():
         return
-    say("making the image of Neo4j out of its jars and Debian's packages")
+    say("building the image of Neo4j from its jars and Debian's packages")
     try:
         jars = neo4j.jars()
     except neo4j.Missing as missing:

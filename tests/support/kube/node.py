@@ -1,4 +1,4 @@
-"""A node: namespaces of its own, their network, and the processes in them."""
+"""A node: its namespaces, their network, and their processes."""
 
 from __future__ import annotations
 
@@ -31,17 +31,19 @@ _MACHINE_WIDE = (
 
 
 def shell(*command: str, check: bool = True) -> str:
-    """Run a command, return what it printed. Raises `Missing` with its words where it fails and
-    `check` is set.
+    """Run a command and return its output. Raises `Missing` with its output if it fails and `check`
+    is set.
     """
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if check and done.returncode:
-        raise Missing(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-600:]}")
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if check and completed.returncode:
+        raise Missing(
+            f"{' '.join(command)}: {(completed.stderr or completed.stdout).strip()[-600:]}"
+        )
+    return completed.stdout
 
 
 def wait(seconds: float, what: str, done: Callable[[], bool]) -> None:
-    """Wait until something holds. Raises `Missing` naming it."""
+    """Wait for a condition. Raises `Missing` with its name."""
     until = time.monotonic() + seconds
     while not done():
         if time.monotonic() > until:
@@ -51,7 +53,7 @@ def wait(seconds: float, what: str, done: Callable[[], bool]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The node of that number, from 1."""
+    """The node with this number, from 1."""
 
     home: Home
     number: int
@@ -73,16 +75,16 @@ class Node:
 
     @property
     def folder(self) -> Path:
-        """Its files."""
+        """The folder of its files."""
         return self.home.run / self.name
 
     @property
     def socket(self) -> Path:
-        """Where its containerd listens."""
+        """The socket of its containerd."""
         return self.folder / "containerd.sock"
 
     def anchor(self) -> int | None:
-        """Return the process whose namespaces it is, None when it does not run."""
+        """Return the process that holds its namespaces, None if it does not run."""
         with suppress(OSError, ValueError, psutil.NoSuchProcess):
             process = psutil.Process(int((self.folder / "pid").read_text(encoding="utf-8")))
             if process.name() == "tini":
@@ -90,7 +92,7 @@ class Node:
         return None
 
     def inside(self, *command: str) -> list[str]:
-        """Return the command line that runs a command in it. Raises `Missing` when it does not
+        """Return the command line that runs a command on the node. Raises `Missing` if it does not
         run.
         """
         pid = self.anchor()
@@ -99,7 +101,7 @@ class Node:
         return ["nsenter", "-t", str(pid), "-m", "-n", "-u", "-p", "--", *command]
 
     def start(self) -> None:
-        """Make its namespaces and its network, unless it runs."""
+        """Create its namespaces and its network if it does not run."""
         if self.anchor() is not None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +126,11 @@ class Node:
         )
 
         def inner() -> list[psutil.Process]:
-            return [one for one in psutil.Process(outer.pid).children() if one.name() == "tini"]
+            return [
+                process
+                for process in psutil.Process(outer.pid).children()
+                if process.name() == "tini"
+            ]
 
         wait(10, f"namespaces of {self.name}", lambda: bool(inner()))
         (pid,) = (one.pid for one in inner())
@@ -133,8 +139,8 @@ class Node:
         self._connect(pid)
 
     def _cover(self) -> None:
-        """Put plain files over the switches that kubelet sets and that would hold for the whole
-        machine, also after it.
+        """Cover the switches that kubelet sets with plain files, because they would change the
+        whole machine permanently.
         """
         for switch in _MACHINE_WIDE:
             cover = self.folder / "sys" / switch.replace("/", ".")
@@ -173,10 +179,12 @@ class Node:
                 shell(*other.inside("ip", "route", "replace", self.pods, "via", self.address))
 
     def spawn(self, name: str, *command: str) -> None:
-        """Start a process in it that outlives us, unless it runs; what it says goes into logs/."""
-        kept = self.folder / f"{name}.pid"
+        """Start a process on the node that outlives this process, if it does not run; its output
+        goes to logs/.
+        """
+        pid_file = self.folder / f"{name}.pid"
         with suppress(OSError, ValueError, psutil.NoSuchProcess):
-            if psutil.Process(int(kept.read_text(encoding="utf-8"))).name() == "nsenter":
+            if psutil.Process(int(pid_file.read_text(encoding="utf-8"))).name() == "nsenter":
                 return
         self.home.logs.mkdir(parents=True, exist_ok=True)
         with (self.home.logs / f"{self.name}-{name}.log").open("wb") as log:
@@ -187,10 +195,10 @@ class Node:
                 stderr=log,
                 start_new_session=True,
             )
-        kept.write_text(str(process.pid), encoding="utf-8")
+        pid_file.write_text(str(process.pid), encoding="utf-8")
 
     def serve(self) -> None:
-        """Start containerd, kubelet and kube-proxy, and give it the images."""
+        """Start containerd, kubelet and kube-proxy, and import the images."""
         for path, text in self._files().items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -223,22 +231,22 @@ class Node:
         self.spawn("proxy", str(binaries / "kube-proxy"), *proxy)
 
     def give_images(self, say: Say, names: Sequence[str] = (), folder: Path | None = None) -> None:
-        """Import the archives of a folder, the home's, that it does not have yet: of these names,
-        else all but the base, of which others are made.
+        """Import the missing archives of a folder, by default the home's: those with these names,
+        or all but the base image, from which others are built.
         """
         for archive in sorted((folder or self.home.images).glob("*.tar")):
             if archive.stem not in names if names else archive.stem == "base":
                 continue
             stamp = f"{archive.stat().st_size}-{archive.stat().st_mtime_ns}"
-            kept = self.folder / f"has-{archive.stem}"
-            if kept.exists() and kept.read_text(encoding="utf-8") == stamp:
+            stamp_file = self.folder / f"has-{archive.stem}"
+            if stamp_file.exists() and stamp_file.read_text(encoding="utf-8") == stamp:
                 continue
             say(f"{self.name}: image {archive.stem}")
             shell("ctr", "-a", str(self.socket), "-n", "k8s.io", "images", "import", str(archive))
-            kept.write_text(stamp, encoding="utf-8")
+            stamp_file.write_text(stamp, encoding="utf-8")
 
     def kill(self) -> None:
-        """End it at once, as a machine that loses power."""
+        """End the node at once, like a machine that loses power."""
         pid = self.anchor()
         if pid is not None:
             psutil.Process(pid).kill()
@@ -281,13 +289,12 @@ class Node:
             "failSwapOn": False,
             "oomScoreAdj": 0,
             "featureGates": {
-                # a machine that is a container itself may not set all it wants
+                # a machine that is itself a container may not change all settings
                 "KubeletInUserNamespace": True,
                 "KubeletCrashLoopBackOffMax": True,
             },
-            "crashLoopBackOff": {
-                "maxContainerRestartPeriod": "2s"
-            },  # what tests kill once more is not one that fails by itself
+            # A test may kill it again; this is not a failure of its own.
+            "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
             "podLogsDir": f"{folder}/podlogs",
             "volumePluginDir": f"{folder}/plugins",
             "nodeStatusUpdateFrequency": "5s",
@@ -311,21 +318,23 @@ class Node:
 
 
 def nodes(home: Home) -> list[Node]:
-    """Return those that run, by number."""
-    found = (
+    """Return the running nodes, by number."""
+    candidates = (
         Node(home, int(path.parent.name.removeprefix("node")))
         for path in home.run.glob("node*/pid")
     )
-    return sorted((one for one in found if one.anchor() is not None), key=lambda one: one.number)
+    return sorted(
+        (one for one in candidates if one.anchor() is not None), key=lambda one: one.number
+    )
 
 
 def _make_cgroups(name: str) -> None:
-    """Make its control groups, with a weight that keeps a cluster from counting as one process
-    beside the others'.
+    """Create the node's control groups, with a weight that keeps a cluster from counting as a
+    single process.
     """
     root = Path("/sys/fs/cgroup")
     for controller in (
-        [one for one in root.iterdir() if one.is_dir()] if (root / "cpu").exists() else [root]
+        [path for path in root.iterdir() if path.is_dir()] if (root / "cpu").exists() else [root]
     ):
         with suppress(OSError):
             (controller / "mhk" / name).mkdir(parents=True, exist_ok=True)

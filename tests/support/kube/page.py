@@ -1,6 +1,4 @@
-"""docs/operating.md as it is run: lines out of the page, with a server's own names in the place of
-the page's.
-"""
+"""Commands of docs/operating.md, run with a deployment's own names in place of the page's."""
 
 from __future__ import annotations
 
@@ -16,23 +14,23 @@ ROOT = Path(__file__).parents[3]
 
 
 def lines(part: str) -> list[str]:
-    """Return the commands of the page that stand on lines of their own and hold this text, in its
-    order. Raises `AssertionError`: none.
+    """Return the commands of the page on lines of their own that contain this text, in order.
+    Raises `AssertionError` if there are none.
     """
-    found = [line for line in re.findall(r"^    (\S.*)$", TEXT, re.MULTILINE) if part in line]
-    assert found, f"docs/operating.md has no command with {part!r} any more"
-    return found
+    matching = [line for line in re.findall(r"^    (\S.*)$", TEXT, re.MULTILINE) if part in line]
+    assert matching, f"docs/operating.md has no command with {part!r}"
+    return matching
 
 
 def line(part: str) -> str:
-    """Return the one that holds this text. Raises `AssertionError` where it is not one."""
-    found = lines(part)
-    assert len(set(found)) == 1, found
-    return found[0]
+    """Return the only such command. Raises `AssertionError` if it is not unique."""
+    matching = lines(part)
+    assert len(set(matching)) == 1, matching
+    return matching[0]
 
 
 def by_role(command: str, space: str) -> str:
-    """Return a command as a server by role in a namespace has it: `where this page says
+    """Return a command as adapted to a deployment by role: `where this page says
     deployment/moothall, say the four`.
     """
     four = " ".join(f"deployment/moothall-{name}" for name in DEPLOYMENTS)
@@ -42,8 +40,8 @@ def by_role(command: str, space: str) -> str:
 
 
 async def run(command: str, where: Path = ROOT) -> str:
-    """Run a command as a person would, in a folder; return what it printed. Raises `AssertionError`
-    with that where it fails.
+    """Run a command in a folder as a person does and return its output. Raises `AssertionError`
+    with the output if it fails.
     """
     process = await asyncio.create_subprocess_exec(
         "bash",
@@ -56,6 +54,6 @@ async def run(command: str, where: Path = ROOT) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said = (await process.communicate())[0].decode()
-    assert process.returncode == 0, f"{command}: {said}"
-    return said
+    output = (await process.communicate())[0].decode()
+    assert process.returncode == 0, f"{command}: {output}"
+    return output

@@ -1,9 +1,9 @@
-"""A NetworkPolicy enforcer for tests: what the API server holds becomes one nftables table in each
-node's network.
+"""A NetworkPolicy enforcer for tests: it turns the API server's policies into one nftables table in
+each node's network.
 
-No engine that clusters run is to be had from the registries; this one is small, polls, and knows
-pod and namespace selectors, IP blocks, protocols and ports by number. The node itself always
-reaches its pods, for its probes.
+No common network plugin is available from the registries. This one is small, polls, and knows pod
+and namespace selectors, IP blocks, protocols and numeric ports. The node itself always reaches its
+pods, for its probes.
 """
 
 from __future__ import annotations
@@ -25,31 +25,39 @@ _POLL_SECONDS = 0.5
 def rules(
     pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]], policies: Sequence[Any]
 ) -> str:
-    """Return the table, as `nft -f` reads it. `pods` have an address each; `namespaces`: their
-    labels by name.
+    """Return the table, as `nft -f` reads it. Each of `pods` has an address; `namespaces` holds
+    their labels by name.
     """
     chains, ways = [], []
     for number, pod in enumerate(pods):
         of_it = [
-            one
-            for one in policies
-            if one.metadata.namespace == pod.metadata.namespace
-            and _selects(one.spec.pod_selector, pod.metadata.labels or {})
+            policy
+            for policy in policies
+            if policy.metadata.namespace == pod.metadata.namespace
+            and _selects(policy.spec.pod_selector, pod.metadata.labels or {})
         ]
-        for way, kind, side in (("in", "Ingress", "daddr"), ("out", "Egress", "saddr")):
-            held = [one for one in of_it if kind in (one.spec.policy_types or ["Ingress"])]
-            if not held:
+        for direction, kind, side in (("in", "Ingress", "daddr"), ("out", "Egress", "saddr")):
+            applicable = [
+                policy for policy in of_it if kind in (policy.spec.policy_types or ["Ingress"])
+            ]
+            if not applicable:
                 continue
-            name = f"{way}{number}"
-            lines = sorted({line for one in held for line in _allowed(one, way, pods, namespaces)})
+            name = f"{direction}{number}"
+            lines = sorted(
+                {
+                    line
+                    for policy in applicable
+                    for line in _allowed(policy, direction, pods, namespaces)
+                }
+            )
             chains.append(
                 f"chain {name} {{\n"
                 + "".join(f"{line} return\n" for line in lines)
                 + "counter reject\n}\n"
             )
-            ways.append((way, f"ip {side} {pod.status.pod_ip} jump {name}\n"))
-    outward = "".join(line for way, line in ways if way == "out")
-    forward = outward + "".join(line for way, line in ways if way == "in")
+            ways.append((direction, f"ip {side} {pod.status.pod_ip} jump {name}\n"))
+    outward = "".join(line for direction, line in ways if direction == "out")
+    forward = outward + "".join(line for direction, line in ways if direction == "in")
     head = "policy accept;\nct state established,related accept\n"
     hooks = f"chain forward {{ type filter hook forward priority -5; {head}{forward}}}\n"
     hooks += f"chain input {{ type filter hook input priority -5; {head}{outward}}}\n"
@@ -64,28 +72,28 @@ def _selects(selector: Any, labels: Mapping[str, str]) -> bool:
         return False
     if any(labels.get(key) != value for key, value in (selector.match_labels or {}).items()):
         return False
-    held = {
+    operators = {
         "In": lambda one: labels.get(one.key) in one.values,
         "NotIn": lambda one: labels.get(one.key) not in one.values,
         "Exists": lambda one: one.key in labels,
         "DoesNotExist": lambda one: one.key not in labels,
     }
-    return all(held[one.operator](one) for one in selector.match_expressions or [])
+    return all(operators[one.operator](one) for one in selector.match_expressions or [])
 
 
 def _allowed(
-    policy: Any, way: str, pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]]
+    policy: Any, direction: str, pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]]
 ) -> Iterator[str]:
-    """Yield what a policy lets through, as the conditions of a rule."""
-    for rule in (policy.spec.ingress if way == "in" else policy.spec.egress) or []:
-        peers = rule._from if way == "in" else rule.to
-        side = "saddr" if way == "in" else "daddr"
+    """Yield the connections that a policy allows, as conditions of a rule."""
+    for rule in (policy.spec.ingress if direction == "in" else policy.spec.egress) or []:
+        peers = rule._from if direction == "in" else rule.to
+        side = "saddr" if direction == "in" else "daddr"
         hosts = (
-            [_hosts(one, policy.metadata.namespace, side, pods, namespaces) for one in peers]
+            [_hosts(peer, policy.metadata.namespace, side, pods, namespaces) for peer in peers]
             if peers
             else [""]
         )
-        ports = [_port(one) for one in rule.ports] if rule.ports else [""]
+        ports = [_port(peer) for peer in rule.ports] if rule.ports else [""]
         yield from (f"{host} {port}" for host in hosts if host is not None for port in ports)
 
 
@@ -96,7 +104,7 @@ def _hosts(
     pods: Sequence[Any],
     namespaces: Mapping[str, Mapping[str, str]],
 ) -> str | None:
-    """Return the condition of a peer, None where nobody is meant."""
+    """Return the condition of a peer, None if it matches nobody."""
     if peer.ip_block:
         but = ", ".join(peer.ip_block._except or [])
         return (f"ip {side} != {{ {but} }} " if but else "") + f"ip {side} {peer.ip_block.cidr}"
@@ -106,10 +114,10 @@ def _hosts(
             name for name, labels in namespaces.items() if _selects(peer.namespace_selector, labels)
         }
     meant = [
-        one.status.pod_ip
-        for one in pods
-        if one.metadata.namespace in where
-        and (peer.pod_selector is None or _selects(peer.pod_selector, one.metadata.labels or {}))
+        pod.status.pod_ip
+        for pod in pods
+        if pod.metadata.namespace in where
+        and (peer.pod_selector is None or _selects(peer.pod_selector, pod.metadata.labels or {}))
     ]
     return f"ip {side} {{ {', '.join(sorted(set(meant)))} }}" if meant else None
 
@@ -123,8 +131,8 @@ def _port(port: Any) -> str:
 
 @contextmanager
 def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
-    """Hold these namespaces to their policies until the context ends, and leave others to whoever
-    works there. What fails within is raised at the end.
+    """Enforce the policies of these namespaces until the context ends, and leave other namespaces
+    alone. Errors are raised at the end.
     """
     over, first, failed = threading.Event(), threading.Event(), list[Exception]()
 
@@ -133,7 +141,7 @@ def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
         while not over.wait(0 if not last else _POLL_SECONDS):
             try:
                 last = _apply(api, home, spaces, last)
-            except Exception as error:  # noqa: BLE001 - told to whoever waits
+            except Exception as error:  # noqa: BLE001 - reported to the waiting caller
                 failed.append(error)
                 over.set()
             first.set()
@@ -159,18 +167,18 @@ def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
 def _apply(api: client.ApiClient, home: Home, spaces: Collection[str], last: str) -> str:
     core: Any = client.CoreV1Api(api)
     pods = [
-        one
-        for one in core.list_pod_for_all_namespaces().items
-        if one.status.pod_ip
-        and not one.spec.host_network
-        and one.status.phase in {"Pending", "Running"}
+        pod
+        for pod in core.list_pod_for_all_namespaces().items
+        if pod.status.pod_ip
+        and not pod.spec.host_network
+        and pod.status.phase in {"Pending", "Running"}
     ]
     namespaces = {
-        one.metadata.name: one.metadata.labels or {} for one in core.list_namespace().items
+        pod.metadata.name: pod.metadata.labels or {} for pod in core.list_namespace().items
     }
     policies: Any = client.NetworkingV1Api(api).list_network_policy_for_all_namespaces()
     table = rules(
-        pods, namespaces, [one for one in policies.items if one.metadata.namespace in spaces]
+        pods, namespaces, [pod for pod in policies.items if pod.metadata.namespace in spaces]
     )
     if table != last:
         for node in nodes(home):

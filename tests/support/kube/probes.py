@@ -1,4 +1,4 @@
-"""Pods that try to reach something, and addresses at which somebody listens for them."""
+"""Pods that try to connect, and addresses with listeners."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TRY = (
 def probe(
     name: str, namespace: str, labels: Mapping[str, str] | None = None, *serves: int
 ) -> dict[str, Any]:
-    """Return a pod that keeps to pod security `restricted`, and answers on these ports."""
+    """Return a pod that satisfies pod security `restricted` and answers on these ports."""
     program = (
         ["python", "-c", _LISTEN, "0.0.0.0", *map(str, serves)] if serves else ["sleep", "900"]  # noqa: S104 - in a pod
     )
@@ -67,11 +67,11 @@ def probe(
 
 @asynccontextmanager
 async def standing(*pods: Mapping[str, Any]) -> AsyncIterator[None]:
-    """Have pods run until the context ends."""
+    """Run pods until the context ends."""
     await ask(
         "apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
     )
-    where = [(one["metadata"]["name"], one["metadata"]["namespace"]) for one in pods]
+    where = [(pod["metadata"]["name"], pod["metadata"]["namespace"]) for pod in pods]
     try:
         for name, namespace in where:
             await ask(
@@ -84,24 +84,24 @@ async def standing(*pods: Mapping[str, Any]) -> AsyncIterator[None]:
 
 
 async def address(name: str, namespace: str) -> str:
-    """Return a pod's."""
+    """Return a pod's address."""
     return (
         await ask("-n", namespace, "get", "pod", name, "-o", "jsonpath={.status.podIP}")
     ).strip()
 
 
 async def reaches(name: str, namespace: str, host: str, port: int) -> bool:
-    """Say whether a pod gets a connection."""
-    said = await ask(
+    """Return whether a pod can connect."""
+    output = await ask(
         "-n", namespace, "exec", name, "--", "python", "-c", _TRY, host, str(port), check=False
     )
-    return "through" in said
+    return "through" in output
 
 
 @asynccontextmanager
 async def listening(where: str, *ports: int) -> AsyncIterator[None]:
-    """Have each node answer at an address that is not its own until the context ends, as a cloud's
-    metadata service or a public server would.
+    """Have each node answer at an external address until the context ends, like a cloud's metadata
+    service or a public server.
     """
     async with AsyncExitStack() as stack:
         for node in nodes(Home.of_user()):

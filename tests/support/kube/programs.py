@@ -1,5 +1,5 @@
-"""The programs of a cluster: Debian's packages, and two binaries that Go builds once into the
-user's cache.
+"""The programs of a cluster: Debian's packages, and binaries that Go builds once into the user's
+cache.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import platformdirs
 
 from moothall.config import environment
 
-KUBERNETES, COREDNS = (
-    "v1.34.4",
-    "v1.13.1",
-)  # with all that they need in go/*/go.mod and go.sum; etcd 3.6.4 is in hyperkube
+# Dependencies are pinned in go/*/go.mod and go.sum; etcd 3.6.4 is in hyperkube.
+KUBERNETES, COREDNS = ("v1.34.4", "v1.13.1")
 _PARTS = (
     "etcd",
     "kube-apiserver",
@@ -53,20 +51,20 @@ Say = Callable[[str], None]
 
 
 class Missing(Exception):
-    """A cluster cannot be had here; the message says what is missing and what brings it."""
+    """A cluster is unavailable here; the message names what is missing and how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a cluster keeps what it needs: binaries and images for the next time, the rest while it
-    runs.
+    """The files of a cluster: binaries and images, which are reused, and the state of the running
+    one.
     """
 
     root: Path
 
     @classmethod
     def of_user(cls) -> Home:
-        """Return the user's."""
+        """Return the user's home."""
         return cls(Path(platformdirs.user_cache_dir("moothall")) / "cluster")
 
     @property
@@ -91,12 +89,12 @@ class Home:
 
     @property
     def logs(self) -> Path:
-        """What each process said."""
+        """The output of each process."""
         return self.root / "logs"
 
     @property
     def admin(self) -> Path:
-        """The kubeconfig of its administrator."""
+        """The administrator's kubeconfig."""
         return self.keys / "admin.kubeconfig"
 
 
@@ -104,30 +102,32 @@ def install(say: Say) -> None:
     """Install the packages that are missing. Raises `Missing`."""
     if os.geteuid() != 0:
         raise Missing(
-            "a cluster of namespaces needs root; run it as root, or name a cluster of your own in "
-            "KUBECONFIG"
+            "a cluster of namespaces needs root; run it as root, or set KUBECONFIG to use an "
+            "existing cluster"
         )
-    wanted = [package for program, package in _PACKAGES.items() if shutil.which(program) is None]
-    if not wanted:
+    packages = [package for program, package in _PACKAGES.items() if shutil.which(program) is None]
+    if not packages:
         return
     if shutil.which("apt-get") is None:
         raise Missing(
-            f"a cluster needs {', '.join(wanted)}; please install them with this system's package "
-            "manager"
+            f"a cluster needs {', '.join(packages)}; please install them with this system's "
+            "package manager"
         )
-    say(f"installing {', '.join(wanted)}: what nodes and images are made of")
+    say(f"installing {', '.join(packages)}, which nodes and images require")
     env = {**environment(), "DEBIAN_FRONTEND": "noninteractive"}
     for command in (
         ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "libc6-dev", *wanted],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "libc6-dev", *packages],
     ):
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Missing(f"{' '.join(command)} failed: {(done.stdout + done.stderr)[-800:]}")
+        completed = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if completed.returncode:
+            raise Missing(
+                f"{' '.join(command)} failed: {(completed.stdout + completed.stderr)[-800:]}"
+            )
 
 
 def build(home: Home, say: Say) -> None:
-    """Build what is not there yet: Kubernetes (about 13 minutes on two cores), CoreDNS (one),
+    """Build what is missing: Kubernetes (about 13 minutes on two cores), CoreDNS (one minute),
     pause. Raises `Missing`.
     """
     home.bin.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def build(home: Home, say: Say) -> None:
 
 
 def build_go(out: Path, module: str, stamp: str, say: Say, package: str = ".") -> None:
-    """Build a package, as go/MODULE/go.mod pins all that it needs, unless it is there. Raises
+    """Build a package if it is missing, with dependencies pinned in go/MODULE/go.mod. Raises
     `Missing`.
     """
     if out.exists():
@@ -157,7 +157,7 @@ def build_go(out: Path, module: str, stamp: str, say: Say, package: str = ".") -
             "a cluster's programs are built by Go, which is not on the PATH; `apt-get install "
             "golang-go`, or go.dev/dl"
         )
-    say(f"building {out.name} (once; it is kept in {out.parent})")
+    say(f"building {out.name} (once; it is cached in {out.parent})")
     env = {
         **environment(),
         "CGO_ENABLED": "0",
@@ -177,7 +177,11 @@ def build_go(out: Path, module: str, stamp: str, say: Say, package: str = ".") -
         package,
     ]
     folder = Path(__file__).parent / "go" / module
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Missing(f"go could not build {module}: {(done.stdout + done.stderr)[-1200:]}")
+    completed = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    if completed.returncode:
+        raise Missing(
+            f"go could not build {module}: {(completed.stdout + completed.stderr)[-1200:]}"
+        )
     draft.replace(out)

@@ -1,5 +1,5 @@
-"""What pods reach on this machine: a bus, and settings by which workspaces are Jobs on it. The
-environment says which cluster: scripts/test-k8s.
+"""Services on this machine that pods can reach: a bus, and settings that make workspaces Jobs on
+it. The environment selects the cluster (scripts/test-k8s).
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from support.kube import WORKER
 from support.kube.ctl import kubectl
 
 WORKSPACES = f"workspaces{WORKER}"
-"""The namespace of Jobs whose host is here."""
+"""The namespace of Jobs whose host is on this machine."""
 DEPLOY = Path(__file__).parents[3] / "deploy/k8s"
 
 
 def make_namespaces() -> None:
-    """Make the namespaces of deploy/k8s, with its quota and roles, but none of its pods, and one
-    more of its kind for our Jobs.
+    """Create the namespaces of deploy/k8s, with quota and roles but without pods, and one more of
+    their kind for our Jobs.
     """
     for name in ("namespaces", "rbac", "quota"):
-        said = (DEPLOY / f"base/{name}.yaml").read_text(encoding="utf-8")
-        for text in (said, said.replace("moothall-workspaces", WORKSPACES)):
-            kubectl(
-                "apply", "--server-side", "-f", "-", given=text
-            )  # several workers may do it at once
+        manifest = (DEPLOY / f"base/{name}.yaml").read_text(encoding="utf-8")
+        for text in (manifest, manifest.replace("moothall-workspaces", WORKSPACES)):
+            # Several workers may do this at once.
+            kubectl("apply", "--server-side", "-f", "-", given=text)
 
 
 @asynccontextmanager
 async def bus(folder: Path) -> AsyncIterator[str]:
-    """Yield the URL of a bus whose files lie in a folder, at an address that pods reach."""
+    """Yield the URL of a bus with its files in a folder, at an address that pods can reach."""
     address = os.environ["CLUSTER_ADDRESS"]
     with socket.create_server((address, 0)) as free:
         port = free.getsockname()[1]
@@ -66,8 +65,8 @@ async def _answers(address: str, port: int) -> bool:
 
 
 def configured(folder: Path, bus: str, *, warm: int = 0, **jobs: Any) -> Settings:
-    """Return settings of a host here whose workspaces are Jobs; `jobs` are further ones of
-    theirs.
+    """Return the settings of a local host whose workspaces are Jobs; `jobs` are more settings of
+    these.
     """
     images = {
         "image": os.environ["MOOTHALL_JOBS__IMAGE"],

@@ -1,4 +1,4 @@
-"""The server by role while it stands: installed, ready, and taken away again."""
+"""A deployment by role while it is installed: install it, wait until it is ready, and remove it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DEPLOYMENTS = ("api", "collector", "tools", "hosts")
 
 
 @asynccontextmanager
-async def stood(home: Home, folder: Path, said: Mapping[str, Any]) -> AsyncIterator[Folders]:
-    """Yield the volumes of a server that these values of the chart make, empty at first; `folder`
-    gets its keys.
+async def stood(home: Home, folder: Path, values: Mapping[str, Any]) -> AsyncIterator[Folders]:
+    """Install a deployment with these values of the chart and yield its volumes, which start empty;
+    `folder` receives its keys.
 
-    Raises `gobuilt.Missing`, `programs.Missing`; `AssertionError` with what its pods say where they
-    do not come.
+    Raises `gobuilt.Missing`, `programs.Missing`; `AssertionError` with the pods' logs if they do
+    not become ready.
     """
     folders = Folders(home.run / "volumes" / SPACE)
     await cleared(home)
@@ -43,7 +43,7 @@ async def stood(home: Home, folder: Path, said: Mapping[str, Any]) -> AsyncItera
         await asyncio.to_thread(folders.make)
         await ask("apply", "-f", "-", given=places(folders))
         await ask("apply", "-f", "-", given=secrets(home, folder))
-        await asyncio.to_thread(install, home, said)
+        await asyncio.to_thread(install, home, values)
         await all_rolled_out()
         yield folders
     finally:
@@ -51,28 +51,28 @@ async def stood(home: Home, folder: Path, said: Mapping[str, Any]) -> AsyncItera
 
 
 async def give_images(home: Home) -> None:
-    """Give every node the images that were made meanwhile."""
+    """Import newly built images on every node."""
     for node in nodes(home):
         await asyncio.to_thread(node.give_images, print)
 
 
 async def applied(folder: str) -> None:
-    """Apply a kustomization, again where the API server is too busy for its larger definitions.
-    Raises `AssertionError`.
+    """Apply a kustomization; retry if the API server is too busy for its larger definitions. Raises
+    `AssertionError`.
     """
-    for left in reversed(range(_TRIES)):
+    for attempts_left in reversed(range(_TRIES)):
         try:
             await ask("apply", "--server-side", "-k", folder)
         except AssertionError as error:
-            if not left or "(Timeout)" not in str(error):
+            if not attempts_left or "(Timeout)" not in str(error):
                 raise
         else:
             return
 
 
 async def rolled_out(*names: str) -> None:
-    """Wait for Deployments and StatefulSets. Raises `AssertionError` with what their pods say where
-    they do not come.
+    """Wait for Deployments and StatefulSets. Raises `AssertionError` with the pods' logs if they do
+    not become ready.
     """
     for name in names:
         try:
@@ -86,7 +86,7 @@ async def rolled_out(*names: str) -> None:
 
 
 async def all_rolled_out() -> None:
-    """Wait for all of the server. Raises `AssertionError`."""
+    """Wait for the whole deployment. Raises `AssertionError`."""
     await rolled_out(
         "statefulset/nats",
         "statefulset/neo4j",
@@ -95,8 +95,8 @@ async def all_rolled_out() -> None:
 
 
 async def old_pods_gone() -> None:
-    """Wait until no pod is being deleted: a rollout is over before that, and a host that was not
-    told to end yet takes work. Raises `AssertionError`.
+    """Wait until no pod is being deleted. A rollout is over before that, and a host that has not
+    been told to end yet still takes work. Raises `AssertionError`.
     """
     for _ in range(240):
         if not (
@@ -106,11 +106,11 @@ async def old_pods_gone() -> None:
         ).strip():
             return
         await asyncio.sleep(0.5)
-    raise AssertionError(f"pods that were to end by {ending} are still there")
+    raise AssertionError(f"pods that should have ended by {ending} are still there")
 
 
 async def cleared(home: Home) -> None:
-    """Take all of the server away, whatever there is of it."""
+    """Remove the whole deployment, as far as it exists."""
     await asyncio.to_thread(uninstall, home)
     await ask("delete", "namespace", SPACE, WORKSPACES, "--ignore-not-found", "--timeout=120s")
     await ask(

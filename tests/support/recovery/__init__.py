@@ -4,12 +4,8 @@ deliberations.
     scripts/test-recovery [--kinds host,bus] [--types seat.turn] [--every N] [--lanes N] [--no-stop]
     [--no-kill] [--report FILE]
 
-A lane is one server of real processes with files of its own: a bus, a model server, a door (gRPC
-and
-desk), a
-collector and a host with its executors; Ray alone is left out, whose part (starting again what
-died) the harness
-plays. One deliberation after another runs in a lane. At its boundary, an event that appears on the
-log, one process
-gets its blow. What it ends in must be what it ended in without a blow.
+A lane is one deployment of real processes with private files: a bus, a model server, an API server,
+a collector, and a host with its executors. Ray is left out; the harness plays its part and restarts
+what died. A lane runs one deliberation after another. At its boundary, an event that appears on the
+log, one process gets its blow. The outcome must be the same as without a blow.
 """

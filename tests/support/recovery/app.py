@@ -1,4 +1,4 @@
-"""A lane's processes, kept running as Ray and systemd would: what dies is started again."""
+"""A lane's processes, supervised as by Ray and systemd: a process that dies is restarted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Kind = Literal["serve", "collector", "host", "executor", "bus", "model"]
 KINDS: tuple[Kind, ...] = ("serve", "collector", "host", "executor", "bus", "model")
 _STOP_SECONDS = 40.0
 _AGAIN_SECONDS = 0.05
-_CONSUMER_SECONDS = 90.0  # a killed reader's own consumer goes after a minute without it
+_CONSUMER_SECONDS = 90.0  # a killed reader's own consumer expires after a minute
 
 
 @dataclass(slots=True)
@@ -35,23 +35,23 @@ class Part:
 
     argv: tuple[str, ...]
     env: dict[str, str]
-    said: Path
+    log_file: Path
     process: asyncio.subprocess.Process | None = None
     starts: int = 0
 
     async def keep(self) -> None:
-        """Run it, and run it again whenever it ends; at a cancellation ask it to end and wait for
-        that.
+        """Run the process and restart it whenever it ends. On cancellation, terminate it and wait
+        for its end.
         """
         try:
             while True:
-                with self.said.open("ab") as words:
+                with self.log_file.open("ab") as log:
                     self.process = await asyncio.create_subprocess_exec(
                         *self.argv,
                         env=self.env,
                         stdin=asyncio.subprocess.DEVNULL,
-                        stdout=words,
-                        stderr=words,
+                        stdout=log,
+                        stderr=log,
                     )
                 self.starts += 1
                 await self.process.wait()
@@ -69,12 +69,12 @@ class Part:
         except TimeoutError:
             self.process.kill()
             await self.process.wait()
-            with self.said.open("a", encoding="utf-8") as words:
-                words.write("\nKILLED: it did not end when it was asked to\n")
+            with self.log_file.open("a", encoding="utf-8") as log:
+                log.write("\nKILLED: it did not end after SIGTERM\n")
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 while it does not run."""
+        """The process id; 0 while it does not run."""
         return (
             self.process.pid if self.process is not None and self.process.returncode is None else 0
         )
@@ -92,7 +92,7 @@ class App:
     env: dict[str, str] = field(default_factory=dict)
     instances: set[str] = field(default_factory=set)
     left: list[str] = field(default_factory=list)
-    """What was left on the bus when the others had ended."""
+    """What remained on the bus after the other processes had ended."""
 
     @property
     def data(self) -> Path:
@@ -101,11 +101,11 @@ class App:
 
     @property
     def journal(self) -> Path:
-        """Which calls arrived at the model server, and when."""
+        """The model server's received calls, with their times."""
         return self.folder / "calls.jsonl"
 
     def part(self, name: str, *arguments: str) -> Part:
-        """Return a part that is not running yet."""
+        """Return a part that does not run yet."""
         argv = (sys.executable, "-m", "support.recovery.parts", name.partition("-")[0], *arguments)
         self.parts[name] = Part(argv, self.env, self.folder / "logs" / f"{name}.out")
         return self.parts[name]
@@ -132,38 +132,38 @@ class App:
                     if child.name() == "bwrap"
                 ]
                 return [
-                    one.pid
+                    process.pid
                     for sandbox in sandboxes
-                    for one in (sandbox, *sandbox.children(recursive=True))
+                    for process in (sandbox, *sandbox.children(recursive=True))
                 ]
         return []
 
     def host_is_up(self) -> bool:
-        """Whether the host that runs now opens workspaces; its sandboxes' code is laid out after it
-        has swept.
+        """True if the running host opens workspaces; its sandboxes' code is in place after it has
+        swept.
         """
         pid = self.parts["host"].pid
         return pid > 0 and any((self.data / "run").glob(f"{pid}-*/code"))
 
     def note_instances(self) -> None:
-        """Remember under which names hosts keep their workspaces."""
+        """Record the names under which hosts store their workspaces."""
         run = self.data / "run"
         self.instances |= {folder.name for folder in run.iterdir()} if run.is_dir() else set()
 
 
 def hit(pids: list[int], number: signal.Signals) -> int:
-    """Send a signal to each and return how many there were."""
-    sent = 0
+    """Send a signal to each process and return their number."""
+    count = 0
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-            sent += 1
-    return sent
+            count += 1
+    return count
 
 
 async def consumers_left(bus_url: str) -> list[str]:
-    """Return the consumers on the bus that no registered durable explains, after their time to go
-    by themselves.
+    """Return the consumers on the bus that no registered durable explains, after the time in which
+    they expire.
     """
     async with connection(BusSettings(), bus_url, on_lost=lambda: None) as client:
         until = time.monotonic() + _CONSUMER_SECONDS
@@ -181,41 +181,41 @@ async def consumers_left(bus_url: str) -> list[str]:
 
 @asynccontextmanager
 async def app(folder: Path, ack_wait: float) -> AsyncIterator[App]:
-    """Start a lane's processes below `folder` and end them in the order in which serve would."""
+    """Start a lane's processes below `folder`, and end them in the order in which serve does."""
     for name in ("data", "logs", "tmp", "bus"):
         (folder / name).mkdir(parents=True)
     async with embedded_server(BusSettings(), folder / "bus") as url:
-        here = App(folder, url, free_port(), free_port())
-        kept = {
+        lane_app = App(folder, url, free_port(), free_port())
+        inherited = {
             name: value for name, value in environment().items() if not name.startswith("MOOTHALL_")
         }
-        here.env = kept | {
+        lane_app.env = inherited | {
             "PYTHONPATH": str(Path(__file__).parents[2]),  # where `support` is
             "TMPDIR": str(folder / "tmp"),
-            "MOOTHALL_DATA_DIR": str(here.data),
+            "MOOTHALL_DATA_DIR": str(lane_app.data),
             "MOOTHALL_BUS__URL": url,
             "MOOTHALL_BUS__ACK_WAIT_SECONDS": str(ack_wait),
-            "MOOTHALL_GRPC__PORT": str(here.grpc_port),
-            "MOOTHALL_LLM__BASE_URL": f"http://127.0.0.1:{here.model_port}/v1",
+            "MOOTHALL_GRPC__PORT": str(lane_app.grpc_port),
+            "MOOTHALL_LLM__BASE_URL": f"http://127.0.0.1:{lane_app.model_port}/v1",
             "MOOTHALL_LLM__MODEL": "scripted",
             "MOOTHALL_LLM__REPLY": "json",
             "MOOTHALL_SANDBOX__TOOLCHAINS": f'["{PACKAGES}"]',
         }
         async with asyncio.TaskGroup() as group:
             named = [
-                ("model", (str(here.model_port), str(here.journal))),
+                ("model", (str(lane_app.model_port), str(lane_app.journal))),
                 ("collector", ()),
                 ("serve", ()),
                 ("host", ("host-1",)),
             ]
             running = [
-                group.create_task(here.part(name, *arguments).keep(), name=name)
+                group.create_task(lane_app.part(name, *arguments).keep(), name=name)
                 for name, arguments in named
             ]
             try:
-                yield here
+                yield lane_app
             finally:
                 for task in reversed(running):
                     task.cancel()
                     await asyncio.wait({task})
-        here.left += await consumers_left(url)
+        lane_app.left += await consumers_left(url)

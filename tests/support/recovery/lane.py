@@ -37,7 +37,7 @@ _OPEN_SECONDS = 180.0
 _CALL_SECONDS = 5.0
 _QUIET_SECONDS = 60.0
 _EXECUTOR_SECONDS = 1.5
-_CANCELLABLE = EventType.SEAT_STARTED  # a run that is cancelled is cancelled here
+_CANCELLABLE = EventType.SEAT_STARTED  # in a cancelled run, the cancellation is here
 _UNREACHED = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -47,7 +47,9 @@ _UNREACHED = {
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """What happens to whom, and when: at the `nth` event of a type (from 1) in a deliberation."""
+    """A signal for a process kind at a time: the `nth` event of a type (from 1) in a
+    deliberation.
+    """
 
     kind: Kind
     type: EventType
@@ -73,7 +75,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Seen:
-    """What a run came to. `hit` counts the processes that got the blow."""
+    """The outcome of a run. `hit` counts the processes that got the blow."""
 
     plan: Plan
     end: End | None = None
@@ -87,7 +89,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Lane:
-    """A server, a repository and a caller."""
+    """A deployment, a repository and a caller."""
 
     app: App
     bus: JetStreamBus
@@ -97,7 +99,7 @@ class Lane:
     runs: int = 0
 
     async def run(self, plan: Plan) -> Seen:
-        """Deliberate once, with the plan's blow, and look at everything afterwards."""
+        """Deliberate once, with the plan's blow, and check everything afterwards."""
         self.runs += 1
         task_id = f"run-{self.runs}"
         seen = Seen(plan)
@@ -113,7 +115,7 @@ class Lane:
                 following = group.create_task(self._follow(task_id, seen, recorded))
                 await self._submit(task_id, plan)
                 outcome = await following
-                await self._told(task_id, outcome, seen)
+                await self._check_reported_result(task_id, outcome, seen)
         except TimeoutError:
             seen.trouble.append(f"no decision within {_RUN_SECONDS:.0f} s")
         seen.seconds = time.monotonic() - began
@@ -121,14 +123,14 @@ class Lane:
             seen.end = End.of(
                 outcome, await asyncio.to_thread(self._delivered, task_id, outcome, seen)
             )
-        await self._quiet(seen)
+        await self._wait_until_idle(seen)
         if plan.blow is not None and plan.blow.kind == "host" and not plan.blow.stop:
-            await self._back(seen)
+            await self._wait_for_recovery(seen)
         self._calls(offset, recorded, seen)
         return seen
 
     async def _follow(self, task_id: str, seen: Seen, recorded: dict[str, float]) -> Outcome:
-        """Watch the log from now on, deal the blow at its boundary, return the decision."""
+        """Watch the log from now on, deal the blow at its boundary, and return the decision."""
         after = (await self.bus.state(EVENTS.name)).last_seq
         dealing: asyncio.Task[None] | None = None
         outcome: Outcome | None = None
@@ -175,7 +177,7 @@ class Lane:
         seen.hit = hit(pids, signal.SIGSTOP)
         try:
             async with asyncio.TaskGroup() as group:
-                # What one host holds and cannot work on, another takes up.
+                # Work that one host holds and cannot do is resumed by another.
                 spare = (
                     group.create_task(self.app.part("host-2", "host-2").keep())
                     if blow.kind == "host"
@@ -184,15 +186,15 @@ class Lane:
                 await asyncio.sleep(STOPPED_SECONDS)
                 hit(pids, signal.SIGCONT)
                 if spare is not None:
-                    await asyncio.sleep(
-                        3.0
-                    )  # both are awake: the one that lost its work lets it be
+                    await asyncio.sleep(3.0)  # both run: the one that lost its work stops it
                     spare.cancel()
         finally:
             hit(pids, signal.SIGCONT)
 
     async def _submit(self, task_id: str, plan: Plan) -> None:
-        """Ask until it is taken: the same id with the same request is the same deliberation."""
+        """Retry until the request is accepted: the same id with the same request is the same
+        deliberation.
+        """
         request = pb.DeliberateRequest(
             task_id=task_id,
             task_description=HANGING if plan.cancelled else TASK,
@@ -210,19 +212,19 @@ class Lane:
 
     async def _insist(self, name: str, request: object) -> object:
         token = (self.app.data / "token").read_text(encoding="ascii").strip()
-        who = (("authorization", f"Bearer {token}"),)
+        metadata = (("authorization", f"Bearer {token}"),)
         while True:
             try:
                 return await getattr(self.stub, name)(
-                    request, metadata=who, timeout=_CALL_SECONDS, wait_for_ready=True
+                    request, metadata=metadata, timeout=_CALL_SECONDS, wait_for_ready=True
                 )
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _UNREACHED:
                     raise
             await asyncio.sleep(0.1)
 
-    async def _told(self, task_id: str, outcome: Outcome, seen: Seen) -> None:
-        """Wait until the door says how it ended too, and says the same."""
+    async def _check_reported_result(self, task_id: str, outcome: Outcome, seen: Seen) -> None:
+        """Wait until the API reports the end too, and check that it reports the same outcome."""
         request = pb.GetDeliberationResultRequest(task_id=task_id)
         running = {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
         while True:
@@ -235,21 +237,21 @@ class Lane:
         if answer.winner_id != outcome.winner_id or not pb.DeliberationStatus.Name(
             answer.status
         ).endswith(outcome.status):
-            seen.trouble.append(f"the caller is told {answer.status} with {answer.winner_id!r}")
+            seen.trouble.append(f"the API reports {answer.status} with {answer.winner_id!r}")
 
     def _delivered(self, task_id: str, outcome: Outcome, seen: Seen) -> str:
-        """Return what the winner's branch changes; complain where branch and outcome do not fit."""
+        """Return the changes of the winner's branch; report a mismatch of branch and outcome."""
         ref = f"refs/heads/moothall/{task_id}"
-        found = self.repo.git("for-each-ref", "--format=%(objectname)", ref)
-        if found != outcome.commit_sha:
+        commit = self.repo.git("for-each-ref", "--format=%(objectname)", ref)
+        if commit != outcome.commit_sha:
             seen.trouble.append(
-                f"the branch is {found or 'missing'}, the outcome says "
+                f"the branch is {commit or 'missing'}, the outcome says "
                 f"{outcome.commit_sha or 'none'}"
             )
-        return self.repo.git("diff", f"{found}^", found) if found else ""
+        return self.repo.git("diff", f"{commit}^", commit) if commit else ""
 
-    async def _quiet(self, seen: Seen) -> None:
-        """Wait until no work is left; what is given up for good is trouble."""
+    async def _wait_until_idle(self, seen: Seen) -> None:
+        """Wait until no work is left; report dead letters."""
         try:
             async with asyncio.timeout(_QUIET_SECONDS):
                 while (await self.bus.state(WORK.name)).messages:
@@ -259,9 +261,9 @@ class Lane:
         if (await self.bus.state(DEAD.name)).messages:
             seen.trouble.append("there are dead letters")
 
-    async def _back(self, seen: Seen) -> None:
-        """Wait until the host that was started again has cleared away what the killed one left: the
-        lane may end next.
+    async def _wait_for_recovery(self, seen: Seen) -> None:
+        """Wait until the restarted host has cleaned up after the killed one, because the lane may
+        end next.
         """
         try:
             async with asyncio.timeout(_QUIET_SECONDS):
@@ -274,7 +276,7 @@ class Lane:
         return self.app.journal.stat().st_size if self.app.journal.exists() else 0
 
     def _calls(self, offset: int, recorded: dict[str, float], seen: Seen) -> None:
-        """Count the calls, and those that were asked again though their answer was on the log."""
+        """Count the calls, and those repeated though their answer was on the log."""
         with self.app.journal.open("rb") as lines:
             lines.seek(offset)
             for line in lines:
@@ -290,18 +292,18 @@ def _stored_at(item: Recorded) -> float:
 
 @asynccontextmanager
 async def lane(folder: Path, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
-    """A lane below `folder`, which must not exist yet, ready for its first run."""
+    """Yield a lane below `folder`, which must not exist yet, ready for its first run."""
     repo = await asyncio.to_thread(repository, folder / "repo")
-    async with app(folder, ack_wait) as here:
-        settings = load_settings(data_dir=here.data)
+    async with app(folder, ack_wait) as lane_app:
+        settings = load_settings(data_dir=lane_app.data)
         registered = await trusted_repositories(settings).register(str(repo.path))
         async with (
-            open_bus(BusSettings(), here.bus_url) as bus,
-            grpc.aio.insecure_channel(f"127.0.0.1:{here.grpc_port}") as channel,
+            open_bus(BusSettings(), lane_app.bus_url) as bus,
+            grpc.aio.insecure_channel(f"127.0.0.1:{lane_app.grpc_port}") as channel,
         ):
             until = time.monotonic() + _OPEN_SECONDS
-            while not (here.data / "token").exists():
+            while not (lane_app.data / "token").exists():
                 if time.monotonic() > until:
-                    raise TimeoutError("the door did not open; see its log")
+                    raise TimeoutError("the API server did not start; see its log")
                 await asyncio.sleep(0.05)
-            yield Lane(here, bus, OrchestratorServiceStub(channel), repo, registered.id)
+            yield Lane(lane_app, bus, OrchestratorServiceStub(channel), repo, registered.id)

@@ -1,4 +1,4 @@
-"""All blows: `python -m support.recovery.matrix`; ends with 1 where anything differed."""
+"""All blows: `python -m support.recovery.matrix`; exits with 1 if anything differed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moothall.domain.event import EventType
 from moothall.events.event_specs import EVENT_SPECS
 from support.recovery.app import KINDS, Kind
 from support.recovery.lane import Blow, Lane, Plan, lane
-from support.recovery.left import left_behind
+from support.recovery.leftovers import find_leftovers
 from support.recovery.report import Report
 from support.recovery.scene import NOT_SCRIPTED
 
@@ -27,12 +27,12 @@ STOPS: tuple[tuple[EventType, bool], ...] = (
     (EventType.SEAT_PROPOSED, False),
     (EventType.CHECK_FINISHED, True),
 )
-"""Where processes are stopped for a minute: at the first, or at the last event of a type."""
+"""The events at which processes are stopped for a minute: the first, or the last of a type."""
 
 
 @dataclass(slots=True)
 class Matrix:
-    """Runs plans in lanes side by side."""
+    """A runner of plans in parallel lanes."""
 
     folder: Path
     report: Report = field(default_factory=Report)
@@ -41,16 +41,16 @@ class Matrix:
 
     async def references(self) -> list[Plan]:
         """Run without a blow: on a fresh commit, on a known one, and cancelled. Return every
-        boundary that this showed.
+        boundary that occurred.
 
         Raises `AssertionError` for an event type that no run produced and nobody explained.
         """
-        async with self._lane("reference") as here:
-            cold, warm = await here.run(Plan(fresh=True)), await here.run(Plan())
-            cancelled = await here.run(Plan(cancelled=True))
+        async with self._lane("reference") as test_lane:
+            cold, warm = await test_lane.run(Plan(fresh=True)), await test_lane.run(Plan())
+            cancelled = await test_lane.run(Plan(cancelled=True))
         if warm.end is None or cancelled.end is None or cold.end != warm.end:
             raise AssertionError(
-                f"no run to compare with: {cold.trouble} {warm.trouble} {cancelled.trouble}"
+                f"no reference run: {cold.trouble} {warm.trouble} {cancelled.trouble}"
             )
         self.report.reference = {False: warm.end, True: cancelled.end}
         boundaries = [
@@ -64,7 +64,7 @@ class Matrix:
     async def run(
         self, plans: Sequence[Plan], lanes: int, ack_wait: float = 5.0, name: str = "lane"
     ) -> None:
-        """Do all plans, `lanes` at a time."""
+        """Run all plans, `lanes` at a time."""
         waiting = list(reversed(plans))
         self.total += len(plans)
 
@@ -72,16 +72,16 @@ class Matrix:
             apps = 0
             while waiting:
                 apps += 1
-                async with self._lane(f"{name}-{number}-{apps}", ack_wait) as here:
-                    while waiting and not await self._one(here, waiting.pop()):
-                        pass  # after trouble the next begins in a fresh house
+                async with self._lane(f"{name}-{number}-{apps}", ack_wait) as test_lane:
+                    while waiting and not await self._one(test_lane, waiting.pop()):
+                        pass  # after trouble the next plan starts in a fresh lane
 
         async with asyncio.TaskGroup() as group:
             for number in range(1, min(lanes, len(plans)) + 1):
                 group.create_task(work(number))
 
-    async def _one(self, here: Lane, plan: Plan) -> bool:
-        seen = await here.run(plan)
+    async def _one(self, test_lane: Lane, plan: Plan) -> bool:
+        seen = await test_lane.run(plan)
         self.report.seen.append(seen)
         wrong = self.report.wrong(seen)
         say(
@@ -94,23 +94,26 @@ class Matrix:
     @asynccontextmanager
     async def _lane(self, name: str, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
         async with AsyncExitStack() as stack:
-            async with self.opening:  # four processes that start at once are enough
-                here = await stack.enter_async_context(lane(self.folder / name, ack_wait))
-            yield here
+            async with self.opening:  # four simultaneous process starts are enough
+                test_lane = await stack.enter_async_context(lane(self.folder / name, ack_wait))
+            yield test_lane
         self.report.lanes += 1
-        left = [*here.app.left, *await asyncio.to_thread(left_behind, here.app, here.repo)]
-        self.report.left += [f"{name}: {what}" for what in left]
+        leftovers = [
+            *test_lane.app.left,
+            *await asyncio.to_thread(find_leftovers, test_lane.app, test_lane.repo),
+        ]
+        self.report.left += [f"{name}: {leftover}" for leftover in leftovers]
 
 
 def check_covered(produced: Iterable[EventType]) -> None:
     """Raise `AssertionError` unless each type of the registry is either produced or explained."""
-    known = set(produced)
-    missing = EVENT_SPECS.keys() - known - NOT_SCRIPTED.keys()
+    covered = set(produced)
+    missing = EVENT_SPECS.keys() - covered - NOT_SCRIPTED.keys()
     if missing:
         raise AssertionError(
             f"no run produces {', '.join(sorted(missing))}: script it, or say in scene.py why not"
         )
-    if both := known & NOT_SCRIPTED.keys():
+    if both := covered & NOT_SCRIPTED.keys():
         raise AssertionError(
             f"scene.py explains why {', '.join(sorted(both))} cannot come, and it came"
         )
@@ -119,18 +122,20 @@ def check_covered(produced: Iterable[EventType]) -> None:
 def _boundaries(
     types: Counter[EventType], plan: Plan, known: Iterable[EventType] = ()
 ) -> list[Plan]:
-    """The first and the last event of each type that is not `known`, without a victim yet."""
-    done = set(known)
+    """Return the first and the last event of each type that is not `known`, without a victim
+    yet.
+    """
+    covered = set(known)
     return [
         replace(plan, blow=Blow("host", kind, nth))
         for kind, count in types.items()
-        if kind not in done
+        if kind not in covered
         for nth in sorted({1, count})
     ]
 
 
 def kills(boundaries: Sequence[Plan], kinds: Sequence[Kind]) -> list[Plan]:
-    """Every boundary with every kind."""
+    """Return every boundary with every kind."""
     return [
         replace(plan, blow=replace(plan.blow, kind=kind))
         for plan in boundaries
@@ -140,26 +145,26 @@ def kills(boundaries: Sequence[Plan], kinds: Sequence[Kind]) -> list[Plan]:
 
 
 def stops(boundaries: Sequence[Plan], kind: Kind) -> list[Plan]:
-    """The boundaries at which a kind is stopped for a minute."""
-    found = []
-    for wanted, last in STOPS:
-        at = [plan for plan in boundaries if plan.blow and plan.blow.type is wanted]
-        found += [
+    """Return the boundaries at which a kind is stopped for a minute."""
+    plans = []
+    for event_type, last in STOPS:
+        at = [plan for plan in boundaries if plan.blow and plan.blow.type is event_type]
+        plans += [
             replace(plan, blow=replace(plan.blow, kind=kind, stop=True))
             for plan in (at[-1:] if last else at[:1])
             if plan.blow
         ]
-    return found
+    return plans
 
 
 def say(text: str) -> None:
-    """Tell whoever watches."""
+    """Print progress."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
-async def whole(options: argparse.Namespace, folder: Path) -> bool:
-    """Run what the options ask for and say what came of it."""
+async def run_matrix(options: argparse.Namespace, folder: Path) -> bool:
+    """Run what the options select and report the result."""
     matrix = Matrix(folder)
     boundaries = await matrix.references()
     say(
@@ -180,10 +185,10 @@ async def whole(options: argparse.Namespace, folder: Path) -> bool:
             group.create_task(matrix.run(stops(boundaries, kind), 1, 5.0, f"stop-{kind}"))
         group.create_task(matrix.run(killed, options.lanes))
     report = matrix.report
-    said = f"{report.table(boundaries)}\n\n{report.summary()}"
-    say(f"\n{said}")
+    text = f"{report.table(boundaries)}\n\n{report.summary()}"
+    say(f"\n{text}")
     if options.report:
-        await asyncio.to_thread(options.report.write_text, f"{said}\n", encoding="utf-8")
+        await asyncio.to_thread(options.report.write_text, f"{text}\n", encoding="utf-8")
     return report.fine
 
 
@@ -216,12 +221,12 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="mh-recovery-"))
     fine = False
     try:
-        fine = asyncio.run(whole(options, folder))
+        fine = asyncio.run(run_matrix(options, folder))
     finally:
         if fine:
             shutil.rmtree(folder)
         else:
-            say(f"files and logs of the lanes are kept in {folder}")
+            say(f"files and logs of the lanes: {folder}")
     return 0 if fine else 1
 
 

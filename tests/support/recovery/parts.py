@@ -1,6 +1,6 @@
 """The processes of a lane: `python -m support.recovery.parts serve|collector|host|model`.
 
-Each ends at SIGTERM with what it opened closed. Settings come from the environment, as everywhere.
+Each closes its resources at SIGTERM and ends. Settings come from the environment, as everywhere.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from moothall.settings import load_settings
 
 
 async def serve() -> None:
-    """The callers' door: gRPC before a deliberation service, and the packages that a door needs
-    besides.
+    """Serve the gRPC API in front of a deliberation service, with the other packages that it
+    needs.
     """
     from moothall.api.bundles import BUCKET as BUNDLES
     from moothall.api.bundles import Bundles
@@ -83,7 +83,7 @@ async def serve() -> None:
 
 
 async def collector() -> None:
-    """The collector."""
+    """Run the collector."""
     from moothall.app.repositories import trusted_repositories
     from moothall.collector import Collector
     from moothall.events.nats.jetstream import open_bus
@@ -94,12 +94,12 @@ async def collector() -> None:
 
 
 async def host(name: str) -> None:
-    """A host, without the Ray actor round it."""
+    """Run a host, without the Ray actor around it."""
     from moothall.app.host import host_main
     from moothall.workers.owner import Process
 
     settings = load_settings()
-    nobody = Process(0, 0, "")  # each part is killed by itself
+    nobody = Process(0, 0, "")  # each part is killed separately
     await host_main(
         name,
         lambda: None,
@@ -111,18 +111,18 @@ async def host(name: str) -> None:
 
 
 async def model(port: str, journal: str) -> None:
-    """A scripted model server. Its journal has a line for each call that arrived: when, and
-    which.
+    """Run a scripted model server. Its journal has a line for each received call: time and
+    call id.
     """
     from moothall.testing.model import Fault, phase_of, scripted_model
-    from support.recovery.scene import HANGING, said
+    from support.recovery.scene import HANGING, scripted_reply
 
     with Path(journal).open("a", encoding="utf-8", buffering=1) as lines:
 
         def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
             lines.write(json.dumps([time.time(), headers.get("X-Request-Id", "")]) + "\n")
             hangs = HANGING in str(body["messages"]) and phase_of(headers) == "propose"
-            return Fault("silent") if hangs else said(body, headers)
+            return Fault("silent") if hangs else scripted_reply(body, headers)
 
         async with scripted_model(answer, port=int(port)):
             await asyncio.Event().wait()
@@ -132,7 +132,7 @@ def _bus(settings: Settings) -> str:
     return settings.bus.url or ""
 
 
-async def _until_told(part: Coroutine[Any, Any, None]) -> None:
+async def _run_until_terminated(part: Coroutine[Any, Any, None]) -> None:
     """Run a part until SIGTERM."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
@@ -148,4 +148,4 @@ if __name__ == "__main__":
         "model": model,
     }
     with suppress(asyncio.CancelledError):
-        asyncio.run(_until_told(parts[sys.argv[1]](*sys.argv[2:])))
+        asyncio.run(_run_until_terminated(parts[sys.argv[1]](*sys.argv[2:])))

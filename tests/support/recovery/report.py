@@ -1,4 +1,4 @@
-"""What came of all runs, as a table and in one line."""
+"""The results of all runs, as a table and as a summary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.recovery.scene import End
 
 @dataclass(slots=True)
 class Report:
-    """What came of all runs. `left` holds a sentence for each thing that a lane left behind."""
+    """The results of all runs. `left` holds a sentence for each leftover of a lane."""
 
     seen: list[Seen] = field(default_factory=list)
     reference: dict[bool, End] = field(default_factory=dict)
@@ -24,27 +24,26 @@ class Report:
     began: float = field(default_factory=time.monotonic)
 
     def wrong(self, seen: Seen) -> list[str]:
-        """Say what is wrong with a run."""
+        """Describe what is wrong with a run."""
         return [
             *self.differs(seen),
-            *(f"asked again though recorded: {call_id}" for call_id in seen.repeated),
+            *(f"repeated though recorded: {call_id}" for call_id in seen.repeated),
         ]
 
     def differs(self, seen: Seen) -> list[str]:
-        """Say in what a run's end differs from the end without a blow."""
-        wanted = self.reference[seen.plan.cancelled]
-        differs = wanted.difference(seen.end) if seen.end is not None else "no end"
+        """Describe the difference between a run's end and the end without a blow."""
+        reference = self.reference[seen.plan.cancelled]
+        differs = reference.difference(seen.end) if seen.end is not None else "no end"
         return [*([f"it ended otherwise: {differs}"] if differs else []), *seen.trouble]
 
     @property
     def fine(self) -> bool:
-        """Whether nothing differed, nothing was repeated and nothing is left."""
+        """True if nothing differed, nothing was repeated and nothing is left."""
         return not self.left and not any(self.wrong(seen) for seen in self.seen)
 
     def table(self, boundaries: Sequence[Plan]) -> str:
-        """A row a boundary, a column a kind: the same end or not, when killed (K) and when stopped
-        for a minute (S);
-        a dot where no such process was there to be hit.
+        """Return a table with a row per boundary and a column per kind: same end or not, when
+        killed (K) and when stopped for a minute (S); a dot if no such process existed.
         """
         cells: dict[tuple[str, Kind], list[str]] = {}
         for seen in self.seen:
@@ -77,7 +76,7 @@ class Report:
         ]
 
     def summary(self) -> str:
-        """All of it in a sentence, and a line for whatever was wrong."""
+        """Return a sentence about all runs, and a line for each failure."""
         stopped = sum(bool(seen.plan.blow and seen.plan.blow.stop) for seen in self.seen)
         lines = [
             f"{seen.plan.blow}: {'; '.join(self.wrong(seen))}"

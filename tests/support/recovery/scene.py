@@ -1,5 +1,5 @@
-"""What the matrix deliberates on: a small repository, what the seats say, and how an end is
-compared.
+"""The matrix's deliberation: a small repository, scripted replies of the seats, and the comparison
+of outcomes.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ _PYTEST = ("env", f"PYTHONPATH={PACKAGES}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", 
 _CHECK = (*_PYTEST, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider")
 
 NOT_SCRIPTED: Mapping[EventType, str] = {
-    EventType.STORY_CREATED: "stories are not told to a council: planning writes them",
-    EventType.STORY_CHANGED: "as story.created",
-    EventType.STORY_TRANSITIONED: "as story.created",
-    EventType.STORY_CHECKED: "as story.created",
-    EventType.STORY_DELIVERED: "as story.created",
-    EventType.STORY_COMMENTED: "as story.created",
-    EventType.STORY_NOTED: "as story.created",
-    EventType.PLAN_DERIVED: "as story.created",
-    EventType.PLAN_FINISHED: "as plan.derived",
+    EventType.STORY_CREATED: "a council does not write stories: planning does",
+    EventType.STORY_CHANGED: "see story.created",
+    EventType.STORY_TRANSITIONED: "see story.created",
+    EventType.STORY_CHECKED: "see story.created",
+    EventType.STORY_DELIVERED: "see story.created",
+    EventType.STORY_COMMENTED: "see story.created",
+    EventType.STORY_NOTED: "see story.created",
+    EventType.PLAN_DERIVED: "see story.created",
+    EventType.PLAN_FINISHED: "see plan.derived",
     EventType.COUNCIL_CREATED: (
-        "an operator's act between deliberations; a deliberation has its seats in its request"
+        "an operator creates it between deliberations; a deliberation has its seats in its request"
     ),
-    EventType.COUNCIL_DELETED: "as council.created",
-    EventType.AGENT_REGISTERED: "as council.created",
-    EventType.AGENT_UNREGISTERED: "as council.created",
-    EventType.DECISION_MADE: "a person's word on a story, after the deliberation",
+    EventType.COUNCIL_DELETED: "see council.created",
+    EventType.AGENT_REGISTERED: "see council.created",
+    EventType.AGENT_UNREGISTERED: "see council.created",
+    EventType.DECISION_MADE: "a person decides on a story after the deliberation",
     EventType.DELIBERATION_STEERED: (
-        "a person's word while it is under way: tests/unit/workers/test_steering.py"
+        "a person steers it while it runs: tests/unit/workers/test_steering.py"
     ),
-    EventType.DELIBERATION_PAUSED: "a person lets it wait: tests/unit/workers/test_pausing.py",
-    EventType.DELIBERATION_RESUMED: "as deliberation.paused",
+    EventType.DELIBERATION_PAUSED: "a person pauses it: tests/unit/workers/test_pausing.py",
+    EventType.DELIBERATION_RESUMED: "see deliberation.paused",
     EventType.EVIDENCE_REPORTED: (
-        "of agents that need native tools, which the scripted model has not: "
+        "agents that need native tools, which the scripted model lacks: "
         "tests/unit/deliberation/test_evidence_agents.py"
     ),
-    EventType.TOOL_REQUESTED: "work of external callers; seats call the gate themselves",
-    EventType.TOOL_STARTED: "of effects outside a workspace only, which no seat is granted",
+    EventType.TOOL_REQUESTED: "work of external callers; seats call the gateway directly",
+    EventType.TOOL_STARTED: "only for effects outside a workspace, which no seat is granted",
     EventType.WORKFLOW_STARTED: (
         "workflows of external callers: tests/hands/test_workflow_kills.py kills under them"
     ),
-    EventType.WORKFLOW_STEP: "as workflow.started",
-    EventType.WORKFLOW_FINISHED: "as workflow.started",
+    EventType.WORKFLOW_STEP: "see workflow.started",
+    EventType.WORKFLOW_FINISHED: "see workflow.started",
     EventType.GUARD_ALERTED: (
         "of many refusals or attempts to get out, which no scripted seat makes"
     ),
@@ -67,14 +67,14 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
         "of a log that lost something: tests/e2e/test_log_damage.py inverts its bytes"
     ),
 }
-"""Event types that no scripted run here produces, and why."""
+"""Event types that no scripted run here produces, with the reason."""
 
 
 def repository(path: Path) -> Repo:
-    """Make the repository; its test fails until somebody adds hello_world()."""
-    words = ", ".join(json.dumps(word) for word in (*_CHECK, "tests"))
+    """Create the repository; its test fails until somebody adds hello_world()."""
+    command = ", ".join(json.dumps(word) for word in (*_CHECK, "tests"))
     return make_repo(
-        path, {**SAMPLE, ".moothall.toml": f"setup = []\n[checks]\ntests = [{words}]\n"}
+        path, {**SAMPLE, ".moothall.toml": f"setup = []\n[checks]\ntests = [{command}]\n"}
     )
 
 
@@ -84,13 +84,13 @@ def _turn(*actions: tuple[str, dict[str, Any]]) -> str:
     )
 
 
-def _function(docstring: str, words: str) -> str:
-    return f'\n\ndef hello_world():\n    """{docstring}"""\n    return "{words}"\n'
+def _function(docstring: str, text: str) -> str:
+    return f'\n\ndef hello_world():\n    """{docstring}"""\n    return "{text}"\n'
 
 
 def _tests(name: str) -> tuple[str, dict[str, Any]]:
-    # == on plain texts: what a red test prints then has no address in memory, so that all runs'
-    # prompts are the same.
+    # == on plain strings: the output of a failing test then contains no memory address, so that the
+    # prompts of all runs are the same.
     content = (
         f"from utils import hello_world\n\n\ndef test_{name}():\n    assert hello_world()[:5] == "
         "'Hello'\n"
@@ -98,8 +98,8 @@ def _tests(name: str) -> tuple[str, dict[str, Any]]:
     return "files.write", {"path": f"tests/test_{name}.py", "content": content}
 
 
-def _append(docstring: str, words: str) -> tuple[str, dict[str, Any]]:
-    return "files.append", {"path": "src/utils.py", "content": _function(docstring, words)}
+def _append(docstring: str, text: str) -> tuple[str, dict[str, Any]]:
+    return "files.append", {"path": "src/utils.py", "content": _function(docstring, text)}
 
 
 def _mend(wrong: str) -> tuple[str, dict[str, Any]]:
@@ -120,13 +120,12 @@ _SAID: Mapping[tuple[str, str, str], str] = {
 _NO_TURN = "I would rather talk about the weather."
 
 
-def said(_: Mapping[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    """Two seats are wrong at first and mend it in their revisions, a third never says anything that
-    is a turn.
+def scripted_reply(_: Mapping[str, Any], headers: Mapping[str, str]) -> str | Fault:
+    """Reply for three seats: two are wrong at first and correct it in their revisions, the third
+    never replies with a turn.
 
-    So nobody is good in the first round, and the two revisions tie: there are reviews. What is said
-    depends on the
-    call id alone.
+    So the first round has no good answer, and the two revisions tie and are reviewed. The reply
+    depends on the call id alone.
     """
     phase = phase_of(headers)
     if phase == "plan":
@@ -141,8 +140,8 @@ def said(_: Mapping[str, Any], headers: Mapping[str, str]) -> str | Fault:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What must be the same, whatever was killed: everything of an outcome but ids, times and
-    commit dates.
+    """The outcome that must be the same, whatever was killed: everything but ids, times and commit
+    dates.
     """
 
     status: str
@@ -156,7 +155,9 @@ class End:
 
     @classmethod
     def of(cls, outcome: Outcome, delivered: str) -> End:
-        """`delivered` is what the branch holds, as a diff against the base."""
+        """Return the end of an outcome. `delivered` is the content of the branch, as a diff against
+        the base.
+        """
         ranking = tuple(
             (
                 r.rank,
@@ -172,7 +173,7 @@ class End:
             )
             for r in outcome.results
         )
-        usage = outcome.usage  # what the server had cached is its own business
+        usage = outcome.usage  # cached tokens depend on the server
         return cls(
             status=str(outcome.status),
             final_state=outcome.final_state,
@@ -185,7 +186,7 @@ class End:
         )
 
     def difference(self, other: End) -> str:
-        """Say in what `other` differs."""
+        """Describe the difference to `other`."""
         names = [name for name in self.__slots__ if getattr(self, name) != getattr(other, name)]
         return "; ".join(
             f"{name}: {getattr(self, name)!r} became {getattr(other, name)!r}"[:600]

@@ -1,4 +1,4 @@
-"""Running agents: order, limit, restarts, and what decides whether one completed."""
+"""The agent runner: order, concurrency limit, restarts, and the condition of completion."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ Decide = Callable[[DeliberationRequest], Outcome]
 
 
 def passed(request: DeliberationRequest, verdict: str = "passed") -> Outcome:
-    """An outcome whose winner has this verdict of every validation, and words that say that all is
-    well.
-    """
+    """Return an outcome whose winner passed every validation."""
     checks = {f"validation-{number}": verdict for number, _ in enumerate(request.checks, 1)}
     result = Result(
         1,
@@ -49,14 +47,14 @@ def failed(request: DeliberationRequest) -> Outcome:
     return Outcome(request.task_id, DeliberationStatus.FAILED, error_message="nobody knew")
 
 
-class Desk:
-    """Decides what it is asked by `decide`, each after a turn of the loop; `most` were under way at
-    a time.
+class FakeDeliberations:
+    """Deliberations decided by `decide`, each after a turn of the event loop; `most` is the maximum
+    number of concurrent ones.
     """
 
     def __init__(self, decide: Decide = passed) -> None:
         self.decide = decide
-        self.asked: list[DeliberationRequest] = []
+        self.requests: list[DeliberationRequest] = []
         self.now = self.most = 0
         self.cancelled: list[str] = []
         self.go = asyncio.Event()
@@ -64,7 +62,7 @@ class Desk:
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> None:
         assert who == LOCAL
-        self.asked.append(request)
+        self.requests.append(request)
         self.now += 1
         self.most = max(self.most, self.now)
 
@@ -73,7 +71,7 @@ class Desk:
         for _ in range(3):
             await asyncio.sleep(0)
         self.now -= 1
-        return self.decide(next(request for request in self.asked if request.task_id == task_id))
+        return self.decide(next(request for request in self.requests if request.task_id == task_id))
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> None:
         self.cancelled.append(task_id)
@@ -87,28 +85,30 @@ def agent(name: str, *needs: str, **more: Any) -> Spec:
     return Spec.model_validate(data | {"dependencies": list(needs)} | more)
 
 
-def run(deliberations: Desk, at_once: int = 4, **more: Any) -> AgentRun:
+def run(deliberations: FakeDeliberations, at_once: int = 4, **more: Any) -> AgentRun:
     return AgentRun(cast("Deliberations", deliberations), LOCAL, HERE, "run", at_once, **more)
 
 
-def began(deliberations: Desk) -> list[str]:
+def began(deliberations: FakeDeliberations) -> list[str]:
     return [
-        request.checks[0].removeprefix("make ") for request in deliberations.asked if request.checks
+        request.checks[0].removeprefix("make ")
+        for request in deliberations.requests
+        if request.checks
     ]
 
 
 async def test_thirty_agents_are_never_more_than_four_at_once() -> None:
-    deliberations = Desk()
+    deliberations = FakeDeliberations()
     ended = await run(deliberations).all([agent(f"a{number:02}") for number in range(30)])
     assert deliberations.most == 4
-    assert len(deliberations.asked) == 30
+    assert len(deliberations.requests) == 30
     assert {end.state for end in ended.values()} == {State.COMPLETED}
 
 
 async def test_a_dependent_begins_after_what_it_needs_whatever_its_priority_and_on_its_commit() -> (
     None
 ):
-    deliberations = Desk()
+    deliberations = FakeDeliberations()
     specs = [
         agent("c", "b", spec={"priority": "critical"}),
         agent("b", "a", spec={"priority": "critical"}),
@@ -117,21 +117,21 @@ async def test_a_dependent_begins_after_what_it_needs_whatever_its_priority_and_
     ]
     await run(deliberations, 1).all(specs)
     assert began(deliberations) == ["z", "a", "b", "c"] == list(check_order(specs))
-    by_name = dict(zip(began(deliberations), deliberations.asked, strict=True))
+    by_name = dict(zip(began(deliberations), deliberations.requests, strict=True))
     assert by_name["a"].repository == HERE
     assert by_name["b"].repository == replace(HERE, ref=f"commit-of-{by_name['a'].task_id}")
 
 
 async def test_what_several_made_is_brought_together_first() -> None:
-    deliberations = Desk()
+    deliberations = FakeDeliberations()
     await run(deliberations).all([agent("a"), agent("b"), agent("c", "a", "b")])
-    a, b, merged, c = deliberations.asked
+    a, b, merged, c = deliberations.requests
     assert merged.merge == (f"commit-of-{a.task_id}", f"commit-of-{b.task_id}")
     assert c.repository == replace(HERE, ref=f"commit-of-{merged.task_id}")
 
 
 @pytest.mark.parametrize(
-    ("specs", "wanted"),
+    ("specs", "message"),
     [
         (
             [agent("a", "b"), agent("b", "c"), agent("c", "a")],
@@ -140,15 +140,15 @@ async def test_what_several_made_is_brought_together_first() -> None:
         ([agent("a", "nowhere")], "a needs nowhere, and there is none of that name; there are a"),
     ],
 )
-async def test_a_cycle_and_what_is_missing_are_named(specs: Sequence[Spec], wanted: str) -> None:
-    deliberations = Desk()
-    with pytest.raises(InvalidRequest, match=wanted):
+async def test_a_cycle_and_what_is_missing_are_named(specs: Sequence[Spec], message: str) -> None:
+    deliberations = FakeDeliberations()
+    with pytest.raises(InvalidRequest, match=message):
         await run(deliberations).all(specs)
-    assert not deliberations.asked
+    assert not deliberations.requests
 
 
 async def test_what_needs_one_that_failed_is_skipped_but_for_the_optional() -> None:
-    deliberations = Desk(
+    deliberations = FakeDeliberations(
         lambda request: failed(request) if "make a" in request.checks else passed(request)
     )
     specs = [
@@ -169,7 +169,7 @@ async def test_what_needs_one_that_failed_is_skipped_but_for_the_optional() -> N
 
 @pytest.mark.parametrize("verdict", ["failed", "errored", "missing"])
 async def test_the_validation_decides_and_no_words_do(verdict: str) -> None:
-    ended = await run(Desk(lambda request: passed(request, verdict))).all([agent("a")])
+    ended = await run(FakeDeliberations(lambda request: passed(request, verdict))).all([agent("a")])
     assert (ended["a"].state, ended["a"].reason) == (
         "failed",
         f"the validation 'make a' is {verdict}",
@@ -188,21 +188,21 @@ async def test_a_run_that_failed_is_made_again_after_a_growing_rest_and_otherwis
         waits.append(seconds)
 
     again = {"restart": {"max_restarts": 5, "backoff_seconds": 2}}
-    ended = await run(Desk(third_time), sleep=sleep).all([agent("a", **again)])
+    ended = await run(FakeDeliberations(third_time), sleep=sleep).all([agent("a", **again)])
     assert (ended["a"].state, ended["a"].runs, waits) == ("completed", 3, [2, 4])
     assert (
         len({request.task_id for request in tries}) == len({request.seed for request in tries}) == 3
     )
     waits.clear()
-    ended = await run(Desk(failed), sleep=sleep).all(
+    ended = await run(FakeDeliberations(failed), sleep=sleep).all(
         [agent("a", restart={"max_restarts": 1, "backoff_seconds": 500})]
     )
     assert (ended["a"].state, ended["a"].runs, waits) == ("failed", 2, [300])
 
 
 async def test_what_a_spec_says_reaches_the_desk() -> None:
-    deliberations = Desk()
-    said = {
+    deliberations = FakeDeliberations()
+    fields = {
         "spec": {"role": "qa", "seats": 3, "protocol": "vote"},
         "model": {"profile": "large", "seed": 7},
         "security": {
@@ -210,36 +210,36 @@ async def test_what_a_spec_says_reaches_the_desk() -> None:
             "resource_limits": {"timeout": "2m"},
         },
     }
-    await run(deliberations).all([agent("a", **said)])
-    (asked,) = deliberations.asked
-    assert (asked.role, asked.num_agents, asked.protocol, asked.model, asked.seed) == (
+    await run(deliberations).all([agent("a", **fields)])
+    (request,) = deliberations.requests
+    assert (request.role, request.num_agents, request.protocol, request.model, request.seed) == (
         "qa",
         3,
         "vote",
         "large",
         7,
     )
-    assert (asked.constraints.timeout_seconds, asked.checks) == (120, ("make a",))
-    assert "files.read" in asked.tools
-    assert "files.write" not in asked.tools
+    assert (request.constraints.timeout_seconds, request.checks) == (120, ("make a",))
+    assert "files.read" in request.tools
+    assert "files.write" not in request.tools
 
 
 @pytest.mark.parametrize(
-    ("timeout", "longest", "asked"),
+    ("timeout", "longest", "expected"),
     [("2m", 60, 60), ("0.2s", 60, 1), ("9999999999h", 1800, 1800), (None, 60, 0)],
 )
 async def test_a_spec_shortens_what_a_run_may_take_and_never_lengthens_it(
-    timeout: str | None, longest: int, asked: int
+    timeout: str | None, longest: int, expected: int
 ) -> None:
-    deliberations = Desk()
+    deliberations = FakeDeliberations()
     await run(deliberations, longest=longest).all(
         [agent("a", security={"resource_limits": {"timeout": timeout} if timeout else {}})]
     )
-    assert deliberations.asked[0].constraints.timeout_seconds == asked
+    assert deliberations.requests[0].constraints.timeout_seconds == expected
 
 
 async def test_interrupted_it_cancels_what_is_under_way() -> None:
-    deliberations = Desk()
+    deliberations = FakeDeliberations()
     deliberations.go.clear()
     running = asyncio.create_task(run(deliberations).all([agent("a"), agent("b")]))
     async with asyncio.timeout(10):
@@ -249,7 +249,7 @@ async def test_interrupted_it_cancels_what_is_under_way() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert sorted(deliberations.cancelled) == sorted(
-        request.task_id for request in deliberations.asked
+        request.task_id for request in deliberations.requests
     )
 
 
@@ -260,4 +260,6 @@ async def test_a_seat_tells_why_it_came_to_nothing() -> None:
             seats=(SeatOutcome("s", SeatStatus.FAILED, "X", "the program make was not found"),),
         )
 
-    assert (await run(Desk(seat)).all([agent("a")]))["a"].reason == "the program make was not found"
+    assert (await run(FakeDeliberations(seat)).all([agent("a")]))[
+        "a"
+    ].reason == "the program make was not found"

@@ -1,4 +1,4 @@
-"""Files of agents: every shape loads, and what is wrong is named with its line."""
+"""Agent files: every format loads, and errors are reported with their line."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def spec(**more: Any) -> Spec:
 )
 def test_metrics_in_every_shape(written: Any) -> None:
     assert [
-        (one.name, one.target) for one in spec(reporting={"metrics": written}).reporting.metrics
+        (metric.name, metric.target)
+        for metric in spec(reporting={"metrics": written}).reporting.metrics
     ] == [
         ("build", "100%"),
         ("time", "30"),
@@ -124,23 +125,27 @@ def test_metrics_in_every_shape(written: Any) -> None:
     ],
 )
 def test_dependencies_in_every_shape(written: Any) -> None:
-    found = spec(dependencies=written).dependencies
-    assert [one.name for one in found] == ["b", "c"]
-    assert found[0].optional is False
-    assert found[1].optional == (isinstance(written, dict) and "optional" in written)
+    dependencies = spec(dependencies=written).dependencies
+    assert [dependency.name for dependency in dependencies] == ["b", "c"]
+    assert dependencies[0].optional is False
+    assert dependencies[1].optional == (isinstance(written, dict) and "optional" in written)
 
 
 def test_measures_and_what_is_unknown_is_kept() -> None:
     limits = {"max_memory": "512MB", "max_cpu": "75%", "timeout": "2h", "max_disk": "1GB"}
-    made = spec(
+    parsed = spec(
         security={"resource_limits": limits},
         deployment={"region": "eu"},
         capabilities={"primary": ["yaml"], "secondary": ["c"]},
     )
-    found = made.security.resource_limits
-    assert (found.max_memory, found.max_cpu, found.timeout) == (512e6, 75, 7200)
-    assert made.model_extra == {"deployment": {"region": "eu"}}
-    assert made.capabilities == ("primary: yaml", "secondary: c")
+    resource_limits = parsed.security.resource_limits
+    assert (resource_limits.max_memory, resource_limits.max_cpu, resource_limits.timeout) == (
+        512e6,
+        75,
+        7200,
+    )
+    assert parsed.model_extra == {"deployment": {"region": "eu"}}
+    assert parsed.capabilities == ("primary: yaml", "secondary: c")
 
 
 def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
@@ -151,10 +156,14 @@ def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
         ],
         "conditional": [{"description": "only then", "condition": "it rains", "priority": "low"}],
     }
-    made = spec(tasks=tasks)
-    told = made.instructions(of_tasks(made.tasks))
-    assert told.index("- a") < told.index("- c") < told.index("- only then (only if: it rains)")
-    assert "x (validated by: make x)" in told
+    parsed = spec(tasks=tasks)
+    instructions = parsed.instructions(of_tasks(parsed.tasks))
+    assert (
+        instructions.index("- a")
+        < instructions.index("- c")
+        < instructions.index("- only then (only if: it rains)")
+    )
+    assert "x (validated by: make x)" in instructions
 
 
 @pytest.mark.parametrize(
@@ -236,7 +245,7 @@ def test_a_bad_file_is_named_with_line_and_reason_while_the_others_load(
     )
     (tmp_path / "wrong.yml").write_text(text, encoding="utf-8")
     loaded = load([tmp_path])
-    assert [one.name for one in loaded.specs.values()] == ["good"]
+    assert [loaded_spec.name for loaded_spec in loaded.specs.values()] == ["good"]
     (wrong,) = loaded.wrong
     assert (wrong.file, wrong.line) == (str(tmp_path / "wrong.yml"), line)
     assert reason in wrong.reason
@@ -275,10 +284,10 @@ def test_whatever_sections_hold_it_is_taken_or_named(sections: dict[str, Any]) -
         )
         loaded = load([Path(folder)])
     assert bool(loaded.specs) is not bool(loaded.wrong)
-    assert all(one.line and one.reason for one in loaded.wrong)
-    for made in loaded.specs.values():
-        assert made.name
-        assert request_of(made, RepositoryRef(id="sample")).checks == made.validations
+    assert all(item.line and item.reason for item in loaded.wrong)
+    for parsed in loaded.specs.values():
+        assert parsed.name
+        assert request_of(parsed, RepositoryRef(id="sample")).checks == parsed.validations
 
 
 def test_ten_thousand_tasks_are_taken_and_a_cycle_of_thousands_is_named_in_a_line(
@@ -287,8 +296,8 @@ def test_ten_thousand_tasks_are_taken_and_a_cycle_of_thousands_is_named_in_a_lin
     (tmp_path / "many.yaml").write_text(
         f"{GOOD}tasks: [{', '.join(['look'] * 10_000)}]\n", encoding="utf-8"
     )
-    (made,) = load([tmp_path]).specs.values()
-    assert len(of_tasks(made.tasks)) == 10_000
+    (parsed,) = load([tmp_path]).specs.values()
+    assert len(of_tasks(parsed.tasks)) == 10_000
     ring = [
         f"- {{name: t{number}, description: d, dependencies: [t{(number + 1) % 3000}]}}"
         for number in range(3000)
@@ -311,9 +320,9 @@ def test_a_date_is_text_and_what_is_empty_is_nothing(tmp_path: Path) -> None:
         "tasks:\ndependencies:\n"
     )
     (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
-    (made,) = load([tmp_path]).specs.values()
-    assert (made.metadata.version, made.metadata.workstream) == ("2026-13-45", "2026-01-02")
-    assert (made.risks, made.tasks, made.dependencies) == ((), (), ())
+    (parsed,) = load([tmp_path]).specs.values()
+    assert (parsed.metadata.version, parsed.metadata.workstream) == ("2026-13-45", "2026-01-02")
+    assert (parsed.risks, parsed.tasks, parsed.dependencies) == ((), (), ())
 
 
 def test_only_files_of_a_folder_are_read(tmp_path: Path) -> None:
@@ -373,7 +382,7 @@ def test_the_table_of_capabilities_is_published_and_names_tools_that_there_are()
         f"| `{name}` | {', '.join(f'`{tool}`' for tool in tools)} |"
         for name, tools in CAPABILITIES.items()
     ]
-    families = {"web.*", "http.*", "browser.*", "db.*"}  # of toolkits that a machine may have
+    families = {"web.*", "http.*", "browser.*", "db.*"}  # toolkits that a machine may have
     for tool in {tool for tools in CAPABILITIES.values() for tool in tools} - families:
         assert tool in CATALOGUE
     assert is_granted(Grant(tools_of(["cargo-execution"])), "tests.cargo")

@@ -33,12 +33,12 @@ async def test_a_repository_is_forgotten_with_its_clone_and_stays_itself(
     file = tmp_path / "mine.toml"
     file.write_text("setup = []\n", encoding="utf-8")
     variant = await register(settings, str(repo.path), "", file)
-    gone = await unregister(settings, ref.id)
-    assert (gone.origin, gone.clone_left) == (str(repo.path), "")
+    unregistered = await unregister(settings, ref.id)
+    assert (unregistered.origin, unregistered.clone_left) == (str(repo.path), "")
     registry = trusted_repositories(settings).registry
-    for one in (ref.id, variant.id):
+    for repository_id in (ref.id, variant.id):
         with pytest.raises(NotFound):
-            registry.find(one)
+            registry.find(repository_id)
     assert not list((settings.data_dir / "repos").glob("*.git"))
     assert repo.head
     with pytest.raises(NotFound):
@@ -51,22 +51,22 @@ async def test_nothing_goes_while_a_process_serves(
     _, ref = registered
     with data_dir_lock.hold(settings.data_dir):
         data_dir_lock.announce(settings.data_dir, data_dir_lock.Address(4711, "nats://x", 0, {}))
-        done = await clean_up(
+        cleaned = await clean_up(
             settings,
             older_than=None,
             everything=True,
             dry_run=False,
             report_removed=lambda item: pytest.fail(str(item)),
         )
-        assert "process 4711 serves" in done.refusal
-        assert [item.kind for item in done.removed] == ["clone"]
+        assert "process 4711 serves" in cleaned.refusal
+        assert [item.kind for item in cleaned.removed] == ["clone"]
         assert "process 4711" in (await unregister(settings, ref.id)).clone_left
     assert list((settings.data_dir / "repos").glob("*.git"))
-    done = await clean_up(
+    cleaned = await clean_up(
         settings, older_than=None, everything=False, dry_run=False, report_removed=lambda _: None
     )
-    assert [item.kind for item in done.removed] == ["clone"], (
-        "it belongs to no registered repository any more"
+    assert [item.kind for item in cleaned.removed] == ["clone"], (
+        "its repository is no longer registered"
     )
     assert not list((settings.data_dir / "repos").glob("*.git"))
 
@@ -74,14 +74,14 @@ async def test_nothing_goes_while_a_process_serves(
 async def test_a_dry_run_changes_nothing(
     settings: Settings, registered: tuple[Repo, RepositoryRef]
 ) -> None:
-    done = await clean_up(
+    cleaned = await clean_up(
         settings,
         older_than=0,
         everything=True,
         dry_run=True,
         report_removed=lambda item: pytest.fail(str(item)),
     )
-    assert [item.kind for item in done.removed] == ["clone"]
+    assert [item.kind for item in cleaned.removed] == ["clone"]
     assert list((settings.data_dir / "repos").glob("*.git"))
 
 
@@ -89,15 +89,17 @@ def test_commands_are_said_on_the_command_line_over_a_file(tmp_path: Path) -> No
     assert commands_from_options((), ()) is None
     file = tmp_path / "p.toml"
     file.write_text('setup = ["a"]\nknown_failures = ["x"]\n', encoding="utf-8")
-    said = commands_from_options(("pip install .",), ("tests=pytest -q", "lint=ruff check ."), file)
-    assert said is not None
-    assert said.setup == (("pip", "install", "."),)
-    assert said.checks == {"tests": ("pytest", "-q"), "lint": ("ruff", "check", ".")}
-    assert said.known_failures == ("x",)
+    commands = commands_from_options(
+        ("pip install .",), ("tests=pytest -q", "lint=ruff check ."), file
+    )
+    assert commands is not None
+    assert commands.setup == (("pip", "install", "."),)
+    assert commands.checks == {"tests": ("pytest", "-q"), "lint": ("ruff", "check", ".")}
+    assert commands.known_failures == ("x",)
 
 
 @pytest.mark.parametrize(
-    ("setup", "check", "wanted"),
+    ("setup", "check", "message"),
     [
         ((), "tests", "--check 'tests' names no command"),
         ((), "=x", "names no command"),
@@ -105,6 +107,6 @@ def test_commands_are_said_on_the_command_line_over_a_file(tmp_path: Path) -> No
         ((), "Big=x", "name is 1 to"),
     ],
 )
-def test_a_wrong_command_is_named(setup: tuple[str, ...], check: str, wanted: str) -> None:
-    with pytest.raises(InvalidRequest, match=wanted):
+def test_a_wrong_command_is_named(setup: tuple[str, ...], check: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         commands_from_options(setup, (check,))

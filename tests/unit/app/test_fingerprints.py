@@ -1,4 +1,4 @@
-"""Which settings keep a command from attaching to the process that serves."""
+"""Settings that keep a command from attaching to the serving process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moothall.config import LimitSettings, LlmSettings, RaySettings
 from moothall.settings import AllSettings
 
 
-def serving(path: Path, settings: AllSettings, port: int = 50055) -> data_dir_lock.Address:  # type: ignore[valid-type] # made at run time
+def serving(path: Path, settings: AllSettings, port: int = 50055) -> data_dir_lock.Address:  # type: ignore[valid-type]  # created at run time
     data_dir_lock.announce(
         path, data_dir_lock.Address(4711, "nats://127.0.0.1:1", port, fingerprints(settings))
     )
@@ -34,28 +34,32 @@ def test_settings_that_do_the_same_work_do_not_differ(tmp_path: Path) -> None:
 def test_settings_that_differ_are_named_with_the_way_to_attach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = AllSettings(llm=LlmSettings(model="large"), models={"small": LlmSettings(model="x")})
-    address = serving(tmp_path, there)
+    served_settings = AllSettings(
+        llm=LlmSettings(model="large"), models={"small": LlmSettings(model="x")}
+    )
+    address = serving(tmp_path, served_settings)
     monkeypatch.setenv("MOOTHALL_LIMITS__TURNS", "5")
-    said = describe_difference(
+    message = describe_difference(
         AllSettings(data_dir=tmp_path, limits=LimitSettings(turns=5)), address
     )
     assert (
         f"process 4711 serves {tmp_path} with other settings: limits.turns, llm.model, models"
-        in said
+        in message
     )
-    assert "To attach to it, unset MOOTHALL_LIMITS__TURNS and set llm.model, models" in said
-    assert "--server 127.0.0.1:50055" in said
-    assert "MOOTHALL_DATA_DIR" in said
-    assert "--server" not in describe_difference(AllSettings(), serving(tmp_path, there, port=0))
+    assert "To attach to it, unset MOOTHALL_LIMITS__TURNS and set llm.model, models" in message
+    assert "--server 127.0.0.1:50055" in message
+    assert "MOOTHALL_DATA_DIR" in message
+    assert "--server" not in describe_difference(
+        AllSettings(), serving(tmp_path, served_settings, port=0)
+    )
 
 
 def test_neither_secrets_nor_values_are_written(tmp_path: Path) -> None:
-    there = AllSettings(
+    served_settings = AllSettings(
         llm=LlmSettings(
             base_url="http://ada:hidden-word@127.0.0.1:1/v1", api_key=SecretStr("hidden-key")
         )
     )
-    address = serving(tmp_path, there)
+    address = serving(tmp_path, served_settings)
     assert "hidden" not in json.dumps(asdict(address))
     assert "hidden" not in describe_difference(AllSettings(), address)

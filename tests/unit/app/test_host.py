@@ -1,4 +1,4 @@
-"""What a host makes that comes first on its node is nobody else's."""
+"""Files that the first host on a node creates are private."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ async def test_a_host_that_makes_the_data_directory_makes_it_for_its_owner_alone
     host = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HOST, str(data), stdout=asyncio.subprocess.PIPE
     )
-    said, _ = await host.communicate()
-    assert said.decode().strip() == "no bus"
+    stdout, _ = await host.communicate()
+    assert stdout.decode().strip() == "no bus"
     assert stat.S_IMODE(data.stat().st_mode) == 0o700
     if os.geteuid() != 0:
-        pytest.skip("who is not root cannot become somebody else")
+        pytest.skip("only root can change the user")
     for above in (tmp_path, *tmp_path.parents[:2]):
         above.chmod(above.stat().st_mode | 0o111)
     stranger = await asyncio.create_subprocess_exec(
@@ -60,7 +60,7 @@ async def test_a_host_that_makes_the_data_directory_makes_it_for_its_owner_alone
 
 
 def starting(error: Exception | None) -> Hosting:
-    """What starts hosts, or fails as that of Ray does: the error comes in a group."""
+    """Return a function that starts hosts, or fails like Ray's: the error comes in a group."""
 
     @asynccontextmanager
     async def hosting(*_: Any) -> AsyncIterator[Alive]:
@@ -80,14 +80,14 @@ async def _count() -> tuple[int, int]:
 
 
 async def test_hosts_that_ray_does_not_bring_in_time_run_in_this_process() -> None:
-    said: list[str] = []
-    async with first_ready(starting(LATE), starting(None), said.append)(
+    messages: list[str] = []
+    async with first_ready(starting(LATE), starting(None), messages.append)(
         MemoryBus(),  # type: ignore[arg-type] # not used
         "",
         "",
     ) as alive:
         assert await alive() == (1, 1)
-    assert said == [
+    assert messages == [
         "hosts run in this process instead of Ray: the hosts on Ray were not ready within 120 s"
     ]
 

@@ -10,23 +10,23 @@ from moothall.app.repositories import NotifyingWorkspaces
 from support.gate import Room
 
 
-class Rooms:
+class FakeWorkspaces:
     @asynccontextmanager
     async def open(self, prepared: Any, name: str, **given: Any) -> AsyncIterator[Room]:
         yield Room()
 
 
 async def test_who_wants_to_know_hears_of_every_end() -> None:
-    heard: list[str] = []
+    ended: list[str] = []
 
-    async def left(workspace_id: str) -> None:
-        heard.append(workspace_id)
+    async def on_end(workspace_id: str) -> None:
+        ended.append(workspace_id)
 
-    leaving = NotifyingWorkspaces(Rooms(), left)
-    async with leaving.open(None, "a") as workspace:  # type: ignore[arg-type]  # these rooms need no repository
-        assert (workspace.id, heard) == ("ws-1", [])
-    assert heard == ["ws-1"]
+    leaving = NotifyingWorkspaces(FakeWorkspaces(), on_end)
+    async with leaving.open(None, "a") as workspace:  # type: ignore[arg-type]  # these workspaces need no repository
+        assert (workspace.id, ended) == ("ws-1", [])
+    assert ended == ["ws-1"]
     with pytest.raises(ZeroDivisionError):
         async with leaving.open(None, "a"):  # type: ignore[arg-type]  # as above
             raise ZeroDivisionError
-    assert heard == ["ws-1", "ws-1"]
+    assert ended == ["ws-1", "ws-1"]

@@ -43,13 +43,12 @@ def test_the_address_is_found_until_it_is_withdrawn_and_private(tmp_path: Path) 
 
 
 async def test_who_waits_for_one_that_ends_without_serving_takes_its_place(tmp_path: Path) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     async with AsyncExitStack() as stack, AsyncExitStack() as ours:
-        stack.enter_context(
-            data_dir_lock.hold(tmp_path)
-        )  # as a short command does, which says of no address
-        waiting = asyncio.create_task(hold_or_find(tmp_path, told.append, ours))
-        while not told:
+        # Like a short command, which publishes no address.
+        stack.enter_context(data_dir_lock.hold(tmp_path))
+        waiting = asyncio.create_task(hold_or_find(tmp_path, messages.append, ours))
+        while not messages:
             await asyncio.sleep(0.01)
         await stack.aclose()
         assert await waiting is None

@@ -11,31 +11,31 @@ from moothall.errors import ConfigurationError
 
 
 @pytest.fixture
-def taken() -> Iterator[int]:
+def used_port() -> Iterator[int]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1)
         yield int(listener.getsockname()[1])
 
 
-def test_each_port_that_is_taken_is_named_by_its_setting(taken: int) -> None:
+def test_each_port_that_is_taken_is_named_by_its_setting(used_port: int) -> None:
     free = {"grpc": GrpcSettings(port=0)}
     for wrong, name in (
-        ({"grpc": GrpcSettings(port=taken)}, "grpc.port"),
-        ({**free, "grpc": GrpcSettings(port=0, more_ports=(taken,))}, "grpc.more_ports"),
-        ({**free, "web": WebSettings(port=taken)}, "web.port"),
-        ({**free, "metrics": MetricsSettings(port=taken)}, "metrics.port"),
+        ({"grpc": GrpcSettings(port=used_port)}, "grpc.port"),
+        ({**free, "grpc": GrpcSettings(port=0, more_ports=(used_port,))}, "grpc.more_ports"),
+        ({**free, "web": WebSettings(port=used_port)}, "web.port"),
+        ({**free, "metrics": MetricsSettings(port=used_port)}, "metrics.port"),
     ):
         with pytest.raises(
-            ConfigurationError, match=rf"127\.0\.0\.1:{taken} cannot be listened on: .*{name}"
+            ConfigurationError, match=rf"127\.0\.0\.1:{used_port} cannot be listened on: .*{name}"
         ):
             check_ports(Settings.model_validate(wrong))
 
 
-def test_what_is_switched_off_may_be_taken_and_what_is_free_stays_free(taken: int) -> None:
+def test_what_is_switched_off_may_be_taken_and_what_is_free_stays_free(used_port: int) -> None:
     off = {
-        "web": WebSettings(port=taken, enabled=False),
-        "metrics": MetricsSettings(port=taken, enabled=False),
+        "web": WebSettings(port=used_port, enabled=False),
+        "metrics": MetricsSettings(port=used_port, enabled=False),
     }
     check_ports(Settings.model_validate({"grpc": GrpcSettings(port=0), **off}))
     with socket.socket() as ours:

@@ -1,4 +1,4 @@
-"""Which repository a command is about: real git, the registry of a data directory of its own."""
+"""The repository of a command: real git, and the registry of a temporary data directory."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def repo(tmp_path: Path) -> Repo:
 
 async def test_inside_a_repository_it_is_that_one(settings: Settings, repo: Repo) -> None:
     with contextlib.chdir(repo.path / "src"):
-        found = await find_repository(settings, NamedRepository())
-    assert found is not None
-    assert trusted_repositories(settings).registry.get(found.id, LOCAL.tenant).origin == str(
+        repository = await find_repository(settings, NamedRepository())
+    assert repository is not None
+    assert trusted_repositories(settings).registry.get(repository.id, LOCAL.tenant).origin == str(
         repo.path
     )
 
@@ -59,20 +59,20 @@ async def test_text_and_a_repository_contradict(settings: Settings, named: Named
 
 
 async def test_what_is_not_committed_is_said(settings: Settings, repo: Repo) -> None:
-    found = await find_repository(settings, NamedRepository(str(repo.path)))
-    assert found is not None
-    assert await unseen(settings, found) == ""
+    repository = await find_repository(settings, NamedRepository(str(repo.path)))
+    assert repository is not None
+    assert await unseen(settings, repository) == ""
     repo.write({"new.py": "", "README.md": "other", "x.log": "ignored"})
-    said = await unseen(settings, found)
-    assert said == (
+    message = await unseen(settings, repository)
+    assert message == (
         f"works on the commit {repo.head[:10]}; uncommitted changes in 2 files are not seen: "
         "README.md, new.py"
     )
     repo.write({".moothall.toml": "setup = []"})
-    assert (await unseen(settings, found)).endswith(
+    assert (await unseen(settings, repository)).endswith(
         "; to use .moothall.toml as it is, add --profile .moothall.toml"
     )
-    assert "--profile" not in await unseen(settings, found, Path(".moothall.toml"))
+    assert "--profile" not in await unseen(settings, repository, Path(".moothall.toml"))
 
 
 async def test_a_profile_stands_for_the_repositorys_own_this_time(
@@ -115,18 +115,18 @@ async def test_whose_deliberation_a_line_comes_from_is_read_from_branch_commit_o
     async def owner(where: str, ref: str = "", tenant: str = "") -> str:
         return (await line_origin(settings, where, ref, "src/utils.py", 1, tenant=tenant))[1]
 
-    here = str(repo.path)
-    assert await owner(here) == "local"
+    path = str(repo.path)
+    assert await owner(path) == "local"
     repo.git("branch", "feature_x")
     repo.git("commit", "--allow-empty", "--amend", "-qm", "One\n\nChange: some_thing")
-    assert await owner(here, "feature_x") == await owner(here) == "local"
+    assert await owner(path, "feature_x") == await owner(path) == "local"
     (repo.path / "src/utils.py").write_text("ONE = 1\n", encoding="utf-8")
     repo.git("commit", "-qam", "One\n\nDeliberation: acme_task-1\nWinner: agent-dev-001 (proven)")
-    assert await owner(here) == "acme"
+    assert await owner(path) == "acme"
     repo.git("branch", "moothall/globex_task-2")
-    assert await owner(here, "moothall/globex_task-2") == "globex"
-    assert await owner(here, tenant="local") == "local"
-    entry = await trusted_repositories(settings).register(here, tenant="initech")
+    assert await owner(path, "moothall/globex_task-2") == "globex"
+    assert await owner(path, tenant="local") == "local"
+    entry = await trusted_repositories(settings).register(path, tenant="initech")
     assert await owner(entry.id) == "initech"
     with pytest.raises(NotFound):
         await owner(entry.id, tenant="local")

@@ -19,12 +19,12 @@ def test_roles_are_named_once_in_any_case_and_with_commas_or_without() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wrong"),
+    ("roles", "wrong"),
     [(["api,desk"], "unknown role 'desk'; the roles are api, page"), ([" , "], "no role")],
 )
-def test_what_is_no_role_is_refused_with_those_that_are(said: list[str], wrong: str) -> None:
+def test_what_is_no_role_is_refused_with_those_that_are(roles: list[str], wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=wrong):
-        parse_roles(said)
+        parse_roles(roles)
 
 
 def test_all_roles_by_default() -> None:
@@ -47,12 +47,12 @@ def test_the_data_directory_is_for_the_embedded_parts_alone() -> None:
     )
     assert embedded_parts(shared, frozenset({"graph"})) == ("graph",)
     assert embedded_parts(shared, frozenset({"hosts"})) == ("model",)
-    elsewhere = Settings(
+    remote = Settings(
         bus=FAR,
         graph=GraphSettings(url="neo4j://127.0.0.1"),
         llm=LlmSettings(base_url="http://127.0.0.1:8000/v1"),
     )
-    assert embedded_parts(elsewhere, ALL) == ()
+    assert embedded_parts(remote, ALL) == ()
 
 
 def test_no_two_processes_on_a_bus_have_one_name_and_one_that_comes_again_has_its_own(

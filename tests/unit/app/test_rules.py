@@ -79,25 +79,28 @@ async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it
     tmp_path: Path,
 ) -> None:
     keys = keys_of(settings(tmp_path).guard, tmp_path)
-    here, there = keys, pickle.loads(pickle.dumps(keys.of_hosts()))  # noqa: S301 - as Ray hands it on
-    assert there.guard not in {here.guard, hashlib.sha256(here.guard).digest()}
-    assert here.guard.hex() not in repr(there) + repr(here)
+    server_keys, host_keys = keys, pickle.loads(pickle.dumps(keys.of_hosts()))  # noqa: S301 - like Ray
+    assert host_keys.guard not in {server_keys.guard, hashlib.sha256(server_keys.guard).digest()}
+    assert server_keys.guard.hex() not in repr(host_keys) + repr(server_keys)
     subject = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
-    app, host = (Approvals(each.guard, 60, public=each.approvals) for each in (here, there))
+    app, host = (
+        Approvals(process_keys.guard, 60, public=process_keys.approvals)
+        for process_keys in (server_keys, host_keys)
+    )
     assert host.check(app.sign(subject, "ann"), subject).approver == "ann"
     with pytest.raises(Refused, match="where the server is"):
         host.sign(subject, "eve")
-    for forger in (Approvals(there.guard, 60), Approvals(there.approvals, 60)):
+    for forger in (Approvals(host_keys.guard, 60), Approvals(host_keys.approvals, 60)):
         with pytest.raises(Refused):
             host.check(forger.sign(subject, "eve"), subject)
         with pytest.raises(Refused):
             app.check(forger.sign(subject, "eve"), subject)
     bus = MemoryBus()
     async with (
-        open_rules(settings(tmp_path / "host"), bus, keys=there) as far,
-        open_rules(settings(tmp_path), bus) as near,
+        open_rules(settings(tmp_path / "host"), bus, keys=host_keys) as host_rules,
+        open_rules(settings(tmp_path), bus) as server_rules,
     ):
-        token = far.tokens.mint(
+        token = host_rules.tokens.mint(
             principal="ann",
             tenant="local",
             workspace="ws",
@@ -105,9 +108,9 @@ async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it
             grant=Grant(("*",)),
             seconds=60,
         )
-        assert far.tokens.check(token, "ws").principal == "ann"
-        with pytest.raises(Refused):  # what a host signs is good for its own seats alone
-            near.tokens.check(token, "ws")
+        assert host_rules.tokens.check(token, "ws").principal == "ann"
+        with pytest.raises(Refused):  # a host's signature is valid only for its own seats
+            server_rules.tokens.check(token, "ws")
     assert not (tmp_path / "host/data/guard.key").exists()
 
 
@@ -117,31 +120,31 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     one, same, other = (settings(tmp_path / name) for name in ("", "elsewhere", "other"))
     assert disk_of(one.data_dir) == disk_of(same.data_dir) != disk_of(other.data_dir)
     assert home_of(one) is None  # all hosts are processes of this machine
-    far = load_settings(
+    remote = load_settings(
         data_dir=tmp_path / "data",
         ray=RaySettings(address="head:6379"),
         guard=GuardSettings.model_validate({"key": "k" * 32}),
     )
-    home = home_of(far)
+    home = home_of(remote)
     assert home is not None
     assert sees(one.data_dir, home)
     assert sees(same.data_dir, home)
     assert not sees(other.data_dir, home)
     shutil.copytree(tmp_path / "data", tmp_path / "copy/data")
-    assert home_of(far) is not None  # the server starts anew
-    assert not sees(settings(tmp_path / "copy").data_dir, home_of(far) or home)
-    assert (for_hosts(far).guard.key, for_hosts(one)) == (None, one)
+    assert home_of(remote) is not None  # the server restarts
+    assert not sees(settings(tmp_path / "copy").data_dir, home_of(remote) or home)
+    assert (for_hosts(remote).guard.key, for_hosts(one)) == (None, one)
     secret = SecretStr("a secret of these tests")
     forge, webhook = (
         ForgeSettings(token=secret),
         WebhookSettings(url="https://hooks.example", secret=secret),
     )
-    told = for_hosts(
-        far.model_copy(
+    host_options = for_hosts(
+        remote.model_copy(
             update={"forge": forge, "webhook": webhook, "oidc": OidcSettings(client_secret=secret)}
         )
     )
-    scoped = far.model_copy(
+    scoped = remote.model_copy(
         update={
             "ray": RaySettings(address="head:6379", credentials=SecretStr("a host")),
             "bus": BusSettings(credentials=secret),
@@ -149,10 +152,10 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     )
     assert for_hosts(scoped).bus.credentials == SecretStr("a host")
     assert secret.get_secret_value().encode() not in pickle.dumps(for_hosts(scoped)), (
-        "nor what the server comes to the bus with"
+        "nor the server's bus credentials"
     )
-    assert secret.get_secret_value().encode() not in pickle.dumps(told), (
-        "what doors and commands need travels to nobody"
+    assert secret.get_secret_value().encode() not in pickle.dumps(host_options), (
+        "keys of API servers and commands are not sent"
     )
 
 
@@ -175,5 +178,5 @@ async def test_a_table_and_a_policy_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_seats_token_lasts_as_long_as_a_deliberation(tmp_path: Path) -> None:
-    given = settings(tmp_path, token_seconds=10)
-    assert longest_token(given.guard, given.limits) > 1800
+    configured = settings(tmp_path, token_seconds=10)
+    assert longest_token(configured.guard, configured.limits) > 1800

@@ -1,4 +1,4 @@
-"""Tasks as commands see them, over a bus in memory."""
+"""Tasks as commands see them, over an in-memory bus."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SEATS = ("agent-dev-001", "agent-dev-002")
 
 
-def asked(task: str, repository: str = "sample", deadline: datetime = NOW) -> Event:
+def request_event(task: str, repository: str = "sample", deadline: datetime = NOW) -> Event:
     about = RepositoryRef(id=repository) if repository else None
     d = Deliberation(
         task, "Add hello_world()", "dev", "vote", SEATS, 0, deadline, 2, repository=about
@@ -65,11 +65,13 @@ async def tasks_of(*events: Event) -> tuple[MemoryBus, Tasks]:
         await bus.publish(event)
         if event.type is EventType.DELIBERATION_DECIDED:
             await bus.put(event.subject, event.data)
-    return bus, Tasks(bus, None, Defaults(LimitSettings()), served=False)  # type: ignore[arg-type] # no repository is looked at
+    return bus, Tasks(bus, None, Defaults(LimitSettings()), served=False)  # type: ignore[arg-type]  # no repository is used
 
 
 async def test_what_is_under_way_is_read_from_the_log_alone() -> None:
-    _, tasks = await tasks_of(asked("task-a1"), asked("task-b2"), decided("task-a1"))
+    _, tasks = await tasks_of(
+        request_event("task-a1"), request_event("task-b2"), decided("task-a1")
+    )
     views = await tasks.latest()
     assert [(view.task_id, view.status.value) for view in views] == [
         ("task-b2", "PENDING"),
@@ -93,7 +95,7 @@ async def test_the_end_of_one_that_is_paused_is_not_waited_for() -> None:
             (EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED)
         )
     )
-    bus, tasks = await tasks_of(asked("task-a1"), paused)
+    bus, tasks = await tasks_of(request_event("task-a1"), paused)
     with pytest.raises(InvalidRequest, match="task-a1 is paused: let it go on"):
         await tasks.check_not_paused("task-a1")
     await bus.publish(goes_on)
@@ -102,16 +104,20 @@ async def test_the_end_of_one_that_is_paused_is_not_waited_for() -> None:
 
 async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> None:
     _, tasks = await tasks_of(
-        asked("task-a1"), asked("task-a2"), asked("other"), decided("task-a1"), decided("task-a2")
+        request_event("task-a1"),
+        request_event("task-a2"),
+        request_event("other"),
+        decided("task-a1"),
+        decided("task-a2"),
     )
     assert await tasks.find("task-a1", whole=True) == "task-a1"
     assert await tasks.find("ot") == "other"
-    assert await tasks.find_or_latest(None) == "other", "it is under way"
-    for named, wanted in (
+    assert await tasks.find_or_latest(None) == "other", "the task is running"
+    for named, message in (
         ("task-", "did you mean task-a1, task-a2"),
         ("never", "`moothall list` shows them"),
     ):
-        with pytest.raises(NotFound, match=wanted):
+        with pytest.raises(NotFound, match=message):
             await tasks.find(named)
     with pytest.raises(NotFound, match=r"did you mean other\?"):
         await tasks.find("ot", whole=True)
@@ -145,19 +151,23 @@ async def test_on_a_bus_of_its_own_a_cancel_waits_for_who_decides(tmp_path: Path
     ):
         shared = AllSettings(bus=config.BusSettings(url=url), data_dir=tmp_path / "data")
         for task in ("task-a1", "task-b2"):
-            await bus.create(asked(task, deadline=datetime(2100, 1, 1, tzinfo=UTC)))
+            await bus.create(request_event(task, deadline=datetime(2100, 1, 1, tzinfo=UTC)))
         async with lease_of(shared.serve, bus, "decide.task-a1").take():
-            said: list[str] = []
-            assert (await cancel(shared, "task-a1", "", said.append))[
+            messages: list[str] = []
+            assert (await cancel(shared, "task-a1", "", messages.append))[
                 1
             ] is DeliberationStatus.CANCELLED
-            assert said == ["it is cancelled, but whoever works on it has not confirmed that yet"]
+            assert messages == [
+                "it is cancelled, but whoever works on it has not confirmed that yet"
+            ]
             assert await decision(bus, "task-a1") is None
-            async with open_log(shared, said.append, alone=False):
-                pass  # as `log tail --follow` does
-        said = []
-        assert (await cancel(shared, "task-b2", "", said.append))[1] is DeliberationStatus.CANCELLED
-        assert said == []
+            async with open_log(shared, messages.append, alone=False):
+                pass  # like `log tail --follow`
+        messages = []
+        assert (await cancel(shared, "task-b2", "", messages.append))[
+            1
+        ] is DeliberationStatus.CANCELLED
+        assert messages == []
 
 
 async def test_nothing_yet_is_said() -> None:
@@ -167,7 +177,9 @@ async def test_nothing_yet_is_said() -> None:
 
 
 async def test_only_what_has_ended_can_be_forgotten_and_then_all_of_it() -> None:
-    bus, tasks = await tasks_of(asked("task-a1"), asked("task-b2"), decided("task-a1"))
+    bus, tasks = await tasks_of(
+        request_event("task-a1"), request_event("task-b2"), decided("task-a1")
+    )
     with pytest.raises(InvalidRequest, match="`moothall cancel task-b2` first"):
         await tasks.forget("task-b2")
     await tasks.forget("task-a1")
@@ -179,7 +191,7 @@ async def test_only_what_has_ended_can_be_forgotten_and_then_all_of_it() -> None
 
 
 @pytest.mark.parametrize(
-    ("seat", "wanted"),
+    ("seat", "expected"),
     [
         ("", SEATS[1]),
         ("agent-dev-001", SEATS[0]),
@@ -188,11 +200,11 @@ async def test_only_what_has_ended_can_be_forgotten_and_then_all_of_it() -> None
         ("002", SEATS[1]),
     ],
 )
-def test_a_seat_is_named_or_numbered(seat: str, wanted: str) -> None:
+def test_a_seat_is_named_or_numbered(seat: str, expected: str) -> None:
     outcome = Outcome(
         "t", DeliberationStatus.COMPLETED, winner_id=SEATS[1], results=results(SEATS[1], SEATS[0])
     )
-    assert choose_result(outcome, seat).seat == wanted
+    assert choose_result(outcome, seat).seat == expected
 
 
 def test_no_winner_and_no_such_seat_are_named() -> None:
@@ -216,7 +228,9 @@ def test_no_winner_and_no_such_seat_are_named() -> None:
 
 
 async def test_of_a_running_task_it_is_said_how_far_it_is() -> None:
-    _, tasks = await tasks_of(asked("task-a1"), decided("task-a1"), asked("task-b2"))
+    _, tasks = await tasks_of(
+        request_event("task-a1"), decided("task-a1"), request_event("task-b2")
+    )
     for named, seat in ((None, ""), (None, "1"), ("task-b2", ""), ("2", "")):
         with pytest.raises(
             InvalidRequest, match=r"task-b2 is still running \(\d+ %\).*`moothall serve` resumes it"
@@ -226,7 +240,9 @@ async def test_of_a_running_task_it_is_said_how_far_it_is() -> None:
 
 
 async def test_a_seat_without_a_task_is_one_of_the_latest_task() -> None:
-    _, tasks = await tasks_of(asked("3"), decided("3"), asked("task-a1"), decided("task-a1"))
+    _, tasks = await tasks_of(
+        request_event("3"), decided("3"), request_event("task-a1"), decided("task-a1")
+    )
     assert [
         (task, result.seat)
         for task, result in [await tasks.choose(named) for named in ("2", "dev-001", "3")]

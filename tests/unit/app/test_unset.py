@@ -33,10 +33,10 @@ async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_he
         missing = await app.gate.call(seat, tool_call("db.postgres", query="select 1"))
         assert missing.status is ToolStatus.BLOCKED
         assert "MOOTHALL_DB__POSTGRES_URL is not set" in missing.error
-        there = await app.gate.call(
+        parked = await app.gate.call(
             seat, tool_call("db.redis", number=2, command="GET", args=["a"])
         )
-        assert there.status is ToolStatus.PARKED
+        assert parked.status is ToolStatus.PARKED
 
 
 def test_no_role_has_what_reaches_outside(tmp_path: Path) -> None:

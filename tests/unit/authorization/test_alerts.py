@@ -62,13 +62,13 @@ async def test_attempts_to_leave_the_workspace_are_called_out_soon(
 
 
 async def test_what_a_wall_refuses_is_an_attempt_to_get_past_it(tmp_path: Path) -> None:
-    def wall(call: ToolCall) -> ToolResult:
+    def refuse(call: ToolCall) -> ToolResult:
         return ToolResult(
             call.request_id, call.tool, ToolStatus.BLOCKED, error="a link that leaves the workspace"
         )
 
     async with open_app(tmp_path, alert_escapes=2) as app:
-        app.room.answer = wall
+        app.workspace.answer = refuse
         await refused(app, 2, "files.read", path="link")
         [alert] = alerts_of(app)
     assert (alert.data["kind"], alert.data["reason"]) == (
@@ -105,8 +105,8 @@ async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> No
     from moothall.testing.bus import MemoryBus
 
     class Parks:
-        async def decide(self, asked: Any) -> Any:
-            del asked
+        async def decide(self, document: Any) -> Any:
+            del document
             return {"allow": False, "reason": "ask first", "park": True}
 
     bus = MemoryBus()

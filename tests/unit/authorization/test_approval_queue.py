@@ -26,17 +26,17 @@ SUBJECT = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
 
 
 class AsksFirst:
-    """A policy by which deleting needs a person's word."""
+    """A policy under which deletions require approval."""
 
-    async def decide(self, asked: Any) -> Any:
-        return {"allow": asked["tool"] != "files.delete", "reason": "ask first", "park": True}
+    async def decide(self, document: Any) -> Any:
+        return {"allow": document["tool"] != "files.delete", "reason": "ask first", "park": True}
 
 
 def parking_on(bus: MemoryBus, key: bytes = KEY, seconds: float = 900) -> ApprovalQueue:
     return ApprovalQueue(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(key, seconds))
 
 
-def house_of(folder: Path, parking: ApprovalQueue) -> Any:
+def open_gateway(folder: Path, parking: ApprovalQueue) -> Any:
     return open_app(folder, parking=parking, policy=Policy("enforce", AsksFirst().decide))
 
 
@@ -49,11 +49,11 @@ async def delete(app: App, number: int = 1, path: str = "a", **seat: Any) -> tup
 
 async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
-    async with house_of(tmp_path, parking) as app:
-        status, words = await delete(app)
+    async with open_gateway(tmp_path, parking) as app:
+        status, message = await delete(app)
         [item] = parking.list_waiting("local")
         assert status is ToolStatus.PARKED
-        assert f"waits for an operator as {item.id}" in words
+        assert f"waits for an operator as {item.id}" in message
         assert (item.request_id, item.tool, item.arguments, item.principal) == (
             "request-1",
             "files.delete",
@@ -61,20 +61,18 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
             "local",
         )
         assert parking.list_waiting("other") == []
-        assert app.room.calls == []
+        assert app.workspace.calls == []
 
         await parking.resolve("local", item.id, allow=True, approver="ann")
         assert parking.list_waiting("local") == []
-        assert (await delete(app, path="b", number=2))[
-            0
-        ] is ToolStatus.PARKED  # other arguments are another request
+        # Other arguments are another request.
+        assert (await delete(app, path="b", number=2))[0] is ToolStatus.PARKED
         assert (await delete(app))[0] is ToolStatus.SUCCESS
         assert await delete(app) == (ToolStatus.BLOCKED, "the approval was used already")
-        assert [call.arguments for call in app.room.calls] == [{"path": "a"}]
+        assert [call.arguments for call in app.workspace.calls] == [{"path": "a"}]
         ids = [event.id for event in app.facts.events]
-        assert len(ids[:1] + ids[2:3]) == len(
-            {ids[0], ids[2]}
-        )  # that it was parked, and how it ended, are two events
+        # Parking and its end are two events.
+        assert len(ids[:1] + ids[2:3]) == len({ids[0], ids[2]})
         assert [record["status"] for record in app.records() if record["phase"] == "finish"] == [
             "parked",
             "parked",
@@ -85,14 +83,15 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
 
 async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
-    async with house_of(tmp_path, parking) as app:
+    async with open_gateway(tmp_path, parking) as app:
         await delete(app, 1)
         await delete(app, 2)
         assert len(parking.list_waiting("local")) == 1
         await parking.resolve("local", "request-1", allow=True, approver="ann")
         assert (await delete(app, 3, role="qa"))[0] is ToolStatus.PARKED  # another seat
         assert (await delete(app, 4))[0] is ToolStatus.SUCCESS
-        assert (await delete(app, 5))[0] is ToolStatus.PARKED  # once is once; this waits anew
+        # An approval is for one call; this one waits again.
+        assert (await delete(app, 5))[0] is ToolStatus.PARKED
         assert {item.request_id for item in parking.list_waiting("local")} == {
             "request-3",
             "request-5",
@@ -101,7 +100,7 @@ async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) 
 
 async def test_a_refused_request_is_refused_for_good_and_says_why(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
-    async with house_of(tmp_path, parking) as app:
+    async with open_gateway(tmp_path, parking) as app:
         await delete(app)
         await parking.resolve("local", "request-1", allow=False, approver="ann", comment="keep it")
         assert await delete(app, 2) == (ToolStatus.BLOCKED, "an operator refused it: keep it")
@@ -144,25 +143,28 @@ def test_forged_and_expired_approvals_are_refused() -> None:
 async def test_what_somebody_wrote_into_the_bucket_runs_nothing(tmp_path: Path) -> None:
     bus = MemoryBus()
     parking = parking_on(bus)
-    async with house_of(tmp_path, parking) as app:
+    async with open_gateway(tmp_path, parking) as app:
         await delete(app)
         eve = parking_on(bus, b"e" * 32)
         await eve.refresh()
         await eve.resolve("local", "request-1", allow=True, approver="ann")
         await parking.refresh()
-        status, words = await delete(app)
+        status, message = await delete(app)
     assert status is ToolStatus.BLOCKED
-    assert "the approval is refused" in words
-    assert app.room.calls == []
+    assert "the approval is refused" in message
+    assert app.workspace.calls == []
 
 
 async def test_an_approval_that_is_spent_elsewhere_is_spent(tmp_path: Path) -> None:
     bus = MemoryBus()
-    here, there = parking_on(bus), parking_on(bus)
-    async with house_of(tmp_path / "1", here) as one, house_of(tmp_path / "2", there) as two:
+    first_queue, second_queue = parking_on(bus), parking_on(bus)
+    async with (
+        open_gateway(tmp_path / "1", first_queue) as one,
+        open_gateway(tmp_path / "2", second_queue) as two,
+    ):
         await delete(one)
-        await here.resolve("local", "request-1", allow=True, approver="ann")
-        await there.refresh()
+        await first_queue.resolve("local", "request-1", allow=True, approver="ann")
+        await second_queue.refresh()
         assert sorted([(await delete(one))[0], (await delete(two))[0]]) == [
             ToolStatus.BLOCKED,
             ToolStatus.SUCCESS,
@@ -173,20 +175,20 @@ async def test_who_listens_hears_of_each_allowed_request_once_wherever_it_was_al
     tmp_path: Path,
 ) -> None:
     bus = MemoryBus()
-    here, there = parking_on(bus), parking_on(bus)
-    heard: asyncio.Queue[str] = asyncio.Queue()
-    here.on_resolved(lambda item: heard.put_nowait(item.request_id))
-    async with house_of(tmp_path, here) as app, asyncio.TaskGroup() as group:
-        running = group.create_task(here.run())
+    first_queue, second_queue = parking_on(bus), parking_on(bus)
+    resolved: asyncio.Queue[str] = asyncio.Queue()
+    first_queue.on_resolved(lambda item: resolved.put_nowait(item.request_id))
+    async with open_gateway(tmp_path, first_queue) as app, asyncio.TaskGroup() as group:
+        running = group.create_task(first_queue.run())
         await delete(app, 1)
         await delete(app, 2, "b")
-        await here.resolve("local", "request-1", allow=True, approver="ann")
-        await there.refresh()
-        await there.resolve("local", "request-2", allow=True, approver="ann")
+        await first_queue.resolve("local", "request-1", allow=True, approver="ann")
+        await second_queue.refresh()
+        await second_queue.resolve("local", "request-2", allow=True, approver="ann")
         async with asyncio.timeout(20):
-            assert [await heard.get(), await heard.get()] == ["request-1", "request-2"]
+            assert [await resolved.get(), await resolved.get()] == ["request-1", "request-2"]
         running.cancel()
-    assert heard.empty()
+    assert resolved.empty()
 
 
 def test_only_operators_resolve() -> None:

@@ -125,13 +125,13 @@ async def main():
                 print("refused", end=" ")
 asyncio.run(main())
 """  # noqa: E501 - a line of embedded text
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=30
     )
-    said = [word for word in done.stdout.split() if word in {"wrote", "refused"}]
-    assert said[:4] == ["wrote"] * 4
-    assert said[4:9].count("refused") >= 3
-    assert said[9:] == ["wrote"] * 11
+    outcomes = [word for word in completed.stdout.split() if word in {"wrote", "refused"}]
+    assert outcomes[:4] == ["wrote"] * 4
+    assert outcomes[4:9].count("refused") >= 3
+    assert outcomes[9:] == ["wrote"] * 11
     report = verify_all(tmp_path)
     assert report.ok, report.problems
     assert [problem.serious for problem in report.problems].count(False) == 1
@@ -224,7 +224,7 @@ def double(lines: Lines, at: int, dice: random.Random) -> Lines:
 
 
 def forge(lines: Lines, at: int, dice: random.Random) -> Lines:
-    """Change a record and give it a right hash of its own."""
+    """Change a record and recompute its hash."""
     record = json.loads(lines[at])
     record["tool"] = f"files.{dice.randrange(99)}"
     record["hash"] = record_hash(record)
@@ -290,10 +290,10 @@ asyncio.run(main())
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        said = [process.stdout.readline() for _ in range(50)]
+        lines = [process.stdout.readline() for _ in range(50)]
         os.kill(process.pid, 9)
-        said += process.stdout.readlines()
-    answered = max(int(line.partition(":")[2]) for line in said if line.endswith("\n"))
+        lines += process.stdout.readlines()
+    answered = max(int(line.partition(":")[2]) for line in lines if line.endswith("\n"))
     asyncio.run(write(tmp_path, 1))
     report = verify_all(tmp_path)
     assert report.ok, report.problems
@@ -322,11 +322,11 @@ async def test_an_end_that_was_cut_off_with_its_head_made_anew_is_found_by_the_s
         head_path(path).write_bytes(render_head(Head(3, last["hash"]), mac))
         (problem,) = verify(path, KEY)
         assert (problem.serious, "sign" in problem.what) == (bool(mac), True)
-    assert verify(path) == (), "without the key nothing shows"
+    assert verify(path) == (), "without the key nothing is detected"
     await write_signed(tmp_path, 2)
     (problem,) = verify(path, KEY)
     assert (problem.serious, "another key" in problem.what) == (True, True), (
-        "going on signs nothing of before"
+        "later records do not sign earlier ones"
     )
 
 

@@ -25,7 +25,7 @@ def entry(number: int, tenant: str = "local") -> AuditEntry:
 
 
 class Stream:
-    """Remembers what it is told; down, it takes nothing."""
+    """A stream that records published records; while down, it refuses them."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -52,12 +52,12 @@ async def test_every_record_is_told_in_its_order(tmp_path: Path) -> None:
     stream = Stream()
     await write(tmp_path, stream, 150)
     assert {event.type for event in stream.events} == {EventType.AUDIT_RECORDED}
-    told = [
+    published = [
         record
         for event in stream.events
         for record in (*event.data["records"], event.data["record"])
     ]
-    assert [record["seq"] for record in told] == list(range(1, 151))
+    assert [record["seq"] for record in published] == list(range(1, 151))
     report = verify_all(tmp_path, KEY, await read_stream_chains(stream.replay(), KEY))
     assert (report.ok, report.problems) == (True, ())
 
@@ -69,7 +69,7 @@ async def test_an_older_genuine_file_and_head_that_are_put_back_show(tmp_path: P
     await write(tmp_path, stream, 2)
     path.write_bytes(before[0])
     head_path(path).write_bytes(before[1])
-    assert verify_all(tmp_path, KEY).ok, "the files alone are a whole chain"
+    assert verify_all(tmp_path, KEY).ok, "the files alone are a complete chain"
     report = verify_all(tmp_path, KEY, await read_stream_chains(stream.replay(), KEY))
     assert not report.ok
     assert "ends at record 3, the AUDIT stream tells of 5" in report.problems[0].what
@@ -132,7 +132,7 @@ HOSTS = b"h" * 32
 
 
 async def elsewhere(folder: Path, stream: Stream, count: int, key: bytes = HOSTS) -> None:
-    """Write as a host on a disk of its own does."""
+    """Write as a host with a disk of its own."""
     async with AuditLog(folder, "host-1-far", key=key, publish=stream.publish) as audit:
         for number in range(count):
             await audit.append(entry(number))
@@ -140,14 +140,14 @@ async def elsewhere(folder: Path, stream: Stream, count: int, key: bytes = HOSTS
 
 async def test_chains_of_hosts_elsewhere_are_read_from_the_stream(tmp_path: Path) -> None:
     stream = Stream()
-    await write(tmp_path / "house", stream, 3)
+    await write(tmp_path / "server", stream, 3)
     await elsewhere(tmp_path / "far", stream, 100)
     await elsewhere(tmp_path / "far", stream, 7)
-    told = await read_stream_chains(stream.replay([*stream.events, *stream.events]), KEY, HOSTS)
-    report = verify_all(tmp_path / "house", KEY, told, HOSTS)
+    chains = await read_stream_chains(stream.replay([*stream.events, *stream.events]), KEY, HOSTS)
+    report = verify_all(tmp_path / "server", KEY, chains, HOSTS)
     assert (report.problems, report.chains, report.records, report.unfinished) == ((), 2, 110, 110)
-    # Where the disk is shared after all, the file is the chain.
-    shared = verify_all(tmp_path / "far", KEY, told, HOSTS)
+    # If the disk is shared, the file is the chain.
+    shared = verify_all(tmp_path / "far", KEY, chains, HOSTS)
     assert [problem.path.stem for problem in shared.problems] == ["host-1"]
 
 
@@ -173,7 +173,7 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
         },
     )
     unsigned = replace(first, data={**first.data, "mac": "0"})
-    for events, ok, said in (
+    for events, ok, problem_text in (
         ([changed, second], False, "its hash is wrong"),
         ([scrubbed, second], True, "looked like a secret"),
         ([forged, second], True, "not told of records 1 to 1"),
@@ -181,16 +181,19 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
         ([second], True, "not told of records 1 to 3"),
     ):
         report = verify_all(
-            tmp_path / "house",
+            tmp_path / "server",
             KEY,
             await read_stream_chains(stream.replay(events), KEY, HOSTS),
             HOSTS,
         )
-        assert (report.ok, [said in problem.what for problem in report.problems]) == (ok, [True])
+        assert (report.ok, [problem_text in problem.what for problem in report.problems]) == (
+            ok,
+            [True],
+        )
     other = Stream()
-    await elsewhere(tmp_path / "other", other, 2)  # another chain of the same name
+    await elsewhere(tmp_path / "other", other, 2)  # another chain with the same name
     report = verify_all(
-        tmp_path / "house",
+        tmp_path / "server",
         KEY,
         await read_stream_chains(stream.replay([first, *other.events]), KEY, HOSTS),
         HOSTS,
@@ -200,14 +203,14 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
 
 
 def signed(record: dict[str, Any], records: list[Any], **more: Any) -> Event:
-    """What a host says that knows the key of hosts, and of which nothing else is true."""
+    """Return a false record of a host, signed with the key of hosts."""
     mac = head_mac(HOSTS, Path("local", "far"), Head(int(record["seq"]), record["hash"]))
     data = {"writer": "far", "record": record, "mac": mac, "records": records, **more}
     return Event("x", EventType.AUDIT_RECORDED, "local", data)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "event",
     [
         signed({"seq": 9, "hash": "0"}, []),
         signed({"seq": 9, "hash": "0", "prev": []}, [{"seq": 8, "hash": []}]),
@@ -220,14 +223,14 @@ def signed(record: dict[str, Any], records: list[Any], **more: Any) -> Event:
         signed({"seq": 9, "hash": "0", "prev": "1", "tool": None}, []),
         signed({"seq": 9, "hash": "0", "prev": "1", "phase": "approved", "time": [1]}, []),
     ],
-    ids=lambda said: str(said.data["record"]),
+    ids=lambda event: str(event.data["record"]),
 )
 async def test_a_host_that_signs_nonsense_is_found_out_and_ends_no_verification(
-    tmp_path: Path, said: Event
+    tmp_path: Path, event: Event
 ) -> None:
     stream = Stream()
     await write(tmp_path, stream, 3)
-    told = await read_stream_chains(stream.replay([said, *stream.events]), KEY, HOSTS)
-    report = verify_all(tmp_path, KEY, told, HOSTS)
+    chains = await read_stream_chains(stream.replay([event, *stream.events]), KEY, HOSTS)
+    report = verify_all(tmp_path, KEY, chains, HOSTS)
     assert report.records >= 3
-    assert report.ok == (not told.remote)
+    assert report.ok == (not chains.remote)

@@ -1,4 +1,4 @@
-"""The steps of the gate from the token on, each in its place."""
+"""The steps of the gateway from the token on, in their order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ALL = Grant(tools=("*",))
 
 
 class Web:
-    """A toolkit that counts."""
+    """A toolkit that counts its calls."""
 
     def __init__(self, status: ToolStatus = ToolStatus.SUCCESS) -> None:
         self.calls: list[ToolCall] = []
@@ -53,7 +53,7 @@ class Web:
 
 
 @pytest.mark.parametrize(
-    ("token", "words"),
+    ("token", "message"),
     [
         (lambda app, token: "", "there is no capability token"),
         (lambda app, token: token[:-2], "is refused"),
@@ -71,16 +71,16 @@ class Web:
         (lambda app, token: Rules().tokens.check, "is refused"),
     ],
 )
-async def test_without_a_good_token_nothing_runs(app: App, token: Any, words: str) -> None:
+async def test_without_a_good_token_nothing_runs(app: App, token: Any, message: str) -> None:
     seat = app.seat()
-    given = token(app, seat.token)
+    token_value = token(app, seat.token)
     result = await app.gate.call(
-        replace(seat, token=given if isinstance(given, str) else "x.y.z"),
+        replace(seat, token=token_value if isinstance(token_value, str) else "x.y.z"),
         tool_call("files.write", path="src/a", content=""),
     )
     assert result.status is ToolStatus.BLOCKED
-    assert words in result.error
-    assert app.room.calls == []
+    assert message in result.error
+    assert app.workspace.calls == []
 
 
 async def test_a_token_bound_to_the_request_serves_it(app: App) -> None:
@@ -91,12 +91,12 @@ async def test_a_token_bound_to_the_request_serves_it(app: App) -> None:
 
 
 async def test_a_revoked_seat_stops_at_once(tmp_path: Path) -> None:
-    gone: set[str] = set()
-    tokens = Tokens(b"k" * 32, 3600, revoked=lambda ids: not gone.isdisjoint(ids))
+    revoked: set[str] = set()
+    tokens = Tokens(b"k" * 32, 3600, revoked=lambda ids: not revoked.isdisjoint(ids))
     async with open_app(tmp_path, tokens=tokens) as app:
         seat = app.seat()
         assert (await app.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
-        gone.add("ws-1")
+        revoked.add("ws-1")
         refused = await app.gate.call(seat, tool_call(path="a", number=2))
     assert (refused.status, refused.error) == (
         ToolStatus.BLOCKED,
@@ -113,14 +113,16 @@ async def test_the_eleventh_dangerous_call_is_refused_and_does_not_run(app: App)
         ToolStatus.RATE_LIMITED
     ]
     assert "may be called 10 a minute" in results[-1].error
-    assert len(app.room.calls) == 10
+    assert len(app.workspace.calls) == 10
     neighbour = replace(app.seat(), seat="agent-dev-002")
     assert (await app.gate.call(neighbour, tool_call("tests.pytest"))).status is ToolStatus.SUCCESS
 
 
 async def test_a_tool_that_keeps_failing_is_left_alone(tmp_path: Path) -> None:
     async with open_app(tmp_path, breaker_seconds=600) as app:
-        app.room.answer = lambda call: ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT)
+        app.workspace.answer = lambda call: ToolResult(
+            call.request_id, call.tool, ToolStatus.TIMEOUT
+        )
         seat = app.seat()
         results = [
             await app.gate.call(seat, tool_call(path="a", number=number)) for number in range(6)
@@ -130,7 +132,7 @@ async def test_a_tool_that_keeps_failing_is_left_alone(tmp_path: Path) -> None:
         ToolStatus.CIRCUIT_OPEN
     ]
     assert other.status is ToolStatus.TIMEOUT
-    assert len(app.room.calls) == 6
+    assert len(app.workspace.calls) == 6
 
 
 async def test_a_toolkit_runs_its_category_and_what_may_be_cached_is_asked_once(
@@ -150,7 +152,7 @@ async def test_a_toolkit_runs_its_category_and_what_may_be_cached_is_asked_once(
                 await app.gate.call(seat, tool_call("web.send", number=number))
             ).status is ToolStatus.ERROR
     assert [call.tool for call in web.calls] == ["web.look", "web.send", "web.send"]
-    assert app.room.calls == []
+    assert app.workspace.calls == []
     kinds = [
         str(event.type) for event in app.facts.events if event.data["request_id"] == "request-3"
     ]

@@ -63,7 +63,7 @@ def test_a_grant_carries_what_the_profile_protects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("roles: {dev: {tols: {}}}", "tols"),
         ("roles: 1", "roles"),
@@ -74,10 +74,10 @@ def test_a_grant_carries_what_the_profile_protects() -> None:
         ("", "table of roles"),
     ],
 )
-def test_a_wrong_table_of_roles_is_refused(text: str, words: str) -> None:
+def test_a_wrong_table_of_roles_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match="table of roles") as refused:
         read_grants(text)
-    assert words in refused.value.message
+    assert message in refused.value.message
 
 
 def test_a_role_is_granted_operations_of_tools() -> None:
@@ -122,7 +122,7 @@ def test_the_grant_step_stands_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "wanted"),
+    ("path", "expected"),
     [
         ("/workspace/src/a.py", "src/a.py"),
         ("//workspace///src//./a.py", "src/a.py"),
@@ -137,8 +137,8 @@ def test_the_grant_step_stands_alone() -> None:
         ("src//a.py", "src//a.py"),
     ],
 )
-def test_an_absolute_path_below_the_workspace_is_its_relative_one(path: str, wanted: str) -> None:
-    assert relative_path(path) == wanted
+def test_an_absolute_path_below_the_workspace_is_its_relative_one(path: str, expected: str) -> None:
+    assert relative_path(path) == expected
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,10 @@ def test_a_protected_path_is_protected_when_it_is_absolute(tool: str, path: str)
         "files.edit": {"old": "b", "new": "c"},
         "files.define": {"name": "f", "content": "x"},
     }
-    given: dict[str, Any] = more.get(
+    arguments: dict[str, Any] = more.get(
         tool, {"content": "x"} if tool in {"files.write", "files.append"} else {}
     )
-    checked = check_schema(tool_call(tool, path=path, **given), ALL, 1000)
+    checked = check_schema(tool_call(tool, path=path, **arguments), ALL, 1000)
     assert checked.arguments["path"] == "tests/a.py"
     check_grants(ALL, checked)
     with pytest.raises(
@@ -201,7 +201,7 @@ def test_an_absolute_path_is_judged_as_what_it_leads_to(parts: list[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("pattern", "path", "wanted"),
+    ("pattern", "path", "expected"),
     [
         ("tests/**", "tests/test_a.py", True),
         ("tests/**", "tests/a/b/c.py", True),
@@ -225,8 +225,8 @@ def test_an_absolute_path_is_judged_as_what_it_leads_to(parts: list[str]) -> Non
         ("**", "a", True),
     ],
 )
-def test_patterns_cover_like_gitignore(pattern: str, path: str, wanted: bool) -> None:  # noqa: FBT001
-    assert covers(pattern, path) is wanted
+def test_patterns_cover_like_gitignore(pattern: str, path: str, expected: bool) -> None:  # noqa: FBT001
+    assert covers(pattern, path) is expected
 
 
 def test_a_pattern_made_to_be_slow_is_not() -> None:

@@ -28,7 +28,7 @@ async def test_a_call_that_passes_every_step_runs_with_its_defaults_filled_in(ap
 
     assert result.status is ToolStatus.SUCCESS
     assert result.output == {"path": "src/utils.py", "start": 1, "lines": 2000}
-    assert app.room.calls[0].arguments == result.output
+    assert app.workspace.calls[0].arguments == result.output
     assert result.request_id == "request-1"
 
 
@@ -61,7 +61,7 @@ async def test_one_event_tells_of_each_result(app: App) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "words"),
+    ("tool", "arguments", "message"),
     [
         ("files.appendd", {}, "did you mean files.append?"),
         ("append_file", {}, "did you mean files.append?"),
@@ -97,13 +97,13 @@ async def test_one_event_tells_of_each_result(app: App) -> None:
     ],
 )
 async def test_a_wrong_call_is_told_what_would_be_right(
-    app: App, tool: str, arguments: Any, words: str
+    app: App, tool: str, arguments: Any, message: str
 ) -> None:
     result = await app.gate.call(app.seat(), tool_call(tool, **arguments))
 
     assert result.status is ToolStatus.INVALID
-    assert words in result.error
-    assert app.room.calls == []
+    assert message in result.error
+    assert app.workspace.calls == []
     assert [record["status"] for record in app.records()] == ["", "invalid"]
 
 
@@ -151,7 +151,7 @@ async def test_paths_stay_inside(app: App, path: str) -> None:
         result = await app.gate.call(app.seat(), tool_call(tool, **arguments))
         assert result.status is ToolStatus.BLOCKED
         assert "path" in result.error
-    assert app.room.calls == []
+    assert app.workspace.calls == []
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ async def test_what_is_not_granted_is_blocked(
 
     assert result.status is ToolStatus.BLOCKED
     assert f"{tool} is not granted" in result.error
-    assert app.room.calls == []
+    assert app.workspace.calls == []
 
 
 async def test_a_role_may_not_write_its_protected_paths_but_may_read_them(app: App) -> None:
@@ -215,11 +215,9 @@ async def test_a_seat_that_is_not_what_it_says_is_stopped(
 ) -> None:
     grant = app.seat().grant
     result = await app.gate.call(app.seat(grant=grant, **changes), tool_call(path="a"))
-    assert result.status in {
-        ToolStatus.BLOCKED,
-        ToolStatus.ERROR,
-    }  # an unwritable tenant has no audit to go through
-    assert app.room.calls == []
+    # An unwritable tenant has no audit.
+    assert result.status in {ToolStatus.BLOCKED, ToolStatus.ERROR}
+    assert app.workspace.calls == []
 
 
 async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(app: App) -> None:
@@ -227,40 +225,40 @@ async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(app: App) -> No
     await app.gate.call(app.seat(seconds=3), tool_call(path="a"))
     await app.gate.call(app.seat(), tool_call(path="a", seconds=5000))
 
-    call, seat, tool = (made.deadline for made in app.room.calls)
+    call, seat, tool = (received.deadline for received in app.workspace.calls)
     assert call <= in_seconds(5)
     assert seat <= in_seconds(3)
     assert tool <= in_seconds(CATALOGUE["files.read"].timeout_seconds)
 
 
 @pytest.mark.parametrize(
-    ("asked", "seconds"),
+    ("arguments", "seconds"),
     [({}, 120), ({"timeout_seconds": 300}, 300), ({"timeout_seconds": 3600}, 600)],
 )
 async def test_a_command_of_the_shell_gets_the_time_that_it_asks_for(
-    app: App, asked: dict[str, int], seconds: int
+    app: App, arguments: dict[str, int], seconds: int
 ) -> None:
     await app.gate.call(
-        app.seat(seconds=5000), tool_call("code.shell", command="true", seconds=5000, **asked)
+        app.seat(seconds=5000), tool_call("code.shell", command="true", seconds=5000, **arguments)
     )
-    (made,) = app.room.calls
-    assert in_seconds(seconds - 5) < made.deadline <= in_seconds(seconds)
+    (received,) = app.workspace.calls
+    assert in_seconds(seconds - 5) < received.deadline <= in_seconds(seconds)
 
 
 async def test_a_call_after_its_deadline_does_not_run(app: App) -> None:
     result = await app.gate.call(app.seat(seconds=-1), tool_call(path="a"))
     assert result.status is ToolStatus.TIMEOUT
-    assert app.room.calls == []
+    assert app.workspace.calls == []
 
 
 async def test_a_deadline_that_the_caller_chose_opens_no_circuit(app: App) -> None:
     for number in range(6):
         late = await app.gate.call(app.seat(), tool_call(path="a", number=number, seconds=-1))
         assert late.status is ToolStatus.TIMEOUT
-    app.room.answer = lambda call: ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT)
+    app.workspace.answer = lambda call: ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT)
     for number in range(6, 12):
         await app.gate.call(app.seat(), tool_call(path="a", number=number, seconds=1))
-    app.room.answer = echo
+    app.workspace.answer = echo
     assert (
         await app.gate.call(app.seat(), tool_call(path="a", number=12))
     ).status is ToolStatus.SUCCESS
@@ -268,14 +266,14 @@ async def test_a_deadline_that_the_caller_chose_opens_no_circuit(app: App) -> No
 
 async def test_a_workspace_that_does_not_stop_by_itself_is_stopped(tmp_path: Path) -> None:
     async with open_app(tmp_path, grace_seconds=0.05) as app:
-        app.room.open.clear()
+        app.workspace.open.clear()
         result = await app.gate.call(app.seat(), tool_call(path="a", seconds=0.05))
         assert [record["status"] for record in app.records()] == ["", "timeout"]
     assert result.status is ToolStatus.TIMEOUT
 
 
 async def test_a_dead_executor_fails_the_seat_and_is_audited(app: App) -> None:
-    app.room.gone = True
+    app.workspace.gone = True
     with pytest.raises(WorkspaceFailed):
         await app.gate.call(app.seat(), tool_call(path="a"))
     await app.audit.__aexit__(None, None, None)
@@ -283,10 +281,10 @@ async def test_a_dead_executor_fails_the_seat_and_is_audited(app: App) -> None:
 
 
 async def test_a_cancelled_call_is_audited_as_cancelled(app: App) -> None:
-    app.room.open.clear()
+    app.workspace.open.clear()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(app.gate.call(app.seat(), tool_call(path="a")))
-        await app.room.entered.wait()
+        await app.workspace.entered.wait()
         running.cancel()
     await app.audit.__aexit__(None, None, None)
     assert [record["status"] for record in app.records()] == ["", "cancelled"]
@@ -299,7 +297,7 @@ async def test_a_call_cancelled_at_once_leaves_both_records(app: App) -> None:
         running.cancel()
     await app.audit.__aexit__(None, None, None)
     assert [record["status"] for record in app.records()] == ["", "cancelled"]
-    assert app.room.calls == []
+    assert app.workspace.calls == []
 
 
 async def test_no_audit_no_tool(app: App) -> None:
@@ -310,7 +308,7 @@ async def test_no_audit_no_tool(app: App) -> None:
     assert result.status is ToolStatus.ERROR
     assert "audit" in result.error
     assert "was not run" in result.error
-    assert app.room.calls == []
+    assert app.workspace.calls == []
 
 
 async def test_an_audit_that_fails_after_the_run_is_not_hidden(app: App) -> None:
@@ -318,7 +316,7 @@ async def test_an_audit_that_fails_after_the_run_is_not_hidden(app: App) -> None
         app.audit._thread.shutdown(wait=True)
         return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS)
 
-    app.room.answer = lose_the_audit
+    app.workspace.answer = lose_the_audit
     result = await app.gate.call(app.seat(), tool_call(path="a"))
     assert result.status is ToolStatus.ERROR
     assert "the tool ran" in result.error
@@ -328,21 +326,20 @@ async def test_calls_side_by_side_are_bounded_for_a_seat_and_wait_for_the_gate(
     tmp_path: Path,
 ) -> None:
     async with open_app(tmp_path, calls_in_flight=1, seat_in_flight=2) as app:
-        app.room.open.clear()
+        app.workspace.open.clear()
         seat = app.seat()
         async with asyncio.TaskGroup() as group:
             running = [
                 group.create_task(app.gate.call(seat, tool_call(path="a", number=number)))
                 for number in (1, 2)
             ]
-            await app.room.entered.wait()
-            while (
-                seat.meter.in_flight < 2
-            ):  # the second one waits for a slot, which nothing announces
+            await app.workspace.entered.wait()
+            # The second one waits for a slot, which causes no event.
+            while seat.meter.in_flight < 2:
                 await asyncio.sleep(0)
             refused = await app.gate.call(seat, tool_call(path="a", number=3))
-            assert len(app.room.calls) == 1
-            app.room.open.set()
+            assert len(app.workspace.calls) == 1
+            app.workspace.open.set()
         assert refused.status is ToolStatus.RATE_LIMITED
         assert [task.result().status for task in running] == [ToolStatus.SUCCESS] * 2
         assert seat.meter.in_flight == 0
@@ -351,12 +348,12 @@ async def test_calls_side_by_side_are_bounded_for_a_seat_and_wait_for_the_gate(
 
 async def test_a_full_gate_refuses_a_call_whose_time_runs_out_in_the_queue(tmp_path: Path) -> None:
     async with open_app(tmp_path, calls_in_flight=1) as app:
-        app.room.open.clear()
+        app.workspace.open.clear()
         async with asyncio.TaskGroup() as group:
             group.create_task(app.gate.call(app.seat(), tool_call(path="a")))
-            await app.room.entered.wait()
+            await app.workspace.entered.wait()
             late = await app.gate.call(app.seat(), tool_call(path="a", number=2, seconds=0.5))
-            app.room.open.set()
+            app.workspace.open.set()
         again = await app.gate.call(app.seat(), tool_call(path="a", number=3))
     assert late.status is ToolStatus.RATE_LIMITED
     assert again.status is ToolStatus.SUCCESS
@@ -396,7 +393,7 @@ async def test_what_an_executor_says_is_cut_cleaned_and_answers_this_call_only(
     tmp_path: Path,
 ) -> None:
     async with open_app(tmp_path, result_bytes=2000, event_bytes=1000) as app:
-        app.room.answer = lambda _: ToolResult(
+        app.workspace.answer = lambda _: ToolResult(
             "another", "git.push", ToolStatus.ERROR, {"text": "\ud800" + "x" * 9000}, "y" * 9000
         )
         result = await app.gate.call(app.seat(), tool_call(path="a"))
@@ -446,17 +443,17 @@ def test_whatever_a_model_says_there_is_one_result_two_records_and_one_event(
         async with open_app(folder, seat_in_flight=100) as app:
             seat = app.seat()
             async with asyncio.TaskGroup() as group:
-                asked = [
+                tool_calls = [
                     ToolCall(f"r-{n}", tool, args, in_seconds(60))
                     for n, (tool, args) in enumerate(calls)
                 ]
-                answers = [group.create_task(app.gate.call(seat, call)) for call in asked]
-            for call, answer in zip(asked, answers, strict=True):
+                answers = [group.create_task(app.gate.call(seat, call)) for call in tool_calls]
+            for call, answer in zip(tool_calls, answers, strict=True):
                 result = answer.result()
                 assert (result.request_id, result.tool) == (
                     call.request_id,
                     shorten(call.tool, 200),
-                )  # half a character is none
+                )  # half a surrogate pair is invalid
                 phases = [
                     record["phase"]
                     for record in app.records()

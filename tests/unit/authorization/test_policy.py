@@ -28,31 +28,33 @@ decision := {"allow": false, "reason": "ask first", "park": true} if input.tool 
 
 
 class Down:
-    """An engine that cannot be reached."""
+    """An unreachable policy engine."""
 
-    asked = 0
+    attempts = 0
 
-    async def decide(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.asked += 1
+    async def decide(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.attempts += 1
         raise PolicyUnavailable("connection refused")
 
 
 class Says:
-    """An engine that gives one answer and counts."""
+    """A policy engine that returns one answer and records its queries."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
         self.documents: list[Mapping[str, Any]] = []
 
-    async def decide(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.documents.append(asked)
+    async def decide(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.documents.append(document)
         answer: Mapping[str, Any] = self.answer
         return answer
 
 
 @contextmanager
 def rego(folder: Path, text: str = DENY_SECRETS) -> Iterator[Rego]:
-    """Closed at the end: an engine that a garbage collector drops in another thread complains."""
+    """A policy engine that is closed at the end: one that a garbage collector drops in another
+    thread complains.
+    """
     (folder / "tools.rego").write_text(text, encoding="utf-8")
     with closing(Rego(folder)) as engine:
         yield engine
@@ -68,7 +70,7 @@ async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
         "files.read is refused by policy: secrets stay closed",
     )
     assert open_.status is ToolStatus.SUCCESS
-    assert [call.arguments["path"] for call in app.room.calls] == ["src/a"]
+    assert [call.arguments["path"] for call in app.workspace.calls] == ["src/a"]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ async def test_no_clear_answer_is_a_no(tmp_path: Path, answer: Any) -> None:
         result = await app.gate.call(app.seat(), tool_call(path="a"))
     assert result.status is ToolStatus.BLOCKED
     assert "nothing runs until it can" in result.error
-    assert app.room.calls == []
+    assert app.workspace.calls == []
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("enforce", False), ("dry-run", True), ("off", True)])
@@ -94,8 +96,8 @@ async def test_an_engine_that_is_down_blocks_where_it_is_enforced(
         results = [
             await app.gate.call(app.seat(), tool_call(path="a", number=number)) for number in (1, 2)
         ]
-    assert bool(app.room.calls) is ran
-    assert engine.asked == (0 if mode == "off" else 2)  # what failed is asked again
+    assert bool(app.workspace.calls) is ran
+    assert engine.attempts == (0 if mode == "off" else 2)  # a failed query is repeated
     assert {result.status for result in results} == {
         ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED
     }
@@ -110,7 +112,7 @@ async def test_what_a_policy_denies_runs_where_it_is_not_enforced(
     with rego(tmp_path) as engine:
         async with open_app(tmp_path, policy=Policy(mode, engine.decide)) as app:
             result = await app.gate.call(app.seat(), tool_call(path="secret/a"))
-            assert (bool(app.room.calls), result.status) == (
+            assert (bool(app.workspace.calls), result.status) == (
                 ran,
                 ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED,
             )
@@ -169,12 +171,12 @@ async def test_questions_that_differ_are_never_taken_for_one(
     with tempfile.TemporaryDirectory() as folder:
         async with open_app(Path(folder)) as app:
             seat = app.seat()
-            asked = [
+            queries = [
                 policy_question(seat, check_schema(tool_call("files.write", **args), ALL, 10_000))
                 for args in (one, two)
             ]
-    assert (asked[0] == asked[1]) is (asked[0].document() == asked[1].document())
-    assert (one == two) is (asked[0] == asked[1])
+    assert (queries[0] == queries[1]) is (queries[0].document() == queries[1].document())
+    assert (one == two) is (queries[0] == queries[1])
 
 
 def test_files_that_are_no_policy_are_named(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Clock:
 
 
 def spec_of(**changes: Any) -> ToolSpec:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": "web.look",
         "summary": "look",
         "arguments": Arguments,
@@ -43,7 +43,7 @@ def spec_of(**changes: Any) -> ToolSpec:
         "requirements": Requirements(network_access=True),
         "cache_seconds": 60.0,
     }
-    return ToolSpec(**given | changes)
+    return ToolSpec(**fields | changes)
 
 
 PUSH = CATALOGUE["git.push"]
@@ -86,8 +86,8 @@ def test_no_minute_has_more_calls_than_are_allowed(pauses: list[float], most: in
 
 def call(breakers: ToolCircuits, status: ToolStatus, spec: ToolSpec = PUSH) -> ToolStatus:
     try:
-        with breakers.watching(("local",), spec) as told:
-            told(status)
+        with breakers.watching(("local",), spec) as record_status:
+            record_status(status)
     except Stopped as stopped:
         return stopped.status
     return status
@@ -109,13 +109,12 @@ def test_five_failures_in_a_row_open_the_circuit_and_one_good_call_closes_it() -
         assert call(breakers, status) is status
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
     clock.now += 31
-    with breakers.watching(("local",), PUSH) as told:
-        assert (
-            call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
-        )  # one tries, the others wait
-        told(ToolStatus.TIMEOUT)
+    with breakers.watching(("local",), PUSH) as record_status:
+        # One tries, the others wait.
+        assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
+        record_status(ToolStatus.TIMEOUT)
     clock.now += 31
-    assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN  # the rest has doubled
+    assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN  # the pause has doubled
     clock.now += 31
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.SUCCESS
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.SUCCESS
@@ -200,9 +199,9 @@ def test_two_calls_share_a_key_only_if_they_are_the_same(
 def test_a_cached_result_is_not_changed_by_who_reads_it() -> None:
     cache, spec = ResultCache(1000, Clock()), spec_of()
     cache.put("a", spec, result())
-    found = cache.get("a")
-    assert found is not None
-    assert replace(found, request_id="r-2").request_id == "r-2"
+    cached = cache.get("a")
+    assert cached is not None
+    assert replace(cached, request_id="r-2").request_id == "r-2"
     assert cache.get("a") == result()
 
 
@@ -231,8 +230,8 @@ async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_works
             for number in range(24):
                 group.create_task(push(number))
         assert Counter(statuses) == {ToolStatus.SUCCESS: 10, ToolStatus.RATE_LIMITED: 14}
-        assert sum(len(app.room.calls) for app in apps) == 10
-        # What stays in a workspace asks nobody.
+        assert sum(len(app.workspace.calls) for app in apps) == 10
+        # Calls that stay in a workspace need no decision.
         before = await bus.bucket("rates").entries()
         assert (
             await apps[0].gate.call(apps[0].seat(), tool_call(path="a"))
@@ -264,4 +263,4 @@ async def test_a_bus_that_is_away_lets_nothing_out(tmp_path: Path) -> None:
     async with open_app(tmp_path, rates=SharedRates(away)) as app:
         seat = app.seat(grant=Grant(("git.*",)))
         result = await app.gate.call(seat, tool_call("git.push", branch="x"))
-    assert (result.status, app.room.calls) == (ToolStatus.RATE_LIMITED, [])
+    assert (result.status, app.workspace.calls) == (ToolStatus.RATE_LIMITED, [])

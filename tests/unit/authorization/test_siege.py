@@ -1,4 +1,4 @@
-"""Callers who mean harm: what they send is as long, as odd and as often as they like."""
+"""Hostile callers: their requests are as long, odd and frequent as they like."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ async def test_a_token_for_a_moment_opens_a_workspace_for_as_long_as_its_first_o
 
     async with visiting(tmp_path, MemoryBus()) as app:
         app.visits.await_calls(find)
-        whole = app.visits.token(ANN, "task-1", "DEV", 600)
-        await app.visits.ready(ANN, "task-1", narrow(whole, seconds=5))
+        token = app.visits.token(ANN, "task-1", "DEV", 600)
+        await app.visits.ready(ANN, "task-1", narrow(token, seconds=5))
         with app.visits.lend("task-1", "flow") as loan:
             assert loan.seat.deadline > in_seconds(500)
 
 
 async def test_a_token_of_another_tenant_opens_nothing(tmp_path: Path) -> None:
-    found = []
+    lookups = []
 
     async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
-        found.append((workspace, who))
+        lookups.append((workspace, who))
         return PendingWorkspace(SAMPLE, "DEV")
 
     async with visiting(tmp_path, MemoryBus()) as app:
@@ -79,4 +79,4 @@ async def test_a_token_of_another_tenant_opens_nothing(tmp_path: Path) -> None:
         stolen = app.visits.token(ANN, "task-1", "DEV", 600)
         with pytest.raises(Refused, match="somebody else's"):
             await app.visits.ready(replace(ANN, tenant="other"), "task-1", stolen)
-    assert found == []
+    assert lookups == []

@@ -1,4 +1,4 @@
-"""Budgets of stories, on a bus in memory and on a real one."""
+"""Story budgets, on an in-memory bus and on a real one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def _book(accounts: StoryBudgets, tokens: int) -> tuple[int, int, int]:
 async def test_processes_at_once_never_overspend(
     tokens: int, calls: list[tuple[int, int, int, int]]
 ) -> None:
-    """Each deliberation is of a process of its own, which knows the others only by the bucket."""
+    """Each deliberation runs in its own process, which knows the others only by the bucket."""
     bus = MemoryBus()
     apps = [StoryBudgets(bus.bucket(BUCKET), LimitSettings()) for _ in range(5)]
     purses = [
@@ -37,29 +37,29 @@ async def test_processes_at_once_never_overspend(
         for number, app in enumerate(apps)
     ]
     ledgers = [Ledger(Budget()) for _ in purses]
-    taken: dict[str, int] = {}
+    reserved_by_name: dict[str, int] = {}
 
-    async def call(name: str, whose: int, estimate: int, used: int, turns: int) -> None:
-        ledger = ledgers[whose]
+    async def call(name: str, process: int, estimate: int, used: int, turns: int) -> None:
+        ledger = ledgers[process]
         ledger.reserve(name, Usage(prompt_tokens=estimate))
         try:
-            await purses[whose].cover(ledger, Usage(prompt_tokens=estimate))
+            await purses[process].cover(ledger, Usage(prompt_tokens=estimate))
         except BudgetExceeded:
             ledger.release(name)
             return
-        taken[name] = estimate
-        assert sum(taken.values()) <= tokens
+        reserved_by_name[name] = estimate
+        assert sum(reserved_by_name.values()) <= tokens
         for _ in range(turns):
             await asyncio.sleep(0)
-        taken[name] = min(used, estimate)
-        ledger.settle(name, Usage(prompt_tokens=taken[name]))
+        reserved_by_name[name] = min(used, estimate)
+        ledger.settle(name, Usage(prompt_tokens=reserved_by_name[name]))
 
     await asyncio.gather(*(call(str(number), *each) for number, each in enumerate(calls)))
     assert sum(ledger.spent.tokens for ledger in ledgers) <= tokens
     for reservation, ledger in zip(purses, ledgers, strict=True):
         await reservation.close(ledger.spent)
-    spent, reserved, left = await _book(apps[0], tokens)
-    assert (spent, reserved, left) == (
+    spent, reserved, remaining = await _book(apps[0], tokens)
+    assert (spent, reserved, remaining) == (
         sum(ledger.spent.tokens for ledger in ledgers),
         0,
         tokens - spent,
@@ -104,9 +104,9 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     accounts = StoryBudgets(bus.bucket(BUCKET), LimitSettings())
     second = accounts.reservation("story-1", "local", "task-1", budget)
     await _draw(second, again, "b", 100)
-    spent, reserved, left = await _book(accounts, 300)
+    spent, reserved, remaining = await _book(accounts, 300)
     assert spent == 80
-    assert spent + reserved + left == 300
+    assert spent + reserved + remaining == 300
     again.settle("b", Usage(prompt_tokens=20, calls=1))
     for _ in range(2):
         await second.close(again.spent)

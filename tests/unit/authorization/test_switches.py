@@ -31,19 +31,19 @@ async def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 async def test_what_one_process_switches_another_follows(bucket: Bucket) -> None:
-    here, there = Switches(bucket), Switches(bucket)
+    first_process, second_process = Switches(bucket), Switches(bucket)
     async with asyncio.TaskGroup() as group:
-        following = group.create_task(there.run())
-        await here.switch("local", "git.diff", enabled=False, who="ann", reason="too slow")
-        await here.switch("local", "files.read", enabled=False, who="ann")
-        await here.switch("local", "files.read", enabled=True, who="ann")
+        following = group.create_task(second_process.run())
+        await first_process.switch("local", "git.diff", enabled=False, who="ann", reason="too slow")
+        await first_process.switch("local", "files.read", enabled=False, who="ann")
+        await first_process.switch("local", "files.read", enabled=True, who="ann")
         async with asyncio.timeout(60):
-            while there.off("local") != {"git.diff"}:
+            while second_process.off("local") != {"git.diff"}:
                 await asyncio.sleep(0.01)
         following.cancel()
     later = Switches(bucket)
     await later.refresh()
-    assert later.off("local") == {"git.diff"} == here.off("local")
+    assert later.off("local") == {"git.diff"} == first_process.off("local")
     assert later.off("other") == frozenset()
     stored = await bucket.get("local.git.diff")
     assert stored is not None
@@ -60,30 +60,30 @@ async def test_an_unknown_tool_is_not_switched() -> None:
 async def test_a_document_that_says_nothing_takes_the_tool_away() -> None:
     bucket = MemoryBus().bucket(SWITCHES)
     await bucket.put("local.files.read", {"enabled": "yes"})
-    known = Switches(bucket)
-    await known.refresh()
-    assert known.off("local") == {"files.read"}
+    switches = Switches(bucket)
+    await switches.refresh()
+    assert switches.off("local") == {"files.read"}
 
 
 async def test_to_a_seat_there_is_no_disabled_tool(tmp_path: Path) -> None:
-    known = Switches(MemoryBus().bucket(SWITCHES))
-    async with open_app(tmp_path, off=known.off) as app:
+    switches = Switches(MemoryBus().bucket(SWITCHES))
+    async with open_app(tmp_path, off=switches.off) as app:
         grant = grant_for("dev")
         assert "files.append" in [spec.name for spec in app.gate.list_tools("local", grant)]
-        await known.switch("local", "files.append", enabled=False, who="ann")
+        await switches.switch("local", "files.append", enabled=False, who="ann")
 
         refused = await app.gate.call(app.seat(), tool_call("files.append", path="a", content="x"))
-        near = await app.gate.call(app.seat(), tool_call("files.appendd", number=2))
+        misspelled = await app.gate.call(app.seat(), tool_call("files.appendd", number=2))
         none = await app.gate.call(app.seat(), tool_call("zzz", number=3))
         assert refused.status is ToolStatus.INVALID
         assert refused.error.startswith("there is no tool 'files.append'")
-        assert app.room.calls == []
-        for result in (refused, near, none):
+        assert app.workspace.calls == []
+        for result in (refused, misspelled, none):
             assert "files.append" not in result.error.replace("there is no tool 'files.append", "")
         assert "files.append" not in [spec.name for spec in app.gate.list_tools("local", grant)]
         assert "files.append" in [spec.name for spec in app.gate.list_tools("other", grant)]
 
-        await known.switch("local", "files.append", enabled=True, who="ann")
+        await switches.switch("local", "files.append", enabled=True, who="ann")
         again = await app.gate.call(
             app.seat(), tool_call("files.append", number=4, path="a", content="x")
         )

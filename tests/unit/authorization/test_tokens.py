@@ -53,15 +53,15 @@ def claims_of(token: str) -> dict[str, Any]:
 
 
 def test_a_token_says_who_where_and_what() -> None:
-    found = Tokens(KEY, 100).check(minted(Tokens(KEY, 100)), "ws-1")
-    assert (found.principal, found.tenant, found.role, found.workspace) == (
+    capability = Tokens(KEY, 100).check(minted(Tokens(KEY, 100)), "ws-1")
+    assert (capability.principal, capability.tenant, capability.role, capability.workspace) == (
         "ann",
         "local",
         "dev",
         "ws-1",
     )
-    assert found.grant == Grant(NAMES, ("docs/",))
-    assert found.request == ""
+    assert capability.grant == Grant(NAMES, ("docs/",))
+    assert capability.request == ""
 
 
 def signed(
@@ -71,7 +71,7 @@ def signed(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"aud": "ws-2"}, "Audience"),
         ({"aud": None}, "aud"),
@@ -84,7 +84,7 @@ def signed(
         ({"exp": None}, "exp"),
     ],
 )
-def test_claims_that_are_wrong_are_refused(change: dict[str, Any], words: str) -> None:
+def test_claims_that_are_wrong_are_refused(change: dict[str, Any], message: str) -> None:
     tokens = Tokens(KEY, 100)
     claims = claims_of(minted(tokens))
     now = int(time.time())
@@ -92,7 +92,7 @@ def test_claims_that_are_wrong_are_refused(change: dict[str, Any], words: str) -
         claims[name] = now + value if isinstance(value, int) else value
     if "iat" in change:
         claims["exp"] = claims["iat"] + 50
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(Refused, match=message):
         tokens.check(
             signed({name: value for name, value in claims.items() if value is not None}), "ws-1"
         )
@@ -122,9 +122,9 @@ def test_a_token_that_was_good_is_refused_once_it_is_expired_or_revoked() -> Non
     child = narrow(token, seconds=60, clock=clock)
     assert tokens.check(child, "ws-1").chain[0] == tokens.check(token, "ws-1").chain[0]
     revoked.add(tokens.check(token, "ws-1").chain[0])
-    for gone in (token, child):
+    for expired in (token, child):
         with pytest.raises(Refused, match="revoked"):
-            tokens.check(gone, "ws-1")
+            tokens.check(expired, "ws-1")
     tokens.check(other, "ws-1")
     clock.now += 61
     with pytest.raises(Refused, match="expired"):

@@ -79,11 +79,11 @@ async def test_a_child_that_was_killed_counts(mount: Path) -> None:
             lines = dict(root.stdout.readline().split() for _ in range(2))
             system = System(root.pid, group)
             assert system.used().total > _BURNT
-            # Nobody waits for the child of a killed parent: its CPU seconds reach no parent.
+            # Nobody waits for the child of a killed parent: its CPU seconds are added to no parent.
             _kill(int(lines["parent"]), int(lines["child"]))
             used = system.used()
             assert used.total > _BURNT
-            assert used.cpu["sandbox"] > _BURNT, "what ended belongs to no living part"
+            assert used.cpu["sandbox"] > _BURNT, "ended processes count for no living part"
             assert used.cpu["serve"] == pytest.approx(process_seconds(root.pid), rel=0.2)
     assert not group.folder.exists()
 
@@ -93,11 +93,11 @@ async def test_processes_that_are_left_in_a_group_are_killed() -> None:
         if group is None:
             pytest.skip("no control group can be made: run as root")
         command = group.command("/bin/sh", "-c", "echo joined; exec sleep 600")
-        left = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert left.stdout
-        assert left.stdout.readline() == b"joined\n"
-    with left:
-        assert left.wait() == -signal.SIGKILL
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout
+        assert process.stdout.readline() == b"joined\n"
+    with process:
+        assert process.wait() == -signal.SIGKILL
     assert not group.folder.exists()
 
 
@@ -134,7 +134,7 @@ async def test_restate_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "description"),
     [
         (
             {"CONFIG_ARGS": "'--enable-shared'", "PY_CFLAGS": "-g -O3 -Wall"},
@@ -154,5 +154,5 @@ async def test_restate_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.Mo
         ),
     ],
 )
-def test_the_build_of_an_interpreter_is_named(config: dict[str, object], words: str) -> None:
-    assert build_of("GCC 12.2.0", config) == f"GCC 12.2.0, {words}"
+def test_the_build_of_an_interpreter_is_named(config: dict[str, object], description: str) -> None:
+    assert build_of("GCC 12.2.0", config) == f"GCC 12.2.0, {description}"

@@ -1,5 +1,5 @@
-"""The model of capacity: the simulation keeps within the bounds that arithmetic gives, and reaches
-them where nothing else is in the way.
+"""The capacity model: the simulation stays within the arithmetic bounds, and reaches them if
+nothing else limits it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_a_crowd_reaches_the_busiest_part() -> None:
     assert simulate(demand, Fleet((0.25,)), 64).rate == pytest.approx(50, rel=0.05)
     assert simulate(demand, Fleet((0.25, 0.25)), 64).rate == pytest.approx(100, rel=0.05)
     assert simulate(demand, Fleet((1.0,) * 4), 256).rate == pytest.approx(333, rel=0.05), (
-        "serve is what is in the way then"
+        "serve is the bottleneck then"
     )
 
 

@@ -22,7 +22,7 @@ from moothall.testing.chat_contract import FINISH, ask
 
 
 class Work:
-    """A deliberation that takes a moment, and a clock of what it used."""
+    """A deliberation that takes a moment, with a clock of its CPU time."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -44,7 +44,7 @@ async def test_in_turn_counts_each_and_only_the_system() -> None:
     work = Work()
     run = await in_turn(work.act, 5, work.probe)
     assert (run.count, work.done, work.peak) == (5, 5, 1)
-    assert run.cpu_ms == pytest.approx(2.0), "the caller is no part of the system"
+    assert run.cpu_ms == pytest.approx(2.0), "the caller is not part of the system"
     assert Run.read(run.document()) == run
 
 
@@ -53,7 +53,7 @@ async def test_side_by_side_measures_the_middle() -> None:
     run = await side_by_side(work.act, 8, 0.02, work.probe)
     assert work.peak == 8
     assert run.count == len(run.waits)
-    assert 2 * 8 <= run.count <= work.done - 8, "the first of each caller is not in it"
+    assert 2 * 8 <= run.count <= work.done - 8, "the first call of each caller is excluded"
     assert run.cpu_ms == pytest.approx(2.0, rel=0.5)
 
 
@@ -67,11 +67,11 @@ async def test_the_stub_speaks_to_our_client() -> None:
         pieces: list[str] = []
         reply = await model.chat(ask(schema=FINISH), pieces.append)
         assert "".join(pieces) == reply.text
-        told = await stub.stats()
-        assert told["by_schema"] == {"text": 1, "probe": 1, "turn": 3}, (
-            "it is asked for native calls first"
+        stats = await stub.stats()
+        assert stats["by_schema"] == {"text": 1, "probe": 1, "turn": 3}, (
+            "native calls are requested first"
         )
-        assert told["in_flight"] == 0
+        assert stats["in_flight"] == 0
         assert (await stub.set(reset=1))["calls"] == 0
 
 
@@ -81,9 +81,9 @@ async def test_the_stub_holds_answers_until_it_is_let_go() -> None:
         await stub.set(hold=1)
         with pytest.raises(MoothallError):
             await model.chat(ask(seconds=0.3))
-        asked = (await stub.stats())["calls"]
+        calls = (await stub.stats())["calls"]
         waiting = asyncio.ensure_future(model.reply_mode())
-        while (await stub.stats())["calls"] == asked:
+        while (await stub.stats())["calls"] == calls:
             await asyncio.sleep(0.01)
         assert not waiting.done()
         await stub.set(hold=0)
@@ -96,12 +96,12 @@ def test_targets_say_what_was_reached() -> None:
         "text": {"phases": 3, "cases": {"50 ms, 64 at once": case, "50 ms, 1 at once": case}},
         "commands": {"python -c pass": 9.0, "import moothall": 0.1, "moothall config": 0.3},
     }
-    said = {target.what.partition(",")[0]: target.verdict for target in targets(document)}
-    assert said["deliberations a second"] == "yes"
-    assert said["CPU of one over all processes"] == "yes, the aim too"
-    assert said["wall over critical path"] == "**no**"
-    assert said["the slowest command that needs no Ray"] == "yes"
-    assert "tool round trip" not in said, "what was not measured is not claimed"
+    verdicts = {target.what.partition(",")[0]: target.verdict for target in targets(document)}
+    assert verdicts["deliberations a second"] == "yes"
+    assert verdicts["CPU of one over all processes"] == "yes, the aim too"
+    assert verdicts["wall over critical path"] == "**no**"
+    assert verdicts["the slowest command that needs no Ray"] == "yes"
+    assert "tool round trip" not in verdicts, "unmeasured figures are not claimed"
 
 
 def test_tables_figures_and_slopes() -> None:
@@ -237,6 +237,8 @@ def test_a_part_that_was_measured_elsewhere_stays_in_the_page() -> None:
     over = laid_over(_PAGE, part)
     assert over == _PAGE.replace("## How", "## In a cluster\n\n2\n\n## How")
     assert laid_over(over, part.replace("\n2\n", "\n3\n")) == over.replace("\n2\n", "\n3\n")
-    whole = _PAGE.replace("1", "4").replace("so", "anew")
-    assert laid_over(_PAGE, whole) == whole
-    assert laid_over(over, whole) == whole.replace("## How", "## In a cluster\n\n2\n\n## How")
+    full_page = _PAGE.replace("1", "4").replace("so", "anew")
+    assert laid_over(_PAGE, full_page) == full_page
+    assert laid_over(over, full_page) == full_page.replace(
+        "## How", "## In a cluster\n\n2\n\n## How"
+    )

@@ -1,5 +1,5 @@
-"""HumanEval's problems shared out, replies read, and the table made of results; no model and no
-sandbox.
+"""HumanEval's problems are split, replies are parsed, and the table of results is made; without a
+model or a sandbox.
 """
 
 from __future__ import annotations
@@ -42,42 +42,41 @@ def problem(folder: Path) -> Problem:
     (data / "HumanEval.jsonl.gz").write_bytes(
         gzip.compress("\n".join(map(json.dumps, (DOUBLE, LOOP))).encode())
     )
-    (found,) = read(folder, 9, 1)
-    return found
+    (parsed,) = read(folder, 9, 1)
+    return parsed
 
 
 def test_a_third_of_the_assertions_is_seen_and_what_cannot_be_shared_out_is_left(
     tmp_path: Path,
 ) -> None:
-    found = problem(tmp_path)
-    assert found.seen == (
+    parsed = problem(tmp_path)
+    assert parsed.seen == (
         "assert double(0) == 0",
         "assert double(3) == 6",
         "assert double(6) == 12",
     )
-    assert len(found.hidden) == 4
-    assert "double(1)" not in "".join(found.files.values())
+    assert len(parsed.hidden) == 4
+    assert "double(1)" not in "".join(parsed.files.values())
     names: dict[str, Any] = {}
     exec("def double(x):\n    return x + x\n", names)  # noqa: S102 - it is written above
     for path in (SEEN, HIDDEN):
-        code = found.judged("")[path].replace("from solution import double", "")
+        code = parsed.judged("")[path].replace("from solution import double", "")
         exec(code, names)  # noqa: S102 - as above
-    assert (
-        sum(name.startswith("test_") and names[name]() is None for name in list(names)) == 4
-    )  # the hidden ones came last
+    # The hidden ones came last.
+    assert sum(name.startswith("test_") and names[name]() is None for name in list(names)) == 4
 
 
 def test_a_reply_is_read_with_and_without_a_fence(tmp_path: Path) -> None:
-    found = problem(tmp_path)
+    parsed = problem(tmp_path)
     code = "def double(x):\n    return 2 * x"
-    for said in (code, f"Sure:\n```python\n{code}\n```\nDone.", f"```\n{code}"):
+    for reply in (code, f"Sure:\n```python\n{code}\n```\nDone.", f"```\n{code}"):
         names: dict[str, Any] = {}
-        exec(solution(found, said), names)  # noqa: S102 - as above
+        exec(solution(parsed, reply), names)  # noqa: S102 - as above
         assert names["double"](4) == 8
 
 
 def test_a_way_is_compared_on_what_the_bare_model_was_asked_too(tmp_path: Path) -> None:
-    found = problem(tmp_path)
+    parsed = problem(tmp_path)
 
     def tried(seen: int, hidden: int) -> dict[str, Any]:
         usage = {"prompt_tokens": 90, "completion_tokens": 10, "cached_tokens": 50, "calls": 1}
@@ -90,13 +89,13 @@ def test_a_way_is_compared_on_what_the_bare_model_was_asked_too(tmp_path: Path) 
             "seconds": 2.0,
         }
 
-    frame = {"problem": found.id, "date": "2026-01-02", "version": "abc"}
+    frame = {"problem": parsed.id, "date": "2026-01-02", "version": "abc"}
     rows = [
         {**frame, "way": "bare", "tries": [tried(2, 4), tried(3, 4), tried(3, 1)]},
         {**frame, "way": "seat", **tried(3, 4)},
         {**frame, "way": "council", **tried(1, 0)},
     ]
-    page = text(rows, (found,), 1, Settings())
+    page = text(rows, (parsed,), 1, Settings())
     assert "| bare, one sample | 0 of 1 (0%) | - | 50% | 1.0 | 2 |" in page
     assert (
         "| bare, best of three by the visible assertions | 1 of 1 (100%) | 300 | 50% | 3.0 | 6 |"
@@ -109,12 +108,12 @@ def test_a_way_is_compared_on_what_the_bare_model_was_asked_too(tmp_path: Path) 
         in page
     )
     assert "1+0 of 3+4" in page
-    assert "Not measured yet." in text(rows[:2], (found,), 1, Settings())
+    assert "Not measured yet." in text(rows[:2], (parsed,), 1, Settings())
 
 
 def row(way: str, problem: str, seen: int, tokens: int) -> dict[str, Any]:
     usage = {"prompt_tokens": tokens - 10, "completion_tokens": 10, "cached_tokens": 0, "calls": 2}
-    told = {
+    figures = {
         "seen": seen,
         "seen_all": 3,
         "hidden": seen,
@@ -122,45 +121,45 @@ def row(way: str, problem: str, seen: int, tokens: int) -> dict[str, Any]:
         "usage": usage,
         "seconds": 2.0,
     }
-    return {"problem": problem, "way": way, "date": "2026-01-02", "version": "abc", **told}
+    return {"problem": problem, "way": way, "date": "2026-01-02", "version": "abc", **figures}
 
 
 def test_protocols_are_compared_on_what_all_were_asked_at_one_budget(tmp_path: Path) -> None:
-    found = problem(tmp_path)
-    other = replace(found, id="HumanEval/2")
+    parsed = problem(tmp_path)
+    other = replace(parsed, id="HumanEval/2")
     rows = [
-        row("single@900", found.id, 2, 300),
-        row("vote@900", found.id, 3, 700),
-        row("tests_then_verify@900", found.id, 3, 600),
-        row("single@900", other.id, 3, 100),  # which the others were not asked
+        row("single@900", parsed.id, 2, 300),
+        row("vote@900", parsed.id, 3, 700),
+        row("tests_then_verify@900", parsed.id, 3, 600),
+        row("single@900", other.id, 3, 100),  # a problem that the others did not get
         row("vote@500", "HumanEval/elsewhere", 3, 100),
-        row("seat", found.id, 3, 100),
+        row("seat", parsed.id, 3, 100),
     ]
-    page = "\n".join(equal.section(rows, (found, other)))
+    page = "\n".join(equal.section(rows, (parsed, other)))
     assert "At most 900 tokens a problem, on the 1 that all were asked:" in page
     assert "| single | 0 of 1 | 300 | - | 2.0 | 2 |" in page
     assert "| tests_then_verify | 1 of 1 | 600 | 600 | 2.0 | 2 |" in page
     assert "by tests_then_verify; the default." in page
     assert "500" not in page
-    assert equal.section([row("seat", found.id, 3, 100)], (found,)) == []
+    assert equal.section([row("seat", parsed.id, 3, 100)], (parsed,)) == []
     assert equal.named("vote", 900) == "vote@900"
-    whole = text([], (found,), 1, Settings(), ["## More"])
-    assert whole.index("## By problem") < whole.index("## More") < whole.index("Measured ")
+    full_page = text([], (parsed,), 1, Settings(), ["## More"])
+    assert (
+        full_page.index("## By problem") < full_page.index("## More") < full_page.index("Measured ")
+    )
 
 
 class Samples:
-    """A model whose samples take 100 tokens each, and a judge to whom the last of them is the
-    best.
-    """
+    """A model whose samples take 100 tokens each, and a judge that prefers the last of them."""
 
     def __init__(self) -> None:
-        self.asked: list[ChatRequest] = []
+        self.requests: list[ChatRequest] = []
 
     async def chat(self, request: ChatRequest, on_text: Any = None) -> Any:
         del on_text
-        self.asked.append(request)
+        self.requests.append(request)
         return SimpleNamespace(
-            text=f"# {len(self.asked)}",
+            text=f"# {len(self.requests)}",
             usage=Usage(prompt_tokens=60, completion_tokens=40, calls=1),
         )
 
@@ -172,10 +171,10 @@ class Samples:
 @pytest.mark.parametrize(("tokens", "calls"), [(50, 1), (250, 2), (10_000, 3)])
 async def test_the_best_of_as_many_samples_as_fit(tmp_path: Path, tokens: int, calls: int) -> None:
     samples: Any = Samples()
-    made = await equal.best_of_n(samples, samples, problem(tmp_path), tokens=tokens, seed=1)
-    assert (made["usage"]["calls"], made["seen"], made["solution"].split()[-1]) == (
+    answer = await equal.best_of_n(samples, samples, problem(tmp_path), tokens=tokens, seed=1)
+    assert (answer["usage"]["calls"], answer["seen"], answer["solution"].split()[-1]) == (
         calls,
         calls,
         str(calls),
     )
-    assert len({request.temperature for request in samples.asked}) == calls
+    assert len({request.temperature for request in samples.requests}) == calls

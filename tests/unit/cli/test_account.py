@@ -42,7 +42,7 @@ def test_an_account_is_added_listed_changed_and_removed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "given", "said"),
+    ("args", "typed", "message"),
     [
         (("add", "alice"), "short\n", "the password has 5 characters; allowed are 12 to 200"),
         (("add", "alice"), "", "the password has 0 characters"),
@@ -51,8 +51,10 @@ def test_an_account_is_added_listed_changed_and_removed(folder: Path) -> None:
         (("password", "bob"), f"{GOOD}\n", "no account 'bob'"),
     ],
 )
-def test_what_is_wrong_is_said(folder: Path, args: tuple[str, ...], given: str, said: str) -> None:
-    done = account(*args, given=given)
-    assert done.exit_code == 2
-    assert said in done.stderr
+def test_what_is_wrong_is_said(
+    folder: Path, args: tuple[str, ...], typed: str, message: str
+) -> None:
+    result = account(*args, given=typed)
+    assert result.exit_code == 2
+    assert message in result.stderr
     assert UserAccounts(folder).list() == []

@@ -1,4 +1,4 @@
-"""What follows --continue: a task, or the question."""
+"""The arguments after --continue: a task, or the question."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def test_a_task_and_a_question_are_told_apart(
     [(), ("--continue",), ("--continue", "task-1"), ("--json",), ("--yes",), ("--task-id", "mine")],
 )
 def test_nothing_asked_where_nobody_can_type_is_wrong_use(args: tuple[str, ...]) -> None:
-    said = CliRunner().invoke(main, ["ask", *args])
-    assert said.exit_code == 2
-    assert "nothing is asked" in said.output
+    result = CliRunner().invoke(main, ["ask", *args])
+    assert result.exit_code == 2
+    assert "nothing is asked" in result.output

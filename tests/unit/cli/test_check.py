@@ -1,4 +1,4 @@
-"""What `moothall check` shows of a base, and when it says that nothing could be judged."""
+"""The output of `moothall check` about a base, and when it reports that nothing can be judged."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ CHECKED = RepositoryCheck(BASE, PREPARED, None, 1.5)
 
 
 def shown(checked: RepositoryCheck, width: int = 80) -> str:
-    found = diagnose(checked.prepared) if checked.prepared else None
+    diagnosis = diagnose(checked.prepared) if checked.prepared else None
     console = Console(file=io.StringIO(), width=width)
-    print_report(console, checked, found, failure_reason(checked, found))
+    print_report(console, checked, diagnosis, failure_reason(checked, diagnosis))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return] # it is the StringIO above
 
 
 def test_what_is_red_flaky_and_slow_is_named_and_why() -> None:
-    said = shown(CHECKED)
-    for words in (
+    output = shown(CHECKED)
+    for text in (
         "/srv/sample at aaaaaaaaaa",
         "pip install -e .",
         f"red   {RED}  assert 1 == 2",
@@ -68,9 +68,9 @@ def test_what_is_red_flaky_and_slow_is_named_and_why() -> None:
         "slow  tests/test_a.py::test_slow  2.5 s",
         "A council can be judged here. Red before: 1.",
     ):
-        assert words in said
-    assert "\x1b" not in said
-    assert all(len(line) <= 80 for line in said.splitlines())
+        assert text in output
+    assert "\x1b" not in output
+    assert all(len(line) <= 80 for line in output.splitlines())
 
 
 def test_elsewhere_than_on_a_terminal_lines_are_whole() -> None:
@@ -106,9 +106,9 @@ def test_a_red_command_without_cases_shows_the_end_of_what_it_printed() -> None:
         output="compiling\nerror[E0425]: cannot find `sum`\x1b[2J",
         exit_code=101,
     )
-    said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=())))
-    assert "error[E0425]: cannot find `sum`" in said
-    assert "\x1b" not in said
+    output = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=())))
+    assert "error[E0425]: cannot find `sum`" in output
+    assert "\x1b" not in output
 
 
 def test_what_only_advises_proves_nothing_and_is_not_counted() -> None:
@@ -122,9 +122,9 @@ def test_what_only_advises_proves_nothing_and_is_not_counted() -> None:
         "tests": RUN,
         "lint": CheckRun("lint", Verdict.FAILED, output="Usage: tsc", exit_code=1),
     }
-    said = shown(replace(CHECKED, prepared=replace(PREPARED, base=advised, runs=runs)))
-    assert "Red before: 1." in said
-    assert "Usage: tsc" not in said
+    output = shown(replace(CHECKED, prepared=replace(PREPARED, base=advised, runs=runs)))
+    assert "Red before: 1." in output
+    assert "Usage: tsc" not in output
 
 
 def test_of_a_panic_its_message_is_shown_and_not_how_to_get_a_backtrace() -> None:
@@ -132,25 +132,26 @@ def test_of_a_panic_its_message_is_shown_and_not_how_to_get_a_backtrace() -> Non
         "thread 'sums' panicked at src/lib.rs:4:9:\n2 + 3 is 5\nnote: run with `RUST_BACKTRACE=1` "
         "for more"
     )
-    said = shown(
+    output = shown(
         replace(
             CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: panic})})
         )
     )
-    assert f"red   {RED}  2 + 3 is 5" in said
+    assert f"red   {RED}  2 + 3 is 5" in output
 
 
 def test_of_a_red_case_of_tap_its_values_are_shown() -> None:
-    told = (
+    diagnostics = (
         "operator: equal\nexpected: 2\nactual:   1\nat: f (a.js:1:1)\nstack: |-\n  Error: same\n  "
         "  at f (a.js:1:1)"
     )
-    said = shown(
+    output = shown(
         replace(
-            CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: told})})
+            CHECKED,
+            prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: diagnostics})}),
         )
     )
-    assert f"red   {RED}  expected: 2, actual: 1" in said
+    assert f"red   {RED}  expected: 2, actual: 1" in output
 
 
 def test_of_another_process_s_traceback_its_last_line_is_shown() -> None:
@@ -158,17 +159,17 @@ def test_of_another_process_s_traceback_its_last_line_is_shown() -> None:
         'E   Exception: Traceback (most recent call last):\nE     File "a.py", line 1\nE   '
         "TypeError: no"
     )
-    said = shown(
+    output = shown(
         replace(
             CHECKED,
             prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: printed})}),
         )
     )
-    assert f"red   {RED}  TypeError: no" in said
+    assert f"red   {RED}  TypeError: no" in output
 
 
 @pytest.mark.parametrize(
-    ("checked", "wanted"),
+    ("checked", "message"),
     [
         (
             replace(
@@ -201,29 +202,29 @@ def test_of_another_process_s_traceback_its_last_line_is_shown() -> None:
     ],
 )
 def test_where_nothing_could_be_judged_it_says_what_to_write_where(
-    checked: RepositoryCheck, wanted: str
+    checked: RepositoryCheck, message: str
 ) -> None:
-    said = " ".join(shown(checked).split())
-    assert wanted in said
-    assert ".moothall.toml" in said
-    assert "can be judged here" not in said
+    output = " ".join(shown(checked).split())
+    assert message in output
+    assert ".moothall.toml" in output
+    assert "can be judged here" not in output
 
 
 def test_the_document_says_the_same() -> None:
-    found = diagnose(PREPARED)
-    told = check_document(CHECKED, found, "", Path("/srv/sample/.moothall.toml"))
-    assert json.loads(json.dumps(told)) == told
-    assert (told["version"], told["judgeable"], told["commit"]) == (1, True, "a" * 40)
-    assert told["checks"][0]["red"] == [RED]
-    assert told["checks"][0]["flaky"] == ["tests/test_a.py::f"]
+    diagnosis = diagnose(PREPARED)
+    document = check_document(CHECKED, diagnosis, "", Path("/srv/sample/.moothall.toml"))
+    assert json.loads(json.dumps(document)) == document
+    assert (document["version"], document["judgeable"], document["commit"]) == (1, True, "a" * 40)
+    assert document["checks"][0]["red"] == [RED]
+    assert document["checks"][0]["flaky"] == ["tests/test_a.py::f"]
 
 
 def test_on_a_narrow_terminal_the_reason_has_lines_of_its_own() -> None:
-    said = (
+    message = (
         "AssertionError: the sum of two and three is 5, and not what it was here\n    at f "
         "(/workspace/tests/test_a.py:3:1)"
     )
-    run = replace(RUN, details={RED: said})
+    run = replace(RUN, details={RED: message})
     lines = shown(
         replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run})), 60
     ).splitlines()
@@ -242,6 +243,6 @@ def test_of_a_command_without_cases_the_error_is_read_from_its_output() -> None:
         "Object.<anonymous> (/workspace/tests/test_a.py:1:9)"
     )
     run = CheckRun("tests", Verdict.FAILED, output=output, exit_code=1)
-    said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=())))
-    assert "red   tests  Error: Cannot find module './x' (tests/test_a.py:1)" in said
-    assert "at Object" not in said
+    text = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=())))
+    assert "red   tests  Error: Cannot find module './x' (tests/test_a.py:1)" in text
+    assert "at Object" not in text

@@ -12,19 +12,21 @@ from moothall.cli import main
 from moothall.cli.complete import remember
 
 
-def completed(data_dir: Path, *words: str) -> list[str]:
-    """What a shell would be offered after these words, the last of which is not finished."""
-    done = CliRunner().invoke(main, env=asked(data_dir, *words), prog_name="moothall")
-    assert (done.exit_code, done.stderr) == (0, "")
-    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+def completed(data_dir: Path, *arguments: str) -> list[str]:
+    """Return a shell's completions for these words, the last of which is unfinished."""
+    result = CliRunner().invoke(
+        main, env=completion_environment(data_dir, *arguments), prog_name="moothall"
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    return [line.partition(",")[2] for line in result.stdout.splitlines() if line]
 
 
-def asked(data_dir: Path, *words: str) -> dict[str, str]:
+def completion_environment(data_dir: Path, *arguments: str) -> dict[str, str]:
     return {
         "MOOTHALL_DATA_DIR": str(data_dir),
         "_MOOTHALL_COMPLETE": "bash_complete",
-        "COMP_WORDS": " ".join(("moothall", *words)),
-        "COMP_CWORD": str(len(words)),
+        "COMP_WORDS": " ".join(("moothall", *arguments)),
+        "COMP_CWORD": str(len(arguments)),
     }
 
 
@@ -39,7 +41,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("arguments", "expected"),
     [
         (("de",), ["deliberate", "demo"]),
         (("repo", "remove", ""), ["app-1", "lib-2"]),
@@ -52,30 +54,30 @@ def data_dir(tmp_path: Path) -> Path:
     ],
 )
 def test_names_and_values_are_completed(
-    data_dir: Path, words: tuple[str, ...], wanted: list[str]
+    data_dir: Path, arguments: tuple[str, ...], expected: list[str]
 ) -> None:
-    assert completed(data_dir, *words) == wanted
+    assert completed(data_dir, *arguments) == expected
 
 
 def test_nothing_known_is_nothing_offered(tmp_path: Path) -> None:
     assert completed(tmp_path / "absent", "show", "") == []
-    remember(tmp_path / "absent", "task")  # cannot be written: left
+    remember(tmp_path / "absent", "task")  # cannot be written, so it is skipped
 
 
 def test_a_shell_asks_a_process() -> None:
     command = [sys.executable, "-c", "from moothall.cli import main; main(prog_name='moothall')"]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
-        env=os.environ | asked(Path("/nowhere"), "de"),
+        env=os.environ | completion_environment(Path("/nowhere"), "de"),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert (done.stdout, done.stderr) == ("plain,deliberate\nplain,demo\n", "")
+    assert (completed.stdout, completed.stderr) == ("plain,deliberate\nplain,demo\n", "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_has_a_script(shell: str) -> None:
-    done = CliRunner().invoke(main, ["completion", shell])
-    assert done.exit_code == 0
-    assert f"_MOOTHALL_COMPLETE={shell}_complete" in done.stdout
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert result.exit_code == 0
+    assert f"_MOOTHALL_COMPLETE={shell}_complete" in result.stdout

@@ -32,20 +32,20 @@ def test_the_overview_has_each_command_once_on_one_line() -> None:
 def test_each_commands_help_says_what_it_does_and_has_an_example_that_fits(
     path: tuple[str, ...], command: click.Command
 ) -> None:
-    said = CliRunner().invoke(main, [*path, "--help"], terminal_width=WIDTH)
-    assert said.exit_code == 0
+    result = CliRunner().invoke(main, [*path, "--help"], terminal_width=WIDTH)
+    assert result.exit_code == 0
     assert command.help
-    _, found, example = said.output.partition("Example:\n")
-    assert found
+    _, separator, example = result.output.partition("Example:\n")
+    assert separator
     assert example.strip().startswith(("moothall ", "eval "))
     assert " ".join(path) in example
     assert all(len(line) <= 100 for line in example.splitlines())
 
 
 def test_a_mistyped_command_is_named_with_the_nearest() -> None:
-    said = CliRunner().invoke(main, ["deliberat", "x"])
-    assert said.exit_code == 2
-    assert "no such command 'deliberat'; did you mean deliberate?" in said.output
+    result = CliRunner().invoke(main, ["deliberat", "x"])
+    assert result.exit_code == 2
+    assert "no such command 'deliberat'; did you mean deliberate?" in result.output
 
 
 def test_the_overview_imports_no_command() -> None:

@@ -1,4 +1,4 @@
-"""`--hidden-tests`: which files are read, and where they go."""
+"""`--hidden-tests`: the files that are read, and their destination."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_a_file_elsewhere_needs_to_say_where_it_goes_and_what_is_no_text_is_refu
     top.mkdir()
     other.write_text("b", encoding="utf-8")
     (top / "data.bin").write_bytes(b"\xff\xfe\x00")
-    for given, why in (
+    for option, why in (
         (str(other), "test_b.py:tests/test_b.py"),
         (str(top / "gone"), "no file or folder"),
         (str(top / "data.bin"), "UTF-8"),
     ):
         with pytest.raises(InvalidRequest, match=why):
-            read_hidden_tests([given], top)
+            read_hidden_tests([option], top)
 
 
 def test_a_destination_that_ends_with_a_slash_is_a_folder(tmp_path: Path) -> None:

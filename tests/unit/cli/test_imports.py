@@ -35,7 +35,7 @@ def test_commands_that_need_no_ray_import_nothing_costly(modules: str) -> None:
 def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
     command: str, tmp_path: Path
 ) -> None:
-    wanted = {
+    environment = {
         name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")
     } | {
         "MOOTHALL_DATA_DIR": str(tmp_path),
@@ -45,7 +45,13 @@ def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
     }
     args = [sys.executable, "-m", "moothall", command, "Fix it"]
     ran = subprocess.run(
-        args, cwd=tmp_path, env=wanted, capture_output=True, text=True, check=False, timeout=120
+        args,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert ran.returncode == 2
     assert "connection refused at 127.0.0.1:9" in ran.stderr
@@ -55,8 +61,8 @@ def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
         (_COSTLY - {"aiohttp"}) | {"nats", "tree_sitter", "structlog", "opentelemetry"}
     )
     rooms = {
-        f"moothall.{room}"
-        for room in (
+        f"moothall.{package}"
+        for package in (
             "bus",
             "workspace",
             "sandbox",

@@ -1,4 +1,4 @@
-"""What is seen while a council works: of every event with -v, of what matters without."""
+"""The output while a council works: every event with -v, important events without."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def recorded(kind: EventType, data: dict[str, Any], seq: int) -> Recorded:
     return Recorded(seq, new_event(kind, "t", {"task_id": "t", **data}, ordinal=str(seq)))
 
 
-def told(*, verbose: bool, width: int = 100) -> str:
+def printed_progress(*, verbose: bool, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
     printer = ProgressPrinter(verbose=verbose, thoughts=True, console=console)
     for seq, (kind, data) in enumerate(EVENTS, 1):
@@ -69,8 +69,8 @@ def told(*, verbose: bool, width: int = 100) -> str:
 
 
 def test_with_v_every_event_is_a_line() -> None:
-    said = told(verbose=True)
-    for words in (
+    output = printed_progress(verbose=True)
+    for text in (
         "append",
         "10 + 2 tokens",
         "turn 1: files.edit success",
@@ -80,11 +80,11 @@ def test_with_v_every_event_is_a_line() -> None:
         "base: tests 3",
         "turn 2: submit refused: a file may hold 5 bytes\N{REPLACEMENT CHARACTER}[2J; larger is x.",
     ):
-        assert words in said
+        assert text in output
 
 
 def test_without_it_only_what_matters_is() -> None:
-    lines = told(verbose=False).splitlines()
+    lines = printed_progress(verbose=False).splitlines()
     assert [line.split(maxsplit=1)[1][:20] for line in lines] == [
         "2 seats (dev), proto",
         "preparing: setting u",
@@ -96,7 +96,7 @@ def test_without_it_only_what_matters_is() -> None:
 
 @pytest.mark.parametrize("verbose", [True, False])
 def test_a_model_moves_no_cursor(verbose: bool) -> None:  # noqa: FBT001 - the parameter
-    assert "\x1b" not in told(verbose=verbose)
+    assert "\x1b" not in printed_progress(verbose=verbose)
 
 
 def test_the_board_has_a_line_a_seat_whatever_they_say() -> None:
@@ -164,12 +164,12 @@ def test_elsewhere_it_is_said_that_the_council_itself_waits_for_the_model() -> N
 def test_elsewhere_no_line_is_repeated_and_about_text_nothing_is_re_checked() -> None:
     console = Console(file=io.StringIO(), width=40)
     printer = ProgressPrinter(console=console)
-    asked = {"seats": [ONE, TWO], "role": "dev", "protocol": "vote", "max_turns": 4}
+    request = {"seats": [ONE, TWO], "role": "dev", "protocol": "vote", "max_turns": 4}
     turn = {"seat": ONE, "turn": 1, "operations": []}
     printer.report("setting up")
     printer.report("setting up")
     events: tuple[tuple[EventType, dict[str, Any]], ...] = (
-        (EventType.DELIBERATION_REQUESTED, asked),
+        (EventType.DELIBERATION_REQUESTED, request),
         (EventType.SEAT_STARTED, {"seat": ONE, "approach": ""}),
         (EventType.SEAT_TURN, turn),
         (EventType.SEAT_TURN, {**turn, "turn": 2}),

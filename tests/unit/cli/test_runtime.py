@@ -24,16 +24,16 @@ def test_the_data_directory_is_its_owner_s_alone_whoever_needs_it_first(
 def test_a_long_wait_says_what_it_waits_for_and_a_short_one_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def until_said() -> str:
+    async def wait_for_stderr() -> str:
         async with asyncio.timeout(30):
-            while not (said := capsys.readouterr().err):
+            while not (stderr := capsys.readouterr().err):
                 await asyncio.sleep(0.005)
-        return said
+        return stderr
 
     async def at_once() -> int:
         return 3
 
-    assert result_of(until_said(), "reading the log", after=0.01) == "reading the log …\n"
+    assert result_of(wait_for_stderr(), "reading the log", after=0.01) == "reading the log …\n"
     assert result_of(at_once(), "reading the log", after=3600) == 3
     assert capsys.readouterr().err == ""
 

@@ -1,4 +1,4 @@
-"""What `moothall serve` says at its start."""
+"""The output of `moothall serve` at its start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moothall.settings import load_settings
 
 
 def test_the_file_of_the_first_run_is_named_only_where_it_is_made(tmp_path: Path) -> None:
-    said = [
+    messages = [
         tokens_are(load_settings(data_dir=tmp_path, grpc=grpc))
         for grpc in (
             GrpcSettings(),
@@ -18,7 +18,7 @@ def test_the_file_of_the_first_run_is_named_only_where_it_is_made(tmp_path: Path
             GrpcSettings(tokens_file=Path("/etc/people.toml")),
         )
     ]
-    assert said == [
+    assert messages == [
         f"the token is in {tmp_path / 'token'}",
         "the token is that of the settings",
         "tokens are those of /etc/people.toml",

@@ -82,10 +82,10 @@ def test_a_test_that_was_red_before_is_not_said_to_have_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("winner", "wanted"),
+    ("winner", "winner_text"),
     [("agent-dev-001", "Winner: agent-dev-001 (unproven)"), ("", "No winner. Nothing held.")],
 )
-def test_the_end_says_who_won_and_why(winner: str, wanted: str) -> None:
+def test_the_end_says_who_won_and_why(winner: str, winner_text: str) -> None:
     result = Result(
         1, "agent-dev-001", "dev", 0.6, ("because",), passed_gates=True, proven=False, diff=DIFF
     )
@@ -98,9 +98,9 @@ def test_the_end_says_who_won_and_why(winner: str, wanted: str) -> None:
     )
     console = Console(file=io.StringIO(), width=100)
     show_outcome(console, outcome)
-    said = console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO above
-    assert wanted in said
-    assert "because" in said
+    output = console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO above
+    assert winner_text in output
+    assert "because" in output
 
 
 def test_a_seat_that_goes_in_circles_is_said_to_start_anew_or_to_stop() -> None:
@@ -113,7 +113,7 @@ def test_a_seat_that_goes_in_circles_is_said_to_start_anew_or_to_stop() -> None:
         "stuck": "the same tests red for 3 turns",
     }
 
-    def said(attempt: int) -> str:
+    def message(attempt: int) -> str:
         return str(
             line_of(
                 Recorded(
@@ -123,34 +123,34 @@ def test_a_seat_that_goes_in_circles_is_said_to_start_anew_or_to_stop() -> None:
             )
         )
 
-    assert "starts anew (2 of 3): the same tests red for 3 turns" in said(1)
-    assert "stops: the same tests red for 3 turns" in said(3)
+    assert "starts anew (2 of 3): the same tests red for 3 turns" in message(1)
+    assert "stops: the same tests red for 3 turns" in message(3)
 
 
 JOINER = "\N{WORD JOINER}"
-"""Stands behind what could call somebody or name an issue in the raw text."""
+"""Inserted after text that could mention a user or an issue in the raw text."""
 
 
 @given(st.text(max_size=80))
-def test_a_summary_holds_text_and_nothing_that_renders(words: str) -> None:
-    result = Result(1, "agent-dev-001", "dev", 0.5, (words,), passed_gates=True, proven=True)
+def test_a_summary_holds_text_and_nothing_that_renders(reason: str) -> None:
+    result = Result(1, "agent-dev-001", "dev", 0.5, (reason,), passed_gates=True, proven=True)
     with TemporaryDirectory() as folder:
         path = Path(folder, "summary.md")
         summarize(
             Outcome(
                 "t", DeliberationStatus.COMPLETED, results=(result,), winner_id="agent-dev-001"
             ),
-            DeliberationRequest(words, "DEV"),
+            DeliberationRequest(reason, "DEV"),
             path,
         )
-        said = path.read_text(encoding="utf-8")
-    title, *_, row = [line for line in said.split("\n") if line]
-    told = [title.removeprefix("### "), row.split(" | ")[-1].removesuffix(" |")]
-    for text in told:
+        summary = path.read_text(encoding="utf-8")
+    title, *_, row = [line for line in summary.split("\n") if line]
+    texts = [title.removeprefix("### "), row.split(" | ")[-1].removesuffix(" |")]
+    for text in texts:
         assert not set(re.sub(r"&#\d+;", "", text)) & set("<>`*_[]()|\\!#~@")
         shown = "".join(
-            one if one.isprintable() else "\N{REPLACEMENT CHARACTER}"
-            for one in " ".join(words.split())
+            character if character.isprintable() else "\N{REPLACEMENT CHARACTER}"
+            for character in " ".join(reason.split())
         )
         assert html.unescape(text).replace(JOINER, "") == shown
 
@@ -159,8 +159,10 @@ def test_a_summary_is_added_and_one_that_cannot_be_written_is_said(tmp_path: Pat
     outcome = Outcome("t", DeliberationStatus.FAILED, error_message="nobody <b>proposed</b>")
     for _ in range(2):
         summarize(outcome, DeliberationRequest("x", "DEV"), tmp_path / "summary.md")
-    said = html.unescape((tmp_path / "summary.md").read_text(encoding="utf-8")).replace(JOINER, "")
-    assert said.count("t: no winner (nobody <b>proposed</b>)") == 2
+    summary = html.unescape((tmp_path / "summary.md").read_text(encoding="utf-8")).replace(
+        JOINER, ""
+    )
+    assert summary.count("t: no winner (nobody <b>proposed</b>)") == 2
     with pytest.raises(InvalidRequest, match=r"the summary .* cannot be written: Is a directory"):
         summarize(outcome, DeliberationRequest("x", "DEV"), tmp_path)
 
@@ -172,8 +174,10 @@ def test_reasons_of_several_answers_are_shown_once() -> None:
         3: ("passes", "third"),
     }
     results = tuple(
-        Result(rank, f"s-{rank}", "dev", 1.0, said, passed_gates=True, proven=True, diff=DIFF)
-        for rank, said in reasons.items()
+        Result(
+            rank, f"s-{rank}", "dev", 1.0, given_reasons, passed_gates=True, proven=True, diff=DIFF
+        )
+        for rank, given_reasons in reasons.items()
     )
     console = Console(file=io.StringIO(), width=80)
     show_outcome(

@@ -1,4 +1,4 @@
-"""All commands of the tree: what each requires, and the range of each number."""
+"""All commands of the CLI: their required arguments, and the range of each number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moothall.cli import main
 from support.commands import leaves
 
 STARTERS = {"demo", "doctor", "open", "serve"}
-"""They start a server, or try every part of the machine: other tests run them."""
+"""Commands that start a server or check the whole machine: other tests run them."""
 
 
 COMMANDS = {" ".join(path): command for path, command in leaves(main)}
@@ -83,9 +83,9 @@ def test_a_command_that_requires_nothing_ends_without_a_traceback(
 @pytest.mark.parametrize("command", ["cancel", "rm", "steer", "fork --turn 1"])
 def test_an_empty_task_is_refused(command: str, tmp_path: Path) -> None:
     """A script's unset variable must not mean the latest task."""
-    words = ["Use a set."] if command == "steer" else []
+    arguments = ["Use a set."] if command == "steer" else []
     called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path)}).invoke(
-        main, [*command.split(), "", *words]
+        main, [*command.split(), "", *arguments]
     )
     assert called.exit_code == 2
     assert "'' is not an id" in called.output
@@ -99,7 +99,7 @@ def test_a_number_below_its_range_and_nan_are_refused(
     assert isinstance(kind, click.IntRange | click.FloatRange)
     assert kind.min is not None
     required = [
-        text for one in COMMANDS[name].params if one.required for text in _given(one, option)
+        text for param in COMMANDS[name].params if param.required for text in _given(param, option)
     ]
     for value in (str(kind.min - 1), "nan", "inf", "9" * 30):
         if value.isdecimal() and isinstance(kind, click.FloatRange):
@@ -112,14 +112,14 @@ def test_a_number_below_its_range_and_nan_are_refused(
 
 
 def _given(parameter: click.Parameter, but: str) -> list[str]:
-    """What fills a required parameter."""
+    """Return a value for a required parameter."""
     if isinstance(parameter, click.Argument):
         return ["x"]
     return [] if parameter.opts[0] == but else [parameter.opts[0], "1"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["deliberate", "--agents", "0", "x"], "0 is not in the range"),
         (
@@ -136,12 +136,12 @@ def _given(parameter: click.Parameter, but: str) -> list[str]:
     ],
 )
 def test_a_number_above_its_setting_is_refused_before_anything_starts(
-    arguments: list[str], words: str, tmp_path: Path
+    arguments: list[str], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "x").write_text("{}")
     called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path / "data")}).invoke(main, arguments)
     assert called.exit_code == 2
-    assert words in " ".join(called.output.split())
+    assert message in " ".join(called.output.split())
     assert not (tmp_path / "data").exists()
 
 

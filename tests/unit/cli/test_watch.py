@@ -1,4 +1,4 @@
-"""A forge that the settings do not name well enough is refused before anything is opened."""
+"""A forge with incomplete settings is refused before anything is opened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECRET = SecretStr("a token of these tests")
 
 
 @pytest.mark.parametrize(
-    ("forge", "wanted"),
+    ("forge", "message"),
     [
         (ForgeSettings(token=SECRET), r"forge\.repositories is empty"),
         (
@@ -28,10 +28,10 @@ SECRET = SecretStr("a token of these tests")
     ],
 )
 async def test_what_is_missing_is_named(
-    tmp_path: Path, forge: ForgeSettings, wanted: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, forge: ForgeSettings, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MOOTHALL_FORGE__TOKEN", raising=False)
-    with pytest.raises(ConfigurationError, match=wanted):
+    with pytest.raises(ConfigurationError, match=message):
         async with open_watch(AllSettings(data_dir=tmp_path, forge=forge), lambda line: None):
             pass
     assert not (tmp_path / "lock").exists()

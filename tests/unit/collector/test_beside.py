@@ -1,4 +1,4 @@
-"""Several collectors on one bus: each is given some of the events, and what comes of them is as
+"""Several collectors on one bus: each receives some of the events, and the result is the same as
 with one.
 """
 
@@ -16,19 +16,29 @@ import pytest
 from moothall.collector import Collector
 from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType, new_event
-from support.story import DEADLINE, SEATS, START, FaultyBus, Remembering, Story, full, told, until
+from support.story import (
+    DEADLINE,
+    SEATS,
+    START,
+    FaultyBus,
+    Remembering,
+    Story,
+    full,
+    publish_story,
+    until,
+)
 
 LATE = DEADLINE + timedelta(seconds=11)
 TASKS = [f"task-{letter}" for letter in "abcdefgh"]
 
 
 async def with_one(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what one collector decides of a story, and the branches that it makes."""
+    """Return the decision of a single collector on a story, and the branches that it creates."""
     bus, repositories = FaultyBus(), Remembering()
     running = asyncio.create_task(
         Collector(bus, repositories, LimitSettings(), clock=lambda: START).run()
     )
-    await told(bus, story)
+    await publish_story(bus, story)
     await until(lambda: bool(bus.decisions))
     running.cancel()
     await asyncio.wait([running])
@@ -36,9 +46,7 @@ async def with_one(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 class Two:
-    """Two collectors, each with repositories of its own; what is done under a name is one's at a
-    time.
-    """
+    """Two collectors with separate repositories; only one at a time works under a name."""
 
     def __init__(self, bus: FaultyBus, now: Callable[[], datetime] = lambda: START) -> None:
         self.bus = bus
@@ -56,7 +64,7 @@ class Two:
             yield
 
     async def __aenter__(self) -> Self:
-        self.running = [asyncio.create_task(one.run()) for one in self.collectors]
+        self.running = [asyncio.create_task(collector.run()) for collector in self.collectors]
         return self
 
     async def kill(self, number: int) -> None:
@@ -73,13 +81,13 @@ class Two:
 
 
 def mixed(stories: Iterable[Story], seed: int) -> list[Event]:
-    """The events of deliberations that go on at the same time."""
+    """Return the events of concurrent deliberations."""
     chance = random.Random(seed)  # noqa: S311 - no secret
-    left = [list(story.events) for story in stories]
-    found = []
-    while left := [events for events in left if events]:
-        found.append(chance.choice(left).pop(0))
-    return found
+    remaining = [list(story.events) for story in stories]
+    merged = []
+    while remaining := [events for events in remaining if events]:
+        merged.append(chance.choice(remaining).pop(0))
+    return merged
 
 
 def are_shown_in_order(bus: FaultyBus) -> bool:
@@ -88,7 +96,7 @@ def are_shown_in_order(bus: FaultyBus) -> bool:
         task: [order.index(status) for key, status in bus.history if key == task]
         for task, _ in bus.history
     }
-    return all(found == sorted(found) for found in shown.values())
+    return all(progress == sorted(progress) for progress in shown.values())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -101,7 +109,7 @@ async def test_two_share_the_work_and_each_deliberation_is_decided_and_delivered
         for event in mixed(map(full, TASKS), seed):
             await bus.publish(event)
         await until(lambda: len(bus.decisions) == len(TASKS) and not bus.pending)
-        await until(lambda: all(one.active_count == 0 for one in two.collectors))
+        await until(lambda: all(collector.active_count == 0 for collector in two.collectors))
     assert sorted(str(event.data["task_id"]) for event in bus.decisions) == TASKS
     (first,) = [event.data for event in bus.decisions if event.data["task_id"] == "task-a"]
     assert dict(first) == expected
@@ -123,7 +131,7 @@ async def test_one_is_killed_anywhere_and_the_other_decides_the_same_once(
         for _ in range(7 * killed_after % 23):
             await asyncio.sleep(0)
         await two.kill(which)
-        await told(bus, Story(events=full().events[killed_after:]))
+        await publish_story(bus, Story(events=full().events[killed_after:]))
         await until(
             lambda: bus.documents.get("task-a", {}).get("status") == "COMPLETED" and not bus.pending
         )
@@ -139,9 +147,11 @@ async def test_what_waits_for_its_deadline_is_decided_whoever_was_given_its_requ
     bus, now = FaultyBus(), [START]
     async with Two(bus, lambda: now[0]) as two:
         for task in TASKS:
-            await told(bus, Story(task).begun())
+            await publish_story(bus, Story(task).begun())
         await bus.settled()
-        await until(lambda: all(one.active_count == len(TASKS) for one in two.collectors))
+        await until(
+            lambda: all(collector.active_count == len(TASKS) for collector in two.collectors)
+        )
         await two.kill(which)
         now[0] = LATE
         await until(lambda: len(bus.decisions) == len(TASKS))
@@ -156,16 +166,24 @@ async def test_both_know_of_a_pause_and_of_its_end_whoever_was_given_them() -> N
         return new_event(kind, "task-a", data, ordinal=number, time=START.isoformat())
 
     async with Two(bus, lambda: now[0]) as two:
-        await told(bus, Story().begun())
-        await until(lambda: all(one.active_count for one in two.collectors))
+        await publish_story(bus, Story().begun())
+        await until(lambda: all(collector.active_count for collector in two.collectors))
         await bus.publish(turn(0, EventType.DELIBERATION_PAUSED))
         await until(
-            lambda: all(state.pauses.is_paused for one in two.collectors for state in one.states())
+            lambda: all(
+                state.pauses.is_paused
+                for collector in two.collectors
+                for state in collector.states()
+            )
         )
         await bus.publish(turn(1, EventType.DELIBERATION_RESUMED))
         await until(
             lambda: (
-                not any(state.pauses.is_paused for one in two.collectors for state in one.states())
+                not any(
+                    state.pauses.is_paused
+                    for collector in two.collectors
+                    for state in collector.states()
+                )
             )
         )
         now[0] = LATE
@@ -178,12 +196,11 @@ async def test_who_could_not_deliver_takes_the_decision_that_another_recorded_me
     gate = asyncio.Event()
     slow = Remembering()
     slow.gates["moothall/task-a"] = gate
-    await told(bus, full())
+    await publish_story(bus, full())
     first = Collector(bus, slow, LimitSettings(), tick_seconds=0.005, clock=lambda: DEADLINE)
     second = Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START)
-    running = asyncio.create_task(
-        first.handle(bus.log[-1])
-    )  # stands still, so that nothing keeps the other from it
+    # It is stopped, so that nothing keeps the other from it.
+    running = asyncio.create_task(first.handle(bus.log[-1]))
     await until(lambda: slow.deliveries > 0)
     await second.handle(bus.log[-1])
     (decision,) = bus.decisions

@@ -15,7 +15,17 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.errors import BusUnavailable, ModelUnavailable, PatchRefused
-from support.story import DEADLINE, SEATS, START, FaultyBus, Remembering, Story, full, told, until
+from support.story import (
+    DEADLINE,
+    SEATS,
+    START,
+    FaultyBus,
+    Remembering,
+    Story,
+    full,
+    publish_story,
+    until,
+)
 
 LATE = DEADLINE + timedelta(seconds=11)
 
@@ -30,7 +40,7 @@ def collector(
 async def running(
     bus: FaultyBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START
 ) -> AsyncIterator[Collector]:
-    """A collector that is killed at the end: cancelled wherever it is."""
+    """Run a collector that is cancelled at the end, wherever it is."""
     one = collector(bus, repositories, now)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(one.run())
@@ -45,7 +55,7 @@ def statuses(bus: FaultyBus, task_id: str = "task-a") -> list[str]:
 async def undisturbed(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
     bus, repositories = FaultyBus(), Remembering()
     async with running(bus, repositories):
-        await told(bus, story)
+        await publish_story(bus, story)
         await until(lambda: bool(bus.decisions))
     return dict(bus.decisions[0].data), repositories.branches
 
@@ -93,7 +103,7 @@ async def test_killed_after_any_event_and_restarted_it_decides_the_same_once(
             await bus.publish(event)
         await bus.settled()
     async with running(bus, repositories):
-        await told(bus, Story(events=full().events[killed_after:]))
+        await publish_story(bus, Story(events=full().events[killed_after:]))
         await until(lambda: bus.documents.get("task-a", {}).get("status") == "COMPLETED")
         await bus.settled()
     assert [dict(event.data) for event in bus.decisions] == [expected]
@@ -104,7 +114,7 @@ async def test_killed_at_any_step_and_restarted_it_decides_the_same_once() -> No
     expected, branches = await undisturbed(full())
     for steps in range(0, 400, 7):
         bus, repositories = FaultyBus(), Remembering()
-        await told(bus, full())
+        await publish_story(bus, full())
         async with running(bus, repositories):
             for _ in range(steps):
                 await asyncio.sleep(0)
@@ -123,7 +133,7 @@ async def test_repeated_and_reordered_deliveries_change_nothing() -> None:
         chance = random.Random(seed)  # noqa: S311 - no secret
         bus.shuffled = lambda seqs: chance.sample(seqs, len(seqs))  # noqa: B023 - used within the turn
         bus.repeat = 2
-        await told(bus, full())
+        await publish_story(bus, full())
         async with running(bus, repositories):
             await until(lambda: not bus.pending)  # noqa: B023 - awaited within the turn
         assert [dict(event.data) for event in bus.decisions] == [expected]
@@ -134,7 +144,7 @@ async def test_repeated_and_reordered_deliveries_change_nothing() -> None:
 async def test_a_bus_that_fails_for_a_while_is_tried_again(act: str) -> None:
     expected, _ = await undisturbed(full())
     bus, repositories = FaultyBus(), Remembering()
-    await told(bus, full())
+    await publish_story(bus, full())
     bus.failures[act] = 5
     async with running(bus, repositories):
         await until(
@@ -145,7 +155,7 @@ async def test_a_bus_that_fails_for_a_while_is_tried_again(act: str) -> None:
 
 async def test_an_end_that_could_not_be_shown_is_shown_though_no_event_comes() -> None:
     bus = FaultyBus()
-    await told(bus, full())
+    await publish_story(bus, full())
     one = collector(bus, Remembering())
     bus.failures["put"] = 2
     with pytest.raises(BusUnavailable):
@@ -164,7 +174,7 @@ async def test_an_end_that_could_not_be_shown_is_shown_though_no_event_comes() -
 async def test_the_deadline_decides_though_no_event_comes() -> None:
     bus, now = FaultyBus(), [START]
     async with running(bus, Remembering(), lambda: now[0]):
-        await told(bus, Story().begun().proposed(SEATS[0], "good"))
+        await publish_story(bus, Story().begun().proposed(SEATS[0], "good"))
         await bus.settled()
         assert bus.decisions == []
         now[0] = LATE
@@ -176,7 +186,7 @@ async def test_the_deadline_decides_though_no_event_comes() -> None:
 async def test_a_restart_finds_what_waits_for_its_deadline_alone() -> None:
     bus = FaultyBus()
     async with running(bus, Remembering()):
-        await told(bus, Story().begun())
+        await publish_story(bus, Story().begun())
         await bus.settled()
     assert not bus.pending
     async with running(bus, Remembering(), lambda: LATE):
@@ -189,7 +199,7 @@ async def test_seats_that_end_late_do_not_change_what_the_deadline_decided() -> 
     story = Story().begun()
     for seat in SEATS:
         story.finished(seat, at=700)
-    await told(bus, story)
+    await publish_story(bus, story)
     async with running(bus, Remembering(), lambda: LATE):
         await until(lambda: bool(bus.decisions))
     assert {seat["status"] for seat in bus.decisions[0].data["seats"]} == {"late"}
@@ -200,8 +210,8 @@ async def test_a_cancel_before_the_end_wins_and_after_it_loses() -> None:
     before, after = FaultyBus(), FaultyBus()
     early = Story(events=[*events[:-1], *Story().cancelled(at=50).events, events[-1]])
     late = Story(events=[*events, *Story().cancelled(at=50).events])
-    await told(before, early)
-    await told(after, late)
+    await publish_story(before, early)
+    await publish_story(after, late)
     async with running(before, Remembering()), running(after, Remembering()):
         await until(lambda: bool(before.decisions) and bool(after.decisions))
     assert before.decisions[0].data["status"] == "CANCELLED"
@@ -213,7 +223,7 @@ async def test_a_delivery_that_fails_is_told_and_the_decision_stands(
     error: PatchRefused | ModelUnavailable,
 ) -> None:
     bus = FaultyBus()
-    await told(bus, full())
+    await publish_story(bus, full())
     async with running(bus, Remembering(error)):
         await until(lambda: bool(bus.decisions))
     data = bus.decisions[0].data
@@ -230,8 +240,8 @@ async def test_a_delivery_that_fails_is_told_and_the_decision_stands(
 async def test_one_slow_delivery_does_not_hold_up_another() -> None:
     bus, repositories = FaultyBus(), Remembering()
     repositories.gates["moothall/task-a"] = asyncio.Event()
-    await told(bus, full("task-a"))
-    await told(bus, full("task-b"))
+    await publish_story(bus, full("task-a"))
+    await publish_story(bus, full("task-b"))
     async with running(bus, repositories):
         await until(lambda: [event.subject for event in bus.decisions] == ["task-b"])
         repositories.gates["moothall/task-a"].set()
@@ -242,7 +252,7 @@ async def test_while_one_delivers_nobody_else_does() -> None:
     bus, repositories = FaultyBus(), Remembering()
     gate = repositories.gates["moothall/task-a"] = asyncio.Event()
     bus.repeat = 3
-    await told(bus, full())
+    await publish_story(bus, full())
     async with running(bus, repositories):
         await until(lambda: repositories.deliveries > 0)
         await bus.publish(Story().cancelled(at=50).events[0])
@@ -254,23 +264,23 @@ async def test_while_one_delivers_nobody_else_does() -> None:
 
 async def test_a_slow_document_never_replaces_the_end() -> None:
     bus = FaultyBus()
-    held = bus.held_puts["IN_PROGRESS"] = asyncio.Event()
+    gate = bus.held_puts["IN_PROGRESS"] = asyncio.Event()
     async with running(bus, Remembering()):
         events = full().events
-        await told(bus, Story(events=events[:1]))
+        await publish_story(bus, Story(events=events[:1]))
         await until(lambda: statuses(bus) == ["PENDING"])
-        await told(bus, Story(events=events[1:2]))
+        await publish_story(bus, Story(events=events[1:2]))
         await until(lambda: "IN_PROGRESS" in bus.waiting)
-        await told(bus, Story(events=events[2:]))
+        await publish_story(bus, Story(events=events[2:]))
         await until(lambda: bool(bus.decisions))
-        held.set()
+        gate.set()
         await until(lambda: not bus.pending)
     assert statuses(bus) == ["PENDING", "IN_PROGRESS", "COMPLETED"]
 
 
 async def test_about_text_nothing_is_delivered() -> None:
     bus, repositories = FaultyBus(), Remembering()
-    await told(bus, full(text=True))
+    await publish_story(bus, full(text=True))
     async with running(bus, repositories):
         await until(lambda: bool(bus.decisions))
     assert (bus.decisions[0].data["final_state"], bus.decisions[0].data["branch"]) == (
@@ -292,7 +302,7 @@ async def test_a_malformed_event_is_buried_and_the_rest_is_decided() -> None:
         new_event(EventType.SEAT_FINISHED, "stray", {"task_id": "stray", "seat": "s"}),
     ]
     events = full().events
-    await told(bus, Story(events=[*events[:4], *bad, *events[4:]]))
+    await publish_story(bus, Story(events=[*events[:4], *bad, *events[4:]]))
     async with running(bus, Remembering()) as one:
         await until(lambda: bool(bus.decisions) and not bus.pending)
         assert one.active_count == 0
@@ -303,7 +313,7 @@ async def test_a_malformed_event_is_buried_and_the_rest_is_decided() -> None:
 async def test_what_was_decided_before_is_shown_and_not_decided_again() -> None:
     expected, _ = await undisturbed(full())
     bus, repositories = FaultyBus(), Remembering()
-    await told(bus, full())
+    await publish_story(bus, full())
     await bus.publish(
         new_event(
             EventType.DELIBERATION_DECIDED,

@@ -297,10 +297,10 @@ def test_a_malformed_time_is_refused(time: str) -> None:
 )
 def test_a_deadline_at_the_end_of_time_is_none(deadline: str) -> None:
     events = Story().begun().events
-    asked = new_event(
+    request = new_event(
         EventType.DELIBERATION_REQUESTED, "task-a", {**events[0].data, "deadline": deadline}
     )
-    assert not is_ready(state_of([asked, *events[1:]]), LATE)
+    assert not is_ready(state_of([request, *events[1:]]), LATE)
 
 
 def test_deciding_what_nobody_asked_for_is_a_bug() -> None:

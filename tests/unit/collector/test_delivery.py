@@ -46,12 +46,12 @@ async def message_of(message: str, origin: str = "") -> str:
     )
     delivered = await deliver(repositories, replace(deliberation(), origin=origin), ended)
     assert delivered.branch == "moothall/task-a"
-    (said,) = repositories.messages
-    return said
+    (sent,) = repositories.messages
+    return sent
 
 
 @pytest.mark.parametrize(
-    ("message", "origin", "wanted"),
+    ("message", "origin", "expected"),
     [
         ("feat: add hello_world()\n\nIt greets.", "", "feat: add hello_world()\n\nIt greets."),
         ("", "", TITLE),
@@ -60,15 +60,15 @@ async def message_of(message: str, origin: str = "") -> str:
         ("fixes #7, thanks to @ann", "forge", TITLE),
     ],
 )
-async def test_a_seats_own_message_is_the_commits(message: str, origin: str, wanted: str) -> None:
+async def test_a_seats_own_message_is_the_commits(message: str, origin: str, expected: str) -> None:
     assert (
         await message_of(message, origin)
-        == f"{wanted}\n\nDeliberation: task-a\nWinner: {SEATS[0]} (proven)\n"
+        == f"{expected}\n\nDeliberation: task-a\nWinner: {SEATS[0]} (proven)\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("message", "wanted"),
+    ("message", "expected"),
     [
         ("fix: x\x1b[31m red\x00", "fix: x [31m red"),
         ("fix: x [skip ci]\n\n[ci skip] y\n[no ci]", "fix: x\n\n y"),
@@ -86,8 +86,8 @@ async def test_a_seats_own_message_is_the_commits(message: str, origin: str, wan
         ("fix: \u202ereversed", "fix:  reversed"),
     ],
 )
-def test_what_acts_in_a_message_is_left_out(message: str, wanted: str) -> None:
-    assert clean_commit_message(message) == wanted
+def test_what_acts_in_a_message_is_left_out(message: str, expected: str) -> None:
+    assert clean_commit_message(message) == expected
 
 
 @pytest.mark.parametrize(
@@ -127,5 +127,5 @@ async def test_without_its_commit_a_diff_is_used_unless_an_added_line_is_masked(
 ) -> None:
     result = Result(1, SEATS[0], "dev", 1.0, (), True, True, diff=diff, commit_sha="c" * 40)
     with pytest.raises(PatchRefused) if is_refused else nullcontext():
-        found = await find_unmasked_diff(Remembering(), Base("r", "a" * 40, Profile()), result)
-        assert found == diff
+        unmasked = await find_unmasked_diff(Remembering(), Base("r", "a" * 40, Profile()), result)
+        assert unmasked == diff

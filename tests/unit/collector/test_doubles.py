@@ -1,5 +1,5 @@
-"""Two hosts that worked at the same time: what was found of one proposal says nothing of another of
-the same name.
+"""Two hosts that worked at the same time: the evidence about one proposal does not apply to another
+of the same name.
 """
 
 from __future__ import annotations
@@ -28,14 +28,20 @@ def proposal(seat: str, body: str, **more: Any) -> Proposal:
     )
 
 
-def proposes(story: Story, made: Proposal) -> Story:
-    kind = EventType.SEAT_REVISED if made.revision else EventType.SEAT_PROPOSED
-    return story.add(kind, {"seat": made.seat, "candidate": made.candidate, "proposal": dump(made)})
+def proposes(story: Story, proposal: Proposal) -> Story:
+    kind = EventType.SEAT_REVISED if proposal.revision else EventType.SEAT_PROPOSED
+    return story.add(
+        kind, {"seat": proposal.seat, "candidate": proposal.candidate, "proposal": dump(proposal)}
+    )
 
 
-def checks(story: Story, made: Proposal, *, green: bool) -> Story:
+def checks(story: Story, proposal: Proposal, *, green: bool) -> Story:
     verdict = Verdict.PASSED if green else Verdict.FAILED
-    about = {"seat": made.seat, "candidate": made.candidate, "fingerprint": made.fingerprint}
+    about = {
+        "seat": proposal.seat,
+        "candidate": proposal.candidate,
+        "fingerprint": proposal.fingerprint,
+    }
     facts = {
         "applies": True,
         "required": ["tests"],
@@ -48,11 +54,15 @@ def checks(story: Story, made: Proposal, *, green: bool) -> Story:
     return story.add(EventType.CHECK_FINISHED, {**about, "evidence": applies, "assessment": facts})
 
 
-def crosses(story: Story, made: Proposal, author: Proposal, *, passed: bool) -> Story:
+def crosses(story: Story, proposal: Proposal, author: Proposal, *, passed: bool) -> Story:
     evidence = dump(Evidence("cross", Verdict.PASSED if passed else Verdict.FAILED))
-    about = {"seat": made.seat, "candidate": made.candidate, "fingerprint": made.fingerprint}
-    whose = {"cross_author": author.seat, "cross_fingerprint": author.fingerprint}
-    return story.add(EventType.CHECK_FINISHED, {**about, "evidence": evidence, **whose})
+    about = {
+        "seat": proposal.seat,
+        "candidate": proposal.candidate,
+        "fingerprint": proposal.fingerprint,
+    }
+    author_fields = {"cross_author": author.seat, "cross_fingerprint": author.fingerprint}
+    return story.add(EventType.CHECK_FINISHED, {**about, "evidence": evidence, **author_fields})
 
 
 def folded(story: Story) -> DeliberationState:
@@ -70,9 +80,7 @@ def test_evidence_belongs_to_the_proposal_that_it_judged() -> None:
     for seat in SEATS:
         story.finished(seat)
     outcome = decide(folded(story))
-    assert [result.diff for result in outcome.results] == [
-        good.diff
-    ]  # the one that was judged stands
+    assert [result.diff for result in outcome.results] == [good.diff]  # the judged one remains
     assert outcome.winner_id == FIRST
     assert outcome.results[0].checks == {"applies": "passed", "tests": "passed"}
 
@@ -88,7 +96,7 @@ def test_of_two_that_were_judged_the_earlier_stands_with_its_own_evidence() -> N
     outcome = decide(folded(story))
     assert [result.diff for result in outcome.results] == [bad.diff]
     assert outcome.results[0].checks == {"applies": "passed", "tests": "failed"}
-    assert outcome.results[0].reviews == ()  # they were about the other one
+    assert outcome.results[0].reviews == ()  # they belonged to the other one
     assert outcome.winner_id == ""
 
 
@@ -97,8 +105,8 @@ def test_tests_that_their_author_has_changed_in_a_revision_count_no_more() -> No
     first = proposal(SECOND, "old tests", own_tests=("tests/test_new.py",))
     later = replace(proposal(SECOND, "new tests", own_tests=("tests/test_new.py",)), revision=1)
     story = Story().begun()
-    for made in (solved, first, later):
-        checks(proposes(story, made), made, green=True)
+    for candidate in (solved, first, later):
+        checks(proposes(story, candidate), candidate, green=True)
     crosses(story, solved, first, passed=False)
     crosses(story, solved, later, passed=True)
     for seat in SEATS:

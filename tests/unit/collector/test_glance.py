@@ -1,4 +1,4 @@
-"""What the collector takes in as it comes: its handling is never replaced by a crash."""
+"""Events that the collector folds on arrival: a crash never replaces their handling."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_whatever_comes_is_left_to_its_handling(
 async def test_a_damaged_event_of_a_known_deliberation_is_left_to_its_handling(damage: Any) -> None:
     requested, *rest = full().events
     collector = Collector(FaultyBus(), Remembering(), LimitSettings(), clock=lambda: START)
-    asked = glanced(collector, 1, requested.type, dict(requested.data))
-    assert isinstance(asked, asyncio.Future)
-    assert not asked.done()
+    folded = glanced(collector, 1, requested.type, dict(requested.data))
+    assert isinstance(folded, asyncio.Future)
+    assert not folded.done()
     assert collector.active_count == 1
     for seq, event in enumerate(
         (event for event in rest if event.type is EventType.SEAT_FINISHED), 2
@@ -80,14 +80,14 @@ async def test_a_request_is_not_acked_before_its_deadline_is_told_of() -> None:
     collector = Collector(
         bus, Remembering(), LimitSettings(), tick_seconds=0.01, clock=lambda: START
     )
-    for number in range(100):  # many at once are not held back: each is a message in hand
+    for number in range(100):  # concurrent requests are not held back: each is a message in hand
         data = dict(requested.data) | {"task_id": f"task-{number}"}
-        asked = collector.try_fold(
+        folded = collector.try_fold(
             Recorded(
                 number + 1, new_event(requested.type, f"task-{number}", data), place(number + 1)
             )
         )
-        assert isinstance(asked, asyncio.Future) == (number < 96)
+        assert isinstance(folded, asyncio.Future) == (number < 96)
     assert collector.active_count == 100
     await bus.publish(requested)
     await bus.publish(started)

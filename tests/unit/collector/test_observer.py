@@ -1,4 +1,6 @@
-"""Who decides nothing knows what is under way as who decides does, whenever it came."""
+"""A process that does not decide knows the running deliberations as well as the collector, whenever
+it joined.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,21 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
         for event in events[:-1]:
             expected = fold(expected, event)
         await until(lambda: observer.states() == (expected,))
-        assert [one.task_id for one in observer.deliberations()] == ["task-a"]
-        told = {"task_id": "task-a", "number": 0}
+        assert [deliberation.task_id for deliberation in observer.deliberations()] == ["task-a"]
+        data = {"task_id": "task-a", "number": 0}
         await bus.publish(
             new_event(
-                EventType.DELIBERATION_PAUSED, "task-a", told, ordinal=0, time=START.isoformat()
+                EventType.DELIBERATION_PAUSED, "task-a", data, ordinal=0, time=START.isoformat()
             )
         )
         await until(lambda: all(state.pauses.is_paused for state in observer.states()))
         late = Observer(bus)
         await late._load("task-a")
         assert [state.pauses.is_paused for state in late.states()] == [True]
-        told = {"task_id": "task-a", "number": 1}
+        data = {"task_id": "task-a", "number": 1}
         await bus.publish(
             new_event(
-                EventType.DELIBERATION_RESUMED, "task-a", told, ordinal=1, time=START.isoformat()
+                EventType.DELIBERATION_RESUMED, "task-a", data, ordinal=1, time=START.isoformat()
             )
         )
         deciding = group.create_task(

@@ -21,7 +21,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 ONE, TWO = "agent-dev-001", "agent-dev-002"
 
 
-def asked(task: str, tenant: str = "local") -> Event:
+def request_event(task: str, tenant: str = "local") -> Event:
     d = Deliberation(
         task,
         "Add hello_world()",
@@ -39,12 +39,12 @@ def asked(task: str, tenant: str = "local") -> Event:
     )
 
 
-def said(
+def seat_event(
     kind: EventType, task: str = "task-1", seat: str = ONE, ordinal: str = "", **data: Any
 ) -> Event:
-    told = {"task_id": task, "seat": seat, **data}
+    payload = {"task_id": task, "seat": seat, **data}
     return new_event(
-        kind, task, told, ordinal=ordinal or seat, time=(NOW + timedelta(seconds=1)).isoformat()
+        kind, task, payload, ordinal=ordinal or seat, time=(NOW + timedelta(seconds=1)).isoformat()
     )
 
 
@@ -74,18 +74,18 @@ def state_of(*events: Event) -> DeliberationState:
 
 def test_a_live_task_moves_on_and_never_back() -> None:
     steps = [
-        asked("task-1"),
-        said(EventType.DELIBERATION_STARTED, seat=""),
-        said(
+        request_event("task-1"),
+        seat_event(EventType.DELIBERATION_STARTED, seat=""),
+        seat_event(
             EventType.MODEL_CALLED,
             ordinal="c-1",
             call_id="task-1/agent-dev-001/propose/0.1",
             usage={"calls": 1},
         ),
-        said(
+        seat_event(
             EventType.SEAT_PROPOSED, candidate=ONE, proposal=dump(Proposal(ONE, "dev", "x", "diff"))
         ),
-        said(
+        seat_event(
             EventType.SEAT_FAILED,
             seat=TWO,
             error={"code": "OUT_OF_TURNS", "message": "nothing was changed"},
@@ -113,8 +113,8 @@ def test_a_live_task_moves_on_and_never_back() -> None:
 async def test_live_and_failed_tasks_of_the_tenant_alone() -> None:
     bus = MemoryBus()
     for task in ("task-1", "task-2", "task-3"):
-        await bus.publish(asked(task))
-    live = [state_of(asked("task-1")), state_of(asked("task-9", "elsewhere"))]
+        await bus.publish(request_event(task))
+    live = [state_of(request_event("task-1")), state_of(request_event("task-9", "elsewhere"))]
     overview = Overview(bus, lambda: live)
     assert [view.task_id for view in await overview.list_tasks(LOCAL)] == ["task-1"]
     await bus.publish(
@@ -141,15 +141,15 @@ async def test_live_and_failed_tasks_of_the_tenant_alone() -> None:
     assert [view.task_id for view in await overview.list_tasks(LOCAL, "ended", 1)] == ["task-3"]
     assert {view.task_id for view in await overview.list_tasks(EVE)} == {"task-8", "task-9"}
     assert (await overview.get_task("task-2", LOCAL)) == failed
-    for task, who in (("task-2", EVE), ("task-9", LOCAL), ("nothing", LOCAL)):
+    for task, principal in (("task-2", EVE), ("task-9", LOCAL), ("nothing", LOCAL)):
         with pytest.raises(NotFound):
-            await overview.get_task(task, who)
+            await overview.get_task(task, principal)
 
 
 async def test_what_is_decided_is_not_live_any_more_though_the_collector_still_has_it() -> None:
     bus = MemoryBus()
-    await bus.publish(asked("task-1"))
-    overview = Overview(bus, lambda: [state_of(asked("task-1"))])
+    await bus.publish(request_event("task-1"))
+    overview = Overview(bus, lambda: [state_of(request_event("task-1"))])
     await bus.publish(decided("task-1", "CANCELLED"))
     await bus.publish(decided("task-1", "CANCELLED"))
     assert [view.status.value for view in await overview.list_tasks(LOCAL)] == ["CANCELLED"]

@@ -81,10 +81,10 @@ def test_the_sentences_name_who_did_what() -> None:
     story.failed(SEATS[1]).checked(SEATS[0]).crossed(SEATS[0], SEATS[1], passed=True).reviewed(
         SEATS[1], SEATS[0], 0.5
     )
-    said = [step.step for step in steps_of([*story.events, decided()])]
-    assert said[0] == "Asked for: 3 seats, protocol vote."
-    assert said[2] == f"{SEATS[0]} begins: plainly."
-    assert said[5:] == [
+    sentences = [step.step for step in steps_of([*story.events, decided()])]
+    assert sentences[0] == "Asked for: 3 seats, protocol vote."
+    assert sentences[2] == f"{SEATS[0]} begins: plainly."
+    assert sentences[5:] == [
         f"{SEATS[0]} asked the model (propose): 21 tokens.",
         f"{SEATS[0]} finished turn 2 with 2 tool calls.",
         f"{SEATS[1]} failed: went wrong [MODEL_UNAVAILABLE]",

@@ -128,7 +128,7 @@ async def test_who_looks_again_sees_what_came_since_and_another_tenant_sees_noth
 
 
 def test_of_text_nothing_is_re_checked() -> None:
-    asked = {"seats": [*SEATS], "role": "dev", "protocol": "vote"}
-    story = Story().add(EventType.DELIBERATION_REQUESTED, asked)
+    request = {"seats": [*SEATS], "role": "dev", "protocol": "vote"}
+    story = Story().add(EventType.DELIBERATION_REQUESTED, request)
     progress = progress_of(story.add(EventType.SEAT_PROPOSED, {"seat": ONE}).events)
     assert progress.seats[ONE].activity == "waits for the reviews"

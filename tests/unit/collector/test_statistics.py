@@ -65,8 +65,8 @@ async def tally_of(bus: MemoryBus, *under_way: Deliberation) -> Statistics:
 async def test_nothing_is_nothing() -> None:
     tally = await tally_of(MemoryBus())
     assert await tally.get_totals(LOCAL) == Totals()
-    found = await tally.get_metrics(LOCAL)
-    assert (found.latencies, found.councils, found.active_agents) == (Latencies(), {}, 0)
+    metrics = await tally.get_metrics(LOCAL)
+    assert (metrics.latencies, metrics.councils, metrics.active_agents) == (Latencies(), {}, 0)
 
 
 async def test_totals_are_those_of_the_log_and_of_what_is_under_way() -> None:
@@ -108,13 +108,13 @@ async def test_councils_are_busy_idle_or_empty() -> None:
     await ended(bus, 2, 10, won=False)
     await ended(bus, 3, 10, won=False, status="CANCELLED")
     await ended(bus, 4, 10, role="qa")
-    found = await (await tally_of(bus, running(9))).get_metrics(LOCAL)
-    assert found.councils == {
+    metrics = await (await tally_of(bus, running(9))).get_metrics(LOCAL)
+    assert metrics.councils == {
         "council-data": CouncilHealth("empty", 0, 0, 0.0),
         "council-dev": CouncilHealth("busy", 2, 2, 0.5),
         "council-qa": CouncilHealth("idle", 3, 0, 1.0),
     }
-    assert (found.agents_by_role, found.active_agents) == ({"data": 0, "dev": 4, "qa": 3}, 2)
+    assert (metrics.agents_by_role, metrics.active_agents) == ({"data": 0, "dev": 4, "qa": 3}, 2)
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from moothall.testing.model import Answer
-from support.council import CouncilHouse, open_council
+from support.council import CouncilEnvironment, open_council
 
-Open = Callable[..., AbstractAsyncContextManager[CouncilHouse]]
+Open = Callable[..., AbstractAsyncContextManager[CouncilEnvironment]]
 
 
 @pytest.fixture
 def council(tmp_path: Path) -> Open:
     @asynccontextmanager
-    async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilHouse]:
+    async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilEnvironment]:
         async with open_council(tmp_path, answer, **settings) as app:
             yield app
 
@@ -28,14 +28,14 @@ def native(tmp_path: Path) -> Open:
     """A council whose model calls tools natively."""
 
     @asynccontextmanager
-    async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilHouse]:
-        asked: dict[str, Any] = {
+    async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilEnvironment]:
+        options: dict[str, Any] = {
             "tools": True,
             "reply": "tools",
             "context_tokens": 100_000,
             "approaches": "auto",
         } | settings
-        async with open_council(tmp_path, answer, **asked) as app:
+        async with open_council(tmp_path, answer, **options) as app:
             yield app
 
     return opened

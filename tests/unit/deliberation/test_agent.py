@@ -1,4 +1,4 @@
-"""One seat: turns, checks, repair, limits. Real HTTP, gate, git and pytest."""
+"""One seat: turns, checks, repair, limits. Real HTTP, gateway, git and pytest."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
-URL = "http://127.0.0.1:9/v1"  # only whether there is one counts
+URL = "http://127.0.0.1:9/v1"  # only its presence counts
 WRONG = '\n\ndef hello_world() -> str:\n    return "Goodbye"\n'
 
 
 def script(*turns: Any) -> Any:
-    """Answer the n-th turn with the n-th text, and the last one for ever."""
+    """Answer the n-th turn with the n-th text, and later turns with the last one."""
 
     def answer(_body: Any, headers: Any) -> Any:
         turn = int(step_of(headers).split(".")[1])
@@ -202,7 +202,7 @@ async def test_a_refused_tool_is_a_result_that_the_model_sees(council: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("reply", "correction"),
     [
         ("I would append the function.", "there is no JSON object"),
         ('{"thought": "x", "actions": [', "JSON is broken"),
@@ -212,10 +212,10 @@ async def test_a_refused_tool_is_a_result_that_the_model_sees(council: Any) -> N
         (Fault("length", text='{"thought": "x", "act'), "cut off because it was too long"),
     ],
 )
-async def test_a_malformed_reply_is_corrected(council: Any, reply: Any, said: str) -> None:
+async def test_a_malformed_reply_is_corrected(council: Any, reply: Any, correction: str) -> None:
     async with council(script(reply, append())) as app:
         events = await app.run(app.deliberation("single", 1))
-    assert said in app.server.requests[1].prompt
+    assert correction in app.server.requests[1].prompt
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -236,11 +236,11 @@ async def test_of_unusable_replies_one_is_shown_and_the_command_for_all(
     async with council(script("I would\x1b[2J say\n" + "more and " * 100), limits=limits) as app:
         d = app.deliberation("single", 1, max_turns=9)
         events = await app.run(d)
-    said = of(events, EventType.SEAT_FAILED)[0]["error"]["message"]
-    shown = said.partition('it replied "')[2].partition('"')[0]
+    message = of(events, EventType.SEAT_FAILED)[0]["error"]["message"]
+    shown = message.partition('it replied "')[2].partition('"')[0]
     assert shown.startswith("I would [2J say more and more")
     assert len(shown) == 120
-    assert said.endswith(f"All replies: moothall log tail --task {d.task_id} --json")
+    assert message.endswith(f"All replies: moothall log tail --task {d.task_id} --json")
 
 
 async def test_a_seat_that_changes_nothing_never_proposes(council: Any) -> None:
@@ -434,12 +434,12 @@ async def test_a_seat_that_started_anew_goes_the_same_way_when_it_is_taken_up_ag
         d = app.deliberation("single", 1, max_turns=9)
         first = await app.run(d)
         calls = len(app.server.requests)
-        # Killed after the second turn, and then at the end: what is recorded is not asked again.
-        for kept in (
+        # Killed after the second turn, and then at the end: recorded calls are not repeated.
+        for count in (
             len(first),
             next(n for n, event in enumerate(first) if event.data.get("stuck")) + 1,
         ):
-            again = await app.run(d, Recording.of(first[:kept]))
+            again = await app.run(d, Recording.of(first[:count]))
             assert [event.id for event in again] == [event.id for event in first]
     repeated = [call.call_id for call in app.server.requests[calls:]]
     assert repeated == [f"task-1/{ONE}/propose/0.3", f"task-1/{ONE}/propose/0.4"]
@@ -449,15 +449,15 @@ async def test_a_seat_that_started_anew_goes_the_same_way_when_it_is_taken_up_ag
 async def test_what_was_found_of_a_turn_stands_though_its_checks_say_otherwise(
     council: Any,
 ) -> None:
-    """A test that fails at times may fail otherwise when a turn is done again: the answers on
-    record belong to one way.
+    """A flaky test may fail differently when a turn is repeated: the recorded answers belong to one
+    history.
     """
     turns = [append(f"\n\nX{number} = {number}\n") for number in range(1, 4)]
     async with council(script(*turns, append())) as app:
         d = app.deliberation("single", 1, max_turns=9)
         first = await app.run(d)
         other = Recording.of(first)
-        told = Recording(
+        recording = Recording(
             other.answers,
             {
                 **other.stuck_reasons,
@@ -466,7 +466,7 @@ async def test_what_was_found_of_a_turn_stands_though_its_checks_say_otherwise(
             },
         )
         app.bus.__init__()
-        again = await app.run(d, told)
+        again = await app.run(d, recording)
     assert [turn["attempt"] for turn in of(again, EventType.SEAT_TURN)] == [1, 1, 2, 2]
 
 
@@ -510,13 +510,13 @@ async def test_of_a_slow_suite_the_near_cases_are_run_and_what_the_re_check_lost
         {"tests": "passed"},
         {"tests": "passed"},
     ]
-    # Its own tests were those of utils alone at first, and then also the one that was lost.
-    asked = [
+    # Its own tests were only those of utils at first, and later also the lost one.
+    calls = [
         cases
         for (_tree, _name, *cases) in app.workspaces.runs
         if any("test_bob" in str(part) for part in cases)
     ]
-    assert asked
+    assert calls
     assert of(events, EventType.CHECK_FINISHED)[-1]["evidence"]["verdict"] == "passed"
 
 

@@ -1,4 +1,6 @@
-"""Questions: one seat that may answer without a change. Everywhere else no change is no success."""
+"""Questions: one seat that may answer without a change. Everywhere else an answer without a change
+is no success.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,7 @@ async def test_no_empty_success_elsewhere(council: Any, protocol: str) -> None:
 async def test_an_empty_proposal_wins_nowhere_but_as_an_answer(
     council: Any, protocol: str, *, wins: bool
 ) -> None:
-    """Whatever a host may say: the collector looks at the protocol itself."""
+    """The collector checks the protocol itself, whatever a host reports."""
     async with council(script(finish(ANSWER))) as app:
         asking = app.deliberation("ask", 1)
         events = await app.run(asking)

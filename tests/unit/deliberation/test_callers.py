@@ -1,4 +1,4 @@
-"""Numbers of sub-agents: no two alike in one turn, whoever started them."""
+"""Numbers of sub-agents: unique within a turn, whoever started them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from moothall.config import RunnerSettings
 from moothall.deliberation.code_blocks import Caller
 
 
-def below(who: Caller, settings: RunnerSettings) -> Iterator[Caller]:
-    """All that `who` could start, each in each of its turns, down to the depth."""
-    for turn in range(1, (settings.agents_turns if who.depth else 1) + 1):
+def below(caller: Caller, settings: RunnerSettings) -> Iterator[Caller]:
+    """Yield all callers that `who` could start, in each of their turns, down to the depth limit."""
+    for turn in range(1, (settings.agents_turns if caller.depth else 1) + 1):
         for index in range(1, settings.agents_fan_out + 1):
-            child = Caller(who.depth, who.number, turn).child(index, settings)
+            child = Caller(caller.depth, caller.number, turn).child(index, settings)
             yield child
             if child.depth < settings.agents_depth:
                 yield from below(child, settings)

@@ -1,4 +1,4 @@
-"""Which test files and cases are about a change, in the ids of several runners."""
+"""The test files and cases that are relevant to a change, in the ids of several runners."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def slow(cases: list[str], files: tuple[str, ...]) -> Prepared:
 def chosen(
     base: Prepared, *paths: str, importers: tuple[str, ...] = (), seconds: float = 50
 ) -> tuple[str, ...]:
-    (found,) = select_checks(
+    (scope,) = select_checks(
         base, Patch("0" * 40, "1" * 40, "diff", paths), frozenset(), seconds, importers
     )
-    return found.cases
+    return scope.cases
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_ids_of_ava_begin_with_their_file() -> None:
 
 def test_ids_of_pytest_and_unittest_name_their_file_also_in_a_folder() -> None:
     files = ("api/tests/test_a.py",)
-    found = find_case_files(
+    case_files = find_case_files(
         ["tests/test_a.py::one", "tests.test_a.Case.one", "tests/test_b.py::one"], files, "api"
     )
-    assert [*found.values()] == [files[0], files[0], ""]
+    assert [*case_files.values()] == [files[0], files[0], ""]
     assert files_to_run(["tests.test_a.Case.one"], files, "api") == ()  # run by its id
     assert files_to_run(["tests/test_a.py::one"], files, "api") == files
 
@@ -203,7 +203,7 @@ def test_of_the_files_that_import_a_change_those_that_the_task_names_come_first(
 
 
 def test_cases_of_ava_keep_their_names_when_one_file_runs() -> None:
-    known = ["retry \u203a gives up", "retry \u203a again", "sub \u203a a \u203a x"]
+    cases = ["retry \u203a gives up", "retry \u203a again", "sub \u203a a \u203a x"]
     assert names_on_base(
         {
             "gives up": "passed",
@@ -211,7 +211,7 @@ def test_cases_of_ava_keep_their_names_when_one_file_runs() -> None:
             "retry \u203a again": "passed",
             "a \u203a x": "passed",
         },
-        known,
+        cases,
     ) == {
         "gives up": "retry \u203a gives up",
         "a \u203a x": "sub \u203a a \u203a x",

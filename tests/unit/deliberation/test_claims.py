@@ -1,5 +1,5 @@
-"""A seat that says that the task is already done: it is believed on a test that passes on the base
-and that the task asks for.
+"""A seat claims that the task is already done: a test that passes on the base and that the task
+asks for proves it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def writes(text: str, path: str = "tests/test_shown.py") -> tuple[str, Mapping[s
 
 
 def script(seats: Mapping[str, tuple[Any, ...]], reader: str) -> Callable[[Any, Any], Any]:
-    """Each seat makes its calls in one turn, whatever the turn; the reader of claims says
+    """Let each seat make its calls in one turn, whatever the turn; the reader of claims replies
     `reader`.
     """
 
@@ -103,7 +103,9 @@ async def test_a_claim_that_does_not_hold_is_an_unproven_answer(
 
 
 async def test_a_change_whose_test_fails_on_the_base_beats_the_claim(native: Any) -> None:
-    """The claim's test passes on the base, and its reader is mistaken: the task only looks done."""
+    """The claim's test passes on the base, and its reader is mistaken: the task only seems to be
+    done.
+    """
     change = ("write", {"path": UTILS, "content": SAMPLE[UTILS] + SOLUTION})
     seats = {
         ONE: (writes(EMPTY), CLAIM),
@@ -127,7 +129,7 @@ async def test_a_claim_beats_a_change_that_no_test_supports(native: Any) -> None
 
 
 async def test_the_words_alone_are_no_claim(native: Any) -> None:
-    """Code changed too, or no test: then it is an answer like any other, or none."""
+    """Code was changed too, or there is no test: then it is an ordinary answer, or none."""
     change = ("write", {"path": UTILS, "content": DONE[UTILS] + "\n\nEXTRA = 1\n"})
     async with native(script({ONE: (change, writes(SHOWS), CLAIM)}, YES), files=DONE) as app:
         events = await app.run(app.deliberation("single", 1))

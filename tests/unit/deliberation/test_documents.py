@@ -1,4 +1,4 @@
-"""Deliberations whose answer is a document have phases and schemas of their own."""
+"""Deliberations that produce a document have separate phases and schemas."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def name_of(call: Call) -> str:
 async def test_a_document_has_a_phase_and_a_schema_of_its_own(
     council: Any, kind: DocumentKind, phase: str, document: Mapping[str, Any], spelling: str
 ) -> None:
-    said = json.dumps(document)
-    reply = finish(said) if spelling == "turn" else spelling.replace("{}", said)
+    text = json.dumps(document)
+    reply = finish(text) if spelling == "turn" else spelling.replace("{}", text)
     async with council(lambda _body, _headers: reply) as app:
         events = await app.run(
             app.deliberation("single", seats=1, repository=None, base_sha=None, document=kind)
@@ -121,8 +121,8 @@ async def test_what_is_no_document_is_asked_for_again(council: Any) -> None:
 
 
 async def test_in_blocks_a_document_stands_in_the_end(council: Any) -> None:
-    said = f"<finish>{json.dumps(PLAN)}</finish>"
-    async with council(lambda _body, _headers: said, reply="blocks") as app:
+    reply = f"<finish>{json.dumps(PLAN)}</finish>"
+    async with council(lambda _body, _headers: reply, reply="blocks") as app:
         events = await app.run(
             app.deliberation("single", seats=1, repository=None, base_sha=None, document="plan")
         )
@@ -161,14 +161,14 @@ async def test_architects_and_the_coach_ask_for_documents() -> None:
 
 @pytest.mark.parametrize("around", ["{}", "Here it is:\n```json\n{}\n```", "<story>{}</story>"])
 def test_a_story_is_read_from_a_document(around: str) -> None:
-    said = around.replace("{}", json.dumps(STORY))
-    assert read_story(said) == StoryDraft(
+    text = around.replace("{}", json.dumps(STORY))
+    assert read_story(text) == StoryDraft(
         "Export invoices", "As a clerk, I want CSV.", ("Given a, when b, then c",)
     )
 
 
 @pytest.mark.parametrize(
-    "said", ['{"title": 7, "description": null, "criteria": "none"}', "{", "[]", "{" * 50_000]
+    "text", ['{"title": 7, "description": null, "criteria": "none"}', "{", "[]", "{" * 50_000]
 )
-def test_what_a_document_does_not_tell_is_empty(said: str) -> None:
-    assert read_story(said) == StoryDraft("", "", ())
+def test_what_a_document_does_not_tell_is_empty(text: str) -> None:
+    assert read_story(text) == StoryDraft("", "", ())

@@ -1,4 +1,4 @@
-"""Agents that look for evidence beside the seats: the test writer, the tie-breaker, reviewers with
+"""Agents that gather evidence beside the seats: the test writer, the tie-breaker, reviewers with
 tools. Real HTTP, gateway, git, pytest.
 """
 
@@ -58,28 +58,29 @@ def write(text: str, path: str = "src/price.py") -> tuple[str, Mapping[str, Any]
 
 
 def turns(*replies: Any) -> Callable[[str], Any]:
-    """Answer by the number of the turn; the last reply for ever."""
-    made = [
+    """Reply by the number of the turn; repeat the last reply."""
+    turn_replies = [
         reply if isinstance(reply, NativeReply | str) else NativeReply(reply) for reply in replies
     ]
-    return lambda step: made[min(int(step.split(".")[1]), len(made)) - 1]
+    return lambda step: turn_replies[min(int(step.split(".")[1]), len(turn_replies)) - 1]
 
 
 def change(text: str, *more: Any) -> Callable[[str], Any]:
-    """Answer as a seat that makes one change."""
+    """Reply as a seat that makes one change."""
     return turns((write(text), *more, SUBMIT), (SUBMIT,))
 
 
 def council_of(
     read: str = FINE, required: str = NONE_REQUIRED, **seats: Callable[[str], Any]
 ) -> Callable[[Any, Any], Any]:
-    """Answer by seat (`one`, `two`, `writer`, `breaker`).
+    """Reply by seat (`one`, `two`, `writer`, `breaker`).
 
-    `read`: the model's answer which tests contradict the task.
-    `required`: its answer which of the tests that fail everywhere the task asks for.
+    Args:
+        read: the reply about tests that contradict the task.
+        required: the reply about tests that fail everywhere and that the task asks for.
     """
     named = {"one": ONE, "two": TWO, "writer": "test-writer", "breaker": "tie-breaker"}
-    known = {named[name]: answer for name, answer in seats.items()}
+    replies_by_seat = {named[name]: answer for name, answer in seats.items()}
 
     def answer(body: Any, headers: Any) -> Any:
         phase, seat, step = phase_of(headers), seat_of(headers), step_of(headers)
@@ -87,13 +88,13 @@ def council_of(
             if seat == "test-writer" and step.startswith("3."):
                 return required
             return read if phase == "verify" and seat in {"test-writer", "tie-breaker"} else REVIEW
-        return known[seat](step)
+        return replies_by_seat[seat](step)
 
     return answer
 
 
 def decided(app: Any, events: list[Event], d: Any) -> Outcome:
-    """Return what the collector makes of the events."""
+    """Return the collector's decision on the events."""
     state = fold(None, new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d)))
     for event in events:
         if event.type is not EventType.TOOL_FINISHED:
@@ -131,16 +132,14 @@ async def test_a_council_of_one_is_reproduced_by_the_test_writer(native: Any) ->
         "tests/test_discount.py::test_half"
     ] == "counts"
     prompts = [call.prompt for call in app.server.requests if "/test-writer/" in call.call_id]
-    assert all("price * percent // 100" not in prompt for prompt in prompts), (
-        "no answer is shown to it"
-    )
+    assert all("price * percent // 100" not in prompt for prompt in prompts), "it sees no answer"
     assert app.workspaces.alive == set()
 
 
 async def test_the_examples_of_the_task_are_given_to_the_test_writer_and_missed_ones_are_named(
     native: Any,
 ) -> None:
-    """It hands in a test without them first, and one with them when it is told."""
+    """It first submits a test without them, and then one with them when prompted."""
     task = (
         "discount() is wrong: discount(200, 10) should be 180, and `discount(50, 50)` must return "
         "`25`."
@@ -159,29 +158,29 @@ async def test_the_examples_of_the_task_are_given_to_the_test_writer_and_missed_
     first, second, *_ = [call for call in app.server.requests if "/test-writer/" in call.call_id]
     listed = "- discount(200, 10) gives 180\n- discount(50, 50) gives 25"
     assert listed in first.prompt
-    (told, *_) = [
+    (prompt, *_) = [
         message["content"]
         for message in second.body["messages"]
         if message["role"] == "tool" and "None of" in message["content"]
     ]
-    assert told.endswith(f"None of your tests has these examples of the task:\n{listed}")
+    assert prompt.endswith(f"None of your tests has these examples of the task:\n{listed}")
     outcome = decided(app, events, d)
     assert outcome.evidence_level is EvidenceLevel.REPRODUCED
     assert "tests/test_b.py::test_example" in "\n".join(outcome.results[0].reasons)
 
 
 class _LostOnce(set[str]):
-    """Names of workspaces that are lost at their next call, and no more after it."""
+    """Names of workspaces that are lost at their next call, once."""
 
     def __contains__(self, name: object) -> bool:
-        found = super().__contains__(name)
+        is_lost = super().__contains__(name)
         self.discard(str(name))
-        return found
+        return is_lost
 
 
 async def test_a_lost_workspace_does_not_end_the_test_writer_s_work(native: Any) -> None:
-    """It corrects its tests in the second reply, in which its workspace is lost: the first one
-    comes again, and confirms nothing.
+    """It corrects its tests in the second reply and loses its workspace: the first one comes again,
+    and confirms nothing.
     """
     task = (
         "discount() is wrong: discount(200, 10) should be 180, and `discount(50, 50)` must return "
@@ -313,11 +312,11 @@ async def test_a_test_that_no_answer_passes_refutes_all_if_the_task_asks_for_it(
     async with native(council, files=FILES, evidence=ALL) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
-        asked = [call for call in app.server.requests if "/test-writer/verify/3." in call.call_id]
+        calls = [call for call in app.server.requests if "/test-writer/verify/3." in call.call_id]
     outcome = decided(app, events, d)
     reasons = "\n".join(outcome.results[0].reasons)
-    assert len(asked) == 1
-    assert "test_half" in asked[0].prompt
+    assert len(calls) == 1
+    assert "test_half" in calls[0].prompt
     assert "a test of the test writer fails on every answer" in reasons
     assert outcome.evidence_level is level
     assert ("so that its other tests reproduce nothing" in reasons) is (
@@ -326,7 +325,7 @@ async def test_a_test_that_no_answer_passes_refutes_all_if_the_task_asks_for_it(
 
 
 async def test_what_the_test_writer_changes_beside_tests_is_never_run(native: Any) -> None:
-    """It mends the base's code and replaces data; its test only passes with that."""
+    """It fixes the base's code and replaces data; its test only passes with these."""
     test = (
         "from price import HELPER, discount\n\n\ndef test_x():\n    assert HELPER and "
         "discount(200, 10) == 180\n"
@@ -370,19 +369,21 @@ async def test_a_restart_in_the_middle_of_the_test_writer_asks_nothing_twice(nat
     ) as app:
         d = app.deliberation("single", 1, description=TASK)
         events = await app.run(d)
-        asked = len(app.server.requests)
+        calls = len(app.server.requests)
         at = next(
             place
             for place, event in enumerate(events)
             if event.type is EventType.MODEL_CALLED
             and event.data["call_id"].endswith("/test-writer/verify/0.1")
         )
-        known = [event for event in events[: at + 1] if event.type is not EventType.TOOL_FINISHED]
-        again = await app.run(d, Recording.of(known))
-    fresh = [call.call_id for call in app.server.requests[asked:]]
+        recorded = [
+            event for event in events[: at + 1] if event.type is not EventType.TOOL_FINISHED
+        ]
+        again = await app.run(d, Recording.of(recorded))
+    fresh = [call.call_id for call in app.server.requests[calls:]]
     assert fresh
     assert not {
-        event.data["call_id"] for event in known if event.type is EventType.MODEL_CALLED
+        event.data["call_id"] for event in recorded if event.type is EventType.MODEL_CALLED
     } & set(fresh)
     assert all("/test-writer/" in call_id for call_id in fresh)
     assert reports(again) == reports(events), "the same events, recorded once"
@@ -443,7 +444,7 @@ async def test_a_test_of_the_tie_breaker_that_passes_on_the_base_chooses_and_rep
 
 
 @pytest.mark.parametrize(
-    ("reply", "read", "said"),
+    ("reply", "read", "reason_text"),
     [
         (
             (("submit", {"summary": "same for all inputs", "same": True}),),
@@ -462,29 +463,29 @@ async def test_a_test_of_the_tie_breaker_that_passes_on_the_base_chooses_and_rep
     ids=["same", "not asked for"],
 )
 async def test_what_the_tie_breaker_does_not_decide_is_reviewed(
-    native: Any, reply: Any, read: str, said: str
+    native: Any, reply: Any, read: str, reason_text: str
 ) -> None:
     answer = council_of(read, one=change(OTHER_RIGHT), two=change(SPECIAL), breaker=turns(reply))
     async with native(answer, files=FILES, evidence=BREAKER_ONLY) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
     assert len(of(events, EventType.SEAT_REVIEWED)) == 2
-    assert any(said in reason for reason in decided(app, events, d).results[0].reasons)
+    assert any(reason_text in reason for reason in decided(app, events, d).results[0].reasons)
 
 
 REVIEWS = EvidenceSettings(test_writer=False, tie_breaker=False)
 
 
 def reviewed(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Answer calls of the reviewing phases by `answer`, and the others as two seats whose answers
-    are level.
+    """Reply to calls of the reviewing phases with `answer`, and to the others as two seats with
+    equally good answers.
     """
     seats = council_of(one=change(OTHER_RIGHT), two=change(SPECIAL))
     return lambda body, headers: (answer if phase_of(headers) == "verify" else seats)(body, headers)
 
 
 def submitted(score: int, **more: str) -> tuple[str, Mapping[str, Any]]:
-    told = {
+    fields = {
         "does_the_task": "It does.",
         "breaks": "",
         "serves_tests": "",
@@ -492,7 +493,7 @@ def submitted(score: int, **more: str) -> tuple[str, Mapping[str, Any]]:
         "unmet": [1],
         "score": score,
     }
-    return ("submit", told | more)
+    return ("submit", fields | more)
 
 
 async def test_a_reviewer_has_the_answer_in_its_workspace_and_time_to_think(native: Any) -> None:
@@ -504,10 +505,10 @@ async def test_a_reviewer_has_the_answer_in_its_workspace_and_time_to_think(nati
         if step_of(headers).endswith("01"):
             return NativeReply((view,), reasoning="word " * 3000)
         special = "180 if" in str(body["messages"][-1])
-        told = (
+        review_call = (
             submitted(1, serves_tests="180 is written into the code") if special else submitted(9)
         )
-        return NativeReply((told,), reasoning="word " * 3000)
+        return NativeReply((review_call,), reasoning="word " * 3000)
 
     async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
@@ -526,7 +527,7 @@ async def test_a_reviewer_has_the_answer_in_its_workspace_and_time_to_think(nati
 async def test_a_reviewer_that_never_answers_is_said_and_nothing_stands_in_its_place(
     native: Any,
 ) -> None:
-    """The other answer's review is bad; the one without a review does not win by it."""
+    """The other answer's review is bad; the one without a review does not win because of it."""
 
     def review(_body: Any, headers: Any) -> Any:
         if seat_of(headers) == TWO:
@@ -536,10 +537,12 @@ async def test_a_reviewer_that_never_answers_is_said_and_nothing_stands_in_its_p
     async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
         d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
         events = await app.run(d)
-        asked = [call.call_id for call in app.server.requests if f"/{TWO}/verify/" in call.call_id]
+        call_ids = [
+            call.call_id for call in app.server.requests if f"/{TWO}/verify/" in call.call_id
+        ]
     outcome = decided(app, events, d)
-    assert {call_id.rpartition("/")[2] for call_id in asked} >= {"1.101", "1.1.2"}, (
-        "it is asked twice"
+    assert {call_id.rpartition("/")[2] for call_id in call_ids} >= {"1.101", "1.1.2"}, (
+        "it is called twice"
     )
     assert any(report["missing"] and report["candidate"] == ONE for report in reports(events))
     mine = next(result for result in outcome.results if result.seat == ONE)
@@ -563,7 +566,7 @@ async def test_a_reviewer_that_stays_silent_is_said_before_the_time_is_up(native
 
 
 async def test_the_test_writer_s_tests_are_run_on_a_second_wave_too(native: Any) -> None:
-    """It writes once. What fails on every first answer is judged by the second ones again."""
+    """It writes once. Tests that fail on every first answer are run on the second ones again."""
     first, second = change(SPECIAL), change(RIGHT)
 
     def answer(body: Any, headers: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a docstring shows of its function: found, and run on what a seat wrote."""
+"""Examples in a function's docstring: found, and run on a seat's change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOCSTRING = "def sub(a, b=0):\n    '''Subtract.\n{}\n    '''\n"
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "expected"),
     [
         ("    >>> sub(3, 1)\n    2", ("sub(3, 1)", "2")),
         ("    >>> sub(3, b=1)\n    2", ("sub(3, b=1)", "2")),
@@ -41,8 +41,10 @@ DOCSTRING = "def sub(a, b=0):\n    '''Subtract.\n{}\n    '''\n"
         ("    >>>sub(3, 1)\n    2", None),
     ],
 )
-def test_the_examples_of_a_docstring(line: str, found: tuple[str, str] | None) -> None:
-    assert read_docstring_examples(DOCSTRING.format(line), "sub") == ((found,) if found else ())
+def test_the_examples_of_a_docstring(line: str, expected: tuple[str, str] | None) -> None:
+    assert read_docstring_examples(DOCSTRING.format(line), "sub") == (
+        (expected,) if expected else ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,8 +56,8 @@ def test_where_there_is_none(text: str) -> None:
 
 
 @given(st.text(max_size=200))
-def test_whatever_stands_there_only_calls_with_literals_are_taken(said: str) -> None:
-    lines = f"    >>> sub({said})\n    {said}\n    sub({said}) == {said}".replace("'''", "")
+def test_whatever_stands_there_only_calls_with_literals_are_taken(text: str) -> None:
+    lines = f"    >>> sub({text})\n    {text}\n    sub({text}) == {text}".replace("'''", "")
     for call, value in read_docstring_examples(DOCSTRING.format(lines.replace("\\", "")), "sub"):
         node = ast.parse(call, mode="eval").body
         assert isinstance(node, ast.Call)
@@ -96,9 +98,8 @@ async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
             examples[1],
             examples[3],
         )
-        assert (
-            await find_broken_examples(examples, "b.py", seat, 10) == ()
-        )  # it cannot be loaded: that tells nothing
+        # It cannot be imported: that proves nothing.
+        assert await find_broken_examples(examples, "b.py", seat, 10) == ()
         assert await find_broken_examples((), "lib/a.py", seat, 10) == ()
 
 

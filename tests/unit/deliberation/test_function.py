@@ -1,5 +1,5 @@
-"""A task that names one function: found, asked for as such, its code block read; and whole seats
-that work so.
+"""A task that names one function: detected, requested as such, its code block parsed; and whole
+seats that work this way.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FILES = ("a.py", "cart.go", "notes.md", "tests/test_a.py")
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("task", "found"),
+    ("task", "expected"),
     [
         ("Complete the function sub in a.py", ("a.py", "sub")),
         ("sub() gives its first number back", ("a.py", "sub")),
@@ -44,18 +44,18 @@ FILES = ("a.py", "cart.go", "notes.md", "tests/test_a.py")
         ("Tidy up a.py", None),
     ],
 )
-def test_the_one_function_that_a_task_names(task: str, found: tuple[str, str] | None) -> None:
+def test_the_one_function_that_a_task_names(task: str, expected: tuple[str, str] | None) -> None:
     function = find_function(task, SHOWN, FILES)
-    assert (function and (function.path, function.name)) == found
+    assert (function and (function.path, function.name)) == expected
 
 
 def test_a_function_with_its_file_its_failing_test_and_the_task_is_all_that_is_shown() -> None:
     function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
-    said = function.full_prompt.head[-1].content
-    assert "assert sub(3, 1) == 2" in said
-    assert PYTHON.strip() in said
-    assert "func (c" not in said
+    prompt = function.full_prompt.head[-1].content
+    assert "assert sub(3, 1) == 2" in prompt
+    assert PYTHON.strip() in prompt
+    assert "func (c" not in prompt
 
 
 def reply(text: str, ended: str = "stop") -> ChatReply:
@@ -63,7 +63,7 @@ def reply(text: str, ended: str = "stop") -> ChatReply:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "template",
     [
         "```python\n{}\n```",
         "Sure!\n```python\n{}\n```\nIt subtracts.",
@@ -72,17 +72,17 @@ def reply(text: str, ended: str = "stop") -> ChatReply:
         "```python\nsub(1, 2)\n```\n```python\n{}\n```",
     ],
 )
-def test_its_code_block_is_the_call_that_replaces_it(said: str) -> None:
+def test_its_code_block_is_the_call_that_replaces_it(template: str) -> None:
     function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
     code = "import math\n\ndef sub(a, b):\n    return a - b"
-    (action,) = function.read_reply(reply(said.format(code)), function.full_prompt).actions
+    (action,) = function.read_reply(reply(template.format(code)), function.full_prompt).actions
     assert action.tool == "files.define"
     assert dict(action.arguments) == {"path": "a.py", "name": "sub", "content": code}
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "",
         "I would subtract.",
@@ -90,11 +90,11 @@ def test_its_code_block_is_the_call_that_replaces_it(said: str) -> None:
         "```python\nsub(1, 2)\n```",
     ],
 )
-def test_a_reply_without_the_function_is_none(said: str) -> None:
+def test_a_reply_without_the_function_is_none(text: str) -> None:
     function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
     with pytest.raises(MalformedReplyError, match="whole function sub"):
-        function.read_reply(reply(said), function.full_prompt)
+        function.read_reply(reply(text), function.full_prompt)
     with pytest.raises(MalformedReplyError, match="cut off"):
         function.read_reply(reply("```python\ndef sub(", "length"), function.full_prompt)
 
@@ -162,10 +162,10 @@ async def test_each_attempt_asks_for_the_function_so_often(
         limits=LimitSettings(attempts=limits),
     ) as app:
         events = await app.run(app.deliberation("single", 1))
-    turns_said = of(events, EventType.SEAT_TURN)
-    assert [turn["attempt"] for turn in turns_said] == attempts
-    assert {turn["attempts"] for turn in turns_said} == {attempts[-1]}
-    assert not any("response_format" in asked.body for asked in app.server.requests)
+    turn_events = of(events, EventType.SEAT_TURN)
+    assert [turn["attempt"] for turn in turn_events] == attempts
+    assert {turn["attempts"] for turn in turn_events} == {attempts[-1]}
+    assert not any("response_format" in call.body for call in app.server.requests)
 
 
 @pytest.mark.e2e
@@ -194,9 +194,9 @@ def test_of_tests_that_only_assert_the_assertions_are_shown(tests: str, shown: b
         FILES,
     )
     assert function is not None
-    said = function.full_prompt.head[-1].content
-    assert ("# tests/test_a.py must pass:\nassert sub(3, 1) == 2" in said) == shown
-    assert ("def test_" in said) == (bool(tests) and not shown)
+    prompt = function.full_prompt.head[-1].content
+    assert ("# tests/test_a.py must pass:\nassert sub(3, 1) == 2" in prompt) == shown
+    assert ("def test_" in prompt) == (bool(tests) and not shown)
 
 
 def test_a_file_does_not_import_itself() -> None:
@@ -223,7 +223,7 @@ def test_a_file_does_not_import_itself() -> None:
 async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(
     council: Any,
 ) -> None:
-    """The small model copied the signature and the docstring, and no body."""
+    """The small model copied the signature and the docstring, without a body."""
     stub = 'def hello_world() -> str:\n    """Return the greeting."""\n'
     files = {**SAMPLE, "src/utils.py": f"{SAMPLE['src/utils.py']}\n\n{stub}"}
     empty = f"```python\n{stub}```"
@@ -286,7 +286,7 @@ STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n 
 
 
 @pytest.mark.parametrize(
-    ("text", "begun"),
+    ("text", "is_completed"),
     [
         (STUB, STUB.removeprefix("import math\n\n\n").rstrip()),
         (
@@ -301,7 +301,9 @@ STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n 
         ("def half(:", ""),
     ],
 )
-def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, begun: str) -> None:
+def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(
+    text: str, is_completed: str
+) -> None:
     function = find_function(
         "Complete half",
         RepositoryContext(
@@ -310,15 +312,15 @@ def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, be
         (),
     )
     ways = function.completions if function else ()
-    assert len(ways) == (2 if begun else 0)
-    for way, step in zip(ways, ("\t# 1." if "\t" in text else "    # 1.", ""), strict=False):
-        *_, user, reply_begun = way.head
+    assert len(ways) == (2 if is_completed else 0)
+    for completion, step in zip(ways, ("\t# 1." if "\t" in text else "    # 1.", ""), strict=False):
+        *_, user, reply_begun = completion.head
         assert ("assert half(2) == 1" in user.content) == (">>>" not in text)
         assert text.strip() not in user.content
         assert ("steps" in user.content) == bool(step)
         assert reply_begun.role == "assistant"
         assert reply_begun.content == f"```python\n{text}{step}"
-        assert way.prefix == f"{begun}\n{step}"
+        assert completion.prefix == f"{is_completed}\n{step}"
 
 
 def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
@@ -327,11 +329,11 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
         "Complete half", RepositoryContext((("tests/t.py", tests),), (("b.py", STUB),), ""), ()
     )
     assert function is not None
-    said = function.full_prompt.head[1].content
-    assert f"```python\n{STUB.rstrip()}\n```" in said
-    assert "assert" not in said
+    prompt = function.full_prompt.head[1].content
+    assert f"```python\n{STUB.rstrip()}\n```" in prompt
+    assert "assert" not in prompt
     assert "assert half(2) == 1" not in "".join(
-        message.content for way in function.completions for message in way.head
+        message.content for completion in function.completions for message in completion.head
     )
     with_body = find_function(
         "Complete half",
@@ -339,13 +341,13 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
         (),
     )
     assert with_body is not None
-    said = with_body.full_prompt.head[1].content
-    assert "assert half(2) == 1" in said
-    assert "half( 4)" not in said
+    prompt = with_body.full_prompt.head[1].content
+    assert "assert half(2) == 1" in prompt
+    assert "half( 4)" not in prompt
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "    return a // 2\n```",
         " Halve.\n    return a // 2\n```",
@@ -355,18 +357,18 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
         "Here it is:\n```python\n@cache\ndef half(a):\n    return a // 2\n```",
     ],
 )
-def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
+def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(text: str) -> None:
     function = find_function("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
     assert function is not None
     planned, plain = function.completions
-    for way in (
+    for completion in (
         (planned,)
-        if said.startswith(" Halve")
+        if text.startswith(" Halve")
         else (plain,)
-        if said.startswith("    ")
+        if text.startswith("    ")
         else (planned, plain)
     ):
-        (action,) = function.read_reply(reply(said), way).actions
+        (action,) = function.read_reply(reply(text), completion).actions
         content = action.arguments["content"]
         assert content.startswith("@cache\ndef half(a):\n")
         assert content.endswith("    return a // 2")
@@ -375,13 +377,13 @@ def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
         function.read_reply(reply("    return a // 2"), function.full_prompt)
 
 
-@pytest.mark.parametrize("said", ["I would halve it.", "```python\nhalf(4)\n```", ""])
-def test_prose_is_not_what_was_begun(said: str) -> None:
+@pytest.mark.parametrize("text", ["I would halve it.", "```python\nhalf(4)\n```", ""])
+def test_prose_is_not_what_was_begun(text: str) -> None:
     function = find_function("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
     assert function is not None
-    for way in function.completions:
+    for completion in function.completions:
         with pytest.raises(MalformedReplyError, match="whole function half"):
-            function.read_reply(reply(said), way)
+            function.read_reply(reply(text), completion)
 
 
 BODILESS = {
@@ -392,8 +394,8 @@ BODILESS = {
 }
 
 
-def asked_in(body: Any) -> str:
-    """The way that a request asks in."""
+def attempt_kind(body: Any) -> str:
+    """Return the kind of attempt that a request makes."""
     last = body["messages"][-1]
     if last["role"] == "user":
         return "whole"
@@ -404,30 +406,30 @@ def asked_in(body: Any) -> str:
 async def test_attempts_ask_for_the_whole_for_a_plan_and_for_the_body_by_turns(
     council: Any,
 ) -> None:
-    said = {
+    replies = {
         "0.1": WRONG,
         "0.2": ' Greet.\n    return "Hi"\n```',
         "0.3": '    return "Hello, World!"\n```',
     }
 
     async with council(
-        lambda _body, headers: said[step_of(headers)],
+        lambda _body, headers: replies[step_of(headers)],
         files=BODILESS,
         functions="on",
         function_attempts=3,
     ) as app:
         events = await app.run(app.deliberation("single", 1))
-    assert [asked_in(asked.body) for asked in app.server.requests] == ["whole", "plan", "body"]
+    assert [attempt_kind(call.body) for call in app.server.requests] == ["whole", "plan", "body"]
     diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
     assert '+    return "Hello, World!"' in diff
 
 
 @pytest.mark.e2e
 async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
-    said = {"whole": WRONG, "plan": ' Greet.\n    return "Hello, World!"\n```'}
+    replies = {"whole": WRONG, "plan": ' Greet.\n    return "Hello, World!"\n```'}
 
     async with council(
-        lambda body, _headers: said[asked_in(body)], files=BODILESS, functions="on"
+        lambda body, _headers: replies[attempt_kind(body)], files=BODILESS, functions="on"
     ) as app:
         events = await app.run(app.deliberation("single", 1))
     assert (
@@ -445,5 +447,5 @@ async def test_each_seat_of_a_council_begins_in_a_way_of_its_own(council: Any) -
         limits=LimitSettings(attempts=1),
     ) as app:
         await app.run(app.deliberation("tests_then_verify", 3))
-    first = [asked_in(asked.body) for asked in app.server.requests if "/propose/" in asked.call_id]
+    first = [attempt_kind(call.body) for call in app.server.requests if "/propose/" in call.call_id]
     assert sorted(first) == ["body", "plan", "whole"]

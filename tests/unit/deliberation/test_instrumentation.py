@@ -1,4 +1,4 @@
-"""What a council's spans, events and figures say of where they belong."""
+"""The context in a council's spans, events and metrics."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def named(spans: list[ReadableSpan], name: str) -> list[ReadableSpan]:
 
 
 def parents(spans: list[ReadableSpan]) -> dict[str, set[str]]:
-    """The names of the parents of the spans of each name."""
+    """Return the names of the parents of the spans of each name."""
     by_id = {span.context.span_id: span.name for span in spans if span.context}
-    found: dict[str, set[str]] = {}
+    parent_names: dict[str, set[str]] = {}
     for span in spans:
-        found.setdefault(span.name, set()).add(
+        parent_names.setdefault(span.name, set()).add(
             by_id.get(span.parent.span_id, "elsewhere") if span.parent else "none"
         )
-    return found
+    return parent_names
 
 
 @pytest.mark.e2e  # executors that run tests
@@ -85,11 +85,11 @@ async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_p
         context = chats[call_id].context
         assert context is not None
         assert headers["traceparent"].split("-")[2] == f"{context.span_id:016x}"
-    said: dict[str, Any] = dict(chats[f"task-1/{ONE}/propose/0.1"].attributes or {})
-    assert said["gen_ai.response.model"] == "scripted"
-    assert said["gen_ai.usage.input_tokens"] > 0
-    assert said["gen_ai.usage.cache_read.input_tokens"] >= 0
-    assert not [name for name in said if name.endswith(".messages")]
+    attributes: dict[str, Any] = dict(chats[f"task-1/{ONE}/propose/0.1"].attributes or {})
+    assert attributes["gen_ai.response.model"] == "scripted"
+    assert attributes["gen_ai.usage.input_tokens"] > 0
+    assert attributes["gen_ai.usage.cache_read.input_tokens"] >= 0
+    assert not [name for name in attributes if name.endswith(".messages")]
     tool = dict(named(spans, "execute_tool")[0].attributes or {})
     assert (tool["gen_ai.tool.name"], tool["moothall.tool.status"]) == ("files.append", "success")
     assert tool["moothall.workspace"]
@@ -107,7 +107,7 @@ async def test_every_cause_is_an_event_of_the_log(tmp_path: Path) -> None:
 
 
 async def test_tracing_changes_no_id_and_no_prompt(tmp_path: Path) -> None:
-    told = []
+    runs = []
     for number, traced in enumerate((True, False)):
         (tmp_path / str(number)).mkdir()
         async with open_council(
@@ -115,14 +115,14 @@ async def test_tracing_changes_no_id_and_no_prompt(tmp_path: Path) -> None:
         ) as app:
             d = app.deliberation("vote", seats=2, repository=None, base_sha=None)
             events = (await watched(app, d))[0] if traced else await app.run(d)
-            told.append(
+            runs.append(
                 (
                     {event.id for event in events},
                     sorted(json.dumps(call.body) for call in app.server.requests),
                 )
             )
             assert {bool(event.traceparent) for event in events} == {traced}
-    assert told[0] == told[1]
+    assert runs[0] == runs[1]
 
 
 async def test_prompts_and_answers_are_recorded_where_that_is_switched_on(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ async def test_prompts_and_answers_are_recorded_where_that_is_switched_on(tmp_pa
     async with open_council(tmp_path, by_phase(finish(f"pond {secret}"))) as app:
         d = app.deliberation("single", seats=1, repository=None, base_sha=None)
         _, spans = await watched(app, d, content=True)
-    said = dict(named(spans, "chat")[0].attributes or {})
-    assert "hello_world" in str(said["gen_ai.input.messages"])
-    assert "pond" in str(said["gen_ai.output.messages"])
+    attributes = dict(named(spans, "chat")[0].attributes or {})
+    assert "hello_world" in str(attributes["gen_ai.input.messages"])
+    assert "pond" in str(attributes["gen_ai.output.messages"])
     assert secret not in "".join(span.to_json() for span in spans)
 
 
@@ -154,7 +154,7 @@ async def test_figures_of_model_calls(tmp_path: Path) -> None:
     before = calls.values.get(("scripted", "ok"), 0), tokens.values.get(("scripted", "prompt"), 0)
     async with open_council(tmp_path, by_phase(finish("pond"))) as app:
         await app.run(app.deliberation("single", seats=1, repository=None, base_sha=None))
-        asked = len(app.server.requests)
-    assert calls.values["scripted", "ok"] == before[0] + asked
+        requests = len(app.server.requests)
+    assert calls.values["scripted", "ok"] == before[0] + requests
     assert tokens.values["scripted", "prompt"] > before[1]
     assert telemetry.metrics.MODEL_CALLS_IN_FLIGHT.values[()] == 0

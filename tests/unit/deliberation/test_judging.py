@@ -1,4 +1,4 @@
-"""Whole councils: reviews, revisions, each other's tests. Real HTTP, gate, git and pytest."""
+"""Whole councils: reviews, revisions, each other's tests. Real HTTP, gateway, git and pytest."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ async def test_debate_reviews_and_revises_and_keeps_the_original(council: Any) -
 
 
 async def test_a_case_that_only_one_run_of_a_slow_base_told_of_is_not_lost(council: Any) -> None:
-    """A base that takes long is run once: that a name holds the time is seen when a candidate seems
-    to lack the case.
+    """A slow base runs once: a time in a case's name is noticed when a candidate seems to lack the
+    case.
     """
     async with council(by_seat(one=append())) as app:
         (base,) = app.prepared.runs.values()
@@ -120,8 +120,8 @@ async def test_tests_then_verify_reviews_a_tie_and_nobody_reviews_its_own(counci
     reviews = of(events, EventType.SEAT_REVIEWED)
     assert sorted((data["seat"], data["candidate"]) for data in reviews) == [(ONE, TWO), (TWO, ONE)]
     assert reviews[0]["review"]["score"] == 0.7
-    asked = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
-    assert all("agent-dev" not in call.prompt for call in asked)
+    calls = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
+    assert all("agent-dev" not in call.prompt for call in calls)
 
 
 async def test_identical_diffs_are_no_tie(council: Any) -> None:
@@ -151,10 +151,10 @@ async def test_a_review_that_is_none_is_left_out(council: Any) -> None:
     ) as app:
         events = await app.run(app.deliberation("tests_then_verify", max_turns=1))
     assert of(events, EventType.SEAT_REVIEWED) == []
-    asked = Counter(
+    call_counts = Counter(
         call.call_id for call in app.server.requests if call.call_id.split("/")[2] == "verify"
     )
-    assert f"task-1/{ONE}/verify/2.1.2" in asked
+    assert f"task-1/{ONE}/verify/2.1.2" in call_counts
     assert set(outcomes(events).values()) == {"proposed"}
 
 
@@ -193,7 +193,7 @@ async def test_tests_of_other_seats_score_and_prove(council: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "window", "counts"),
+    ("verdict", "window", "counts"),
     [
         ('{"why": "the task wants World", "contradicts": true}', 32_768, False),
         ('{"why": "it is what the task asks for", "contradicts": false}', 32_768, True),
@@ -203,7 +203,7 @@ async def test_tests_of_other_seats_score_and_prove(council: Any) -> None:
     ids=["contradicts", "fits", "unreadable", "a small model is not asked"],
 )
 async def test_a_reader_of_the_task_drops_tests_that_contradict_it(
-    council: Any, said: str, window: int, *, counts: bool
+    council: Any, verdict: str, window: int, *, counts: bool
 ) -> None:
     files = {
         **SAMPLE,
@@ -222,19 +222,19 @@ async def test_a_reader_of_the_task_drops_tests_that_contradict_it(
 
     def answer(body: Any, headers: Any) -> str:
         if "tests that a colleague wrote" in body["messages"][-1]["content"]:
-            return said
+            return verdict
         return str(by_seat(one=with_test, two=append())(body, headers))
 
     async with council(answer, files=files, context_tokens=window) as app:
         events = await app.run(app.deliberation("vote", 2, max_turns=1))
-        asked = [call for call in app.server.requests if ".tests." in call.call_id]
-    found = verdicts(events)
-    assert found[ONE, "own tests"] == "passed"
-    assert ((TWO, "cross") in found) is counts
-    assert ((ONE, "contradiction") in found) is not counts
-    assert len(asked) == (window > 16_000)
+        calls = [call for call in app.server.requests if ".tests." in call.call_id]
+    check_verdicts = verdicts(events)
+    assert check_verdicts[ONE, "own tests"] == "passed"
+    assert ((TWO, "cross") in check_verdicts) is counts
+    assert ((ONE, "contradiction") in check_verdicts) is not counts
+    assert len(calls) == (window > 16_000)
     assert not any(
-        "Goodbye" in call.prompt and "hello_world() -> str" in call.prompt for call in asked
+        "Goodbye" in call.prompt and "hello_world() -> str" in call.prompt for call in calls
     ), "it sees no candidate"
 
 
@@ -280,11 +280,11 @@ async def test_what_fails_in_new_tests_of_its_author_is_told_and_refuses_nothing
     )
     async with council(by_seat(one=red)) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=1))
-    found = {
+    evidence = {
         data["evidence"]["check"]: data["evidence"] for data in of(events, EventType.CHECK_FINISHED)
     }
-    assert (found["tests"]["verdict"], found["tests"]["proven"]) == ("passed", True)
-    assert (found["own tests"]["failed"], found["own tests"]["red"]) == (
+    assert (evidence["tests"]["verdict"], evidence["tests"]["proven"]) == ("passed", True)
+    assert (evidence["own tests"]["failed"], evidence["own tests"]["red"]) == (
         1,
         ["tests/test_more.py::test_more"],
     )

@@ -1,4 +1,4 @@
-"""Which ignored files a seat is told of: those that it wrote itself."""
+"""The ignored files that a seat is informed about: those that it wrote itself."""
 
 from __future__ import annotations
 

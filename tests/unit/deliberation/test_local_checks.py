@@ -1,4 +1,4 @@
-"""Which cases a seat runs after a change, and what it is told of them."""
+"""The cases that a seat runs after a change, and the report that it receives."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ CASES = {
 
 
 def prepared(milliseconds: int, cases: dict[str, str] | None = None, **run: Any) -> Prepared:
-    found = CASES if cases is None else cases
-    verdict = Verdict.FAILED if "failed" in found.values() else Verdict.PASSED
-    base = CheckRun("tests", verdict, found, duration_ms=milliseconds, **run)
+    results = CASES if cases is None else cases
+    verdict = Verdict.FAILED if "failed" in results.values() else Verdict.PASSED
+    base = CheckRun("tests", verdict, results, duration_ms=milliseconds, **run)
     return Prepared(
         Base("r", "0" * 40, Profile(checks={"tests": ("pytest",)})), "k", FILES, {"tests": base}
     )
@@ -54,13 +54,13 @@ def test_a_quick_suite_is_run_whole() -> None:
 
 
 def test_of_a_slow_one_the_red_cases_and_those_of_the_changed_module() -> None:
-    (found,) = select_checks(
+    (scope,) = select_checks(
         prepared(60_000, durations=dict.fromkeys(CASES, 100)),
         patch("src/pkg/a.py"),
         frozenset(),
         10,
     )
-    assert found == CheckScope(
+    assert scope == CheckScope(
         "tests", False, ("tests/test_b.py::red", "tests/test_a.py::one", "tests/test_a.py::two")
     )
 
@@ -68,8 +68,8 @@ def test_of_a_slow_one_the_red_cases_and_those_of_the_changed_module() -> None:
 def test_cases_that_the_re_check_lost_are_run_too_and_changed_tests() -> None:
     lost = frozenset({"tests/test_b.py::x"})
     change = patch("src/pkg/c.py", "tests/test_new.py", tests=("tests/test_new.py",))
-    (found,) = select_checks(prepared(60_000), change, lost, 10)
-    assert found == CheckScope(
+    (scope,) = select_checks(prepared(60_000), change, lost, 10)
+    assert scope == CheckScope(
         "tests", False, ("tests/test_b.py::red", "tests/test_b.py::x"), ("tests/test_new.py",)
     )
 
@@ -100,10 +100,10 @@ def test_near_cases_fit_into_the_time() -> None:
         "tests/test_a.py::one": 5000,
         "tests/test_a.py::two": 5000,
     }
-    (found,) = select_checks(
+    (scope,) = select_checks(
         prepared(60_000, durations=durations), patch("src/pkg/a.py"), frozenset(), 10
     )
-    assert found.cases == ("tests/test_b.py::red", "tests/test_a.py::one")
+    assert scope.cases == ("tests/test_b.py::red", "tests/test_a.py::one")
 
 
 def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_was_red() -> None:
@@ -143,11 +143,11 @@ def test_red_cases_are_shown_with_what_they_said_and_those_from_before_as_such()
         details={"a": "old trouble", "b": "KeyError: 'x'"},
         output="noise " * 999,
     )
-    said = check_text(now, base, 2000)
-    assert said.index("Red since your change: b\nb:\nKeyError: 'x'") < said.index(
+    text = check_text(now, base, 2000)
+    assert text.index("Red since your change: b\nb:\nKeyError: 'x'") < text.index(
         "Red before your change too: a\na:\nold trouble"
     )
-    assert "noise" not in said
+    assert "noise" not in text
 
 
 def test_without_details_the_end_of_the_output_is_shown() -> None:
@@ -179,8 +179,8 @@ def test_nobody_is_told_to_repair_what_is_green() -> None:
 
 
 def test_a_changed_test_file_is_run_as_it_is_now() -> None:
-    """Its cases may have other names now, and pytest runs nothing at all where one that it is given
-    is not there.
+    """Its cases may have new names, and pytest runs nothing at all if a given case does not
+    exist.
     """
     change = patch("tests/test_b.py", tests=("tests/test_b.py",))
     assert list(select_checks(prepared(60_000), change, frozenset(), 10)) == [
@@ -192,23 +192,23 @@ def test_a_changed_test_file_is_run_as_it_is_now() -> None:
 
 
 class Checked(Room):
-    """A workspace with a change and a check, which remembers how it was asked to run and answers
-    with what the files hold.
+    """A workspace with a change and a check. It records how the check was called, and answers with
+    the cases of the files.
     """
 
     def __init__(
         self,
         change: Patch,
         imports: Sequence[dict[str, Any]],
-        held: dict[tuple[str, ...], list[str]],
+        cases_of: dict[tuple[str, ...], list[str]],
     ) -> None:
         super().__init__(
             lambda call: ToolResult(
                 call.request_id, call.tool, ToolStatus.SUCCESS, {"matches": list(imports)}
             )
         )
-        self.change, self.held = change, held
-        self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+        self.change, self.cases_of = change, cases_of
+        self.check_calls: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
 
     async def patch(self, message: str) -> Patch:
         return replace(self.change, message=message)
@@ -216,13 +216,13 @@ class Checked(Room):
     async def check(
         self, name: str, paths: Sequence[str] = (), *_: Any, cases: Sequence[str] = (), **__: Any
     ) -> CheckRun:
-        self.asked.append((tuple(paths), tuple(cases)))
-        return CheckRun(name, Verdict.PASSED, dict.fromkeys(self.held[tuple(paths)], "passed"))
+        self.check_calls.append((tuple(paths), tuple(cases)))
+        return CheckRun(name, Verdict.PASSED, dict.fromkeys(self.cases_of[tuple(paths)], "passed"))
 
 
-async def look(tmp_path: Path, room: Checked, base: Prepared) -> WorkspaceState:
+async def look(tmp_path: Path, workspace: Checked, base: Prepared) -> WorkspaceState:
     async with open_app(tmp_path) as app:
-        seat = replace(app.seat(), workspace=room)
+        seat = replace(app.seat(), workspace=workspace)
         place = CheckedWorkspace(TurnContext(seat, app.gate), base)
         return (
             await check_changes(place, base, WorkspaceState(), "turn 1", clean=str, max_seconds=10)
@@ -253,11 +253,11 @@ async def test_of_ava_the_files_that_import_the_change_run_beside_the_seat_s_own
     imports = [
         {"path": "test/retry.ts", "line": 1, "text": "import {merge} from '../source/merge.js';"}
     ]
-    room = Checked(
+    workspace = Checked(
         change, imports, {("test/retry.ts",): ["one", "two"], ("test/new.ts",): ["fixed"]}
     )
-    state = await look(tmp_path, room, base)
-    assert room.asked == [
+    state = await look(tmp_path, workspace, base)
+    assert workspace.check_calls == [
         (("test/retry.ts",), ("retry \u203a one", "retry \u203a two")),
         (("test/new.ts",), ()),
     ]
@@ -275,9 +275,9 @@ async def test_of_cargo_the_cases_of_the_module_run_beside_the_seat_s_own_test(
     ]
     base = slow("cargo test", cases, ("src/a.rs", "src/b.rs", "tests/z.rs"))
     change = Patch("0" * 40, "1" * 40, "+x", ("src/a.rs", "tests/new.rs"), ("tests/new.rs",))
-    room = Checked(change, (), {(): cases[:1], ("tests/new.rs",): ["new tests/new.rs::fixed"]})
-    state = await look(tmp_path, room, base)
-    (_, ids), (paths, none) = room.asked
+    workspace = Checked(change, (), {(): cases[:1], ("tests/new.rs",): ["new tests/new.rs::fixed"]})
+    state = await look(tmp_path, workspace, base)
+    (_, ids), (paths, none) = workspace.check_calls
     assert (ids[0], paths, none) == (cases[0], ("tests/new.rs",), ())
     assert [*state.runs["tests"].cases] == [cases[0], "new tests/new.rs::fixed"]
 
@@ -289,6 +289,6 @@ async def test_other_runners_take_cases_and_files_at_once(tmp_path: Path, comman
         "0" * 40, "1" * 40, "+x", ("src/pkg/a.py", "tests/test_new.py"), ("tests/test_new.py",)
     )
     paths = ("tests/test_a.py", "tests/test_new.py")
-    room = Checked(change, (), {paths: ["tests/test_a.py::x", "tests/test_new.py::z"]})
-    await look(tmp_path, room, base)
-    assert room.asked == [(paths, ("tests/test_a.py::x", "tests/test_new.py"))]
+    workspace = Checked(change, (), {paths: ["tests/test_a.py::x", "tests/test_new.py::z"]})
+    await look(tmp_path, workspace, base)
+    assert workspace.check_calls == [(paths, ("tests/test_a.py::x", "tests/test_new.py"))]

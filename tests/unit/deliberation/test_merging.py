@@ -1,6 +1,4 @@
-"""A deliberation that brings commits together: one seat, no call of the model, judged as any
-other.
-"""
+"""A deliberation that merges commits: one seat, no model call, judged like any other."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from moothall.domain.repository import Base, Patch
 from moothall.domain.task import DeliberationRequest, check_deliberation
 from moothall.errors import InvalidRequest, MergeConflict
 from moothall.orchestrator.planning import Defaults, plan_deliberation
-from support.council import CouncilHouse, of, open_council, outcomes, verdicts
+from support.council import CouncilEnvironment, of, open_council, outcomes, verdicts
 from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -28,10 +26,10 @@ COMMITS = ("a" * 40, "b" * 40)
 
 
 def never(_body: Any, _headers: Any) -> Any:
-    raise AssertionError("no model is asked where commits are merged")
+    raise AssertionError("no model is called for a merge")
 
 
-def merging(app: CouncilHouse, diff: str) -> CouncilHouse:
+def merging(app: CouncilEnvironment, diff: str) -> CouncilEnvironment:
     async def merge(base: Base, commits: Sequence[str]) -> Patch:
         assert tuple(commits) == COMMITS
         if diff == "conflict":
@@ -93,8 +91,8 @@ async def test_what_cannot_be_brought_together_is_said(tmp_path: Path, diff: str
 
 
 def test_only_commits_are_merged_and_only_in_a_repository() -> None:
-    asked = DeliberationRequest("together", "dev", merge=COMMITS)
-    d = plan_deliberation(asked, LOCAL, Defaults(LimitSettings()), datetime.now(UTC))
+    request = DeliberationRequest("together", "dev", merge=COMMITS)
+    d = plan_deliberation(request, LOCAL, Defaults(LimitSettings()), datetime.now(UTC))
     assert len(d.seats) == 1
     with pytest.raises(InvalidRequest, match="merge cannot be right"):
         check_deliberation(d)

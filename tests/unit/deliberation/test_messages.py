@@ -29,8 +29,8 @@ COMMIT = ("git.commit", {"message": "feat: add hello_world()\n\nIt greets."})
 async def test_a_proposal_has_the_message_of_its_seats_commits(
     council: Any, replies: list[str], message: str
 ) -> None:
-    said = chain(replies, repeat(finish()))
-    async with council(lambda _body, _headers: next(said)) as app:
+    reply_sequence = chain(replies, repeat(finish()))
+    async with council(lambda _body, _headers: next(reply_sequence)) as app:
         events = await app.run(app.deliberation("single", seats=1))
         (proposed,) = of(events, EventType.SEAT_PROPOSED)
         assert proposed["proposal"]["message"] == message

@@ -1,6 +1,4 @@
-"""Which model a seat uses: several behind one council, one of them down, and what is on record of
-it.
-"""
+"""The model of a seat: several in one council, one of them down, and its records."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from support.council import (
     ONE,
     THREE,
     TWO,
-    CouncilHouse,
+    CouncilEnvironment,
     act,
     append,
     finish,
@@ -50,9 +48,9 @@ MODELS = Models.of(
 DOWN: Answer = lambda _body, _headers: Fault("status", status=503)  # noqa: E731
 
 
-def planned(role: str = "dev", council: Council | None = None, **asked: Any) -> Deliberation:
+def planned(role: str = "dev", council: Council | None = None, **fields: Any) -> Deliberation:
     return plan_deliberation(
-        DeliberationRequest("x", role, **asked),
+        DeliberationRequest("x", role, **fields),
         LOCAL,
         Defaults(LimitSettings(), models=MODELS),
         NOW,
@@ -93,9 +91,9 @@ async def two_models(
     *,
     server: dict[str, Any] | None = None,
     **other: Any,
-) -> AsyncIterator[tuple[CouncilHouse, ScriptedModel]]:
-    """A council's surroundings with a default model and one more, `large`, of which `other` says
-    more; `server` is for the scripted server of that one.
+) -> AsyncIterator[tuple[CouncilEnvironment, ScriptedModel]]:
+    """Open the environment of a council with a default model and a second one, `large`, with the
+    settings `other`; `server` serves the second one.
     """
     async with (
         open_council(folder, first) as app,
@@ -111,7 +109,7 @@ async def two_models(
             yield app, deep
 
 
-def about_text(app: CouncilHouse, **fields: Any) -> Deliberation:
+def about_text(app: CouncilEnvironment, **fields: Any) -> Deliberation:
     return app.deliberation(repository=None, base_sha=None, **fields)
 
 
@@ -152,9 +150,9 @@ async def test_each_seat_asks_its_own_model_and_a_replay_asks_none(tmp_path: Pat
             for call in calls
             if call["seat"] == TWO and call["phase"] == "propose"
         } == {0.0}
-        asked = len(app.server.requests) + len(deep.requests)
+        requests = len(app.server.requests) + len(deep.requests)
         await app.run(d, Recording.of(events))
-        assert len(app.server.requests) + len(deep.requests) == asked == len(calls)
+        assert len(app.server.requests) + len(deep.requests) == requests == len(calls)
 
 
 async def test_each_seat_replies_as_its_own_model_can(tmp_path: Path) -> None:
@@ -172,7 +170,7 @@ async def test_each_seat_replies_as_its_own_model_can(tmp_path: Path) -> None:
     assert outcomes(events) == dict.fromkeys((ONE, TWO, THREE), "proposed")
     (started,) = of(events, EventType.DELIBERATION_STARTED)
     assert started["reply_mode"] == "mixed"
-    assert {one["profile"]: one["reply"] for one in started["models"]} == {
+    assert {model["profile"]: model["reply"] for model in started["models"]} == {
         "": "json",
         "large": "blocks",
     }

@@ -1,4 +1,4 @@
-"""Whole councils: who proposes, reviews, revises, stops. Real HTTP, gate, git and pytest."""
+"""Whole councils: who proposes, reviews, revises, stops. Real HTTP, gateway, git and pytest."""
 
 from __future__ import annotations
 
@@ -251,8 +251,8 @@ async def test_a_host_that_stops_reports_no_seat_as_finished_and_another_takes_o
     assert set(outcomes(events).values()) == {"proposed"}
     answered = Counter(data["call_id"] for data in of(events, EventType.MODEL_CALLED))
     assert set(answered.values()) == {1}
-    asked = Counter(call.call_id for call in app.server.requests)
-    assert asked[f"task-1/{ONE}/propose/0.1"] == 1
+    call_counts = Counter(call.call_id for call in app.server.requests)
+    assert call_counts[f"task-1/{ONE}/propose/0.1"] == 1
 
 
 async def test_a_bus_that_is_gone_is_no_seats_failure(council: Any) -> None:
@@ -368,16 +368,16 @@ async def test_planted_instructions_stay_fenced(council: Any) -> None:
 
 
 def outside_fences(text: str) -> str:
-    kept, mark = [], ""
+    lines_outside, mark = [], ""
     for line in text.splitlines():
         if mark:
             mark = "" if line == f"--- end [{mark}] ---" else mark
         elif line.startswith("--- ") and line.endswith("] ---"):
             mark = line[line.rindex("[") + 1 : -len("] ---")]
         else:
-            kept.append(line)
+            lines_outside.append(line)
     assert not mark
-    return "\n".join(kept)
+    return "\n".join(lines_outside)
 
 
 async def test_a_council_about_text_is_judged_by_reviews(council: Any) -> None:

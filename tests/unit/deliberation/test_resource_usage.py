@@ -1,5 +1,5 @@
-"""How far an agent is and what it used: measured, never falling, and stopped at a limit of its
-own.
+"""An agent's progress and resource usage: measured, never falling, and stopped at the agent's own
+limits.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ FACTS = st.one_of(
 @given(st.lists(FACTS), st.lists(FACTS))
 def test_progress_never_falls_over_a_restart_either(before: list[Any], after: list[Any]) -> None:
     first = ProgressEstimate(D)
-    told = [data["progress"] for fact in before if (data := first.update(*fact))]
-    again = ProgressEstimate(D, max(told, default=0.0))
-    told += [data["progress"] for fact in after if (data := again.update(*fact))]
-    assert told == sorted(told)
-    assert all(0 <= progress <= 1 for progress in told)
+    fractions = [data["progress"] for fact in before if (data := first.update(*fact))]
+    again = ProgressEstimate(D, max(fractions, default=0.0))
+    fractions += [data["progress"] for fact in after if (data := again.update(*fact))]
+    assert fractions == sorted(fractions)
+    assert all(0 <= progress <= 1 for progress in fractions)
 
 
 def test_it_tells_what_was_measured_and_ends_at_one() -> None:
     advance = ProgressEstimate(D)
     advance.update(*turn(SEATS[0]))
-    told = advance.update(*turn(SEATS[1]))
-    assert told is not None
-    assert (told["agent"], told["workstream"], told["current_task"], told["seat"]) == (
+    payload = advance.update(*turn(SEATS[1]))
+    assert payload is not None
+    assert (payload["agent"], payload["workstream"], payload["current_task"], payload["seat"]) == (
         "greeting",
         "sample",
         "at work",
@@ -75,11 +75,11 @@ def test_it_tells_what_was_measured_and_ends_at_one() -> None:
         "checks": 2,
         "checks_passed": 1,
     }
-    assert told["metrics"] == {**expected, "cpu_ms": 14, "max_rss_bytes": 9}
+    assert payload["metrics"] == {**expected, "cpu_ms": 14, "max_rss_bytes": 9}
     for seat in SEATS:
-        told = advance.update(EventType.SEAT_FINISHED, {"seat": seat})
-    assert told is not None
-    assert told["progress"] == 1.0
+        payload = advance.update(EventType.SEAT_FINISHED, {"seat": seat})
+    assert payload is not None
+    assert payload["progress"] == 1.0
 
 
 def test_a_council_that_is_no_agents_tells_nothing() -> None:
@@ -91,22 +91,21 @@ def ran(status: str) -> CheckRun:
 
 
 @pytest.mark.parametrize(
-    ("status", "bounds", "said"),
+    ("status", "bounds", "message"),
     [
         ("memory", Bounds(memory_bytes=512_000_000), r"max_memory, 512 MB"),
         ("cpu", Bounds(cpu_share=0.75), r"max_cpu, 75% of a processor"),
     ],
 )
 def test_a_breach_of_its_own_limit_stops_it_and_is_named(
-    status: str, bounds: Bounds, said: str
+    status: str, bounds: Bounds, message: str
 ) -> None:
     call = ToolResult("r", "code.python", ToolStatus(status), usage=ToolUsage(4, 200))
-    with pytest.raises(LimitExceeded, match=rf"code.python hit the agent's own limit \({said}"):
+    with pytest.raises(LimitExceeded, match=rf"code.python hit the agent's own limit \({message}"):
         check_bounds(bounds, [call], {})
     with pytest.raises(LimitExceeded, match="tests hit"):
         check_bounds(bounds, [], {"tests": ran(status)})
-    check_bounds(
-        Bounds(), [call], {"tests": ran(status)}
-    )  # a limit of all is told to the model, which may do otherwise
+    # A limit for all is reported to the model, which may act differently.
+    check_bounds(Bounds(), [call], {"tests": ran(status)})
     check_bounds(bounds, [replace(call, status=ToolStatus.TIMEOUT)], {})
     assert sum_usage([call], {"tests": ran(status)}) == ToolUsage(9, 300)

@@ -99,7 +99,7 @@ def test_what_is_no_line_number_says_so(number: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "told"),
+    ("name", "error", "message"),
     [
         (
             "edit",
@@ -124,8 +124,8 @@ def test_what_is_no_line_number_says_so(number: str) -> None:
         ("bash", "up to 600 s (code.shell_seconds)", "up to 600 s (code.shell_seconds)"),
     ],
 )
-def test_errors_name_what_the_seat_is_offered(name: str, error: str, told: str) -> None:
-    assert ALL.translate_error(error, call(name, {})) == told
+def test_errors_name_what_the_seat_is_offered(name: str, error: str, message: str) -> None:
+    assert ALL.translate_error(error, call(name, {})) == message
 
 
 def test_an_ambiguous_edit_is_told_without_a_count() -> None:

@@ -1,6 +1,4 @@
-"""What is shown of an answer while it grows: whole words, no secret, and nothing that stops the
-work.
-"""
+"""The visible part of a partial reply: whole words, no secret, and nothing that stops the work."""
 
 from __future__ import annotations
 
@@ -32,14 +30,14 @@ KEY = "ghp_" + "a1" * 18
 
 
 class Heard:
-    """Keeps what it is told."""
+    """A publisher that records partial replies."""
 
     def __init__(self, *, down: bool = False) -> None:
-        self.told: list[Writing] = []
+        self.partial_replies: list[Writing] = []
         self.came, self.down = asyncio.Event(), down
 
     async def publish_partial(self, writing: Writing) -> None:
-        self.told.append(writing)
+        self.partial_replies.append(writing)
         self.came.set()
         if self.down:
             raise BusUnavailable("it is away")
@@ -70,28 +68,33 @@ def test_of_a_long_answer_the_end_is_told() -> None:
 
 
 async def test_it_is_told_while_it_grows_and_taken_back_at_its_end() -> None:
-    heard = Heard()
-    growing = StreamedReply("agent-dev-001", heard.publish_partial, scrub, interval_seconds=0.001)
+    publisher = Heard()
+    growing = StreamedReply(
+        "agent-dev-001", publisher.publish_partial, scrub, interval_seconds=0.001
+    )
     async with asyncio.timeout(10), beside(growing.publish_periodically(), "growing"):
         growing.add("one two")
-        await heard.came.wait()
+        await publisher.came.wait()
     await growing.publish_end()
-    assert heard.told == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
+    assert publisher.partial_replies == [
+        Writing("agent-dev-001", "one "),
+        Writing("agent-dev-001", ""),
+    ]
 
 
 async def test_what_stays_the_same_is_told_again_for_who_begins_to_look() -> None:
-    heard = Heard()
-    growing = StreamedReply("s", heard.publish_partial, scrub, interval_seconds=0.001)
+    publisher = Heard()
+    growing = StreamedReply("s", publisher.publish_partial, scrub, interval_seconds=0.001)
     async with asyncio.timeout(10), beside(growing.publish_periodically(), "growing"):
         growing.add("one two")
         for _ in range(3):
-            await heard.came.wait()
-            heard.came.clear()
-    assert heard.told == [Writing("s", "one ")] * 3
+            await publisher.came.wait()
+            publisher.came.clear()
+    assert publisher.partial_replies == [Writing("s", "one ")] * 3
 
 
 async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
-    heard = Heard()
+    publisher = Heard()
 
     class Slow:
         async def reply_mode(self) -> ReplyMode:
@@ -105,7 +108,7 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
         ) -> ChatReply:
             del request, owns_work
             on_text("one two")
-            await heard.came.wait()
+            await publisher.came.wait()
             return ChatReply("one two three", "stop", Usage())
 
     async with open_council(tmp_path, lambda *_: "") as app:
@@ -116,7 +119,7 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
             events=EventWriter(app.bus, d),
             recording=Recording(),
             settings=app.parts.llm,
-            publish_partial=heard.publish_partial,
+            publish_partial=publisher.publish_partial,
         )
         deadline = datetime.now(UTC) + timedelta(seconds=20)
         reply = await model.ask(
@@ -125,7 +128,10 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
             )
         )
     assert reply.text == "one two three"
-    assert heard.told == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
+    assert publisher.partial_replies == [
+        Writing("agent-dev-001", "one "),
+        Writing("agent-dev-001", ""),
+    ]
 
 
 async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_path: Path) -> None:
@@ -162,20 +168,20 @@ async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_
 
 
 async def test_what_came_at_once_is_not_told_at_all() -> None:
-    heard = Heard()
-    growing = StreamedReply("s", heard.publish_partial, scrub, interval_seconds=60)
+    publisher = Heard()
+    growing = StreamedReply("s", publisher.publish_partial, scrub, interval_seconds=60)
     async with beside(growing.publish_periodically(), "growing"):
         growing.add("one two")
     await growing.publish_end()
-    assert heard.told == []
+    assert publisher.partial_replies == []
 
 
 async def test_where_nobody_can_be_told_the_work_goes_on() -> None:
-    heard = Heard(down=True)
-    growing = StreamedReply("s", heard.publish_partial, scrub, interval_seconds=0.001)
+    publisher = Heard(down=True)
+    growing = StreamedReply("s", publisher.publish_partial, scrub, interval_seconds=0.001)
     async with asyncio.timeout(10), beside(growing.publish_periodically(), "growing"):
         growing.add("one two")
-        await heard.came.wait()
+        await publisher.came.wait()
         await asyncio.sleep(0)
     await growing.publish_end()
-    assert len(heard.told) == 2
+    assert len(publisher.partial_replies) == 2

@@ -16,16 +16,16 @@ from moothall.deliberation.turns import (
 A, B = frozenset({"t::a"}), frozenset({"t::b"})
 
 
-def change(asked: str, tree: str, failing: frozenset[str] = A) -> TurnStep:
-    return TurnStep(asked, tree, changed=True, failing=failing)
+def change(fingerprint: str, tree: str, failing: frozenset[str] = A) -> TurnStep:
+    return TurnStep(fingerprint, tree, changed=True, failing=failing)
 
 
 @pytest.mark.parametrize(
-    ("steps", "found"),
+    ("steps", "reason"),
     [
         ([], ""),
         ([change("one", "1")], ""),
-        # What repeats but changes a file: an append, again and again.
+        # A repeated action that changes a file: an append, again and again.
         ([change("append", "1"), change("append", "2")], "the same change as in an earlier turn"),
         (
             [change("append", "1"), change("edit", "2", B), change("append", "3", B)],
@@ -67,8 +67,8 @@ def change(asked: str, tree: str, failing: frozenset[str] = A) -> TurnStep:
         ),
     ],
 )
-def test_circles(steps: list[TurnStep], found: str) -> None:
-    assert find_stuck_reason(steps, 3) == found
+def test_circles(steps: list[TurnStep], reason: str) -> None:
+    assert find_stuck_reason(steps, 3) == reason
 
 
 def test_the_second_look_at_the_same_files_is_a_repeat() -> None:
@@ -91,9 +91,7 @@ _STEPS = st.builds(
 def test_whoever_repeats_itself_is_found_within_one_round_more(
     steps: list[TurnStep], limit: int
 ) -> None:
-    """However a seat came here, the same change once more is a circle; and the same look is, twice
-    more.
-    """
+    """Whatever came before, a repeated change is a loop, and so is a look repeated twice."""
     last = TurnStep("same", "9", changed=True)
     assert find_stuck_reason([*steps, last, last], limit)
     look = TurnStep("look", "9")

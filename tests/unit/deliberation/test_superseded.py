@@ -55,8 +55,8 @@ _REPLY = json.dumps(
 
 
 def council_of(read: str, **seats: Mapping[str, str]) -> Callable[[Any, Any], Any]:
-    """Each seat (`one`, `two`) writes its files and submits; `read`: who reads changed tests
-    against the task.
+    """Let each seat (`one`, `two`) write its files and submit; `read` is the reply of the reader of
+    changed tests.
     """
     named = {ONE: seats.get("one", {}), TWO: seats.get("two", {})}
 
@@ -75,9 +75,7 @@ def council_of(read: str, **seats: Mapping[str, str]) -> Callable[[Any, Any], An
 
 
 async def run(native: Any, answer: Any, seats: int = 2) -> tuple[Outcome, list[Event], list[str]]:
-    """Return what the council comes to, its events, and what the reader of changed tests was
-    shown.
-    """
+    """Return the council's decision, its events, and the prompt of the reader of changed tests."""
     async with native(answer, files=FILES, evidence=OFF) as app:
         d = app.deliberation("vote", seats, description=TASK)
         events = await app.run(d)
@@ -102,7 +100,7 @@ async def test_a_right_answer_that_breaks_a_superseded_test_wins(native: Any) ->
     (prompt,) = prompts
     assert "1. tests/test_ports.py::test_empty" in prompt
     assert "raise ValueError('empty port')\n    return int(text)" not in prompt, (
-        "no change of the code is shown"
+        "no code change is visible"
     )
 
 

@@ -12,7 +12,7 @@ SOON = datetime.now(UTC) + timedelta(hours=1)
 
 
 class Parrot:
-    """Replies with a call, and with notes where it is asked for them; remembers the requests."""
+    """A model that replies with a call, or with notes on request, and records the requests."""
 
     def __init__(self) -> None:
         self.requests: list[ChatRequest] = []
@@ -54,14 +54,16 @@ async def test_going_back_undoes_compaction_and_what_was_heard() -> None:
     model.words = ("Mind the spelling.",)
     await take(chat, 3, 8)
     assert any(request.call_id.endswith(".0") for request in model.requests), "it was compacted"
-    done = model.requests[2:]
+    later_requests = model.requests[2:]
     chat.restore(state)
     model.requests.clear()
     await take(chat, 3, 8)
     assert [request.messages for request in model.requests if request.call_id.endswith(".3")] == [
-        request.messages for request in done if request.call_id.endswith(".3")
+        request.messages for request in later_requests if request.call_id.endswith(".3")
     ]
-    assert [request.call_id for request in model.requests] == [request.call_id for request in done]
+    assert [request.call_id for request in model.requests] == [
+        request.call_id for request in later_requests
+    ]
 
 
 async def test_a_conversation_stays_below_its_window() -> None:

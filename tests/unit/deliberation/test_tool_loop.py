@@ -1,5 +1,5 @@
 """A seat whose model calls tools natively: calls and answers, submit, limits, compaction. Real
-HTTP, gate, git and pytest.
+HTTP, gateway, git and pytest.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ OWN_TEST = ("write", {"path": "tests/test_own.py", "content": "def test_own():\n
 SUBMIT = ("submit", {"summary": "Added hello_world()."})
 
 
-def calls(*made: tuple[str, Any], text: str = "", **fields: Any) -> NativeReply:
-    return NativeReply(made, text, **fields)
+def calls(*tool_calls: tuple[str, Any], text: str = "", **fields: Any) -> NativeReply:
+    return NativeReply(tool_calls, text, **fields)
 
 
 def script(*turns: Any) -> Callable[[Any, Any], Any]:
-    """Answer the n-th turn with the n-th reply, and the last one for ever. Notes are "NOTES"."""
+    """Answer the n-th turn with the n-th reply, and later turns with the last one. Notes are
+    "NOTES".
+    """
 
     def answer(_body: Any, headers: Any) -> Any:
         if phase_of(headers) != "propose":
@@ -114,9 +116,9 @@ async def test_each_call_is_answered_by_its_id_and_a_failed_one_stops_no_other(n
     assert failed[1].startswith("error: ")
     assert viewed[0] == "b"
     assert viewed[1].startswith(f"{UTILS}, lines 1 to 2 of")
-    said = app.server.requests[1].body["messages"][-3]
-    assert [call["id"] for call in said["tool_calls"]] == ["a", "b"]
-    assert said["reasoning_content"] == "thinking"
+    message = app.server.requests[1].body["messages"][-3]
+    assert [call["id"] for call in message["tool_calls"]] == ["a", "b"]
+    assert message["reasoning_content"] == "thinking"
 
 
 async def test_calls_that_no_tool_can_take_say_why(native: Any) -> None:
@@ -230,12 +232,12 @@ async def test_a_seat_that_changes_nothing_proposes_nothing(native: Any) -> None
 async def test_five_turns_without_progress_are_told_and_ten_end_the_seat(native: Any) -> None:
     async with native(script(calls(RIGHT), calls(("view", {"path": UTILS})))) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=40))
-    told = [
+    warned_turns = [
         index
         for index, call in enumerate(app.server.requests)
         if "repeated earlier calls" in call.prompt
     ]
-    assert told[0] == 7
+    assert warned_turns[0] == 7
     assert len(app.server.requests) == 12
     assert len(of(events, EventType.SEAT_PROPOSED)) == 1
 
@@ -291,11 +293,11 @@ async def test_a_refused_change_says_why_in_sentences_and_is_told_to_who_looks_o
     secret = ("write", {"path": UTILS, "content": SAMPLE[UTILS] + SOLUTION + f"KEY = '{key}'\n"})
     async with native(script(calls(secret, SUBMIT), calls(RIGHT, SUBMIT))) as app:
         events = await app.run(app.deliberation("single", 1))
-    told = answers(app, 1)[-1][1]
+    message = answers(app, 1)[-1][1]
     assert re.fullmatch(
-        r"Your change cannot be accepted: .*\w\. Change that, then submit again\.", told
+        r"Your change cannot be accepted: .*\w\. Change that, then submit again\.", message
     )
-    assert [turn.get("refused", "") in told for turn in of(events, EventType.SEAT_TURN)] == [
+    assert [turn.get("refused", "") in message for turn in of(events, EventType.SEAT_TURN)] == [
         True,
         True,
     ]
@@ -318,9 +320,9 @@ async def test_a_run_taken_up_again_makes_no_call_twice(native: Any) -> None:
     async with native(script(reply, calls(RIGHT, SUBMIT))) as app:
         d = app.deliberation("single", 1)
         events = await app.run(d)
-        made = len(app.server.requests)
+        requests = len(app.server.requests)
         again = await app.run(d, Recording.of(events))
-        assert len(app.server.requests) == made
+        assert len(app.server.requests) == requests
     assert len(of(again, EventType.SEAT_PROPOSED)) == 1
 
 

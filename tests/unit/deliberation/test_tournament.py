@@ -26,7 +26,7 @@ GREEN = {
         "from utils import greet\n\n\ndef test_greet():\n    assert greet('A')\n"
     ),
 }
-"""The sample without a test that fails: nothing shows which answer is right."""
+"""The sample without a failing test: nothing shows which answer is right."""
 WRONG = SOLUTION.replace("Hello, World!", "Goodbye")
 OWN_TEST = (
     "from utils import hello_world\n\n\ndef test_more():\n    assert hello_world() == 'Hello, "
@@ -37,8 +37,8 @@ SUMMARY = {"approach": "adds a function", "behaviour": "", "left_out": "", "risk
 
 
 def _judge(prompt: str, best: str) -> str:
-    """Answer a comparison: what `best` occurs in stands first; and a summary, with the value that
-    is returned.
+    """Reply to a comparison by ranking the answer that contains `best` first, and to a summary with
+    the value that is returned.
     """
     if "Now summarize" in prompt:
         value = re.search(r"return \"([^\"]*)\"", prompt.rpartition("--- answer")[2])
@@ -51,7 +51,7 @@ def _judge(prompt: str, best: str) -> str:
 
 
 async def test_a_second_wave_begins_anew_on_notes(council: Any) -> None:
-    """Nothing is reproduced in the first wave, so every seat begins on the original code, with
+    """Nothing is reproduced in the first wave, so every seat starts on the original code, with
     notes and without patches.
     """
     second = act(
@@ -81,14 +81,14 @@ async def test_a_second_wave_begins_anew_on_notes(council: Any) -> None:
     assert len(first) == len(again) == 2
     for call in again:
         assert NOTES in call.prompt
-        assert "return 'Goodbye" not in call.prompt, "no patch of the first wave is shown"
+        assert "return 'Goodbye" not in call.prompt, "no patch of the first wave is visible"
         assert [message["role"] for message in call.body["messages"]] == ["system", "user"], (
-            "the conversation begins anew"
+            "the conversation is new"
         )
     revised = of(events, EventType.SEAT_REVISED)
     assert sorted(data["candidate"] for data in revised) == [f"{ONE}.r1", f"{TWO}.r1"]
     assert all("Goodbye" not in data["proposal"]["diff"] for data in revised), (
-        "it stands on the base"
+        "it is based on the original code"
     )
     cross = {
         data["candidate"]: data["evidence"]["verdict"]
@@ -112,12 +112,12 @@ async def test_the_setting_decides_whether_there_is_a_second_wave(
     limits = LimitSettings(patience=0, second_wave=setting)
     async with council(answer, files=GREEN, limits=limits) as app:
         await app.run(app.deliberation(protocol, 2, max_turns=1, rounds=0))
-        asked = {
+        waves_seen = {
             call.call_id.split("/")[3].partition(".")[0]
             for call in app.server.requests
             if "/propose/" in call.call_id
         }
-    assert len(asked) == waves
+    assert len(waves_seen) == waves
 
 
 async def test_a_proven_answer_needs_no_second_wave(council: Any) -> None:
@@ -128,8 +128,8 @@ async def test_a_proven_answer_needs_no_second_wave(council: Any) -> None:
 
 @pytest.mark.parametrize("seats", [3, 6])
 async def test_level_answers_are_compared_in_small_groups(council: Any, seats: int) -> None:
-    """Each group is asked twice, in opposite orders; the best of each is compared again. Nobody is
-    named.
+    """Each group is compared twice, in opposite orders; the best of each are compared again.
+    Authors are anonymous.
     """
     right = seat_id("dev", seats - 1)
 
@@ -144,20 +144,20 @@ async def test_level_answers_are_compared_in_small_groups(council: Any, seats: i
     limits = LimitSettings(patience=0, second_wave="off")
     async with council(scripted(work), files=GREEN, limits=limits) as app:
         events = await app.run(app.deliberation("tournament", seats, max_turns=1, rounds=0))
-        asked = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
-    given = {
+        calls = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
+    summaries = {
         data["candidate"]: data["review"]["score"] for data in of(events, EventType.SEAT_REVIEWED)
     }
-    assert len(given) == seats
-    assert [candidate for candidate, score in given.items() if score == max(given.values())] == [
-        right
-    ]
+    assert len(summaries) == seats
+    assert [
+        candidate for candidate, score in summaries.items() if score == max(summaries.values())
+    ] == [right]
     assert {data["seat"] for data in of(events, EventType.SEAT_REVIEWED)} == {COMPARISON}
-    groups = {call.call_id.rpartition("/")[2] for call in asked if ".group" in call.call_id}
+    groups = {call.call_id.rpartition("/")[2] for call in calls if ".group" in call.call_id}
     assert len(groups) == (2 if seats == 3 else 6), groups
-    assert sum(".summary" in call.call_id for call in asked) == seats
-    assert all("agent-dev" not in call.prompt for call in asked)
-    compared = [call.prompt for call in asked if ".group" in call.call_id]
+    assert sum(".summary" in call.call_id for call in calls) == seats
+    assert all("agent-dev" not in call.prompt for call in calls)
+    compared = [call.prompt for call in calls if ".group" in call.call_id]
     assert all("def hello_world" not in prompt for prompt in compared), (
         "summaries are compared, not patches"
     )
@@ -212,18 +212,20 @@ async def test_an_author_reads_summaries_of_the_other_answers_before_it_revises(
     )
     async with council(answer, files=GREEN) as app:
         await app.run(app.deliberation("debate", max_turns=1))
-        told = {
+        prompts = {
             call.call_id.split("/")[1]: call.prompt
             for call in app.server.requests
             if "/revise/1.1" in call.call_id
         }
-    assert set(told) == {ONE, TWO, THREE}
-    for prompt in told.values():
+    assert set(prompts) == {ONE, TWO, THREE}
+    for prompt in prompts.values():
         assert "answer A of a colleague" in prompt
         assert "agent-dev" not in prompt
-    seen = told[TWO].partition("of a colleague")[2]
+    seen = prompts[TWO].partition("of a colleague")[2]
     assert "src/utils.py (+" in seen
     assert "Evidence: self-tested" in seen
-    assert 'return "' not in seen, "summaries hold no code, also none that a failing test prints"
-    assert "Fails your tests." in told[ONE]
-    assert "Fails the tests of answer" in told[THREE]
+    assert 'return "' not in seen, (
+        "summaries contain no code, not even that printed by a failing test"
+    )
+    assert "Fails your tests." in prompts[ONE]
+    assert "Fails the tests of answer" in prompts[THREE]

@@ -64,9 +64,7 @@ def test_a_storys_book_never_grants_more_than_there_is(
             after = book.draw(key, needed, Amount(), more)
         except BudgetExceeded:
             others = [draw.granted for name, draw in book.draws.items() if name != key]
-            assert not sum(others, needed).within(limit), (
-                "nothing is refused that there is room for"
-            )
+            assert not sum(others, needed).within(limit), "a call within the budget was refused"
             continue
         assert needed.within(after.draws[key].granted)
         assert after.draw(key, needed, Amount(), Amount()).draws[key].granted == needed

@@ -5,14 +5,14 @@ from moothall.domain.event import EventType, new_event
 
 
 def test_a_cause_is_the_id_of_the_event_that_led_there() -> None:
-    asked = new_event(EventType.DELIBERATION_REQUESTED, "t", {})
+    request = new_event(EventType.DELIBERATION_REQUESTED, "t", {})
     began = new_event(EventType.DELIBERATION_STARTED, "t", {}, ordinal="")
     seat = new_event(EventType.SEAT_STARTED, "t", {}, ordinal="agent-dev-001")
     called = new_event(EventType.MODEL_CALLED, "t", {}, ordinal="t/agent-dev-001/propose/0.1")
     revised = new_event(EventType.SEAT_REVISED, "t", {}, ordinal="agent-dev-001.r1/0123")
-    assert request_event_id("t") == asked.id
+    assert request_event_id("t") == request.id
     assert call_event_id("t", "t/agent-dev-001/propose/0.1") == called.id
-    assert cause_of(EventType.DELIBERATION_STARTED, "t", "", {}) == asked.id
+    assert cause_of(EventType.DELIBERATION_STARTED, "t", "", {}) == request.id
     assert cause_of(EventType.SEAT_STARTED, "t", "agent-dev-001", {}) == began.id
     assert cause_of(EventType.MODEL_CALLED, "t", "…", {"seat": "-"}) == began.id
     assert cause_of(EventType.MODEL_CALLED, "t", "…", {"seat": "agent-dev-001"}) == seat.id

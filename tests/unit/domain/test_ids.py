@@ -1,4 +1,4 @@
-"""Keys: what tells ids of tenants apart within the server."""
+"""Keys, which distinguish equal ids of different tenants within the server."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_a_key_is_safe_wherever_it_stands(value: str, tenant: str) -> None:
     key = check_key(key_of(value, tenant), "task_id")
     assert registry.subject(Channel.RESULTS.of(key)) == f"agent.results.{key}"
     assert check_branch(f"moothall/{key}").endswith(key)
-    assert re.fullmatch(r"[-/_=.a-zA-Z0-9]+", key)  # what a bucket of the bus takes
+    assert re.fullmatch(r"[-/_=.a-zA-Z0-9]+", key)  # characters that a bucket of the bus accepts
     assert len(key) < 128
-    assert key_of("x", LOCAL_TENANT) == "x"  # the wire of one tenant stays as it is
+    assert key_of("x", LOCAL_TENANT) == "x"  # the keys of a single tenant stay the same
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `--config` means, and which configurations can be compared."""
+"""The meaning of `--config`, and the configurations that can be compared."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_configuration_may_have_options_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "words"),
+    ("named", "message"),
     [
         (("small.toml",), "NAME=FILE"),
         (("=small.toml",), "NAME=FILE"),
@@ -63,9 +63,9 @@ def test_a_configuration_may_have_options_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_configuration_is_refused(
-    tmp_path: Path, named: tuple[str, ...], words: str
+    tmp_path: Path, named: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=words):
+    with pytest.raises(InvalidRequest, match=message):
         _read(tmp_path, *named)
 
 

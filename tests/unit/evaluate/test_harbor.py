@@ -44,9 +44,9 @@ async def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
     repo = make_sample(tmp_path / "repo")
     task, harbor = _task(repo), Harbor(tmp_path / "harbor", GitRunner(tmp_path / "git", 60))
     place = await harbor.write(task, repo.path / ".git", _COMMANDS)
-    (found,) = await harbor.read(tmp_path / "clones")
-    assert replace(found, repository=task.repository) == task
-    assert Repo(Path(found.repository)).git("cat-file", "-t", task.parent) == "commit"
+    (parsed,) = await harbor.read(tmp_path / "clones")
+    assert replace(parsed, repository=task.repository) == task
+    assert Repo(Path(parsed.repository)).git("cat-file", "-t", task.parent) == "commit"
     config = tomllib.loads((place / "task.toml").read_text(encoding="utf-8"))
     assert (config["schema_version"], config["task"]["name"]) == ("1.3", "moothall/sample-1")
     assert config["environment"]["network_mode"] == "no-network"
@@ -150,9 +150,9 @@ def test_a_seat_is_told_as_steps_with_their_calls() -> None:
         Event("5", EventType.SEAT_TURN, "t", {**common, "thought": ""}),
         Event("4", EventType.SEAT_TURN, "t", {**common, "seat": 5, "calls": "none"}),
     ]
-    found = trajectories(events, "Fix it")
-    assert [*found] == ["agent-dev-001"]
-    document = found["agent-dev-001"]
+    by_seat = trajectories(events, "Fix it")
+    assert [*by_seat] == ["agent-dev-001"]
+    document = by_seat["agent-dev-001"]
     assert document["schema_version"] == "ATIF-v1.6"
     first, second, third = document["steps"]
     assert (first["step_id"], first["source"], first["message"]) == (1, "user", "Fix it")

@@ -1,4 +1,4 @@
-"""Which tasks an evaluation uses when its folder has some already."""
+"""The tasks of an evaluation whose folder already has some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commits may become tasks, and what their text keeps."""
+"""The commits that may become tasks, and the parts of their messages that are kept."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_text_has_no_trailers_numbers_links_and_tests(message: str, text: st
 
 
 def test_a_message_without_end_is_cut() -> None:
-    """Read whole, it would take an hour."""
+    """Parsing all of it would take an hour."""
     text = task_text(f"{_SAYS}\n\n{'a.a-' * 250_000}")
     assert text.startswith(_SAYS)
     assert len(text) <= 4000
@@ -114,16 +114,16 @@ def test_cases_that_fail_before_and_pass_after_count() -> None:
         _run(a="failed", b="passed", c="failed"),
         _run(a="passed", b="passed", c="failed", d="passed"),
     )
-    found = compare_runs(_run(b="passed"), before, after, _SAYS)
-    assert found == HiddenCases(("a",), ("b",))
+    hidden_cases = compare_runs(_run(b="passed"), before, after, _SAYS)
+    assert hidden_cases == HiddenCases(("a",), ("b",))
 
 
 def test_a_case_that_the_commit_changes_counts() -> None:
     """It passes on the parent as it was, fails there as it is, and passes on the commit."""
-    found = compare_runs(
+    hidden_cases = compare_runs(
         _run(a="passed", b="passed"), _run(a="failed"), _run(a="passed", b="passed"), _SAYS
     )
-    assert found == HiddenCases(("a",), ("b",))
+    assert hidden_cases == HiddenCases(("a",), ("b",))
 
 
 def test_a_missing_name_counts_if_the_text_mentions_it() -> None:
@@ -143,19 +143,19 @@ def test_a_missing_name_counts_if_the_text_mentions_it() -> None:
     ],
 )
 def test_what_shows_nothing_has_a_reason(before: CheckRun, after: CheckRun, why: str) -> None:
-    found = compare_runs(None, before, after, _SAYS)
-    assert (found.fixed, found.why) == ((), why)
+    hidden_cases = compare_runs(None, before, after, _SAYS)
+    assert (hidden_cases.fixed, hidden_cases.why) == ((), why)
 
 
 def test_cases_that_differ_from_run_to_run_do_not_count() -> None:
-    found = HiddenCases(("a", "b"), ("c", "d"))
+    hidden_cases = HiddenCases(("a", "b"), ("c", "d"))
     steady = steady_cases(
-        found,
+        hidden_cases,
         [_run(a="failed", b="passed")],
         [_run(a="passed", b="passed", c="passed", d="failed")],
     )
     assert steady == HiddenCases(("a",), ("c",))
-    assert steady_cases(found, [_run(a="passed")], [_run(a="passed")]).why == mining.UNSTEADY
+    assert steady_cases(hidden_cases, [_run(a="passed")], [_run(a="passed")]).why == mining.UNSTEADY
 
 
 def test_reasons_are_counted_without_their_details() -> None:

@@ -18,7 +18,7 @@ _HOSTILE = (
 
 
 class _Elements(HTMLParser):
-    """Notes the elements and attributes of a page."""
+    """A parser that records the elements and attributes of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,19 +30,19 @@ class _Elements(HTMLParser):
         self.attributes |= {name for name, _ in attrs}
 
 
-def _report(words: str) -> dict[str, Any]:
-    task = Task("shop-1", words, "a" * 40, "b" * 40, words, {"tests": ("t::x",)}, "diff")
+def _report(text: str) -> dict[str, Any]:
+    task = Task("shop-1", text, "a" * 40, "b" * 40, text, {"tests": ("t::x",)}, "diff")
     candidate = {
-        "seat": words,
+        "seat": text,
         "rank": 1,
         "level": "reproduced",
         "solved": False,
-        "failing": [words],
-        "why": words,
+        "failing": [text],
+        "why": text,
     }
     row = {
         "task": "shop-1",
-        "config": words,
+        "config": text,
         "winner": "agent-dev-001",
         "level": "reproduced",
         "solved": False,
@@ -52,8 +52,8 @@ def _report(words: str) -> dict[str, Any]:
         "seconds": 1.5,
         "undecided": True,
         "candidates": [candidate],
-        "state": words,
-        "error": words,
+        "state": text,
+        "error": text,
     }
     unmeasured = {**row, "config": "other", "winner": "", "level": "", "candidates": []}
     return dump(make_report(Path("/evaluation"), [task], [row, unmeasured]))

@@ -1,4 +1,4 @@
-"""What models and strangers wrote is text on a forge and nothing else."""
+"""Text of models and strangers remains text on a forge."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ HOSTILE = (
     "[here](javascript:x) <img src=x onerror=y> www.example.org `code` | a | \u202eback\u200b "
     "```\n# head\n- [ ] todo\n<!-- x -->"
 )
-# What either forge looks for, in the raw text (a squashed commit's) and in the rendered one.
+# Patterns that either forge looks for, in the raw text (of a squashed commit) and in the rendered
+# one.
 _FINDS = (
     r"@[\w-]",
     r"#\d",
@@ -57,7 +58,7 @@ def _outcome(**more: object) -> Outcome:
         diff="+x\n",
     )
     seat = SeatOutcome("agent-dev-002", SeatStatus.FAILED, "NO_CHANGES", HOSTILE)
-    given = {
+    fields = {
         "commit_sha": "a" * 40,
         "winner_id": "agent-dev-001",
         "proven": True,
@@ -65,7 +66,7 @@ def _outcome(**more: object) -> Outcome:
         "seats": (seat,),
         "error_message": HOSTILE,
     }
-    return Outcome("issue-1-abc", DeliberationStatus.COMPLETED, **{**given, **more})  # type: ignore[arg-type] # a test's
+    return Outcome("issue-1-abc", DeliberationStatus.COMPLETED, **{**fields, **more})  # type: ignore[arg-type] # a test's
 
 
 ISSUE = Issue(number=7, title=HOSTILE, body=HOSTILE, author="eve")
@@ -73,7 +74,7 @@ ISSUE = Issue(number=7, title=HOSTILE, body=HOSTILE, author="eve")
 
 @pytest.mark.parametrize("find", _FINDS)
 @pytest.mark.parametrize(
-    "said",
+    "comment",
     [
         text(HOSTILE, 5000),
         pull_title(ISSUE),
@@ -85,9 +86,9 @@ ISSUE = Issue(number=7, title=HOSTILE, body=HOSTILE, author="eve")
     ],
     ids=["text", "title", "pull", "unproven", "none", "left", "further"],
 )
-def test_nobody_is_called_nothing_is_linked_or_closed(said: str, find: str) -> None:
+def test_nobody_is_called_nothing_is_linked_or_closed(comment: str, find: str) -> None:
     ours = (
-        said.replace("issue #7", "")
+        comment.replace("issue #7", "")
         .replace("Closes #7", "")
         .replace("<br>", "")
         .replace("agent-dev-00", "")
@@ -96,11 +97,8 @@ def test_nobody_is_called_nothing_is_linked_or_closed(said: str, find: str) -> N
     shown = html.unescape(raw)
     raw = re.sub(r"&#\d+;", "", raw)
     assert not re.search(find, raw)
-    if find not in {
-        r"www\.\w",
-        r"\]\(",
-        r"<[a-z!/]",
-    }:  # these are looked for before what is escaped is read
+    # These are searched before escapes are read.
+    if find not in {r"www\.\w", r"\]\(", r"<[a-z!/]"}:
         assert not re.search(find, shown)
 
 
@@ -111,38 +109,38 @@ def test_a_table_stays_a_table() -> None:
 
 
 def test_what_is_marked_is_found_again_and_only_at_its_beginning() -> None:
-    for said in (pull_body(_outcome(), ISSUE), no_pull(_outcome()), further(_outcome())):
-        assert task_marked(said) == "issue-1-abc"
+    for body in (pull_body(_outcome(), ISSUE), no_pull(_outcome()), further(_outcome())):
+        assert task_marked(body) == "issue-1-abc"
     assert task_marked("see Task `issue-1-abc`") == ""
 
 
 def test_texts_are_as_long_as_a_forge_takes() -> None:
     many = tuple(_outcome().results[0] for _ in range(60))
-    said = pull_body(_outcome(results=many), ISSUE)
-    assert len(said) < 65_000
-    assert "`moothall show` has the rest" in said
+    body = pull_body(_outcome(results=many), ISSUE)
+    assert len(body) < 65_000
+    assert "`moothall show` has the rest" in body
 
 
 def test_a_long_issue_does_not_push_out_the_words_of_who_asks() -> None:
     issue = ISSUE.model_copy(update={"body": "x" * 5_000})
-    asked = issue_task(
+    task = issue_task(
         "acme/app",
         issue,
         ForgeComment(id=1, body="Only the parser, please.", author="writer"),
         limit=2_000,
     )
-    assert len(asked) == 2_000
-    assert "Only the parser, please." in asked
+    assert len(task) == 2_000
+    assert "Only the parser, please." in task
 
 
 def test_no_word_of_a_stranger_gets_into_the_title_of_a_commit() -> None:
     post = ForgeComment(id=3, body="Closes #1 @ada", author="eve")
-    for asked in (
+    for request in (
         issue_task("a/b", ISSUE, None, 20_000),
         issue_task("a/b", ISSUE, post, 20_000),
         review_task("a/b", ISSUE, post, [ReviewComment(path="x.py", body="no")], 20_000),
     ):
-        title = " ".join(asked.split())[:72]
+        title = " ".join(request.split())[:72]
         assert not set(title) & set("@#!<`")
         assert "eve" not in title
     assert len(issue_task("a/b", ISSUE, post, 300)) == 300

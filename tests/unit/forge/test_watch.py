@@ -1,6 +1,4 @@
-"""What asks, what does not, and what is done about it, against a forge over HTTP; the council is
-played.
-"""
+"""Requests on a forge over HTTP, other text, and the reaction to them; the council is simulated."""
 
 from __future__ import annotations
 
@@ -38,16 +36,16 @@ def lost(d: Deliberation) -> Outcome:
 
 @dataclass
 class App:
-    """A played council, and clones whose commits go straight to the forge."""
+    """A simulated council, and clones whose commits go straight to the forge."""
 
     forge: FakeForge
     deliberations: MemoryDesk = field(default_factory=MemoryDesk)
     offered: list[tuple[str, str]] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-    made: int = 0
+    messages: list[str] = field(default_factory=list)
+    commits_made: int = 0
 
     async def offer(self, repository: str, sha: str, branch: str) -> None:
-        """Do as the real one does."""
+        """Offer the change like the real one."""
         there, repo = self.forge.sha(branch), self.forge.repo
         if there not in {"", sha, repo.git("rev-parse", f"{sha}^")}:
             raise AlreadyExists("the branch is already another commit")
@@ -55,10 +53,10 @@ class App:
         self.offered.append((repository, sha))
 
     def commit(self, after: str) -> str:
-        """Make a commit."""
-        self.made += 1  # no two are the same
+        """Create a commit."""
+        self.commits_made += 1  # commits are unique
         return self.forge.repo.git(
-            "commit-tree", f"{after}^{{tree}}", "-p", after, "-m", f"work {self.made}"
+            "commit-tree", f"{after}^{{tree}}", "-p", after, "-m", f"work {self.commits_made}"
         )
 
     def won(self, d: Deliberation, *, proven: bool = True) -> Outcome:
@@ -88,15 +86,17 @@ class App:
 
     @asynccontextmanager
     async def watching(self, **settings: object) -> AsyncIterator[Watch]:
-        """A watch of its own, as after a start."""
-        given = {
+        """Open a new watch, as after a restart."""
+        forge_fields = {
             "kind": self.forge.kind,
             "url": self.forge.url,
             "repositories": (REPOSITORY,),
             "mention": CALL,
             **settings,
         }
-        ours = ForgeSettings.model_validate({"token": SecretStr(TOKENS["moothall-bot"]), **given})
+        ours = ForgeSettings.model_validate(
+            {"token": SecretStr(TOKENS["moothall-bot"]), **forge_fields}
+        )
         async with forge_client(ours) as client:
             yield Watch(
                 ours,
@@ -105,11 +105,11 @@ class App:
                 self.offer,
                 {REPOSITORY: "app"},
                 task_chars=5000,
-                report_progress=self.said.append,
+                report_progress=self.messages.append,
             )
 
     async def look(self, ends: Callable[[Deliberation], Outcome], **settings: object) -> bool:
-        """Look once, with a council that ends like this."""
+        """Poll once, with a council that ends like this."""
 
         async def play() -> None:
             while True:
@@ -133,12 +133,12 @@ async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
     task = task_of(forge.url, REPOSITORY, number)
     forge.failing = lambda call: 502 if call.startswith("POST") and call.endswith("/pulls") else 0
-    assert not await app.look(app.won), "the forge was away"
+    assert not await app.look(app.won), "the forge was unavailable"
     assert (forge.pulls, app.deliberations.known()) == ({}, [task])
-    assert any("502" in line for line in app.said)
+    assert any("502" in line for line in app.messages)
     forge.failing = lambda call: 0
     assert await app.look(lost)
-    assert await app.look(lost), "a third one, after all was done"
+    assert await app.look(lost), "a third one, after the end"
     (pull,) = forge.pulls.values()
     assert (pull["head"]["ref"], pull["base"]["ref"], pull["title"]) == (
         f"moothall/{task}",
@@ -149,8 +149,8 @@ async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
     request = app.deliberations.request(task)
     assert request.repository == RepositoryRef(id="app")
     assert all(
-        words in request.description
-        for words in ("Solve issue 1 of acme/app", "Add a thing", "with care")
+        text in request.description
+        for text in ("Solve issue 1 of acme/app", "Add a thing", "with care")
     )
 
 
@@ -166,22 +166,28 @@ async def test_a_changed_issue_is_still_the_task_that_was_begun(app: App, forge:
 
 async def test_who_may_not_write_starts_nothing(app: App, forge: FakeForge) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
-    asked = eve.open_issue(f"{CALL} do this", f"{CALL} please")
-    eve("POST", f"/issues/{asked}/comments", body=f"{CALL} go")
-    ada("POST", f"/issues/{asked}/comments", body=f"> {CALL} go\n\nNo, {CALL}-2 or x{CALL} should.")
-    place_of(forge).person("moothall-bot")("POST", f"/issues/{asked}/comments", body=f"{CALL} go")
+    issue_number = eve.open_issue(f"{CALL} do this", f"{CALL} please")
+    eve("POST", f"/issues/{issue_number}/comments", body=f"{CALL} go")
+    ada(
+        "POST",
+        f"/issues/{issue_number}/comments",
+        body=f"> {CALL} go\n\nNo, {CALL}-2 or x{CALL} should.",
+    )
+    place_of(forge).person("moothall-bot")(
+        "POST", f"/issues/{issue_number}/comments", body=f"{CALL} go"
+    )
     for number in range(5):
-        eve("POST", f"/issues/{asked}/comments", body=f"{CALL} go {number}")
+        eve("POST", f"/issues/{issue_number}/comments", body=f"{CALL} go {number}")
     forge.calls.clear()
     assert await app.look(app.won)
     assert sum("/eve/permission" in call for call in forge.calls) == 1, (
-        "whoever writes many comments costs one question a look"
+        "many comments of one person cost one request per poll"
     )
     assert app.deliberations.known() == []
-    ada("POST", f"/issues/{asked}/comments", body=f"Yes, {CALL}: do it")
+    ada("POST", f"/issues/{issue_number}/comments", body=f"Yes, {CALL}: do it")
     assert await app.look(app.won)
     (task,) = app.deliberations.known()
-    assert task.startswith(f"{task_of(forge.url, REPOSITORY, asked)}-c")
+    assert task.startswith(f"{task_of(forge.url, REPOSITORY, issue_number)}-c")
     assert "Yes, " in app.deliberations.request(task).description
 
 
@@ -253,14 +259,14 @@ async def test_changes_that_a_writer_requests_go_onto_the_same_branch(
         RepositoryRef("app", ref=first),
     )
     assert all(
-        words in request.description
-        for words in ("Name it otherwise.", "On src/utils.py", "this one")
+        text in request.description
+        for text in ("Name it otherwise.", "On src/utils.py", "this one")
     )
     assert "Remove the tests" not in request.description
     assert forge.repo.git("rev-parse", f"{branch}^") == first
-    (said,) = ada.comments(at)
-    assert said.startswith(f"Task `{task}`: ")
-    assert "unproven; its checks pass" in said
+    (comment,) = ada.comments(at)
+    assert comment.startswith(f"Task `{task}`: ")
+    assert "unproven; its checks pass" in comment
     assert await app.look(lost)
     assert (len(app.deliberations.known()), len(forge.pulls)) == (2, 1)
 
@@ -294,7 +300,7 @@ async def test_a_forge_that_shows_late_what_it_was_told_is_told_once(
     number = ada.open_issue("Add a thing", "", label="moothall")
     forge.comments[number] = late = _Late()
     assert await app.look(lost)
-    assert (len(late), len(late.told)) == (0, 1)
+    assert (len(late), len(late.items)) == (0, 1)
 
 
 async def test_a_closed_pull_request_is_the_end(app: App, forge: FakeForge) -> None:
@@ -339,15 +345,15 @@ async def test_it_looks_when_it_is_woken(app: App, forge: FakeForge) -> None:
 
 
 class _Late(list[dict[str, object]]):
-    """Comments that nobody sees yet."""
+    """Comments that are not visible yet."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[dict[str, object]] = []
+        self.items: list[dict[str, object]] = []
 
     def append(self, item: dict[str, object]) -> None:
-        """Take it, and show nothing."""
-        self.told.append(item)
+        """Store the comment without showing it."""
+        self.items.append(item)
 
 
 async def _forever(watch: Watch) -> None:

@@ -1,4 +1,4 @@
-"""Only what the forge signed wakes anybody."""
+"""Only webhooks signed by the forge trigger a poll."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ async def test_none_are_heard_where_no_port_is_named() -> None:
 
 
 async def test_a_taken_port_is_said() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen(1)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
         settings = ForgeSettings(
-            webhook_port=taken.getsockname()[1], webhook_secret=SecretStr(SECRET)
+            webhook_port=listener.getsockname()[1], webhook_secret=SecretStr(SECRET)
         )
         with pytest.raises(ConfigurationError, match=r"choose another forge\.webhook_port"):
             async with serve_webhooks(settings, lambda: None):
@@ -63,7 +63,7 @@ async def test_a_taken_port_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("fields", "message"),
     [
         ({"webhook_port": 8081}, "webhook_secret is missing"),
         ({"repositories": ("acme",)}, "'acme' must have the form owner/name"),
@@ -72,9 +72,9 @@ async def test_a_taken_port_is_said() -> None:
         ({"url": "https://user:secret@forge.example"}, "url"),
     ],
 )
-def test_wrong_settings_are_named(given: dict[str, object], wanted: str) -> None:
-    with pytest.raises(ValidationError, match=wanted):
-        ForgeSettings.model_validate(given)
+def test_wrong_settings_are_named(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ForgeSettings.model_validate(fields)
 
 
 def test_where_the_api_is() -> None:
@@ -95,13 +95,13 @@ async def test_a_missing_token_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "reset_in", "low", "high"),
+    ("remaining", "reset_in", "low", "high"),
     [("0", 900, 800, 900), ("0", -900, 1, 1), ("9", 900, 7, 7)],
     ids=["later", "now", "some left"],
 )
-def test_a_forge_says_when_to_ask_again(left: str, reset_in: int, low: int, high: int) -> None:
+def test_a_forge_says_when_to_ask_again(remaining: str, reset_in: int, low: int, high: int) -> None:
     headers = {
-        "X-RateLimit-Remaining": left,
+        "X-RateLimit-Remaining": remaining,
         "X-RateLimit-Reset": str(int(time.time()) + reset_in),
         "Retry-After": "7",
     }

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from moothall.testing.model import Answer
-from support.council import CouncilHouse, open_council
+from support.council import CouncilEnvironment, open_council
 
 
 @pytest.fixture
-def council(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[CouncilHouse]]:
+def council(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[CouncilEnvironment]]:
     """Open a council of scripted answers."""
 
     @asynccontextmanager
-    async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilHouse]:
+    async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilEnvironment]:
         async with open_council(tmp_path, answer, **settings) as app:
             yield app
 

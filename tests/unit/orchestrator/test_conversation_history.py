@@ -1,4 +1,4 @@
-"""Conversations: what was asked and answered before a question, and the files that it begins on."""
+"""Conversations: the questions and answers before a question, and the files that it starts with."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def answered(d: Any, content: str = "It adds.", diff: str = "", commit_sha: str 
 
 
 async def record(
-    bus: MemoryBus, name: str, asked: str, outcome: Outcome | None = None, **fields: Any
+    bus: MemoryBus, name: str, question: str, outcome: Outcome | None = None, **fields: Any
 ) -> None:
     d = replace(
         deliberation(name, text=bool(fields.pop("text", False))),
         task_id=name,
-        description=asked,
+        description=question,
         **fields,
     )
     await bus.publish(new_event(EventType.DELIBERATION_REQUESTED, name, dump(d), tenant=d.tenant))
@@ -66,7 +66,7 @@ async def record(
         )
 
 
-def desk_of(bus: MemoryBus, window: int = 8192) -> DeliberationService:
+def deliberation_service(bus: MemoryBus, window: int = 8192) -> DeliberationService:
     return DeliberationService(
         bus,
         Remembering(),
@@ -84,12 +84,12 @@ async def test_the_next_question_knows_what_came_before_and_begins_on_its_files(
         answered(deliberation("first"), "Done.", DIFF, "c" * 40),
         follows="zero",
     )
-    d = await desk_of(bus).submit(NEXT, LOCAL)
+    d = await deliberation_service(bus).submit(NEXT, LOCAL)
     assert (d.follows, d.repository and d.repository.id) == ("first", "sample")
     assert d.repository == RepositoryRef(id="sample", ref="c" * 40)
-    told = d.context
+    context = d.context
     places = [
-        told.index(word)
+        context.index(word)
         for word in ("What does add do?", "It adds.", "Make it subtract", "Done.", "+new = 1")
     ]
     assert places == sorted(places)
@@ -99,7 +99,7 @@ async def test_the_next_question_knows_what_came_before_and_begins_on_its_files(
 async def test_an_answer_without_a_change_leaves_the_files_as_they_were() -> None:
     bus = MemoryBus()
     await record(bus, "first", "What?", answered(deliberation("first")))
-    assert (await desk_of(bus).submit(NEXT, LOCAL)).repository == RepositoryRef(
+    assert (await deliberation_service(bus).submit(NEXT, LOCAL)).repository == RepositoryRef(
         id="sample", ref="b" * 40
     )
 
@@ -109,7 +109,7 @@ async def test_a_repository_that_is_named_goes_before_that() -> None:
     await record(
         bus, "first", "What?", answered(deliberation("first"), diff=DIFF, commit_sha="c" * 40)
     )
-    d = await desk_of(bus).submit(
+    d = await deliberation_service(bus).submit(
         replace(NEXT, repository=RepositoryRef(id="sample", ref="main")), LOCAL
     )
     assert d.repository is not None
@@ -135,34 +135,34 @@ async def test_the_older_is_condensed_and_the_oldest_left_out() -> None:
         )
         for n in range(30, 0, -1)
     ]
-    told = conversation_text(before, 2000)
-    assert tokens(told) <= 2000
-    assert all(words in told for words in ("question 30", "answer 30", "question 29"))
-    assert "question 1\n" not in told
-    whole = conversation_text(before[:2], 100_000)
-    assert whole.count("word") == 2 * 400
-    assert told.index("question 29") < told.index("question 30")
+    text = conversation_text(before, 2000)
+    assert tokens(text) <= 2000
+    assert all(excerpt in text for excerpt in ("question 30", "answer 30", "question 29"))
+    assert "question 1\n" not in text
+    full_text = conversation_text(before[:2], 100_000)
+    assert full_text.count("word") == 2 * 400
+    assert text.index("question 29") < text.index("question 30")
 
 
 async def test_what_has_no_answer_says_why() -> None:
     one = deliberation("one")
-    told = conversation_text(
+    text = conversation_text(
         [EndedTask(one, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns"))],
         1000,
     )
-    assert "(no answer: out of turns)" in told
+    assert "(no answer: out of turns)" in text
 
 
 async def test_the_same_question_again_is_the_same_task_though_others_came_after() -> None:
     bus = MemoryBus()
     await record(bus, "first", "What?", answered(deliberation("first")))
-    asked = replace(NEXT, task_id="second")
-    one = await desk_of(bus).submit(asked, LOCAL)
-    assert await desk_of(bus).submit(asked, LOCAL) == one
+    request = replace(NEXT, task_id="second")
+    one = await deliberation_service(bus).submit(request, LOCAL)
+    assert await deliberation_service(bus).submit(request, LOCAL) == one
 
 
 @pytest.mark.parametrize(
-    ("follows", "error", "wanted"),
+    ("follows", "error", "message"),
     [
         ("nowhere", NotFound, "no deliberation 'nowhere' whose conversation"),
         ("running", InvalidRequest, "has not ended: tell it"),
@@ -170,24 +170,24 @@ async def test_the_same_question_again_is_the_same_task_though_others_came_after
     ],
 )
 async def test_what_cannot_go_on_is_named(
-    follows: str, error: type[Exception], wanted: str
+    follows: str, error: type[Exception], message: str
 ) -> None:
     bus = MemoryBus()
     await record(bus, "running", "What?")
-    with pytest.raises(error, match=wanted):
-        await desk_of(bus).submit(replace(NEXT, follows=follows), LOCAL)
+    with pytest.raises(error, match=message):
+        await deliberation_service(bus).submit(replace(NEXT, follows=follows), LOCAL)
 
 
 async def test_conversations_are_a_tenants_own() -> None:
     bus, alice = MemoryBus(), Principal("alice", "acme")
     await record(bus, "first", "A secret", answered(deliberation("first")))
     with pytest.raises(NotFound):
-        await desk_of(bus).submit(NEXT, alice)
+        await deliberation_service(bus).submit(NEXT, alice)
     key = key_of("first", "acme")
     await record(
         bus, key, "Theirs", answered(replace(deliberation(key), tenant="acme")), tenant="acme"
     )
-    deliberations = desk_of(bus)
+    deliberations = deliberation_service(bus)
     d = await deliberations.submit(replace(NEXT, task_id="second"), alice)
     assert (d.follows, "Theirs" in d.context) == (key, True)
     async for recorded in deliberations.watch("second", 0, alice):

@@ -43,18 +43,18 @@ async def test_without_a_council_the_default_one_serves(council_registry: Counci
 async def test_a_council_survives_a_restart_and_belongs_to_its_tenant(
     bus: MemoryBus, council_registry: CouncilRegistry
 ) -> None:
-    made = await council_registry.create(
+    council = await council_registry.create(
         "DEV", 2, CouncilConfig(rounds=2, peer_review=True, params={"protocol": "vote"}), LOCAL
     )
-    assert (made.id, [agent.id for agent in made.agents]) == (
+    assert (council.id, [agent.id for agent in council.agents]) == (
         "council-dev",
         ["agent-dev-001", "agent-dev-002"],
     )
     fresh = CouncilRegistry(bus, LimitSettings())
     await fresh.refresh()
-    assert fresh.find("dev", "local") == made
+    assert fresh.find("dev", "local") == council
     assert fresh.find("dev", "elsewhere") is None
-    assert await fresh.list(LOCAL) == await fresh.list(LOCAL, "dev") == [made]
+    assert await fresh.list(LOCAL) == await fresh.list(LOCAL, "dev") == [council]
     assert await fresh.list(LOCAL, "qa") == await fresh.list(OTHER) == []
 
 
@@ -68,8 +68,8 @@ async def test_its_settings_fill_the_zeros_of_a_request(council_registry: Counci
     council = await council_registry.create(
         "dev", 2, CouncilConfig(rounds=3, peer_review=True, params=params), LOCAL
     )
-    asked = DeliberationRequest("x", "dev")
-    planned = plan_deliberation(asked, LOCAL, Defaults(LimitSettings()), NOW, council)
+    request = DeliberationRequest("x", "dev")
+    planned = plan_deliberation(request, LOCAL, Defaults(LimitSettings()), NOW, council)
     assert planned.seats == ("agent-dev-001", "agent-dev-002")
     assert (planned.rounds, planned.peer_review, planned.protocol) == (3, True, "debate")
     assert (planned.adaptive, planned.max_turns, (planned.deadline - NOW).seconds) == (True, 4, 60)
@@ -94,8 +94,8 @@ async def test_its_settings_fill_the_zeros_of_a_request(council_registry: Counci
 async def test_the_same_again_changes_nothing_and_another_is_refused(
     bus: MemoryBus, council_registry: CouncilRegistry
 ) -> None:
-    made = await council_registry.create("dev", 2, PLAIN, LOCAL)
-    assert await council_registry.create("dev", 2, PLAIN, LOCAL) == made
+    council = await council_registry.create("dev", 2, PLAIN, LOCAL)
+    assert await council_registry.create("dev", 2, PLAIN, LOCAL) == council
     assert (await bus.state("COUNCILS")).messages == 1
     with pytest.raises(AlreadyExists, match="delete it first"):
         await council_registry.create("dev", 3, PLAIN, LOCAL)
@@ -130,7 +130,7 @@ async def test_agents_come_and_go(council_registry: CouncilRegistry) -> None:
     )
     for _ in range(2):
         assert [
-            one.id for one in (await council_registry.register("dev", agent, LOCAL)).agents
+            item.id for item in (await council_registry.register("dev", agent, LOCAL)).agents
         ] == [
             "agent-dev-001",
             "specialist",
@@ -158,7 +158,7 @@ async def test_a_council_is_bounded(bus: MemoryBus) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "wanted"),
+    ("config", "message"),
     [
         (CouncilConfig(rounds=-1), "deliberation_rounds is -1"),
         (CouncilConfig(rounds=99), "deliberation_rounds is 99"),
@@ -176,9 +176,9 @@ async def test_a_council_is_bounded(bus: MemoryBus) -> None:
     ],
 )
 async def test_what_is_wrong_with_a_council_is_named(
-    council_registry: CouncilRegistry, config: CouncilConfig, wanted: str
+    council_registry: CouncilRegistry, config: CouncilConfig, message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=wanted):
+    with pytest.raises(InvalidRequest, match=message):
         await council_registry.create("dev", 1, config, LOCAL)
 
 
@@ -235,9 +235,9 @@ async def test_what_is_malformed_changes_nothing_and_the_rest_is_followed(
                 EventType.COUNCIL_DELETED,
             ):
                 await bus.publish(new_event(kind, "x", data, ordinal=str(data)))
-        made = await other.create("qa", 1, PLAIN, LOCAL)
+        council = await other.create("qa", 1, PLAIN, LOCAL)
         async with asyncio.timeout(10):
-            while council_registry.find("qa", "local") != made:
+            while council_registry.find("qa", "local") != council:
                 await asyncio.sleep(0.01)
         following.cancel()
     assert council_registry.find("dev", "local") is None

@@ -1,4 +1,4 @@
-"""Forks: the recorded turns are done again without a call of the model, and then it goes on."""
+"""Forks: the recorded turns are replayed without a model call, and then the fork continues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOTE = act(("files.write", {"path": "NOTES.md", "content": "first\n"}))
 INSTEAD = "Write hello_world() after all."
 
 
-def desk_of(bus: MemoryBus) -> DeliberationService:
+def deliberation_service(bus: MemoryBus) -> DeliberationService:
     return DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
 
 
@@ -50,8 +50,8 @@ async def events_of(bus: MemoryBus, task_id: str) -> Sequence[Event]:
 async def fork(
     app: Any, turn: int, words: str = "", seat: str = "", of_: str = "task-1"
 ) -> Deliberation:
-    asked = DeliberationRequest("", "", fork=Fork(of_, turn, seat, words))
-    d: Deliberation = await desk_of(app.bus).submit(asked, LOCAL)
+    request = DeliberationRequest("", "", fork=Fork(of_, turn, seat, words))
+    d: Deliberation = await deliberation_service(app.bus).submit(request, LOCAL)
     return d
 
 
@@ -63,10 +63,10 @@ async def run(app: Any, d: Deliberation) -> list[Event]:
 
 
 def script(_body: Any, headers: Any) -> str:
-    """Look, write a note, say that it is done; forked from the second turn, do it."""
+    """Look, write a note and finish; when forked from the second turn, do the task."""
     turn = int(step_of(headers).split(".")[1])
-    said = str(_body["messages"][-1]["content"])
-    if INSTEAD in said:
+    prompt = str(_body["messages"][-1]["content"])
+    if INSTEAD in prompt:
         return append()
     return (LOOK, NOTE, finish("Noted."))[min(turn, 3) - 1]
 
@@ -78,7 +78,7 @@ async def test_recorded_turns_are_not_asked_again_and_it_goes_on_with_the_words(
         source = app.deliberation("single", 1)
         await begun(app.bus, source)
         assert outcomes(await app.run(source)) == {ONE: "proposed"}
-        asked = len(app.server.requests)
+        call_count = len(app.server.requests)
         d = await fork(app, 2, INSTEAD)
         assert (d.task_id, d.seats, d.fork and d.fork.step, d.seed != source.seed) == (
             "task-1-f1",
@@ -87,7 +87,7 @@ async def test_recorded_turns_are_not_asked_again_and_it_goes_on_with_the_words(
             True,
         )
         events = await run(app, d)
-        live = app.server.requests[asked:]
+        live = app.server.requests[call_count:]
         assert [call.call_id for call in live] == [f"task-1-f1/{ONE}/propose/0.3"]
         assert "files.read: success" in live[0].prompt
         assert INSTEAD in live[0].prompt
@@ -100,16 +100,16 @@ async def test_recorded_turns_are_not_asked_again_and_it_goes_on_with_the_words(
     assert [data["turn"] for data in of(events, EventType.SEAT_TURN)] == [1, 2, 3]
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
     assert "+def hello_world" in proposed["proposal"]["diff"]
-    assert "NOTES.md" in proposed["proposal"]["diff"]  # what a recorded turn did is there
+    assert "NOTES.md" in proposed["proposal"]["diff"]  # the effect of a recorded turn is there
 
 
 async def test_it_goes_on_after_the_turn_that_was_the_end(council: Any) -> None:
     async with council(script) as app:
         await begun(app.bus, app.deliberation("single", 1))
         turns = len(of(await app.run(app.deliberation("single", 1)), EventType.SEAT_TURN))
-        asked = len(app.server.requests)
+        calls = len(app.server.requests)
         events = await run(app, await fork(app, turns, INSTEAD))
-        assert [call.call_id for call in app.server.requests[asked:]] == [
+        assert [call.call_id for call in app.server.requests[calls:]] == [
             f"task-1-f1/{ONE}/propose/0.{turns + 1}"
         ]
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
@@ -140,11 +140,11 @@ async def test_killed_in_between_it_goes_on_from_what_it_took_over(council: Any)
         await app.run(source)
         d = await fork(app, 2, INSTEAD)
         first = await run(app, d)
-        asked = len(app.server.requests)
-        for one in deliberation_topics(source.task_id):  # `moothall rm`
-            await app.bus.forget(one)
+        calls = len(app.server.requests)
+        for topic in deliberation_topics(source.task_id):  # `moothall rm`
+            await app.bus.forget(topic)
         again = await run(app, d)
-        assert len(app.server.requests) == asked
+        assert len(app.server.requests) == calls
     assert [event.id for event in again if event.type is EventType.MODEL_CALLED] == [
         event.id for event in first if event.type is EventType.MODEL_CALLED
     ]
@@ -156,10 +156,10 @@ async def test_a_fork_of_a_fork_has_the_turns_of_both(council: Any) -> None:
         await app.run(app.deliberation("single", 1))
         first = await fork(app, 1)
         await run(app, first)
-        asked = len(app.server.requests)
+        calls = len(app.server.requests)
         second = await fork(app, 2, INSTEAD, of_=first.task_id)
         events = await run(app, second)
-        assert len(app.server.requests) == asked + 1
+        assert len(app.server.requests) == calls + 1
     assert second.task_id == "task-1-f1-f1"
     assert len(of(events, EventType.SEAT_TURN)) == 3
 
@@ -186,8 +186,8 @@ async def test_what_it_was_forked_from_is_gone(council: Any) -> None:
         await begun(app.bus, app.deliberation("single", 1))
         await app.run(app.deliberation("single", 1))
         d = await fork(app, 2)
-        for one in deliberation_topics("task-1"):
-            await app.bus.forget(one)
+        for topic in deliberation_topics("task-1"):
+            await app.bus.forget(topic)
         with pytest.raises(NotFound, match="task-1 was removed"):
             await inherit_turns(app.bus, d, await events_of(app.bus, d.task_id))
 
@@ -203,15 +203,15 @@ async def test_each_fork_has_an_id_of_its_own_and_the_same_id_is_the_same_fork(
             "task-1-f2",
             "task-1-f3",
         ]
-        asked = DeliberationRequest("", "", task_id="mine", fork=Fork("task-1", 1), seed=7)
-        deliberations = desk_of(app.bus)
-        one, two = [await deliberations.submit(asked, LOCAL) for _ in range(2)]
+        request = DeliberationRequest("", "", task_id="mine", fork=Fork("task-1", 1), seed=7)
+        deliberations = deliberation_service(app.bus)
+        one, two = [await deliberations.submit(request, LOCAL) for _ in range(2)]
         assert one == two
         assert (one.task_id, one.seed) == ("mine", 7)
 
 
 @pytest.mark.parametrize(
-    ("asked", "wanted"),
+    ("fork_request", "message"),
     [
         (Fork("task-9", 1), "no deliberation 'task-9' to fork"),
         (Fork("task-1", 1, "9"), f"no seat '9' in task-1; there are {ONE}, {TWO}"),
@@ -222,18 +222,20 @@ async def test_each_fork_has_an_id_of_its_own_and_the_same_id_is_the_same_fork(
     ],
 )
 async def test_what_is_not_there_is_named_with_what_is(
-    council: Any, asked: Fork, wanted: str
+    council: Any, fork_request: Fork, message: str
 ) -> None:
     async with council(script) as app:
         source = app.deliberation("vote", 2)
         await begun(app.bus, source)
         await app.run(source)
-        with pytest.raises((InvalidRequest, NotFound), match=wanted):
-            await desk_of(app.bus).submit(DeliberationRequest("", "", fork=asked), LOCAL)
+        with pytest.raises((InvalidRequest, NotFound), match=message):
+            await deliberation_service(app.bus).submit(
+                DeliberationRequest("", "", fork=fork_request), LOCAL
+            )
 
 
 async def turned(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> None:
-    told = {
+    payload = {
         "task_id": d.task_id,
         "seat": ONE,
         "phase": "propose",
@@ -243,7 +245,7 @@ async def turned(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> N
         **data,
     }
     await bus.publish(
-        new_event(EventType.SEAT_TURN, d.task_id, told, ordinal=str((data.get("phase"), number)))
+        new_event(EventType.SEAT_TURN, d.task_id, payload, ordinal=str((data.get("phase"), number)))
     )
 
 
@@ -264,7 +266,7 @@ async def test_what_acted_outside_is_not_done_again(council: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "said"),
+    ("operation", "message"),
     [
         ({"tool": "http.post", "status": "success"}, r"acted outside with http\.post"),
         (
@@ -275,26 +277,26 @@ async def test_what_acted_outside_is_not_done_again(council: Any) -> None:
     ],
 )
 async def test_a_tool_of_any_family_may_act_outside(
-    council: Any, operation: dict[str, str], said: str
+    council: Any, operation: dict[str, str], message: str
 ) -> None:
     async with council(script) as app:
         d = app.deliberation("single", 1)
         await begun(app.bus, d)
         await turned(app.bus, d, 1, operations=[operation])
         deliberations = DeliberationService(app.bus, Remembering(), defaults(AllSettings()))
-        asked = DeliberationRequest("", "", fork=Fork("task-1", 1))
-        if said:
-            with pytest.raises(InvalidRequest, match=said):
-                await deliberations.submit(asked, LOCAL)
+        request = DeliberationRequest("", "", fork=Fork("task-1", 1))
+        if message:
+            with pytest.raises(InvalidRequest, match=message):
+                await deliberations.submit(request, LOCAL)
         else:
-            assert (await deliberations.submit(asked, LOCAL)).fork
+            assert (await deliberations.submit(request, LOCAL)).fork
 
 
 class Slow(MemoryBus):
-    """Others come in between before anything is recorded."""
+    """A bus on which others come in between before anything is recorded."""
 
     async def create(self, event: Event, after_seq: int = 0) -> int:
-        """Record it after a while."""
+        """Record the event after a while."""
         await asyncio.sleep(0.02)
         return await super().create(event, after_seq)
 
@@ -302,7 +304,7 @@ class Slow(MemoryBus):
 async def test_forks_that_are_asked_for_at_once_have_ids_of_their_own() -> None:
     bus, d = Slow(), deliberation()
     await begun(bus, d)
-    told = {
+    payload = {
         "task_id": d.task_id,
         "seat": d.seats[0],
         "phase": "propose",
@@ -310,27 +312,27 @@ async def test_forks_that_are_asked_for_at_once_have_ids_of_their_own() -> None:
         "turn": 1,
         "operations": [],
     }
-    await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, told))
-    deliberations = desk_of(bus)
-    asked = [
+    await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, payload))
+    deliberations = deliberation_service(bus)
+    requests = [
         DeliberationRequest("", "", fork=Fork(d.task_id, 1, words=words))
         for words in ("a", "b", "c")
     ]
-    made = await asyncio.gather(*(deliberations.submit(one, LOCAL) for one in asked))
-    assert {one.task_id for one in made} == {f"{d.task_id}-f{number}" for number in (1, 2, 3)}
+    forks = await asyncio.gather(*(deliberations.submit(fork, LOCAL) for fork in requests))
+    assert {fork.task_id for fork in forks} == {f"{d.task_id}-f{number}" for number in (1, 2, 3)}
     with pytest.raises(AlreadyExists):
-        await deliberations.submit(replace(asked[0], task_id=made[1].task_id), LOCAL)
+        await deliberations.submit(replace(requests[0], task_id=forks[1].task_id), LOCAL)
 
 
 class Noting(MemoryBus):
-    """Notes of what is put on the queue whether it is said that nothing is recorded of it yet."""
+    """A bus that records whether queued work is marked as fresh."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fresh: list[object] = []
 
     async def enqueue(self, *given: Any, **more: Any) -> None:
-        """Note it."""
+        """Record the mark."""
         self.fresh.append(more.get("fresh"))
         await super().enqueue(*given, **more)
 
@@ -338,7 +340,7 @@ class Noting(MemoryBus):
 async def test_a_host_reads_the_words_of_a_fork_before_it_begins() -> None:
     bus, d = Noting(), deliberation()
     await begun(bus, d)
-    told = {
+    payload = {
         "task_id": d.task_id,
         "seat": d.seats[0],
         "phase": "propose",
@@ -346,11 +348,13 @@ async def test_a_host_reads_the_words_of_a_fork_before_it_begins() -> None:
         "turn": 1,
         "operations": [],
     }
-    await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, told))
-    await desk_of(bus).submit(
+    await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, payload))
+    await deliberation_service(bus).submit(
         DeliberationRequest("", "", fork=Fork(d.task_id, 1, words="a")), LOCAL
     )
-    await desk_of(bus).submit(DeliberationRequest("Say hello", "dev", about_text=True), LOCAL)
+    await deliberation_service(bus).submit(
+        DeliberationRequest("Say hello", "dev", about_text=True), LOCAL
+    )
     assert bus.fresh == [False, True]
 
 

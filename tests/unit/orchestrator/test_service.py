@@ -59,15 +59,14 @@ async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_i
     deliberations = DeliberationService(
         bus, repositories, Defaults(LimitSettings()), clock=lambda: NOW
     )
-    asked = replace(TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40))
+    request = replace(TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40))
     with pytest.raises(RepositoryError, match="moothall/t1"):
-        await deliberations.submit(asked, LOCAL)
+        await deliberations.submit(request, LOCAL)
     with pytest.raises(RepositoryError, match="moothall/t1"):
-        await deliberations.check(asked, LOCAL)
+        await deliberations.check(request, LOCAL)
     assert await find_request(bus, "t1") is None
-    await deliberations.submit(
-        replace(asked, protocol="ask"), LOCAL
-    )  # an answer in words needs no branch
+    # An answer in words needs no branch.
+    await deliberations.submit(replace(request, protocol="ask"), LOCAL)
 
 
 async def test_hidden_tests_are_stored_for_hosts_and_shown_by_no_event(bus: MemoryBus) -> None:
@@ -75,10 +74,10 @@ async def test_hidden_tests_are_stored_for_hosts_and_shown_by_no_event(bus: Memo
         bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW
     )
     tests = {"tests/test_x.py": "assert secret_number() == 42, 'ghp_" + "a" * 40 + "'\n"}
-    asked = replace(
+    request = replace(
         TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40), hidden_tests=tests
     )
-    d = await deliberations.submit(asked, LOCAL)
+    d = await deliberations.submit(request, LOCAL)
     assert await fetch_hidden(bus.bucket(HIDDEN), d.hidden) == tests
     events = [
         recorded.event
@@ -89,11 +88,13 @@ async def test_hidden_tests_are_stored_for_hosts_and_shown_by_no_event(bus: Memo
     assert "test_x" not in str(events)
     with pytest.raises(InvalidRequest, match="text"):
         await deliberations.submit(
-            replace(asked, task_id="t2", repository=None, about_text=True), LOCAL
+            replace(request, task_id="t2", repository=None, about_text=True), LOCAL
         )
     for path in ("../x.py", "/x.py", "a/.git/config", ""):
         with pytest.raises(InvalidRequest, match="path of a hidden test"):
-            await deliberations.submit(replace(asked, task_id="t3", hidden_tests={path: ""}), LOCAL)
+            await deliberations.submit(
+                replace(request, task_id="t3", hidden_tests={path: ""}), LOCAL
+            )
     with pytest.raises(NotFound, match="--hidden-tests"):
         await fetch_hidden(bus.bucket(HIDDEN), "local.gone")
 
@@ -119,7 +120,7 @@ def test_single_has_one_seat() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "wanted"),
+    ("request_", "message"),
     [
         (DeliberationRequest(description=" ", role="dev"), "the task is empty"),
         (DeliberationRequest(description="x", role="wizard"), "unknown role"),
@@ -159,14 +160,14 @@ def test_single_has_one_seat() -> None:
         ),
     ],
 )
-def test_what_cannot_be_right_is_named(request_: DeliberationRequest, wanted: str) -> None:
-    with pytest.raises(InvalidRequest, match=wanted):
+def test_what_cannot_be_right_is_named(request_: DeliberationRequest, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         plan_deliberation(request_, LOCAL, Defaults(LimitSettings()), NOW)
 
 
 def test_checks_of_a_request_are_commands_with_names_of_their_own() -> None:
-    asked = replace(TASK, checks=("make lint", "python -c 'print(1)'"), tools=("files.read",))
-    planned = plan_deliberation(asked, LOCAL, Defaults(LimitSettings()), NOW)
+    request = replace(TASK, checks=("make lint", "python -c 'print(1)'"), tools=("files.read",))
+    planned = plan_deliberation(request, LOCAL, Defaults(LimitSettings()), NOW)
     assert planned.checks == {
         "validation-1": ("make", "lint"),
         "validation-2": ("python", "-c", "print(1)"),
@@ -175,7 +176,7 @@ def test_checks_of_a_request_are_commands_with_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "wanted"),
+    ("request_", "message"),
     [
         *(
             (replace(TASK, checks=(wrong,)), "the check")
@@ -186,9 +187,9 @@ def test_checks_of_a_request_are_commands_with_names_of_their_own() -> None:
     ],
 )
 def test_a_check_that_cannot_be_right_is_refused(
-    request_: DeliberationRequest, wanted: str
+    request_: DeliberationRequest, message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=wanted):
+    with pytest.raises(InvalidRequest, match=message):
         plan_deliberation(request_, LOCAL, Defaults(LimitSettings()), NOW)
 
 
@@ -238,24 +239,24 @@ async def test_an_id_is_each_tenants_own(
     assert (ours.task_id, theirs.task_id) == ("mine", "mine")
     assert await bus.list_ids(Channel.RESULTS) == ["elsewhere_mine", "mine"]
     key = "elsewhere_mine"
-    told = {"task_id": key, "call_id": f"{key}/agent-dev-001/propose/0.1", "note": f"of {key}"}
-    await bus.publish(new_event(EventType.MODEL_CALLED, key, told, tenant="elsewhere"))
+    payload = {"task_id": key, "call_id": f"{key}/agent-dev-001/propose/0.1", "note": f"of {key}"}
+    await bus.publish(new_event(EventType.MODEL_CALLED, key, payload, tenant="elsewhere"))
     assert await deliberations.cancel("mine", "", OTHER) == DeliberationStatus.CANCELLED
-    for name, tenant, words in (
+    for name, tenant, message in (
         ("elsewhere_mine", "elsewhere", "theirs"),
         ("mine", "local", "ours"),
     ):
-        outcome = Outcome(name, DeliberationStatus.COMPLETED, tenant=tenant, error_message=words)
+        outcome = Outcome(name, DeliberationStatus.COMPLETED, tenant=tenant, error_message=message)
         await bus.publish(
             new_event(EventType.DELIBERATION_DECIDED, name, dump(outcome), tenant=tenant)
         )
         await bus.put(name, dump(outcome))
-    for who, words, count in ((OTHER, "theirs", 4), (LOCAL, "ours", 2)):
+    for who, message, count in ((OTHER, "theirs", 4), (LOCAL, "ours", 2)):
         for outcome in (
             await deliberations.wait("mine", who),
             await deliberations.result("mine", who),
         ):
-            assert (outcome.task_id, outcome.error_message) == ("mine", words)
+            assert (outcome.task_id, outcome.error_message) == ("mine", message)
         seen = [recorded.event async for recorded in deliberations.watch("mine", 0, who)]
         assert len(seen) == count
         assert {(event.subject, event.correlationid, event.data["task_id"]) for event in seen} == {
@@ -354,22 +355,27 @@ async def test_what_the_graph_says_of_a_story_is_recorded_once_and_not_asked_aga
             "comments": [{"actor": "ann", "comment": "soon"}],
         },
     )
-    told = await _telling(bus, graph).submit(OF_STORY, LOCAL)
+    submitted = await _telling(bus, graph).submit(OF_STORY, LOCAL)
     assert (
         await _recorded(bus)
-        == told.context
+        == submitted.context
         == "the story:\n- Greet (state: build)\ncomments, the last first:\n- ann: soon"
     )
-    asked = dict(graph.asked)["context"]
-    assert (asked["role"], asked["phase"], asked["story_id"], asked["task_id"]) == (
+    parameters = dict(graph.asked)["context"]
+    assert (
+        parameters["role"],
+        parameters["phase"],
+        parameters["story_id"],
+        parameters["task_id"],
+    ) == (
         "dev",
         "build",
         "story-1",
         "task-1",
     )
     graph.tell("context", {"story": {"headline": "Something else", "state": "done"}})
-    assert (await _telling(bus, graph).submit(OF_STORY, LOCAL)).context == told.context
-    assert await _recorded(bus) == told.context
+    assert (await _telling(bus, graph).submit(OF_STORY, LOCAL)).context == submitted.context
+    assert await _recorded(bus) == submitted.context
 
 
 async def test_what_earlier_tasks_decided_comes_with_it_within_one_budget(bus: MemoryBus) -> None:
@@ -383,11 +389,11 @@ async def test_what_earlier_tasks_decided_comes_with_it_within_one_budget(bus: M
     )
     limits = LimitSettings(context_tokens=400)
     design = "architect: a function. " * 20
-    told = await _telling(bus, graph, limits).submit(replace(OF_STORY, context=design), LOCAL)
-    assert told.context.startswith("the story:\n- Greet")
-    assert told.context.endswith(design)
-    assert tokens(told.context) <= limits.context_tokens
-    check_deliberation(told)
+    submitted = await _telling(bus, graph, limits).submit(replace(OF_STORY, context=design), LOCAL)
+    assert submitted.context.startswith("the story:\n- Greet")
+    assert submitted.context.endswith(design)
+    assert tokens(submitted.context) <= limits.context_tokens
+    check_deliberation(submitted)
 
 
 @pytest.mark.parametrize(
@@ -403,8 +409,8 @@ async def test_who_is_told_by_others_or_asks_no_model_is_told_nothing_more(
     bus: MemoryBus, request_: DeliberationRequest
 ) -> None:
     graph = MemoryGraph()
-    told = await _telling(bus, graph).submit(request_, LOCAL)
-    assert told.context == request_.context
+    submitted = await _telling(bus, graph).submit(request_, LOCAL)
+    assert submitted.context == request_.context
     assert graph.asked == []
 
 
@@ -426,21 +432,21 @@ async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None
 
 async def test_a_task_that_cannot_start_has_a_failed_result_with_its_reason(bus: MemoryBus) -> None:
     deliberations = DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
-    asked = replace(TASK, task_id="task-9", repository=RepositoryRef(id="gone"))
+    request = replace(TASK, task_id="task-9", repository=RepositoryRef(id="gone"))
     reason = NoCouncil("the dev council was deleted; make one with CreateCouncil")
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         collecting = group.create_task(
             Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.01).run()
         )
-        await deliberations.refuse(asked, reason, OTHER)
+        await deliberations.refuse(request, reason, OTHER)
         outcome = await deliberations.wait("task-9", OTHER)
         assert (outcome.status, outcome.winner_id) == (DeliberationStatus.FAILED, "")
         assert (
             outcome.error_message == f"No seat proposed anything: 1 x NO_COUNCIL. {reason.message}"
         )
-        again = await deliberations.submit(asked, OTHER)
+        again = await deliberations.submit(request, OTHER)
         assert again.task_id == "task-9"
-        await deliberations.refuse(asked, RepositoryError("another reason"), OTHER)
+        await deliberations.refuse(request, RepositoryError("another reason"), OTHER)
         assert (await deliberations.wait("task-9", OTHER)).error_message == outcome.error_message
         collecting.cancel()
     assert (await bus.state("WORK")).messages == 0
@@ -470,23 +476,23 @@ async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_not
             )
         )
 
-    for numbers in ((1, 2, 3), (4,), (2, 5, 6), (5,), (7, 8)):  # 2 and 5 were said by two hosts
+    for numbers in ((1, 2, 3), (4,), (2, 5, 6), (5,), (7, 8)):  # 2 and 5 came from two hosts
         await bus.put_raw(
             "agent.results.task-1", encode_batch([turn(number) for number in numbers])
         )
     await bus.publish(new_event(EventType.DELIBERATION_DECIDED, "task-1", {"task_id": "task-1"}))
-    whole = [recorded async for recorded in deliberations.watch("task-1", 0, LOCAL)]
-    assert len(whole) == len({recorded.event.id for recorded in whole}) == 10
-    places = [recorded.position for recorded in whole]
+    all_events = [recorded async for recorded in deliberations.watch("task-1", 0, LOCAL)]
+    assert len(all_events) == len({recorded.event.id for recorded in all_events}) == 10
+    places = [recorded.position for recorded in all_events]
     assert places == sorted(set(places))
     for number, place in enumerate(places):
         assert [r.event.id async for r in deliberations.watch("task-1", place, LOCAL)] == [
-            r.event.id for r in whole[number + 1 :]
+            r.event.id for r in all_events[number + 1 :]
         ]
-    for recorded in whole:  # a seq of the log itself loses nothing either
+    for recorded in all_events:  # a seq of the log itself loses nothing either
         rest = [r.event.id async for r in deliberations.watch("task-1", recorded.seq, LOCAL)]
-        assert rest[len(rest) - (9 - whole.index(recorded)) :] == [
-            r.event.id for r in whole[whole.index(recorded) + 1 :]
+        assert rest[len(rest) - (9 - all_events.index(recorded)) :] == [
+            r.event.id for r in all_events[all_events.index(recorded) + 1 :]
         ]
 
 

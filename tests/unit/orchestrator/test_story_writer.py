@@ -1,4 +1,4 @@
-"""Who writes a story better: rules, which add no wish, and a model where its reply scores
+"""The better draft of a story: by rules, which add no wishes, or by a model if its reply scores
 higher.
 """
 
@@ -43,7 +43,7 @@ Criteria:
 
 
 async def decide(deliberations: MemoryDesk, content: str) -> str:
-    """Play the council; return what it was asked."""
+    """Play the council; return its prompt."""
     await deliberations.submitted.wait()
     (task_id,) = deliberations.known()
     result = Result(
@@ -109,29 +109,29 @@ def test_a_first_draft_says_what_the_goal_says_and_leaves_holes() -> None:
 
 @pytest.mark.parametrize("marks", ["", "**"])
 def test_a_reply_is_read_line_by_line(marks: str) -> None:
-    said = (
+    reply = (
         f"Here it is:\n{marks}Title:{marks} Export\n{marks}Description:{marks} As a clerk\nI want "
         f"it.\n{marks}Acceptance criteria:{marks}\n- Given a, when b, then c\n"
     )
-    assert read_story(said) == StoryDraft(
+    assert read_story(reply) == StoryDraft(
         "Export", "As a clerk\nI want it.", ("- Given a, when b, then c",)
     )
     assert read_story("I cannot do that.") == StoryDraft()
 
 
 @pytest.mark.parametrize(
-    ("said", "by"), [(STORY, MODEL), ("I cannot.", RULES), (STORY + "- x\n" * 200, RULES)]
+    ("reply", "by"), [(STORY, MODEL), ("I cannot.", RULES), (STORY + "- x\n" * 200, RULES)]
 )
 async def test_the_better_one_is_taken_and_who_wrote_it_is_said(
-    deliberations: MemoryDesk, said: str, by: str
+    deliberations: MemoryDesk, reply: str, by: str
 ) -> None:
     author = StoryWriter(deliberations, 5, model=True)
-    written, asked = await asyncio.gather(
-        author.suggest("Export \n--- end ---\n invoices", LOCAL), decide(deliberations, said)
+    written, prompt = await asyncio.gather(
+        author.suggest("Export \n--- end ---\n invoices", LOCAL), decide(deliberations, reply)
     )
     assert written.by == by
     assert (written.score.total == 100) == (by == MODEL)
-    assert "--- end ---" in asked  # fenced, with a mark of its own
+    assert "--- end ---" in prompt  # fenced, with a unique mark
 
 
 async def test_without_an_answer_the_rules_write(deliberations: MemoryDesk) -> None:
@@ -161,6 +161,6 @@ def test_the_rules_never_lower_a_score_and_mend_all_at_once(draft: StoryDraft) -
 
 
 @given(st.text(max_size=300))
-def test_any_reply_and_any_goal_can_be_read(said: str) -> None:
-    read_story(said)
-    suggest(said)
+def test_any_reply_and_any_goal_can_be_read(text: str) -> None:
+    read_story(text)
+    suggest(text)

@@ -1,5 +1,5 @@
-"""Rego in process and an OPA server behind one contract, and what a server that is ill brings
-about: nothing runs.
+"""Rego in process and an OPA server under one contract, and the effect of a failing server: nothing
+runs.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def test_a_server_that_is_ill_blocks(api: Api, tmp_path: Path, ill: Any) -
     ):
         api.answer = ill
         result = await app.gate.call(app.seat(), tool_call(path="a"))
-        assert (result.status, app.room.calls) == (ToolStatus.BLOCKED, [])
+        assert (result.status, app.workspace.calls) == (ToolStatus.BLOCKED, [])
         assert "nothing runs until it can" in result.error
         api.answer = None
         assert (
@@ -110,26 +110,26 @@ async def test_a_server_that_is_gone_blocks(tmp_path: Path) -> None:
     try:
         async with open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app:
             result = await app.gate.call(app.seat(), tool_call(path="a"))
-            assert (result.status, app.room.calls) == (ToolStatus.BLOCKED, [])
+            assert (result.status, app.workspace.calls) == (ToolStatus.BLOCKED, [])
     finally:
         await opened.__aexit__(None, None, None)
 
 
 @pytest.mark.parametrize(
-    ("mode", "ran", "asked"), [("enforce", False, 1), ("dry-run", True, 1), ("off", True, 0)]
+    ("mode", "ran", "requests"), [("enforce", False, 1), ("dry-run", True, 1), ("off", True, 0)]
 )
 async def test_one_denied_call_in_each_mode(
     api: Api,
     tmp_path: Path,
     mode: Mode,
     ran: bool,  # noqa: FBT001
-    asked: int,
+    requests: int,
 ) -> None:
     settings = Settings(data_dir=tmp_path, guard=GuardSettings(policy=mode, policy_url=api.url))
     async with open_policy(settings.guard) as policy, open_app(tmp_path, policy=policy) as app:
-        before = api.asked
+        before = api.requests
         result = await app.gate.call(app.seat(), tool_call(path="secret/a"))
-        assert (bool(app.room.calls), api.asked - before) == (ran, asked)
+        assert (bool(app.workspace.calls), api.requests - before) == (ran, requests)
         assert ran or (result.status, result.error) == (
             ToolStatus.BLOCKED,
             "files.read is refused by policy: secrets stay closed",
@@ -141,15 +141,15 @@ async def test_answers_of_a_server_stand_for_their_time(api: Api, tmp_path: Path
         opa(api.url, seconds=20) as engine,
         open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app,
     ):
-        before = api.asked
+        before = api.requests
         for number in range(5):
             await app.gate.call(app.seat(), tool_call(path="a", number=number))
-        assert api.asked - before == 1
+        assert api.requests - before == 1
 
 
 async def test_a_server_that_cannot_be_asked_stops_the_start(api: Api, tmp_path: Path) -> None:
     api.answer = says("{}", 404)
-    for url, words in (
+    for url, message in (
         (api.url, "answered 404"),
         ("http://127.0.0.1:1", "cannot be asked"),
         ("http://[", "cannot be asked"),
@@ -157,7 +157,7 @@ async def test_a_server_that_cannot_be_asked_stops_the_start(api: Api, tmp_path:
         settings = Settings(
             data_dir=tmp_path, guard=GuardSettings(policy_url=url, policy_seconds=5)
         )
-        with pytest.raises(ConfigurationError, match=words):
+        with pytest.raises(ConfigurationError, match=message):
             async with open_policy(settings.guard):
                 pass
 

@@ -42,16 +42,18 @@ def judge(
     return assess(base, {"tests": run, "lint": LINT}, profile, own, applies=True)
 
 
-def verdict(found: Assessment, check: str = "tests") -> Verdict:
-    return next(item.verdict for item in found.evidence if item.check == check)
+def verdict(assessment: Assessment, check: str = "tests") -> Verdict:
+    return next(item.verdict for item in assessment.evidence if item.check == check)
 
 
 def test_a_red_test_that_turns_green_proves_the_candidate() -> None:
-    found = judge(suite(new="passed", old="passed"))
-    assert found.proven
-    assert found.required == ("tests", "lint")
-    assert found.regressions == ()
-    assert [(item.check, item.verdict, item.passed, item.proven) for item in found.evidence] == [
+    assessment = judge(suite(new="passed", old="passed"))
+    assert assessment.proven
+    assert assessment.required == ("tests", "lint")
+    assert assessment.regressions == ()
+    assert [
+        (item.check, item.verdict, item.passed, item.proven) for item in assessment.evidence
+    ] == [
         ("tests", Verdict.PASSED, 2, True),
         ("lint", Verdict.PASSED, 0, False),
     ]
@@ -93,9 +95,9 @@ def test_what_was_green_and_is_not_any_more_is_a_regression(after: dict[str, str
 
 def test_known_failures_are_neither_regressions_nor_red() -> None:
     profile = Profile(checks={"tests": ("pytest",)}, known_failures=(OLD,))
-    found = judge(suite(Verdict.FAILED, new="passed", old="failed"), profile=profile)
-    assert found.regressions == ()
-    assert verdict(found) is Verdict.PASSED
+    assessment = judge(suite(Verdict.FAILED, new="passed", old="failed"), profile=profile)
+    assert assessment.regressions == ()
+    assert verdict(assessment) is Verdict.PASSED
 
 
 def test_an_unknown_failure_beside_a_known_one_is_red() -> None:
@@ -111,17 +113,17 @@ def test_an_exit_code_does_not_hide_a_failed_case() -> None:
 @pytest.mark.parametrize("exit_verdict", [Verdict.PASSED, Verdict.FAILED, Verdict.ERRORED])
 def test_a_run_of_no_test_has_no_verdict_and_is_no_regression(exit_verdict: Verdict) -> None:
     run = CheckRun("tests", exit_verdict, output="npm error\nUsage: npm exec\n", exit_code=1)
-    found = judge(run)
+    assessment = judge(run)
     assert is_silent(BASE["tests"], run)
-    assert (found.regressions, verdict(found)) == ((), Verdict.MISSING)
-    assert found.evidence[0].why == "0 tests ran, exit code 1: Usage: npm exec"
+    assert (assessment.regressions, verdict(assessment)) == ((), Verdict.MISSING)
+    assert assessment.evidence[0].why == "0 tests ran, exit code 1: Usage: npm exec"
     assert not is_silent(None, run)
 
 
 def test_a_stopped_run_tells_nothing_of_the_cases_that_it_did_not_reach() -> None:
     base = {"tests": suite(Verdict.FAILED, new="failed", old="passed", late="passed"), "lint": LINT}
-    found = judge(suite(Verdict.ERRORED, status="timeout", old="failed"), base=base)
-    assert (found.regressions, verdict(found)) == ((OLD,), Verdict.ERRORED)
+    assessment = judge(suite(Verdict.ERRORED, status="timeout", old="failed"), base=base)
+    assert (assessment.regressions, verdict(assessment)) == ((OLD,), Verdict.ERRORED)
 
 
 @pytest.mark.parametrize("cases", [{}, {"new": "skipped", "old": "skipped"}])
@@ -137,17 +139,19 @@ def test_a_run_that_hit_a_limit_never_passes() -> None:
 
 
 def test_a_required_check_without_a_run_is_missing() -> None:
-    found = assess(BASE, {"tests": suite(new="passed", old="passed")}, PROFILE, (), applies=True)
-    assert verdict(found, "lint") is Verdict.MISSING
+    assessment = assess(
+        BASE, {"tests": suite(new="passed", old="passed")}, PROFILE, (), applies=True
+    )
+    assert verdict(assessment, "lint") is Verdict.MISSING
 
 
 def test_what_does_not_apply_has_no_evidence() -> None:
-    found = assess(
+    assessment = assess(
         BASE, {"tests": suite(new="passed", old="passed"), "lint": LINT}, PROFILE, (), applies=False
     )
-    assert not found.applies
-    assert not found.proven
-    assert {item.verdict for item in found.evidence} == {Verdict.MISSING}
+    assert not assessment.applies
+    assert not assessment.proven
+    assert {item.verdict for item in assessment.evidence} == {Verdict.MISSING}
 
 
 def test_behaviour_is_equal_only_when_no_shared_test_tells_two_apart() -> None:
@@ -170,27 +174,33 @@ def test_what_was_red_may_stay_red_and_is_named() -> None:
         "tests": suite(Verdict.FAILED, new="failed", old="passed", other="failed"),
         "lint": LINT,
     }
-    found = judge(suite(Verdict.FAILED, new="passed", old="passed", other="failed"), base=base)
-    tests = found.evidence[0]
+    assessment = judge(suite(Verdict.FAILED, new="passed", old="passed", other="failed"), base=base)
+    tests = assessment.evidence[0]
     assert (tests.verdict, tests.before, tests.red, tests.red_before) == (
         Verdict.PASSED,
         1,
         (),
         ("other",),
     )
-    assert (found.fixed, found.still_red, found.proven) == ((NEW,), ("other",), True)
+    assert (assessment.fixed, assessment.still_red, assessment.proven) == ((NEW,), ("other",), True)
 
 
 def test_a_new_case_must_be_green() -> None:
-    found = judge(suite(Verdict.FAILED, new="passed", old="passed", mine="failed"))
-    assert (found.evidence[0].verdict, found.evidence[0].red) == (Verdict.FAILED, ("mine",))
+    assessment = judge(suite(Verdict.FAILED, new="passed", old="passed", mine="failed"))
+    assert (assessment.evidence[0].verdict, assessment.evidence[0].red) == (
+        Verdict.FAILED,
+        ("mine",),
+    )
 
 
 def test_no_case_is_green_anywhere_is_no_pass() -> None:
     profile = Profile(checks={"tests": ("pytest",)})
     base = {"tests": CheckRun("tests", Verdict.FAILED, {NEW: "failed"})}
-    found = assess(base, base, profile, (), applies=True)
-    assert (found.evidence[0].verdict, found.evidence[0].red_before) == (Verdict.FAILED, (NEW,))
+    assessment = assess(base, base, profile, (), applies=True)
+    assert (assessment.evidence[0].verdict, assessment.evidence[0].red_before) == (
+        Verdict.FAILED,
+        (NEW,),
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,32 +217,32 @@ def test_a_check_without_cases_is_one_case(
     before: Verdict, after: Verdict, expected: Verdict, *, proven: bool
 ) -> None:
     profile = Profile(checks={"tests": ("make", "test")})
-    found = assess(
+    assessment = assess(
         {"tests": CheckRun("tests", before)},
         {"tests": CheckRun("tests", after)},
         profile,
         (),
         applies=True,
     )
-    assert (found.evidence[0].verdict, found.proven) == (expected, proven)
+    assert (assessment.evidence[0].verdict, assessment.proven) == (expected, proven)
 
 
 def test_a_check_that_was_red_as_a_whole_may_stay_so_beside_one_with_green_cases() -> None:
     base = {"tests": BASE["tests"], "lint": CheckRun("lint", Verdict.FAILED)}
-    found = assess(
+    assessment = assess(
         base,
         {"tests": suite(new="passed", old="passed"), "lint": base["lint"]},
         PROFILE,
         (),
         applies=True,
     )
-    assert [item.verdict for item in found.evidence] == [Verdict.PASSED, Verdict.PASSED]
+    assert [item.verdict for item in assessment.evidence] == [Verdict.PASSED, Verdict.PASSED]
 
 
 def test_what_is_flaky_is_named_and_no_evidence() -> None:
     base = {"tests": suite(Verdict.FAILED, new="failed", old="passed", other="passed")}
     run = suite(Verdict.FAILED, new="passed", old="failed", other="passed")
-    found = assess(
+    assessment = assess(
         base,
         {"tests": run},
         Profile(checks={"tests": ("pytest",)}),
@@ -240,12 +250,12 @@ def test_what_is_flaky_is_named_and_no_evidence() -> None:
         applies=True,
         flaky=(NEW, OLD),
     )
-    assert (found.evidence[0].verdict, found.proven, found.regressions) == (
+    assert (assessment.evidence[0].verdict, assessment.proven, assessment.regressions) == (
         Verdict.PASSED,
         False,
         (),
     )
-    assert found.evidence[0].flaky == (OLD, NEW)
+    assert assessment.evidence[0].flaky == (OLD, NEW)
 
 
 def test_what_only_one_run_of_the_base_told_of_is_known_unless_one_of_them_told_nothing() -> None:
@@ -260,22 +270,22 @@ def test_what_only_one_run_of_the_base_told_of_is_known_unless_one_of_them_told_
 
 @pytest.mark.parametrize("advisory", [("lint",), ()], ids=["advisory", "required"])
 def test_a_linter_does_not_tell_candidates_apart(advisory: tuple[str, ...]) -> None:
-    """What it finds in one change alone is no difference in what the changed code does."""
+    """A finding in one change alone is no difference in the behaviour of the code."""
     profile = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)}, advisory=advisory)
     tests = suite(new="passed", old="passed")
     finding = CheckRun("lint", Verdict.FAILED, findings=("src/a.py: SIM102",))
-    found = [
+    assessment = [
         assess(BASE, {"tests": tests, "lint": lint}, profile, (), applies=True)
         for lint in (LINT, finding)
     ]
-    assert found[0].behaviour == found[1].behaviour
+    assert assessment[0].behaviour == assessment[1].behaviour
 
 
 def test_nothing_is_said_of_behaviour_where_no_test_ran() -> None:
-    found = assess({}, {}, Profile(), (), applies=True)
-    assert found.behaviour == ""
+    assessment = assess({}, {}, Profile(), (), applies=True)
+    assert assessment.behaviour == ""
     candidates = [
-        Candidate(Proposal(seat, "dev", "", f"+{seat}"), found) for seat in ("one", "two")
+        Candidate(Proposal(seat, "dev", "", f"+{seat}"), assessment) for seat in ("one", "two")
     ]
     assert not any(
         "behave the same" in reason for item in rank(candidates) for reason in item.reasons
@@ -285,10 +295,10 @@ def test_nothing_is_said_of_behaviour_where_no_test_ran() -> None:
 def test_an_advisory_check_decides_nothing() -> None:
     profile = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)}, advisory=("lint",))
     lint = CheckRun("lint", Verdict.FAILED, findings=("a.py: F401 x",))
-    found = assess(
+    assessment = assess(
         BASE, {"tests": suite(new="passed", old="passed"), "lint": lint}, profile, (), applies=True
     )
-    assert (found.required, verdict(found, "lint")) == (("tests",), Verdict.FAILED)
+    assert (assessment.required, verdict(assessment, "lint")) == (("tests",), Verdict.FAILED)
 
 
 @pytest.mark.parametrize(
@@ -308,10 +318,10 @@ def test_only_new_findings_on_changed_files_count(
         return CheckRun("lint", Verdict.FAILED if findings else Verdict.PASSED, findings=findings)
 
     runs = {"tests": suite(new="passed", old="passed"), "lint": lint(now)}
-    found = assess(
+    assessment = assess(
         {**BASE, "lint": lint(base)}, runs, PROFILE, (), applies=True, changed=("src/a.py",)
     )
-    assert verdict(found, "lint") is expected
+    assert verdict(assessment, "lint") is expected
 
 
 def test_a_case_stopped_at_its_limit_is_not_proven_by_a_longer_limit() -> None:
@@ -372,8 +382,8 @@ def test_who_may_have_written_a_case(case: str, own: str, *, maybe: bool) -> Non
 def test_a_part_of_what_was_red_was_red(red: str, case: str) -> None:
     base = {"tests": CheckRun("tests", Verdict.FAILED, {red: "errored", OLD: "passed"})}
     run = CheckRun("tests", Verdict.PASSED, {case: "passed", OLD: "passed"})
-    found = assess(base, {"tests": run}, PROFILE, (), applies=True)
-    assert found.fixed == (case,)
+    assessment = assess(base, {"tests": run}, PROFILE, (), applies=True)
+    assert assessment.fixed == (case,)
 
 
 def test_done_is_when_nothing_beside_what_it_mended_is_red() -> None:
@@ -408,7 +418,7 @@ def test_what_fails_as_before_fails_a_check_that_it_concerns(
     before = replace(OUT, details={case: "E assert 'z' == 'y' at 0x34a"} if detail else {})
     after = replace(OUT, details={case: detail} if detail else {})
     profile = Profile(checks={"tests": ("pytest",)})
-    found = assess(
+    assessment = assess(
         {"tests": before},
         {"tests": after},
         profile,
@@ -417,9 +427,9 @@ def test_what_fails_as_before_fails_a_check_that_it_concerns(
         changed=(changed,),
         task=task,
     )
-    assert verdict(found) is expected
-    assert found.unsolved == ((case,) if expected is Verdict.FAILED else ())
-    assert not found.proven
+    assert verdict(assessment) is expected
+    assert assessment.unsolved == ((case,) if expected is Verdict.FAILED else ())
+    assert not assessment.proven
 
 
 @pytest.mark.parametrize(
@@ -452,7 +462,7 @@ def test_a_failure_from_before_blocks_only_where_nothing_passes_or_the_caller_as
     base = CheckRun(
         check, Verdict.FAILED, {**dict.fromkeys(cases, "passed"), "test_reading": "failed"}
     )
-    found = assess(
+    assessment = assess(
         {check: base},
         {check: CheckRun(check, Verdict.FAILED, cases)},
         Profile(checks={check: ("pytest",)}),
@@ -461,6 +471,6 @@ def test_a_failure_from_before_blocks_only_where_nothing_passes_or_the_caller_as
         changed=("reading.py",),
         task=task,
     )
-    candidate = Candidate(Proposal("seat", "dev", "", "diff --git a/a.py b/a.py\n"), found)
-    assert verdict(found, check) is Verdict.FAILED
+    candidate = Candidate(Proposal("seat", "dev", "", "diff --git a/a.py b/a.py\n"), assessment)
+    assert verdict(assessment, check) is Verdict.FAILED
     assert bool(list_failed_checks(candidate)) is blocked

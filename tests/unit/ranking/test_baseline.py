@@ -27,8 +27,8 @@ def prepared(
 def test_green_red_flaky_and_slow_are_told() -> None:
     cases = {"a": "passed", "b": "failed", "c": "skipped", "d": "passed"}
     run = CheckRun("tests", Verdict.FAILED, cases, durations={"a": 1500, "d": 3})
-    found = diagnose(prepared(run, flaky=("d",)))
-    (row,) = found.rows
+    diagnosis = diagnose(prepared(run, flaky=("d",)))
+    (row,) = diagnosis.rows
     assert (row.green, row.red, row.skipped, row.flaky, row.slow) == (
         1,
         ("b",),
@@ -36,8 +36,8 @@ def test_green_red_flaky_and_slow_are_told() -> None:
         ("d",),
         (("a", 1500),),
     )
-    assert found.line == "base: tests 1 passed, 1 red (b), 1 skipped, 1 flaky (d)"
-    assert found.text == ""
+    assert diagnosis.line == "base: tests 1 passed, 1 red (b), 1 skipped, 1 flaky (d)"
+    assert diagnosis.text == ""
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_green_red_flaky_and_slow_are_told() -> None:
 )
 def test_what_cannot_judge_says_why_and_what_to_write(run: CheckRun, fault: str) -> None:
     argv = ("cargo", "nextest", "run") if "cargo" in fault else ("python", "-m", "pytest")
-    found = diagnose(prepared(run, argv=argv, declared=("numpy",)))
-    assert found.rows[0].fault == fault
-    assert fault in found.text
-    assert ".moothall.toml" in found.text
-    assert found.text.count(run.output or fault) == 1
+    diagnosis = diagnose(prepared(run, argv=argv, declared=("numpy",)))
+    assert diagnosis.rows[0].fault == fault
+    assert fault in diagnosis.text
+    assert ".moothall.toml" in diagnosis.text
+    assert diagnosis.text.count(run.output or fault) == 1
 
 
 @pytest.mark.parametrize(
@@ -147,25 +147,25 @@ def test_what_cannot_judge_says_why_and_what_to_write(run: CheckRun, fault: str)
     ],
 )
 def test_what_the_task_may_be_about_is_red_and_no_fault(run: CheckRun) -> None:
-    found = diagnose(prepared(run))
-    assert found.faults == ()
-    assert found.rows[0].output == run.output
+    diagnosis = diagnose(prepared(run))
+    assert diagnosis.faults == ()
+    assert diagnosis.rows[0].output == run.output
 
 
 def missing(*modules: str, output: str = "") -> CheckRun:
     cases = {f"tests/test_{module}.py": "errored" for module in modules}
-    said = {
+    details = {
         case: f"ModuleNotFoundError: No module named '{module}'"
         for case, module in zip(cases, modules, strict=True)
     }
-    return CheckRun("tests", Verdict.FAILED, cases, details=said, output=output)
+    return CheckRun("tests", Verdict.FAILED, cases, details=details, output=output)
 
 
 def test_a_missing_module_that_nothing_declares_may_be_what_the_task_is_to_write() -> None:
-    found = diagnose(prepared(missing("calc"), declared=("numpy", "calculus", "pytest-calc")))
-    assert found.text == ""
-    assert found.rows[0].red == ("tests/test_calc.py",)
-    assert "no file declares the missing module calc, so an answer may add it" in found.line
+    diagnosis = diagnose(prepared(missing("calc"), declared=("numpy", "calculus", "pytest-calc")))
+    assert diagnosis.text == ""
+    assert diagnosis.rows[0].red == ("tests/test_calc.py",)
+    assert "no file declares the missing module calc, so an answer may add it" in diagnosis.line
     assert diagnose(prepared(missing("calc", "numpy"), declared=("numpy",))).text == ""
 
 
@@ -248,9 +248,9 @@ def test_an_advisory_check_is_no_fault_and_no_check_is_said() -> None:
     assert "no check" in diagnose(bare).line
 
 
-def red(*said: str) -> CheckRun:
-    cases = {f"t{number}": "errored" for number, _ in enumerate(said)}
-    details = {f"t{number}": text for number, text in enumerate(said)}
+def red(*messages: str) -> CheckRun:
+    cases = {f"t{number}": "errored" for number, _ in enumerate(messages)}
+    details = {f"t{number}": text for number, text in enumerate(messages)}
     return CheckRun("tests", Verdict.FAILED, cases, details=details, exit_code=1)
 
 
@@ -262,8 +262,8 @@ def fault(run: CheckRun, *files: str) -> tuple[str, str]:
 
 def test_a_src_layout_that_nobody_installs_gets_advice() -> None:
     missing = red("E ModuleNotFoundError: No module named 'own'")
-    said, advice = fault(missing, "src/own/__init__.py", "tests/test_a.py")
-    assert said == "the module own lies in src/, which is neither installed nor on the path"
+    problem, advice = fault(missing, "src/own/__init__.py", "tests/test_a.py")
+    assert problem == "the module own lies in src/, which is neither installed nor on the path"
     assert 'tests = "env PYTHONPATH=src python -m pytest"' in advice
     assert fault(missing, "python/lib/own.py")[0].startswith("the module own lies in python/lib/")
 
@@ -303,17 +303,17 @@ def test_a_module_that_a_candidate_can_provide_is_no_fault(
     ],
 )
 def test_what_the_environment_keeps_from_running_is_said_with_its_line(line: str) -> None:
-    said, advice = fault(
+    problem, advice = fault(
         CheckRun("tests", Verdict.FAILED, output=f"> t test\n{line}\n", exit_code=1)
     )
-    assert said == f"the environment fails before the first case: {line.strip()}"
+    assert problem == f"the environment fails before the first case: {line.strip()}"
     assert "setup" in advice
     assert fault(red(f"E {line}"))[0].startswith("the environment fails")
     assert fault(red(f"E {line}", "assert 1 == 2")) == ("", ""), "another case ran"
     ran = CheckRun(
         "tests", Verdict.FAILED, {"a": "passed", "b": "failed"}, output=line, exit_code=1
     )
-    assert fault(ran) == ("", ""), "a case is green"
+    assert fault(ran) == ("", ""), "a case passes"
 
 
 def test_a_connection_refused_by_the_code_under_test_is_no_fault_of_the_environment() -> None:
@@ -340,8 +340,8 @@ def test_django_that_nobody_configures_judges_nothing_and_says_what_to_write() -
         "django.core.exceptions.ImproperlyConfigured: Requested setting DATABASES, but settings "
         "are not configured. You must"
     )
-    said, advice = fault(red(text, text))
-    assert said.startswith("Django's settings are not configured")
+    problem, advice = fault(red(text, text))
+    assert problem.startswith("Django's settings are not configured")
     assert "python manage.py test" in advice
     assert fault(red(text, "assert 1 == 2")) == ("", "")
 
@@ -354,8 +354,8 @@ def test_a_suite_that_takes_minutes_is_suggested_to_be_narrowed() -> None:
     slow = CheckRun(
         "tests", Verdict.PASSED, cases, duration_ms=300_000, durations=dict.fromkeys(cases, 3000)
     )
-    said, advice = fault(slow)
-    assert said == ""
+    problem, advice = fault(slow)
+    assert problem == ""
     assert "5.0 minutes for 100 tests" in advice
     assert "tests/io (75 %), tests/core (25 %)" in advice
     assert 'tests = "python -m pytest PATH…"' in advice

@@ -23,41 +23,41 @@ LIMITS = [
 ]
 
 
-def run(said: str, **more: object) -> CheckRun:
-    told = {
+def run(message: str, **more: object) -> CheckRun:
+    fields = {
         "cases": {"a": "failed", "b": "passed"},
-        "details": {"a": said},
+        "details": {"a": message},
         "contended": True,
         **more,
     }
-    return CheckRun("tests", Verdict.FAILED, **told)  # type: ignore[arg-type]
+    return CheckRun("tests", Verdict.FAILED, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("said", LIMITS)
-def test_a_limit_of_time_says_nothing_on_a_busy_machine(said: str) -> None:
-    found = run(said)
-    assert hit_limit_under_load(found)
-    assert not hit_limit_under_load(run(said, contended=False))
-    assert stopped_cases(found) == ["a"]
-    told = as_errored(found)
-    assert (told.verdict, told.status, told.cases) == (
+@pytest.mark.parametrize("message", LIMITS)
+def test_a_limit_of_time_says_nothing_on_a_busy_machine(message: str) -> None:
+    check_run = run(message)
+    assert hit_limit_under_load(check_run)
+    assert not hit_limit_under_load(run(message, contended=False))
+    assert stopped_cases(check_run) == ["a"]
+    errored = as_errored(check_run)
+    assert (errored.verdict, errored.status, errored.cases) == (
         Verdict.ERRORED,
         "timeout",
         {"a": "errored", "b": "passed"},
     )
-    assert "busy" in told.output.partition("\n")[0]
+    assert "busy" in errored.output.partition("\n")[0]
 
 
-@pytest.mark.parametrize("said", ["assert 5 == 2", "Failed: hit the limit of 10 s"])
-def test_what_failed_otherwise_failed(said: str) -> None:
-    """Also what had all of its time."""
-    assert not hit_limit_under_load(run(said))
+@pytest.mark.parametrize("message", ["assert 5 == 2", "Failed: hit the limit of 10 s"])
+def test_what_failed_otherwise_failed(message: str) -> None:
+    """This includes a case that had all of its time."""
+    assert not hit_limit_under_load(run(message))
 
 
 def test_what_is_red_on_the_base_is_not_run_again() -> None:
-    found = run(LIMITS[0])
-    assert not hit_limit_under_load(found, CheckRun("tests", Verdict.FAILED, {"a": "failed"}))
-    assert hit_limit_under_load(found, CheckRun("tests", Verdict.PASSED, {"a": "passed"}))
+    check_run = run(LIMITS[0])
+    assert not hit_limit_under_load(check_run, CheckRun("tests", Verdict.FAILED, {"a": "failed"}))
+    assert hit_limit_under_load(check_run, CheckRun("tests", Verdict.PASSED, {"a": "passed"}))
 
 
 def test_a_check_without_cases_and_one_that_was_stopped_count_too() -> None:
@@ -76,14 +76,14 @@ def test_a_check_without_cases_and_one_that_was_stopped_count_too() -> None:
 def test_the_evidence_of_such_a_check_is_errored_and_says_why() -> None:
     base = CheckRun("tests", Verdict.PASSED, {"a": "passed", "b": "passed"})
     profile = Profile(checks={"tests": ("x",)})
-    found = assess(
+    assessment = assess(
         {"tests": base}, {"tests": as_errored(run(LIMITS[0]), base)}, profile, (), applies=True
     )
-    (evidence,) = found.evidence
+    (evidence,) = assessment.evidence
     assert evidence.verdict is Verdict.ERRORED
     assert "while the machine was busy" in evidence.why
 
 
 def test_the_clock_of_a_case_says_the_same_as_the_executor() -> None:
-    """It cannot import it: it runs in the project's own interpreter."""
+    """The reporter cannot import the executor: it runs in the project's own interpreter."""
     assert f'"{BUSY}"' in (FOLDER / "moothall_clock.py").read_text(encoding="utf-8")

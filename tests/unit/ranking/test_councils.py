@@ -1,5 +1,5 @@
-"""Councils drawn by chance, of three seats without a deciding test on the base: how often a right
-answer wins.
+"""Random councils of three seats without a deciding test on the base: how often a right answer
+wins.
 """
 
 from __future__ import annotations
@@ -12,49 +12,48 @@ from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.ranking import rank
 
-DRAWS, RIGHT, BRINGS = 1500, 0.7, 0.5  # a seat is right, and brings tests
-FITS = {
-    True: 0.85,
-    False: 0.4,
-}  # by whether its author is right: a test asks for what the task asks for
+DRAWS, RIGHT, BRINGS = 1500, 0.7, 0.5  # probability that a seat is right, and that it brings tests
+# By the author's correctness: a test asks for what the task asks for.
+FITS = {True: 0.85, False: 0.4}
 GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
 
 
 def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list[bool]]:
-    """Three candidates, and which are right. `dropped`: share of the unfit tests that a reader of
-    the task takes out.
+    """Return three candidates, and which are right. `dropped`: the share of the invalid tests that
+    a reader of the task removes.
     """
     right = [drawn.random() < RIGHT for _ in range(3)]
     brings = [drawn.random() < BRINGS for _ in range(3)]
-    fits = [drawn.random() < FITS[one] for one in right]
+    valid_tests = [drawn.random() < FITS[one] for one in right]
     counts = [
-        one and (fit or drawn.random() >= dropped) for one, fit in zip(brings, fits, strict=True)
+        one and (fit or drawn.random() >= dropped)
+        for one, fit in zip(brings, valid_tests, strict=True)
     ]
-    found = []
+    candidates = []
     for seat in range(3):
         cross = []
         for author in (other for other in range(3) if other != seat and counts[other]):
-            passed = drawn.random() < (0.15 if fits[author] else 0.3) or (
-                fits[author] and right[seat]
+            passed = drawn.random() < (0.15 if valid_tests[author] else 0.3) or (
+                valid_tests[author] and right[seat]
             )
             cross.append(CrossRun(f"seat-{author}", passed))
         diff = f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{seat}\n"
         proposal = Proposal(
             f"seat-{seat}", "dev", "", diff, own_tests=("test_new.py",) if brings[seat] else ()
         )
-        found.append(
+        candidates.append(
             Candidate(
                 proposal,
                 Assessment(applies=True, required=("tests",), evidence=GREEN, behaviour="b"),
                 tuple(cross),
             )
         )
-    return found, right
+    return candidates, right
 
 
 @pytest.mark.parametrize(("dropped", "least"), [(0.0, 0.8), (0.8, 0.83)])
 def test_a_right_answer_wins_where_there_is_one(dropped: float, least: float) -> None:
-    drawn = random.Random(7)  # noqa: S311 - drawn alike each time
+    drawn = random.Random(7)  # noqa: S311 - the same draws each time
     councils = [council(drawn, dropped) for _ in range(DRAWS)]
-    won = [right[int(rank(found)[0].seat[-1])] for found, right in councils if any(right)]
+    won = [right[int(rank(candidates)[0].seat[-1])] for candidates, right in councils if any(right)]
     assert sum(won) / len(won) > least

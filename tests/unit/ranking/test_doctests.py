@@ -1,4 +1,4 @@
-"""Examples of documentation are tests that stand in the code: what its author alters of them proves
+"""Examples in documentation are tests inside the code: changes by the code's author prove
 nothing.
 """
 
@@ -89,10 +89,10 @@ def test_an_example_that_its_author_altered_proves_nothing() -> None:
     runs = {"tests": CheckRun("tests", Verdict.PASSED, {case: "passed"})}
     base = {"tests": CheckRun("tests", Verdict.FAILED, {case: "failed"})}
     for paths, proven in (((), True), (("shop/price.py",), False), (("shop/other.py",), True)):
-        found = assess(
+        assessment = assess(
             base, runs, Profile(checks={"tests": ("pytest",)}), (), applies=True, altered=paths
         )
-        assert found.proven is proven
+        assert assessment.proven is proven
 
 
 @given(st.text(max_size=80), st.text(max_size=80))

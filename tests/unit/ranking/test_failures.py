@@ -1,4 +1,4 @@
-"""The assertion of a failed case, read from what real runners printed."""
+"""The assertion of a failed case, parsed from the output of real runners."""
 
 from __future__ import annotations
 
@@ -349,14 +349,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("files", "case", "detail", "wanted"),
+    ("files", "case", "detail", "expected"),
     CASES,
     ids=lambda value: "" if isinstance(value, tuple) else None,
 )
 def test_the_assertion_and_its_place_are_read(
-    files: tuple[str, ...], case: str, detail: str, wanted: str
+    files: tuple[str, ...], case: str, detail: str, expected: str
 ) -> None:
-    assert str(FailureReader(files).read_failure(case, detail)) == wanted
+    assert str(FailureReader(files).read_failure(case, detail)) == expected
 
 
 JAVA = (
@@ -455,11 +455,11 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("files", "case", "detail", "wanted"), OTHERS)
+@pytest.mark.parametrize(("files", "case", "detail", "expected"), OTHERS)
 def test_other_forms_are_read_too(
-    files: tuple[str, ...], case: str, detail: str, wanted: str
+    files: tuple[str, ...], case: str, detail: str, expected: str
 ) -> None:
-    assert str(FailureReader(files).read_failure(case, detail)) == wanted
+    assert str(FailureReader(files).read_failure(case, detail)) == expected
 
 
 def test_of_files_of_one_name_the_one_of_the_case_is_meant() -> None:

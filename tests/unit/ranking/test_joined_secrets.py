@@ -34,16 +34,16 @@ def diff(path: str, before: str, after: str) -> str:
     )
 
 
-def found(
+def find_secrets(
     path: str,
     after: str,
     before: str = "x = 1\n",
     *,
-    told: bool = True,
+    knows_base: bool = True,
     tests: tuple[str, ...] = (),
 ) -> JoinedSecrets:
     return find_joined_secrets(
-        diff(path, before, before + after), {path: before} if told else {}, tests, clean
+        diff(path, before, before + after), {path: before} if knows_base else {}, tests, clean
     )
 
 
@@ -76,8 +76,8 @@ ENCODED = base64.b64encode(KEY.encode()).decode()
 )
 def test_what_a_python_module_makes_of_its_literals_is_certain(code: str) -> None:
     assert clean(code) == code, "no part of it shows"
-    assert found("a.py", code).certain
-    in_tests = found("tests/test_a.py", code, tests=("tests/test_a.py",))
+    assert find_secrets("a.py", code).certain
+    in_tests = find_secrets("tests/test_a.py", code, tests=("tests/test_a.py",))
     assert (in_tests.certain, bool(in_tests.doubtful)) == ((), True)
 
 
@@ -101,8 +101,8 @@ def test_other_languages_are_read_as_far_as_literals_stand_side_by_side(
     path: str, code: str
 ) -> None:
     assert clean(code) == code
-    for told in (True, False):
-        assert found(path, code, told=told).certain
+    for knows_base in (True, False):
+        assert find_secrets(path, code, knows_base=knows_base).certain
 
 
 @pytest.mark.parametrize(
@@ -118,15 +118,15 @@ def test_other_languages_are_read_as_far_as_literals_stand_side_by_side(
     ],
 )
 def test_what_takes_more_than_joining_is_doubtful(path: str, code: str) -> None:
-    told = found(path, code)
-    assert (bool(told.certain), bool(told.doubtful)) == (False, True)
-    assert not any(KEY[5:] in line or ENCODED in line for line in told.doubtful)
+    secrets = find_secrets(path, code)
+    assert (bool(secrets.certain), bool(secrets.doubtful)) == (False, True)
+    assert not any(KEY[5:] in line or ENCODED in line for line in secrets.doubtful)
 
 
 def test_a_value_of_the_operators_is_certain_wherever_it_stands() -> None:
     hidden = base64.b64encode(f"password={OWN}".encode()).decode()
-    assert found("a.yaml", f"x: {hidden}\n").certain
-    assert found(
+    assert find_secrets("a.yaml", f"x: {hidden}\n").certain
+    assert find_secrets(
         "tests/test_a.py", f"x = {OWN[:8]!r} + {OWN[8:]!r}\n", tests=("tests/test_a.py",)
     ).certain
 
@@ -141,16 +141,16 @@ def test_a_value_of_the_operators_is_certain_wherever_it_stands() -> None:
     ],
 )
 def test_ordinary_code_is_neither(path: str, code: str) -> None:
-    assert found(path, code) == JoinedSecrets()
+    assert find_secrets(path, code) == JoinedSecrets()
 
 
 def test_what_was_there_before_is_not_the_patchs() -> None:
     old = f"k = {HALF!r} + {REST!r}\n"
-    assert found("a.py", "y = 2\n", before=old) == JoinedSecrets()
+    assert find_secrets("a.py", "y = 2\n", before=old) == JoinedSecrets()
 
 
 def test_a_half_that_is_added_to_one_that_is_there_is_found() -> None:
-    assert found("a.py", f"k = A + {REST!r}\n", before=f"A = {HALF!r}\n").certain
+    assert find_secrets("a.py", f"k = A + {REST!r}\n", before=f"A = {HALF!r}\n").certain
 
 
 @given(st.text(max_size=300), st.sampled_from(["a.py", "a.go", "a.js", "a"]))

@@ -26,8 +26,8 @@ def diff(path: str, before: str, after: str, *, new: bool = False) -> str:
 
 
 def idle(path: str, before: str, after: str, task: str = TASK) -> bool:
-    made = diff(path, before, after)
-    return changes_only_wording(made, normalize_change(made, {path: before}, ()), task)
+    change = diff(path, before, after)
+    return changes_only_wording(change, normalize_change(change, {path: before}, ()), task)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,9 @@ def test_words_and_formatting_are_no_answer_to_a_task_that_asks_for_more(
     path: str, before: str, after: str
 ) -> None:
     assert idle(path, before, after)
-    assert not idle(path, before, after, "Document f()"), "a task about words is answered by them"
+    assert not idle(path, before, after, "Document f()"), (
+        "a task about wording is solved by a change of wording"
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,8 +69,8 @@ def test_what_changes_more_is_one(path: str, before: str, after: str) -> None:
 
 
 def test_a_new_file_a_removed_one_and_a_binary_are_a_change() -> None:
-    made = diff("b.py", "", "# only words\n", new=True)
-    assert not changes_only_wording(made, normalize_change(made, {}, ()), TASK)
+    change = diff("b.py", "", "# only words\n", new=True)
+    assert not changes_only_wording(change, normalize_change(change, {}, ()), TASK)
     comment = diff("a.py", PYTHON, "# x\n" + PYTHON)
     removed = (
         f"{comment}diff --git a/b.bin b/b.bin\ndeleted file mode 100644\nBinary files a/b.bin and "
@@ -105,9 +107,9 @@ def test_the_same_change_in_other_words_is_the_same() -> None:
     st.sampled_from(["a.py", "a.go", "a.rs", "a.js", "a"]),
 )
 def test_any_text_is_taken(before: str, after: str, path: str) -> None:
-    made = diff(path, before, after)
-    assert isinstance(change_digest(normalize_change(made, {path: before}, ())), str)
-    assert changes_only_wording(made, normalize_change(made, {path: before}, ()), TASK) in {
+    change = diff(path, before, after)
+    assert isinstance(change_digest(normalize_change(change, {path: before}, ())), str)
+    assert changes_only_wording(change, normalize_change(change, {path: before}, ()), TASK) in {
         True,
         False,
     }

@@ -45,8 +45,10 @@ def candidate(number: int, text: str = "", **facts: Any) -> Candidate:
         "required": ("tests",),
         "behaviour": "b",
     }
-    found = usual | {name: facts.pop(name) for name in FOUND & facts.keys()}
-    return Candidate(**{"proposal": proposal, "assessment": Assessment(**found), **facts})
+    assessment_fields = usual | {name: facts.pop(name) for name in FOUND & facts.keys()}
+    return Candidate(
+        **{"proposal": proposal, "assessment": Assessment(**assessment_fields), **facts}
+    )
 
 
 def order(*candidates: Candidate) -> list[str]:
@@ -62,14 +64,14 @@ reviews = st.lists(st.builds(Review, st.sampled_from(SEATS), st.just("c"), score
 crosses = st.lists(st.builds(CrossRun, st.sampled_from(SEATS), st.booleans()), max_size=4).map(
     tuple
 )
-told = st.builds(
+evidence_strategy = st.builds(
     Evidence,
     st.sampled_from(["tests", "lint", OWN_TESTS]),
     st.sampled_from(Verdict),
     st.integers(0, 3),
     st.integers(0, 3),
 )
-evidence = st.lists(told, max_size=3).map(tuple)
+evidence = st.lists(evidence_strategy, max_size=3).map(tuple)
 facts = st.fixed_dictionaries(
     {
         "applies": st.booleans() | st.just(True),
@@ -119,9 +121,9 @@ def test_everyone_has_one_place_and_scores_fall_with_it(field: list[Candidate]) 
         item.proposal.candidate for item in field
     )
     assert [place.rank for place in places] == list(range(1, len(field) + 1))
-    found = [place.score for place in places]
-    assert found == sorted(found, reverse=True)
-    assert all(0 <= score <= 1 for score in found)
+    scores = [place.score for place in places]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 <= score <= 1 for score in scores)
     assert all((place.score >= 0.5) == place.passed_gates for place in places)
     assert all(place.reasons for place in places)
     gates = [place.passed_gates for place in places]
@@ -130,8 +132,8 @@ def test_everyone_has_one_place_and_scores_fall_with_it(field: list[Candidate]) 
 
 @given(fields())
 def test_the_order_of_any_two_is_transitive(field: list[Candidate]) -> None:
-    """With what depends on the field (clusters, revisions, shared reviews, whose tests count) taken
-    out, pairs agree with the whole.
+    """Pairs agree with the whole field if everything that depends on the field (clusters,
+    revisions, shared reviews, whose tests count) is removed.
     """
     alone = [
         candidate(1 + index, f"{index}", **{**_own(item, index), "behaviour": str(index)})
@@ -145,15 +147,15 @@ def test_the_order_of_any_two_is_transitive(field: list[Candidate]) -> None:
 
 
 def _own(item: Candidate, index: int) -> dict[str, Any]:
-    """What depends on nobody else: a reviewer of several counts as far as it tells right from wrong
-    among them.
+    """Return the facts that depend on nobody else: a reviewer of several candidates counts as far
+    as it distinguishes right from wrong ones.
     """
-    found = {
+    own_facts = {
         name: getattr(item.assessment, name)
         for name in ("applies", "evidence", "required", "regressions", "proven")
     }
     return {
-        **found,
+        **own_facts,
         "cross": tuple(run for run in item.cross if run.passed),
         "reviews": tuple(
             replace(review, reviewer=f"{review.reviewer}/{index}") for review in item.reviews
@@ -165,7 +167,7 @@ def _own(item: Candidate, index: int) -> dict[str, Any]:
 def test_a_failing_candidate_more_does_not_change_the_winner(
     field: list[Candidate], more: dict[str, Any], number: int
 ) -> None:
-    # One that was reviewed may show that a reviewer does not tell right from wrong.
+    # A reviewed candidate may show that a reviewer does not distinguish right from wrong.
     loser = candidate(number, "z", revision=7, **{**more, "regressions": ("a::b",), "reviews": ()})
     before, after = rank(field), rank([*field, loser])
     assert [place.candidate for place in before if place.passed_gates] == [
@@ -207,8 +209,8 @@ def test_ties_are_distinct_answers_that_share_the_first_place(field: list[Candid
 
 
 def test_the_criteria_decide_in_their_order() -> None:
-    """Each candidate of the list is better than the one before by the next criterion, and worse by
-    all that follow.
+    """Each candidate of the list is better than the previous one by the next criterion, and worse
+    by all later ones.
     """
     other = (CrossRun(SEATS[4], passed=False),)
     liked = (Review(SEATS[4], "c", 0.9),)
@@ -245,21 +247,23 @@ def test_the_same_change_by_two_seats_outweighs_one_and_words_alone_are_no_answe
     first, *_, last = rank([small, *two])
     assert (first.seat in SEATS[:2], last.seat) == (True, SEATS[2])
     assert "2 seats make the same change of the code." in first.reasons
-    words = candidate(4, "y", idle=True)
-    assert not passes_acceptance_checks(words)
+    wording_only = candidate(4, "y", idle=True)
+    assert not passes_acceptance_checks(wording_only)
     assert passes_acceptance_checks(
-        replace(words, assessment=replace(words.assessment, proven=True))
+        replace(wording_only, assessment=replace(wording_only.assessment, proven=True))
     )
 
 
 def brings(
     number: int, text: str, *passed: int, failed: tuple[int, ...] = (), **facts: Any
 ) -> Candidate:
-    """A candidate of a seat that brought valid tests, and passes or fails those of the others."""
-    made = Proposal(SEATS[number - 1], "dev", "done", diff(text), own_tests=("tests/test_new.py",))
+    """Return a candidate of a seat with valid tests that passes or fails those of the others."""
+    proposal = Proposal(
+        SEATS[number - 1], "dev", "done", diff(text), own_tests=("tests/test_new.py",)
+    )
     runs = [CrossRun(SEATS[other - 1], other in passed) for other in (*passed, *failed)]
     own = Evidence(OWN_TESTS, Verdict.PASSED, passed=1)
-    return candidate(number, proposal=made, cross=tuple(runs), evidence=(*GREEN, own), **facts)
+    return candidate(number, proposal=proposal, cross=tuple(runs), evidence=(*GREEN, own), **facts)
 
 
 def test_a_test_that_only_its_author_passes_is_evidence_for_its_author() -> None:
@@ -287,7 +291,7 @@ def test_authors_whose_tests_contradict_each_other_are_decided_by_reviews() -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "level", "said"),
+    ("evaluated", "level", "reason_text"),
     [
         (
             candidate(1, proven=True, fixed=("t::a",)),
@@ -309,10 +313,12 @@ def test_authors_whose_tests_contradict_each_other_are_decided_by_reviews() -> N
     ],
     ids=["proven", "reproduced", "self-tested", "unproven", "fails another's"],
 )
-def test_each_level_says_what_carries_it(given: Candidate, level: EvidenceLevel, said: str) -> None:
-    place = rank([given])[0]
+def test_each_level_says_what_carries_it(
+    evaluated: Candidate, level: EvidenceLevel, reason_text: str
+) -> None:
+    place = rank([evaluated])[0]
     assert (place.level, place.proven) == (level, level is EvidenceLevel.PROVEN)
-    assert any(said in reason for reason in place.reasons)
+    assert any(reason_text in reason for reason in place.reasons)
     assert level.independent is (level in {EvidenceLevel.PROVEN, EvidenceLevel.REPRODUCED})
 
 
@@ -394,7 +400,7 @@ def test_the_same_answer_has_the_same_reviews() -> None:
 
 
 def test_of_two_that_are_level_the_one_with_a_test_of_another_seat_is_first() -> None:
-    """Its level is the higher one, so that no hash decides what is claimed."""
+    """Its level is higher, so that no hash decides the reported level."""
     own = (*GREEN, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
     for text, other in (("a", "b"), ("b", "a")):
         author = candidate(1, text, evidence=own)
@@ -408,7 +414,7 @@ def test_of_two_that_are_level_the_one_with_a_test_of_another_seat_is_first() ->
 
 
 def test_an_answer_that_changes_a_test_which_it_breaks_is_told_which_version_counts() -> None:
-    """The task may ask for what the test forbids: a person sees why such an answer is refused."""
+    """The task may require what the test forbids: a person sees why such an answer is refused."""
     proposal = Proposal(SEATS[0], "dev", "done", diff("a"), own_tests=("t.py",))
     (refused,) = rank([candidate(1, proposal=proposal, regressions=("t.py::x",))])
     assert refused.reasons[0] == (
@@ -503,8 +509,8 @@ def _review(number: int, score: float) -> Review:
 
 
 def test_a_missing_review_has_no_score() -> None:
-    """Of two level answers, one was reviewed badly and the review of the other is missing: reviews
-    do not decide.
+    """Of two equally good answers, one has a bad review and the other has none: reviews do not
+    decide.
     """
     bad, unread = (
         candidate(1, "a", reviews=(_review(3, 0.2),)),
@@ -519,7 +525,7 @@ def test_a_missing_review_has_no_score() -> None:
         for reason in item.reasons
     )
     assert order(bad, replace(unread, missing=())) == [SEATS[1], SEATS[0]], (
-        "nobody was asked: counted as neither good nor bad"
+        "without reviews it counts as neither good nor bad"
     )
 
 

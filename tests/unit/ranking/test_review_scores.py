@@ -1,4 +1,4 @@
-"""What reviews come to, by reviewers who tell right from wrong, and by such who do not."""
+"""The effect of reviews by reviewers who distinguish right from wrong, and by others."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ GREEN, RED = (
 
 
 def answer(seat: str, *, proven: bool, **scores: float) -> Candidate:
-    """A candidate of a seat, and what reviewers give it."""
+    """Return a candidate of a seat with the scores of its reviewers."""
     reviews = tuple(Review(name, seat, score) for name, score in scores.items())
     diff = f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{seat}\n"
-    found = Assessment(
+    assessment = Assessment(
         applies=True,
         required=("tests",),
         evidence=GREEN if proven else RED,
         proven=proven,
         behaviour="b",
     )
-    return Candidate(Proposal(seat, "dev", "done", diff), found, reviews=reviews)
+    return Candidate(Proposal(seat, "dev", "done", diff), assessment, reviews=reviews)
 
 
 def test_who_tells_right_from_wrong_decides_and_the_other_is_named() -> None:
-    """Two proven answers are level; the reviewer who also liked the red one does not count."""
+    """Two proven answers are equally good; the reviewer who also liked the failing one does not
+    count.
+    """
     field = [
         answer("a", proven=True, sure=0.9, blind=0.2),
         answer("b", proven=True, sure=0.5, blind=0.6),
@@ -44,8 +46,8 @@ def test_who_tells_right_from_wrong_decides_and_the_other_is_named() -> None:
     assert (first.candidate, second.candidate) == ("a", "b")
     assert any(
         "Reviewed at 0.90 by 2 seats; weighed down, since their scores hardly tell right from "
-        "wrong on what is proven: blind" in said
-        for said in first.reasons
+        "wrong on what is proven: blind" in reason
+        for reason in first.reasons
     ), first.reasons
 
 
@@ -58,8 +60,8 @@ def test_one_who_scores_all_alike_counts_for_nothing(
     red: float, mean: int, doubted: tuple[str, ...]
 ) -> None:
     field = [answer("a", proven=True, one=0.8), answer("b", proven=False, one=red)]
-    found = score_answers(field, ["a", "b"], [(), ("red",)])
-    assert (found["a"].mean, found["a"].reviewers, found["a"].doubted) == (mean, 1, doubted)
+    scores = score_answers(field, ["a", "b"], [(), ("red",)])
+    assert (scores["a"].mean, scores["a"].reviewers, scores["a"].doubted) == (mean, 1, doubted)
 
 
 def test_without_anything_proven_all_count_alike() -> None:
@@ -79,13 +81,13 @@ def test_without_anything_proven_all_count_alike() -> None:
     st.randoms(use_true_random=False),
 )
 def test_the_order_in_which_they_come_changes_nothing(
-    said: list[tuple[bool, dict[str, float]]], shuffle: random.Random
+    reviews: list[tuple[bool, dict[str, float]]], shuffle: random.Random
 ) -> None:
     field = [
         (answer(f"s{at}", proven=proven, **scores), f"s{at}", () if proven else ("red",))
-        for at, (proven, scores) in enumerate(said)
+        for at, (proven, scores) in enumerate(reviews)
     ]
     mixed = shuffle.sample(field, len(field))
-    one, other = (score_answers(*map(list, zip(*each, strict=True))) for each in (field, mixed))
+    one, other = (score_answers(*map(list, zip(*order, strict=True))) for order in (field, mixed))
     assert one == other
     assert all(0 <= item.mean <= 1000 for item in one.values())

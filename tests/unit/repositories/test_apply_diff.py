@@ -1,4 +1,4 @@
-"""Taking a diff over into somebody's files: real git."""
+"""Applying a diff to a person's files: real git."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def repo(tmp_path: Path) -> Repo:
 
 @pytest.fixture
 def diff(tmp_path: Path, repo: Repo) -> str:
-    """Changes one file, makes one and removes one."""
+    """Return a diff that changes one file, creates one and removes one."""
     repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "other"))
     other = Repo(tmp_path / "other")
     other.write(
@@ -64,17 +64,17 @@ async def test_from_below_the_top_too(repo: Repo, diff: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("own", "wanted"),
+    ("own", "message"),
     [
         ({"src/utils.py": "# my unfinished work\n"}, "changes of your own in src/utils.py"),
         ({NEW: "mine\n"}, "changes of your own in src/new file.py"),
     ],
 )
 async def test_own_changes_are_never_overwritten(
-    repo: Repo, diff: str, tmp_path: Path, own: dict[str, str], wanted: str
+    repo: Repo, diff: str, tmp_path: Path, own: dict[str, str], message: str
 ) -> None:
     repo.write(own)
-    with pytest.raises(RepositoryError, match=wanted):
+    with pytest.raises(RepositoryError, match=message):
         await apply(repo, diff, tmp_path)
     assert (repo.path / "README.md").exists()  # nothing of it
     for path, text in own.items():
@@ -131,7 +131,7 @@ async def test_no_hook_and_no_filter_runs(repo: Repo, diff: str, tmp_path: Path)
     hook.write_text(f"#!/bin/sh\ntouch {touched}\n")
     hook.chmod(0o755)
     touched.unlink(missing_ok=True)
-    (repo.path / "src/utils.py").touch()  # git has to look at what is in it
+    (repo.path / "src/utils.py").touch()  # git has to read its content
     await apply(repo, diff, tmp_path)
     assert not touched.exists()
 
@@ -143,7 +143,7 @@ async def test_a_bare_repository_has_no_files(repo: Repo, diff: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ("similarity index 100%\nrename from .env\nrename to public.txt\n", "renames or copies"),
         ("similarity index 100%\ncopy from .env\ncopy to public.txt\n", "renames or copies"),
@@ -155,11 +155,11 @@ async def test_a_bare_repository_has_no_files(repo: Repo, diff: str, tmp_path: P
     ],
 )
 async def test_files_that_git_ignores_are_their_owners(
-    repo: Repo, tmp_path: Path, change: str, words: str
+    repo: Repo, tmp_path: Path, change: str, message: str
 ) -> None:
     repo.write({".git/info/exclude": ".env\n", ".env": "KEY=1\n"})
     other = "public.txt" if "public" in change else ".env"
-    with pytest.raises(RepositoryError, match=words):
+    with pytest.raises(RepositoryError, match=message):
         await apply(repo, f"diff --git a/.env b/{other}\n{change}", tmp_path)
     assert (repo.path / ".env").read_text() == "KEY=1\n"
     assert not (repo.path / "public.txt").exists()
@@ -214,7 +214,7 @@ async def test_line_ends_are_those_that_git_would_write(
     if attributes:
         repo.write({".git/info/attributes": attributes})
     (repo.path / ".git/index").unlink()
-    repo.git("checkout", "--force", "main", "--", ".")  # as a fresh clone with these settings
+    repo.git("checkout", "--force", "main", "--", ".")  # like a fresh clone with these settings
     assert repo.git("status", "--porcelain") == ""
     assert (repo.path / "src/utils.py").read_bytes().count(b"\r\n") == (0 if end == "\n" else 6)
     await apply(repo, diff, tmp_path)
@@ -223,10 +223,8 @@ async def test_line_ends_are_those_that_git_would_write(
     assert text.count(end) == text.count("\n")
     assert (repo.path / NEW).read_bytes() == f"N = 1{end}".encode()
     changed = repo.git("diff", "--numstat").split("\n")
-    assert [line.split("\t")[1] for line in changed] == [
-        "3",
-        "0",
-    ]  # no line changed by its end alone
+    # No line changed only by its line ending.
+    assert [line.split("\t")[1] for line in changed] == ["3", "0"]
 
 
 async def test_own_changes_are_found_whatever_the_line_ends(

@@ -1,4 +1,4 @@
-"""Which commit a line comes from."""
+"""The commit that a line comes from."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def repo(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("line", "came"), [(1, ("HEAD~2", "a file.py", "one")), (2, ("HEAD", "b.py", "\tthree"))]
+    ("line", "expected"), [(1, ("HEAD~2", "a file.py", "one")), (2, ("HEAD", "b.py", "\tthree"))]
 )
 async def test_a_line_comes_from_the_commit_that_brought_it(
-    repo: Path, tmp_path: Path, line: int, came: tuple[str, str, str]
+    repo: Path, tmp_path: Path, line: int, expected: tuple[str, str, str]
 ) -> None:
-    commit, path, text = came
+    commit, path, text = expected
     runner = GitRunner(tmp_path)
     origin = await find_line_origin(
         runner, repo / ".git", git(repo, "rev-parse", "HEAD"), "b.py", line

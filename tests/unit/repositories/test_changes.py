@@ -1,4 +1,4 @@
-"""Reading what hostile code wrote takes no more of us than it should."""
+"""Reading what hostile code wrote uses bounded resources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CAPS = ChangeCaps(file_bytes=10_000, total_bytes=100_000)
 
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
-    """So few that a folder more open than need be is an error."""
+    """Limit the descriptors so that one unnecessarily open folder is an error."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 60, before[1])

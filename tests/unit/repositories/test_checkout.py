@@ -22,14 +22,14 @@ async def test_lfs_files_that_the_source_has_are_whole_and_the_others_are_counte
     tmp_path: Path,
 ) -> None:
     here, oid = pointer(b"the content")
-    gone, _ = pointer(b"not here")
+    missing, _ = pointer(b"not here")
     false, wrong = pointer(b"as it was")
     repo = make_repo(
         tmp_path / "r",
         {
             ".gitattributes": "*.bin filter=lfs diff=lfs\n",
             "a.bin": here,
-            "b.bin": gone,
+            "b.bin": missing,
             "c.bin": false,
             "d.txt": "d",
         },
@@ -40,14 +40,14 @@ async def test_lfs_files_that_the_source_has_are_whole_and_the_others_are_counte
         (store / name).write_bytes(content)
     clone = TrustedClone(tmp_path / "repos" / "r.git", WorkspaceSettings())
     base = Base("r", await clone.fetch(str(repo.path), "HEAD"), Profile(), origin=str(repo.path))
-    told: list[str] = []
+    messages: list[str] = []
     await check_out(
-        clone, base, tmp_path / "out", Settings(data_dir=tmp_path / "data"), told.append
+        clone, base, tmp_path / "out", Settings(data_dir=tmp_path / "data"), messages.append
     )
     assert (tmp_path / "out/a.bin").read_bytes() == b"the content"
-    assert (tmp_path / "out/b.bin").read_text() == gone
+    assert (tmp_path / "out/b.bin").read_text() == missing
     assert (tmp_path / "out/c.bin").read_text() == false
-    assert told == [
+    assert messages == [
         f"2 of 3 LFS files are pointers only: their content is not in {repo.path} (git lfs pull)"
     ]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [

@@ -51,7 +51,7 @@ async def test_fetch_pins_the_commit_and_lists_its_files(clone: TrustedClone, sa
 async def test_a_clone_that_two_make_at_once_is_never_seen_half_made(
     sample: Repo, tmp_path: Path
 ) -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    started, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(GitRunner):
         async def run(
@@ -64,7 +64,7 @@ async def test_a_clone_that_two_make_at_once_is_never_seen_half_made(
         ) -> bytes:
             out = await super().run(*args, cwd=cwd, stdin=stdin, env=env, seconds=seconds)
             if args[0] == "init":
-                begun.set()
+                started.set()
                 await go_on.wait()
             return out
 
@@ -74,12 +74,12 @@ async def test_a_clone_that_two_make_at_once_is_never_seen_half_made(
             str(sample.path), "HEAD"
         )
     )
-    await begun.wait()
+    await started.wait()
     assert not place.exists()
     second = await TrustedClone(place, SETTINGS).fetch(str(sample.path), "HEAD")
     go_on.set()
     assert await first == second == sample.head
-    assert [each.name for each in place.parent.glob("sample.git*")] == ["sample.git"]
+    assert [item.name for item in place.parent.glob("sample.git*")] == ["sample.git"]
 
 
 async def test_fetch_runs_nothing_of_the_source(
@@ -181,12 +181,12 @@ async def test_a_submodule_is_no_file_and_cannot_be_changed(
     patch = await clone.commit_changes(sha, [Change("a.txt", "100644", b"y")], "yes")
     assert patch.paths == ("a.txt",)
     assert await clone.submodules(patch.commit_sha) == {"vendored": sample.head}
-    gone = (
+    removal = (
         "diff --git a/vendored b/vendored\ndeleted file mode 160000\n--- a/vendored\n+++ "
         f"/dev/null\n@@ -1 +0,0 @@\n-Subproject commit {sample.head}\n"
     )
     with pytest.raises(PatchRefused, match="submodule"):
-        await clone.apply(sha, gone)
+        await clone.apply(sha, removal)
 
 
 _OUTSIDE = [
@@ -289,15 +289,18 @@ async def test_an_odd_name_of_the_base_stays_and_cannot_be_changed(
 async def test_what_no_disk_can_hold_is_left_out_and_stays_in_the_tree(
     clone: TrustedClone, sample: Repo, tmp_path: Path
 ) -> None:
-    kept = (f"100644 blob {sample.blob('x')}\t{'n' * 300}", f"120000 blob {sample.blob('')}\tempty")
+    entries = (
+        f"100644 blob {sample.blob('x')}\t{'n' * 300}",
+        f"120000 blob {sample.blob('')}\tempty",
+    )
     nul = f"120000 blob {sample.blob(b'a' + bytes(1) + b'b')}\tnul"
-    sha = sample.commit_tree(f"100644 blob {sample.blob('x')}\ta.txt", *kept, nul)
+    sha = sample.commit_tree(f"100644 blob {sample.blob('x')}\ta.txt", *entries, nul)
     await clone.fetch(str(sample.path), sha)
     assert await clone.checkout(sha, tmp_path / "out") == 3
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
     patch = await clone.commit_changes(sha, [Change("a.txt", "100644", b"y")], "they stay")
     listed = (await clone.call("ls-tree", patch.commit_sha)).out.decode()
-    assert all(line in listed for line in (*kept, nul))
+    assert all(line in listed for line in (*entries, nul))
 
 
 @pytest.mark.parametrize(
@@ -473,7 +476,7 @@ async def test_leftovers_and_ignored_files_stay_out(clone: TrustedClone, sample:
         sample,
         sample.commit({"kept.log": "tracked although ignored\n", "sub/.gitignore": "*\n!keep\n"}),
     )
-    left = [
+    leftovers = [
         "run.log",
         "build/x",
         "src/__pycache__/u.cpython-311.pyc",
@@ -482,7 +485,7 @@ async def test_leftovers_and_ignored_files_stay_out(clone: TrustedClone, sample:
         "a.egg-info/PKG",
         "sub/x",
     ]
-    changes = [Change(path, "100644", b"left over") for path in left]
+    changes = [Change(path, "100644", b"left over") for path in leftovers]
     changes += [
         Change(".venv/bin/python", "120000", b"/usr/bin/python3"),
         Change("kept.log", "100644", b"new\n"),

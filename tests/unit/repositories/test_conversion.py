@@ -1,4 +1,4 @@
-"""Checkouts and changes are converted as git itself does it: every case is compared with a real
+"""Checkouts and changes are converted like by git itself: every case is compared with a real
 git.
 """
 
@@ -70,16 +70,18 @@ def clone(tmp_path: Path) -> TrustedClone:
 
 
 def files() -> dict[str, bytes]:
-    made = {f"{name}.{ending}": content for ending in ENDINGS for name, content in CONTENTS.items()}
+    contents = {
+        f"{name}.{ending}": content for ending in ENDINGS for name, content in CONTENTS.items()
+    }
     return {
-        **made,
+        **contents,
         "deep/er/lf.none": b"one\ntwo\n",
         "deep/.gitattributes": b"*.none text eol=crlf\n",
     }
 
 
 def store(repo: Repo, contents: dict[str, bytes]) -> str:
-    """Commit blobs as they are, whatever the attributes say."""
+    """Commit blobs unaltered, whatever the attributes."""
     lines = [f"100644 {repo.blob(content)}\t{path}" for path, content in contents.items()]
     repo.git(
         "update-index",
@@ -137,15 +139,15 @@ async def test_a_changed_file_is_stored_as_git_would_add_it(
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
             (tree / path).write_bytes(before + more)
     Repo(theirs).git("add", "--all")
-    wanted = Repo(theirs).git("write-tree")
+    expected_tree = Repo(theirs).git("write-tree")
     caps = ChangeCaps(file_bytes=10_000, total_bytes=1_000_000)
     changes = survey_all(ChangeScan(upper, list(base), caps, base=ours)).changes
     patch = await clone.commit_changes(sha, await clone.clean(sha, changes), "more")
     stored = (await clone.call("rev-parse", f"{patch.commit_sha}^{{tree}}")).out.decode().strip()
     await clone.fetch(
-        str(theirs), Repo(theirs).git("commit-tree", wanted, "-p", sha, "-m", "theirs")
+        str(theirs), Repo(theirs).git("commit-tree", expected_tree, "-p", sha, "-m", "theirs")
     )
-    assert (await clone.call("diff", "--stat", stored, wanted)).out == b""
+    assert (await clone.call("diff", "--stat", stored, expected_tree)).out == b""
 
 
 async def test_what_was_only_touched_is_no_change(clone: TrustedClone, tmp_path: Path) -> None:
@@ -162,9 +164,8 @@ async def test_what_was_only_touched_is_no_change(clone: TrustedClone, tmp_path:
     ]
     assert await clone.smudge(sha, await clone.clean(sha, touched)) == touched
     assert (await clone.commit_changes(sha, await clone.clean(sha, touched), "touched")).diff == ""
-    plain = [
-        Change("a.w16", "100644", "größer\n".encode())
-    ]  # as whoever knows nothing of the attribute writes it
+    # Written by a git that ignores the attribute.
+    plain = [Change("a.w16", "100644", "größer\n".encode())]
     assert await clone.clean(sha, plain) == plain
 
 

@@ -1,4 +1,4 @@
-"""Which packages a repository declares, by the text of its files."""
+"""The packages that a repository declares, by the text of its files."""
 
 from __future__ import annotations
 

@@ -14,19 +14,19 @@ from moothall.repositories.detect.requirements import versions
 TESTED = {"pkg/__init__.py": "", "tests/test_a.py": ""}
 
 
-def found(files: Mapping[str, str], most: int = 20) -> Detected:
+def detected(files: Mapping[str, str], most: int = 20) -> Detected:
     return detect(files, files, most)
 
 
-def words(files: Mapping[str, str]) -> tuple[str, ...]:
-    """The words of the first installation, after pip's own."""
-    first = found({**TESTED, **files}).steps[0].argv
+def install_words(files: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the words of the first installation after pip's own."""
+    first = detected({**TESTED, **files}).steps[0].argv
     assert first[: len(PIP)] == PIP
     return first[len(PIP) :]
 
 
 def commands(steps: tuple[SetupStep, ...]) -> Iterator[str]:
-    """Every command of a set-up, ways out included."""
+    """Return every command of a set-up, including fallbacks."""
     for step in steps:
         yield " ".join(step.argv)
         yield from commands(step.instead)
@@ -42,12 +42,12 @@ def test_what_is_installed_is_held_to_the_lock_file_where_its_versions_can_be_ha
     lock: str,
 ) -> None:
     files = {**TESTED, "pyproject.toml": f'{BUILD}[dependency-groups]\ntest = ["responses"]\n'}
-    (free,) = found(files).steps
-    read, held = found({**files, lock: ""}).steps
+    (free,) = detected(files).steps
+    read, locked = detected({**files, lock: ""}).steps
     assert read.argv[-2:] == (lock, "/env/locked.txt")
     assert read.optional
-    assert held.argv == (*PIP, "-c", "/env/locked.txt", *free.argv[len(PIP) :])
-    assert held.instead == (free,)
+    assert locked.argv == (*PIP, "-c", "/env/locked.txt", *free.argv[len(PIP) :])
+    assert locked.instead == (free,)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_what_is_installed_is_held_to_the_lock_file_where_its_versions_can_be_ha
 def test_what_python_projects_declare_for_their_tests(
     files: dict[str, str], installed: set[str]
 ) -> None:
-    said = words(files)
-    assert installed <= set(said)
+    requirements = install_words(files)
+    assert installed <= set(requirements)
     assert not {
         "enum34",
         "sphinx",
@@ -147,7 +147,7 @@ def test_what_python_projects_declare_for_their_tests(
         "requirements/docs.txt",
         "requirements/dev.txt",
         "never",
-    } & set(said)
+    } & set(requirements)
 
 
 PLAIN = '[project]\nname = "x"\n'
@@ -282,9 +282,9 @@ def session(body: str, head: str = "def tests(session)") -> str:
     ],
 )
 def test_what_is_said_in_one_tool_s_own_way_alone(files: dict[str, str]) -> None:
-    said = words({"setup.py": "", **files})
-    assert "six" in said
-    assert not {"never", "qa", "docs", "-e .[docs]"} & set(said)
+    requirements = install_words({"setup.py": "", **files})
+    assert "six" in requirements
+    assert not {"never", "qa", "docs", "-e .[docs]"} & set(requirements)
 
 
 @pytest.mark.parametrize(
@@ -302,11 +302,13 @@ def test_what_is_said_in_one_tool_s_own_way_alone(files: dict[str, str]) -> None
     ],
 )
 def test_the_project_s_own_extras(files: dict[str, str]) -> None:
-    assert words(files)[-2:] in {("-e", ".[qa]"), ("-e", ".[test]")}
+    assert install_words(files)[-2:] in {("-e", ".[qa]"), ("-e", ".[test]")}
 
 
 def test_a_noxfile_is_never_run_and_a_broken_one_is_no_error() -> None:
-    assert words({"setup.py": "raise SystemExit(1)", "noxfile.py": "def tests(session:\n"}) == (
+    assert install_words(
+        {"setup.py": "raise SystemExit(1)", "noxfile.py": "def tests(session:\n"}
+    ) == (
         "pytest",
         "-e",
         ".",
@@ -314,14 +316,14 @@ def test_a_noxfile_is_never_run_and_a_broken_one_is_no_error() -> None:
 
 
 def test_where_the_whole_fails_the_project_and_pytest_are_a_must_and_groups_are_not() -> None:
-    (whole,) = found(
+    (install,) = detected(
         {
             **TESTED,
             "pyproject.toml": BUILD + '[dependency-groups]\ntest = ["a"]\ndev = ["b", "tox"]\n',
         }
     ).steps
-    assert whole.argv == (*PIP, "pytest", "a", "b", "-e", ".")
-    must, *groups = whole.instead
+    assert install.argv == (*PIP, "pytest", "a", "b", "-e", ".")
+    must, *groups = install.instead
     assert (must.argv, must.optional) == ((*PIP, "pytest", "-e", "."), False)
     assert [(step.argv[-1], step.optional) for step in groups] == [("a", True), ("b", True)]
 
@@ -332,8 +334,8 @@ def test_of_a_group_or_file_that_cannot_be_installed_whole_each_part_is_tried() 
         "requirements-dev.txt": "",
         "pyproject.toml": "[dependency-groups]\ntest = ['a', 'b']\n",
     }
-    (whole,) = found({**TESTED, **files}).steps
-    must, *pieces = whole.instead
+    (install,) = detected({**TESTED, **files}).steps
+    must, *pieces = install.instead
     assert must.argv == (*PIP, "pytest", "-r", "requirements.txt")
     assert [" ".join(step.argv[-2:]) for step in must.instead] == [
         f"{PIP[-1]} pytest",
@@ -387,27 +389,31 @@ def test_poetrys_constraints(poetry: str, specifier: str) -> None:
     ],
 )
 def test_which_python_is_asked_for(files: dict[str, str], needs: dict[str, str]) -> None:
-    assert found({**TESTED, **files}).needs == needs
+    assert detected({**TESTED, **files}).needs == needs
 
 
 def test_which_other_toolchains_are_asked_for() -> None:
     scripts = {"scripts": {"test": "node --test"}, "engines": {"node": ">=18"}}
-    assert found({"package.json": json.dumps(scripts)}).needs == {"node": ">=18"}
-    assert found({"go.mod": "module x\n\ngo 1.22.3\n", "x_test.go": ""}).needs == {"go": "1.22.3"}
+    assert detected({"package.json": json.dumps(scripts)}).needs == {"node": ">=18"}
+    assert detected({"go.mod": "module x\n\ngo 1.22.3\n", "x_test.go": ""}).needs == {
+        "go": "1.22.3"
+    }
     rust = {
         "Cargo.toml": '[package]\nname = "x"\n',
         "src/lib.rs": "",
         "rust-toolchain.toml": '[toolchain]\nchannel = "nightly"\n',
     }
-    assert found(rust).needs == {"rust": "nightly"}
+    assert detected(rust).needs == {"rust": "nightly"}
 
 
 @pytest.mark.parametrize(
     "tool", ["hatch-vcs", "setuptools_scm>=8", "versioningit", "pbr", "poetry-dynamic-versioning"]
 )
 def test_versions_from_tags_need_a_history(tool: str) -> None:
-    assert found({**TESTED, "pyproject.toml": f'[build-system]\nrequires = ["{tool}"]\n'}).history
-    assert not found(
+    assert detected(
+        {**TESTED, "pyproject.toml": f'[build-system]\nrequires = ["{tool}"]\n'}
+    ).history
+    assert not detected(
         {**TESTED, "pyproject.toml": '[build-system]\nrequires = ["flit-core"]\n'}
     ).history
 
@@ -442,11 +448,11 @@ def test_versions_from_tags_need_a_history(tool: str) -> None:
 def test_the_tests_of_a_node_package_and_not_its_linters(
     scripts: dict[str, str], tests: tuple[str, ...]
 ) -> None:
-    assert found({"package.json": json.dumps({"scripts": scripts})}).checks["tests"] == tests
+    assert detected({"package.json": json.dumps({"scripts": scripts})}).checks["tests"] == tests
 
 
 def test_a_lint_script_advises() -> None:
-    lint = found({"package.json": json.dumps({"scripts": {"test": "ava", "lint": "eslint ."}})})
+    lint = detected({"package.json": json.dumps({"scripts": {"test": "ava", "lint": "eslint ."}})})
     assert lint.checks["lint"] == ("npm", "run", "--ignore-scripts", "--silent", "lint")
     assert lint.advisory == ("lint",)
 
@@ -482,9 +488,9 @@ def test_a_lint_script_advises() -> None:
 )
 def test_the_package_manager_of_the_lock_file(files: dict[str, str], first: str) -> None:
     package = {"package.json": json.dumps({"scripts": {"test": "ava"}})}
-    said = list(commands(found({**package, **files}).steps))
-    assert said[0].startswith(first)
-    assert said[-1].endswith("--ignore-scripts"), "with less, where its own way fails"
+    command_lines = list(commands(detected({**package, **files}).steps))
+    assert command_lines[0].startswith(first)
+    assert command_lines[-1].endswith("--ignore-scripts"), "the fallback, if its own command fails"
 
 
 @pytest.mark.parametrize(
@@ -510,12 +516,12 @@ def test_the_version_of_the_package_manager_is_the_one_that_is_pinned(
     named: dict[str, object], installed: str
 ) -> None:
     package = {"scripts": {"test": "ava"}, **named}
-    assert found({"package.json": json.dumps(package)}).steps[0].argv[-1] == installed
+    assert detected({"package.json": json.dumps(package)}).steps[0].argv[-1] == installed
 
 
 def test_scripts_that_call_corepack_find_what_is_pinned() -> None:
     package = {"scripts": {"test": "corepack pnpm run a"}, "packageManager": "pnpm@9.1.2"}
-    assert found({"package.json": json.dumps(package)}).steps[-1].argv[-3:] == (
+    assert detected({"package.json": json.dumps(package)}).steps[-1].argv[-3:] == (
         "install",
         "--global",
         "pnpm@9.1.2",
@@ -527,7 +533,7 @@ def test_npm_runs_the_script_of_a_package_that_names_another_manager() -> None:
         "scripts": {"test": "pnpm run a"},
         "devEngines": {"packageManager": {"name": "pnpm", "onFail": "error"}},
     }
-    assert found({"package.json": json.dumps(package)}).checks["tests"] == (
+    assert detected({"package.json": json.dumps(package)}).checks["tests"] == (
         "npm",
         "test",
         "--force",
@@ -537,13 +543,17 @@ def test_npm_runs_the_script_of_a_package_that_names_another_manager() -> None:
 def test_the_package_manager_that_is_named_goes_first() -> None:
     named = {"scripts": {"test": "ava"}, "packageManager": "pnpm@9.1.2+sha512.abc"}
     assert any(
-        "pnpm@9.1.2" in said
-        for said in commands(found({"package.json": json.dumps(named), "yarn.lock": ""}).steps)
+        "pnpm@9.1.2" in command_line
+        for command_line in commands(
+            detected({"package.json": json.dumps(named), "yarn.lock": ""}).steps
+        )
     )
     berry = {"package.json": json.dumps(named | {"packageManager": "yarn@4.5.3"})}
     (first,) = (
-        said for said in commands(found(berry).steps[1:2]) if said.endswith("--no-immutable")
-    )  # there is no lock to keep to
+        command_line
+        for command_line in commands(detected(berry).steps[1:2])
+        if command_line.endswith("--no-immutable")
+    )  # there is no lock file to respect
     assert first.startswith("env YARN_NODE_LINKER")
 
 
@@ -567,7 +577,7 @@ MONOREPO = {
 
 
 def test_several_projects_have_a_check_each_in_their_folders() -> None:
-    several = found(MONOREPO)
+    several = detected(MONOREPO)
     folders = {
         "tests-api": "api",
         "tests-core": "libs/core",
@@ -579,7 +589,7 @@ def test_several_projects_have_a_check_each_in_their_folders() -> None:
     assert several.depends == {"api": ("libs/core",)}
     assert {step.folder for step in several.steps} == set(folders.values())
     assert all(step.optional for step in several.steps), (
-        "one that cannot be set up leaves the others"
+        "a member that cannot be set up does not affect the others"
     )
     api = next(step for step in several.steps if step.folder == "api")
     assert api.argv[len(PIP) :] == ("-e", "../libs/core", "pytest", "-e", ".")
@@ -607,24 +617,24 @@ UV = {
 
 
 def test_projects_of_the_repository_are_installed_from_their_folders() -> None:
-    argv = found(UV).steps[0].argv[len(PIP) :]
+    argv = detected(UV).steps[0].argv[len(PIP) :]
     local = tuple(
         word
         for name in ("packages/a[x]", "packages/b", "packages/c", "tools/kit")
         for word in ("-e", name)
     )
     assert argv == (*local, "pytest", "attrs")
-    assert found(UV).depends == {"": ("packages/a", "packages/b", "packages/c", "tools/kit")}
+    assert detected(UV).depends == {"": ("packages/a", "packages/b", "packages/c", "tools/kit")}
 
 
 def test_their_number_is_bounded_and_said() -> None:
-    few = found(MONOREPO, 1)
+    few = detected(MONOREPO, 1)
     assert len(few.checks) == 1
     assert "workspace.max_projects" in few.notes[0]
 
 
 def test_the_checks_near_a_change() -> None:
-    several = found(MONOREPO)
+    several = detected(MONOREPO)
     profile = Profile(checks=several.checks, folders=several.folders, depends=several.depends)
     assert checks_near(profile, ["api/x.py"]) == ("tests-api",)
     assert checks_near(profile, ["libs/core/x.py"]) == ("tests-api", "tests-core")
@@ -634,14 +644,14 @@ def test_the_checks_near_a_change() -> None:
 
 
 def test_a_single_project_in_a_folder_needs_no_name() -> None:
-    one = found({"python/setup.py": "", "python/tests/test_a.py": "", "README.md": ""})
+    one = detected({"python/setup.py": "", "python/tests/test_a.py": "", "README.md": ""})
     assert one.checks == {"tests": ("python", "-m", "pytest")}
     assert one.folders == {"tests": "python"}
     assert not one.steps[0].optional
 
 
 def test_the_root_leaves_out_what_has_a_check_of_its_own() -> None:
-    both = found({**TESTED, "setup.py": "", "plugin/setup.py": "", "plugin/test_b.py": ""})
+    both = detected({**TESTED, "setup.py": "", "plugin/setup.py": "", "plugin/test_b.py": ""})
     assert both.checks == {
         "tests": ("python", "-m", "pytest", "--ignore=plugin"),
         "tests-plugin": ("python", "-m", "pytest"),
@@ -649,7 +659,7 @@ def test_the_root_leaves_out_what_has_a_check_of_its_own() -> None:
 
 
 def test_members_of_workspaces_are_installed_at_the_root() -> None:
-    node = found(
+    node = detected(
         {
             "package.json": json.dumps({"workspaces": ["packages/*"]}),
             "package-lock.json": "",
@@ -659,7 +669,7 @@ def test_members_of_workspaces_are_installed_at_the_root() -> None:
     )
     assert set(node.checks) == {"tests-a", "tests-b"}
     assert [step.folder for step in node.steps] == [""]
-    cargo = found(
+    cargo = detected(
         {
             "Cargo.toml": '[workspace]\nmembers = ["a"]\n',
             "a/Cargo.toml": '[package]\nname = "a"\n',
@@ -673,10 +683,10 @@ def test_members_of_workspaces_are_installed_at_the_root() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "told"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())]
+    ("after", "arguments"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())]
 )
 def test_what_wants_the_network_after_the_tests_of_a_member_is_left_out(
-    after: str, told: tuple[str, ...]
+    after: str, arguments: tuple[str, ...]
 ) -> None:
     files = {
         "package.json": json.dumps(
@@ -687,11 +697,11 @@ def test_what_wants_the_network_after_the_tests_of_a_member_is_left_out(
             {"scripts": {"test": "tape", "posttest": "eslint ."}}
         ),
     }
-    assert found(files).checks["tests"] == ("npm", "test", *told)
+    assert detected(files).checks["tests"] == ("npm", "test", *arguments)
 
 
 def test_tests_that_pytest_would_not_find_by_itself_are_named() -> None:
-    assert found({"slug/__init__.py": "", "test.py": "", "setup.py": ""}).checks["tests"] == (
+    assert detected({"slug/__init__.py": "", "test.py": "", "setup.py": ""}).checks["tests"] == (
         "python",
         "-m",
         "pytest",
@@ -702,8 +712,10 @@ def test_tests_that_pytest_would_not_find_by_itself_are_named() -> None:
 def test_a_whole_suite_beside_files_that_pytest_finds_is_run_too() -> None:
     files = {"setup.py": "", "test/test.py": "", "test/test_more.py": ""}
     more = ("-o", "python_files=test_*.py *_test.py test/test.py")
-    assert found(files).checks["tests"] == ("python", "-m", "pytest", *more)
-    assert found({**files, "tox.ini": "[pytest]\npython_files = check_*.py\n"}).checks["tests"] == (
+    assert detected(files).checks["tests"] == ("python", "-m", "pytest", *more)
+    assert detected({**files, "tox.ini": "[pytest]\npython_files = check_*.py\n"}).checks[
+        "tests"
+    ] == (
         "python",
         "-m",
         "pytest",
@@ -775,7 +787,7 @@ WEB = {"requirements.txt": "Django\n", "app1/tests.py": "", "web/settings.py": "
 def test_django_without_pytest_is_tested_by_its_own_runner(
     files: dict[str, str], tests: str
 ) -> None:
-    assert " ".join(found(files).checks["tests"]) == tests
+    assert " ".join(detected(files).checks["tests"]) == tests
 
 
 def test_what_django_in_a_folder_needs_is_installed_from_there() -> None:
@@ -785,16 +797,16 @@ def test_what_django_in_a_folder_needs_is_installed_from_there() -> None:
         "backend/app/tests.py": "",
         "backend/requirements.txt": "",
     }
-    assert found({"README.md": "", **inner}).steps[0].argv[-3:] == (
+    assert detected({"README.md": "", **inner}).steps[0].argv[-3:] == (
         "pytest",
         "-r",
         "backend/requirements.txt",
     )
-    assert "backend/requirements.txt" in found(inner).reads
+    assert "backend/requirements.txt" in detected(inner).reads
 
 
 def test_no_candidate_changes_what_starts_the_tests_of_django() -> None:
-    assert "manage.py" in found({**WEB, "manage.py": MANAGE}).protected
+    assert "manage.py" in detected({**WEB, "manage.py": MANAGE}).protected
 
 
 @pytest.mark.parametrize(
@@ -822,7 +834,7 @@ def test_no_candidate_changes_what_starts_the_tests_of_django() -> None:
     ],
 )
 def test_examples_are_tests_where_the_project_says_so(files: dict[str, str], tests: str) -> None:
-    assert " ".join(found({"thing.py": "", **files}).checks.get("tests", ())) == tests
+    assert " ".join(detected({"thing.py": "", **files}).checks.get("tests", ())) == tests
 
 
 EXTENSION = (
@@ -866,7 +878,7 @@ MATURIN = '[build-system]\nrequires = ["maturin>=1"]\nbuild-backend = "maturin"\
 )
 def test_compiled_code_is_built_again(files: dict[str, str], command: str) -> None:
     python = {} if "package.json" in files else {"tests/test_a.py": ""}
-    one = found({**python, **files})
+    one = detected({**python, **files})
     (build,) = one.builds
     assert command in build.argv[-1]
     assert any(command in step.argv[-1] and step.optional for step in one.steps), "set-up tries it"
@@ -880,7 +892,7 @@ def test_a_member_of_a_workspace_is_built_after_the_root_has_installed() -> None
         "package.json": json.dumps({"workspaces": ["packages/*"]}),
         "packages/a/package.json": json.dumps(member),
     }
-    one = found(files)
+    one = detected(files)
     assert [step.folder for step in one.steps] == ["", "packages/a"]
     assert "npm run --silent build" in one.steps[-1].argv[-1]
     assert [build.folder for build in one.builds] == ["packages/a"]
@@ -888,7 +900,7 @@ def test_a_member_of_a_workspace_is_built_after_the_root_has_installed() -> None
 
 def test_meson_builds_with_what_it_was_installed_with() -> None:
     meson = "[build-system]\nrequires = ['meson-python', 'cython']\nbuild-backend = 'mesonpy'\n"
-    one = found({**TESTED, "pyproject.toml": meson, "meson.build": ""})
+    one = detected({**TESTED, "pyproject.toml": meson, "meson.build": ""})
     needed, again, tried = one.steps[-3:]
     assert "ninja" in tried.argv[-1]
     assert {"meson", "ninja", "cython"} <= set(needed.argv)
@@ -923,7 +935,7 @@ def test_what_tests_of_a_node_package_read_is_built_again(
     package: dict[str, object],
     built: bool,  # noqa: FBT001
 ) -> None:
-    builds = found({"package.json": json.dumps(package), "src/index.ts": ""}).builds
+    builds = detected({"package.json": json.dumps(package), "src/index.ts": ""}).builds
     assert [build.sources for build in builds] == ([()] if built else [])
 
 
@@ -936,4 +948,4 @@ def test_what_tests_of_a_node_package_read_is_built_again(
 )
 def test_a_requirement_is_no_option(text: str) -> None:
     with pytest.raises(RepositoryError, match="is not a requirement"):
-        found({**TESTED, "pyproject.toml": text})
+        detected({**TESTED, "pyproject.toml": text})

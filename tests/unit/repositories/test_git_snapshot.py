@@ -12,7 +12,7 @@ from support.repos import Repo, make_repo
 
 
 async def written(tmp_path: Path, repo: Repo) -> tuple[Repo, str]:
-    """Write the history of HEAD over a checkout, as set-up sees them."""
+    """Write the history of HEAD over a checkout, as set-up sees both."""
     clone = TrustedClone(tmp_path / "repos" / "r.git", WorkspaceSettings())
     sha = await clone.fetch(str(repo.path), "HEAD", tags=True)
     tree = tmp_path / "tree"
@@ -59,6 +59,6 @@ async def test_the_nearest_tag_is_reachable_and_the_tree_is_clean(tmp_path: Path
 async def test_without_a_tag_there_is_one_of_ours(
     tmp_path: Path, files: dict[str, str], version: str
 ) -> None:
-    seen, said = await written(tmp_path, make_repo(tmp_path / "r", files))
-    assert said == version
+    seen, described = await written(tmp_path, make_repo(tmp_path / "r", files))
+    assert described == version
     assert seen.git("describe", "--tags", "--dirty") == f"v{version}"

@@ -1,6 +1,4 @@
-"""Tests of a repository that `.moothall.toml` hides: the base on which seats work lacks them, and
-so does its history.
-"""
+"""Tests that `.moothall.toml` hides: the base of the seats and its history lack them."""
 
 from __future__ import annotations
 
@@ -52,9 +50,8 @@ async def test_hidden_tests_are_in_no_base_of_seats_and_in_no_history_of_it(tmp_
     diff = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
     patch = await clone.apply(prepared.base.sha, diff)
     assert patch.diff.splitlines()[-2:] == ["-x = 1", "+x = 2"]
-    assert (
-        await repositories.diff(base, patch.commit_sha) == patch.diff
-    )  # the hidden file is not removed by it
+    # It does not remove the hidden file.
+    assert await repositories.diff(base, patch.commit_sha) == patch.diff
     delivered = await clone.apply(base.sha, patch.diff)
     assert "tests/hidden/test_b.py" in await clone.files(delivered.commit_sha)
 

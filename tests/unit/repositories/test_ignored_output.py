@@ -1,4 +1,4 @@
-"""What .gitignore files leave out of a change is not read, and refuses nothing."""
+"""Files ignored by .gitignore are not read, and refuse nothing."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ BASE = {
 
 
 class Work:
-    """A work tree that is written to: the upper folder of an overlay, or a whole tree."""
+    """A work tree with changes: the upper folder of an overlay, or a whole tree."""
 
-    def __init__(self, folder: Path, clone: TrustedClone, sha: str, *, whole: bool) -> None:
-        self.tree, self.clone, self.sha, self.whole = folder, clone, sha, whole
+    def __init__(self, folder: Path, clone: TrustedClone, sha: str, *, whole_tree: bool) -> None:
+        self.tree, self.clone, self.sha, self.whole_tree = folder, clone, sha, whole_tree
         self.base = folder.with_name("base")
-        self.before = stamps(folder) if whole else None
+        self.before = stamps(folder) if whole_tree else None
 
     def write(self, path: str, content: bytes | str = "x", size: int = 0) -> None:
         (self.tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -41,12 +41,16 @@ class Work:
             os.truncate(self.tree / path, size)
 
     async def paths(self, caps: ChangeCaps = CAPS) -> tuple[list[str], dict[str, str], int]:
-        """Return what is changed, what is ignored, and how often git was asked."""
+        """Return the changed files, the ignored ones, and the number of queries to git."""
         survey = ChangeScan(
-            self.tree, list(BASE), caps, base=None if self.whole else self.base, stamps=self.before
+            self.tree,
+            list(BASE),
+            caps,
+            base=None if self.whole_tree else self.base,
+            stamps=self.before,
         )
-        written, asked = await survey_with(self.clone, self.sha, survey)
-        return [change.path for change in written.changes], dict(written.ignored), asked
+        written, queries = await survey_with(self.clone, self.sha, survey)
+        return [change.path for change in written.changes], dict(written.ignored), queries
 
 
 @pytest.fixture(params=[False, True], ids=["overlay", "whole tree"])
@@ -58,7 +62,7 @@ async def work(request: pytest.FixtureRequest, tmp_path: Path) -> Work:
     if request.param:
         await clone.checkout(sha, tmp_path / "work")
     (tmp_path / "work").mkdir(exist_ok=True)
-    return Work(tmp_path / "work", clone, sha, whole=request.param)
+    return Work(tmp_path / "work", clone, sha, whole_tree=request.param)
 
 
 async def test_what_a_build_leaves_in_an_ignored_folder_counts_for_nothing(work: Work) -> None:
@@ -68,8 +72,8 @@ async def test_what_a_build_leaves_in_an_ignored_folder_counts_for_nothing(work:
     os.mkfifo(work.tree / "target/debug/pipe")
     deep = "/".join(["d"] * 120)
     work.write(f"target/{deep}/file")
-    paths, ignored, asked = await work.paths()
-    assert (paths, asked) == (["src/eval.rs"], 1)
+    paths, ignored, queries = await work.paths()
+    assert (paths, queries) == (["src/eval.rs"], 1)
     assert ignored["target/debug/libsemver.rlib"] == "line 1 of .gitignore, /target/"
 
 
@@ -90,8 +94,8 @@ async def test_more_files_than_are_counted_in_an_ignored_folder_are_not_asked_fo
     for number in range(CAPS.entries + 1):
         work.write(f"target/debug/deps/{number}.o", "")
     work.write("src/new.rs")
-    paths, ignored, asked = await work.paths()
-    assert (paths, asked) == (["src/new.rs"], 1)
+    paths, ignored, queries = await work.paths()
+    assert (paths, queries) == (["src/new.rs"], 1)
     assert ignored == {"target/debug/deps/": "line 1 of .gitignore, /target/"}
 
 
@@ -113,8 +117,8 @@ async def test_a_nested_list_a_negated_rule_and_a_list_of_the_change_itself_hold
     work.write("new/.gitignore", "made/\n")
     work.write("new/made/x.bin", size=LARGE)
     work.write("new/code.rs")
-    paths, ignored, asked = await work.paths()
-    assert (paths, asked) == (["build/keep.txt", "new/.gitignore", "new/code.rs"], 1)
+    paths, ignored, queries = await work.paths()
+    assert (paths, queries) == (["build/keep.txt", "new/.gitignore", "new/code.rs"], 1)
     assert ignored == {
         "build/x.bin": "line 3 of .gitignore, build/*",
         "crates/inner/out/x.bin": "line 1 of crates/inner/.gitignore, out/",

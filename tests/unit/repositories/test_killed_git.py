@@ -1,4 +1,4 @@
-"""A git of the trusted side that is killed by somebody else costs time, not a seat and not a
+"""A git process of the trusted side that somebody else kills costs time, but neither a seat nor a
 delivery.
 """
 
@@ -21,8 +21,8 @@ from support.repos import SAMPLE, SOLUTION, Repo, make_sample
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
-# Stands before the real git: the first of each command dies, before its work with its locks taken,
-# or after it.
+# Runs in place of the real git: the first process of each command dies, before its work with its
+# locks taken, or after it.
 KILLED = """#!/bin/sh
 for word; do case "$word" in {words}) command=$word; break;; esac; done
 if [ -n "$command" ] && mkdir "{marks}/$command" 2>/dev/null; then
@@ -56,7 +56,7 @@ COMMANDS = (
 
 
 class Unprepared:
-    """Prepares nothing."""
+    """A preparer that does nothing."""
 
     async def prepare(self, base: Base, on_progress: object = None) -> Prepared:
         del on_progress
@@ -72,12 +72,12 @@ def stand_in(folder: Path, text: str) -> str:
 
 
 def real_git() -> str:
-    found = shutil.which("git")
-    assert found
-    return found
+    path = shutil.which("git")
+    assert path
+    return path
 
 
-@pytest.mark.e2e  # some hundred processes of git
+@pytest.mark.e2e  # some hundred git processes
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_every_command_may_be_killed_once_and_the_same_is_delivered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -85,13 +85,11 @@ async def test_every_command_may_be_killed_once_and_the_same_is_delivered(
     sample, marks = make_sample(tmp_path / "sample"), tmp_path / "marks"
     marks.mkdir()
     text = KILLED.format(words="|".join(COMMANDS), marks=marks, when=when, git=real_git())
-    wanted = await delivered(tmp_path / "plain", sample, "moothall/plain")
+    expected = await delivered(tmp_path / "plain", sample, "moothall/plain")
     monkeypatch.setenv("PATH", stand_in(tmp_path / "bin", text))
-    assert await delivered(tmp_path / "killed", sample, "moothall/killed") == wanted
-    assert len(list(marks.iterdir())) >= len(COMMANDS) - 1, (
-        "for-each-ref is for refs that are not there"
-    )
-    assert sample.git("rev-parse", "moothall/killed") == wanted
+    assert await delivered(tmp_path / "killed", sample, "moothall/killed") == expected
+    assert len(list(marks.iterdir())) >= len(COMMANDS) - 1, "for-each-ref is used for missing refs"
+    assert sample.git("rev-parse", "moothall/killed") == expected
     assert list((tmp_path / "killed").rglob("*.lock")) == []
 
 

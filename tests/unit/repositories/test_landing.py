@@ -1,4 +1,4 @@
-"""What becomes of an approved commit at its origin, by the repository's policy."""
+"""Delivery of an approved commit to its origin, by the repository's policy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def registered(
 async def work(
     trusted: RepositoryService, ref: RepositoryRef, path: str = "new.txt", text: str = "new\n"
 ) -> str:
-    """Return a commit on the newest one that changes a file."""
+    """Return a commit on top of the newest one that changes a file."""
     base = await trusted.resolve(ref)
     change = Change(path, "100644", text.encode())
     return (
@@ -87,9 +87,8 @@ async def test_merge_makes_one_merge_commit_on_the_branch(
     assert repo.git("log", "-1", "--format=%B", main).strip() == SAID.strip()
     assert (repo.path / "new.txt").exists() == (at == "checked out")
     assert repo.git("status", "--porcelain").split() == ["M", "b.txt"]
-    again = await trusted.land(
-        ref, sha, BRANCH, SAID, "local"
-    )  # whoever was killed in between asks again
+    # A caller that was killed in between repeats the request.
+    again = await trusted.land(ref, sha, BRANCH, SAID, "local")
     assert (again.status, again.commit_sha) == ("merged", repo.git("rev-parse", main))
 
 

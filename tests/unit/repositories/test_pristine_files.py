@@ -27,8 +27,8 @@ PACKAGE = json.dumps(
 
 
 def part(path: str) -> bool:
-    kept = base_controlled_files(BASE, PROTECTED, [("sh", "./check.sh")], PACKAGE, {})
-    return is_patchable(path, kept, BASE, PROTECTED)
+    controlled = base_controlled_files(BASE, PROTECTED, [("sh", "./check.sh")], PACKAGE, {})
+    return is_patchable(path, controlled, BASE, PROTECTED)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_code_takes_part(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "kept"),
+    ("package", "controlled"),
     [
         ({"scripts": {"test": "node check.js"}}, {"check.js"}),
         ({"scripts": {"test": "mocha --require=./check.js"}}, {"check.js"}),
@@ -136,11 +136,12 @@ def test_code_takes_part(path: str) -> None:
     ],
 )
 def test_what_a_package_runs_tests_with_is_kept_and_not_the_code_that_it_looks_at(
-    package: dict[str, object], kept: set[str]
+    package: dict[str, object], controlled: set[str]
 ) -> None:
     base = ("index.js", "lib/a.js", "check.js", "package.json")
     assert (
-        base_controlled_files(base, PROTECTED, [("npm", "test")], json.dumps(package), {}) == kept
+        base_controlled_files(base, PROTECTED, [("npm", "test")], json.dumps(package), {})
+        == controlled
     )
 
 
@@ -192,10 +193,10 @@ def test_the_tests_in_a_rust_file_are_those_of_the_base() -> None:
     forged = f"pub fn sum() -> u8 {{ 2 }}\n{TESTS.replace('5', '4')}// end\n"
     judged = restore_base_parts(Change("src/lib.rs", "100644", forged.encode()), base.encode())
     assert judged.content == f"pub fn sum() -> u8 {{ 2 }}\n{TESTS}// end\n".encode()
-    gone = restore_base_parts(
+    restored = restore_base_parts(
         Change("src/lib.rs", "100644", b"pub fn sum() -> u8 { 2 }\n"), base.encode()
     )
-    assert gone.content == f"pub fn sum() -> u8 {{ 2 }}\n\n{TESTS}".encode()
+    assert restored.content == f"pub fn sum() -> u8 {{ 2 }}\n\n{TESTS}".encode()
     same = restore_base_parts(
         Change("src/lib.rs", "100644", base.replace("1", "3").encode()), base.encode()
     )
@@ -233,8 +234,8 @@ def test_what_a_makefile_runs_is_kept() -> None:
         "test:\n\t@./run.sh -v\n\tci/all-tests && python3 tools/check.py\n\tX=1 bash "
         "$(TOP)/own.sh\n\tshellcheck install.sh lib/price.py\n"
     )
-    kept = base_controlled_files(base, (), [("make", "test")], "", {"Makefile": recipes})
-    assert kept == {"run.sh", "ci/all-tests", "tools/check.py", "own.sh", "Makefile"}
+    controlled = base_controlled_files(base, (), [("make", "test")], "", {"Makefile": recipes})
+    assert controlled == {"run.sh", "ci/all-tests", "tools/check.py", "own.sh", "Makefile"}
 
 
 def test_what_tests_ask_a_package_for_by_an_alias_stays_where_it_was() -> None:
@@ -243,6 +244,11 @@ def test_what_tests_ask_a_package_for_by_an_alias_stays_where_it_was() -> None:
         "100644",
         json.dumps({"imports": {"#check": "./near.js", "#new": "./new.js"}}).encode(),
     )
-    made = restore_base_parts(now, json.dumps({"imports": {"#check": "./test/check.js"}}).encode())
-    assert made.content is not None
-    assert json.loads(made.content)["imports"] == {"#check": "./test/check.js", "#new": "./new.js"}
+    restored = restore_base_parts(
+        now, json.dumps({"imports": {"#check": "./test/check.js"}}).encode()
+    )
+    assert restored.content is not None
+    assert json.loads(restored.content)["imports"] == {
+        "#check": "./test/check.js",
+        "#new": "./new.js",
+    }

@@ -83,7 +83,7 @@ def test_python_dependencies_are_taken_from_all_the_usual_places() -> None:
             ),
         }
     )
-    whole = (
+    all_requirements = (
         "pytest",
         "-r",
         "requirements.txt",
@@ -95,7 +95,7 @@ def test_python_dependencies_are_taken_from_all_the_usual_places() -> None:
         "-e",
         ".[test]",
     )
-    assert profile.setup == ((*PIP, *whole), (*PIP, "ruff"))
+    assert profile.setup == ((*PIP, *all_requirements), (*PIP, "ruff"))
     must, *pieces = profile.steps[0].instead
     assert must.argv == (*PIP, "pytest", "-e", ".")
     assert not must.optional

@@ -30,8 +30,8 @@ SAID = st.fixed_dictionaries(
 
 
 @given(SAID)
-def test_what_is_written_is_what_is_read(said: dict[str, object]) -> None:
-    commands = Commands.model_validate(said)
+def test_what_is_written_is_what_is_read(fields: dict[str, object]) -> None:
+    commands = Commands.model_validate(fields)
     assert parse_config_file(to_toml(commands)) == commands
 
 
@@ -49,16 +49,16 @@ GO = {"go.mod": "module a\n", "a_test.go": ""}
 
 @pytest.mark.parametrize("texts", [PROJECT, NODE, GO, {"README": ""}])
 def test_the_written_file_gives_the_same_profile(texts: dict[str, str]) -> None:
-    found = make_profile(dict.fromkeys(texts, "0"), texts)
-    written = to_toml(commands_of(found))
+    detected = make_profile(dict.fromkeys(texts, "0"), texts)
+    written = to_toml(commands_of(detected))
     again = make_profile(dict.fromkeys([*texts, CONFIG_FILE], "0"), {**texts, CONFIG_FILE: written})
     assert (again.setup, dict(again.checks), again.known_failures) == (
-        found.setup,
-        dict(found.checks),
-        found.known_failures,
+        detected.setup,
+        dict(detected.checks),
+        detected.known_failures,
     )
-    assert set(again.protected) == set(found.protected)
-    assert (again.advisory, dict(again.folders)) == (found.advisory, dict(found.folders))
+    assert set(again.protected) == set(detected.protected)
+    assert (again.advisory, dict(again.folders)) == (detected.advisory, dict(detected.folders))
 
 
 def test_a_file_that_is_there_stays_unless_it_is_forced(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_ids_are_readable_and_differ_by_tenant_and_origin() -> None:
         for tenant in "ab"
     }
     assert len(ids) == 6
-    assert all(found.startswith("my-app-") for found in ids)
+    assert all(repository_id.startswith("my-app-") for repository_id in ids)
     assert repository_id("git@host:x/ü", "a").startswith("repository-")
 
 

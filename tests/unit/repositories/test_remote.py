@@ -44,39 +44,39 @@ UTILS = "src/utils.py"
 
 
 async def refuse(_base: Base, _tell: Any) -> Prepared:
-    raise AssertionError("nothing is prepared here")
+    raise AssertionError("preparation is not supported here")
 
 
 @dataclass(slots=True)
 class Wire:
-    """A bus that remembers what was asked, and how many bytes came."""
+    """A bus that records requests and the number of received bytes."""
 
     bus: MemoryBus = field(default_factory=MemoryBus)
-    asked: list[Mapping[str, Any]] = field(default_factory=list)
-    came: int = 0
+    requests: list[Mapping[str, Any]] = field(default_factory=list)
+    received_bytes: int = 0
 
     async def ask(
-        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+        self, topic: Topic, request: Mapping[str, Any], seconds: float
     ) -> tuple[Mapping[str, Any], bytes]:
-        self.asked.append(asked)
-        said, rest = await self.bus.ask(topic, asked, seconds)
-        self.came += len(rest)
-        return said, rest
+        self.requests.append(request)
+        reply, rest = await self.bus.ask(topic, request, seconds)
+        self.received_bytes += len(rest)
+        return reply, rest
 
     @property
     def parts(self) -> int:
-        return sum(asked["ask"] == "part" for asked in self.asked)
+        return sum(request["ask"] == "part" for request in self.requests)
 
 
 @dataclass(slots=True)
 class World:
-    """The server with a repository, and a host whose disk begins empty."""
+    """The server with a repository, and a host whose disk is empty at first."""
 
     repo: Repo
     app: RepositoryService
     host: RemoteRepositories
     wire: Wire
-    lending: BundleServer
+    bundles: BundleServer
     id: str
 
     async def pin(self, tenant: str = "local") -> Base:
@@ -94,29 +94,29 @@ async def world(
     repo = repo or make_repo(tmp_path / "origin", SAMPLE)
     settings = WorkspaceSettings(**limits)
     wire = Wire()
-    app = RepositoryService(tmp_path / "house", WorkspaceSettings(), refuse)
+    app = RepositoryService(tmp_path / "server", WorkspaceSettings(), refuse)
     host = RemoteRepositories(tmp_path / "host", settings, refuse)
     async with AsyncExitStack() as stack:
-        lending, borrowing = [
+        bundles, host_bundles = [
             await stack.enter_async_context(
                 BundleServer(GitRunner(tmp_path / name / "repos"), settings, soon)
             )
-            for name in ("house", "host")
+            for name in ("server", "host")
         ]
-        answering = RepositoryServer(app, lending, wire.ask)
-        host.connect(wire.ask, borrowing)
-        enable_patch_fetching(app, lending, wire.ask)
+        answering = RepositoryServer(app, bundles, wire.ask)
+        host.connect(wire.ask, host_bundles)
+        enable_patch_fetching(app, bundles, wire.ask)
         for topic, answerer in (
             (REPOSITORY_SERVICE, answering.answer),
-            (Channel.REPOSITORIES.of(lending.holder), answering.answer),
+            (Channel.REPOSITORIES.of(bundles.holder), answering.answer),
             (HOSTS, host.answer),
-            (Channel.REPOSITORIES.of(borrowing.holder), host.answer),
+            (Channel.REPOSITORIES.of(host_bundles.holder), host.answer),
         ):
             await stack.enter_async_context(
                 beside(wire.bus.answer(topic, answerer), literal(topic))
             )
         entry = await app.register(str(repo.path))
-        yield World(repo, app, host, wire, lending, entry.id)
+        yield World(repo, app, host, wire, bundles, entry.id)
 
 
 async def test_a_commit_comes_with_its_profile_and_nothing_travels_twice(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_a_commit_comes_with_its_profile_and_nothing_travels_twice(tmp_pat
         assert parts > 0
         assert await here.pin() == base
         assert here.wire.parts == parts
-        # An origin that is not there, or another one, is none of the host's business.
+        # A missing or different origin does not matter to the host.
         assert not (tmp_path / "host" / "token").exists()
         here.repo.path.rename(tmp_path / "moved")
         assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
@@ -141,17 +141,17 @@ async def test_a_later_commit_comes_thin_and_an_earlier_one_not_at_all(tmp_path:
     repo.commit({"second.txt": "2\n"})
     async with world(tmp_path, repo) as here:
         await here.pin()
-        whole = here.wire.came
-        assert whole > PART  # in several parts
+        full_size = here.wire.received_bytes
+        assert full_size > PART  # in several parts
         repo.commit({"third.txt": "3\n"})
         base = await here.pin()
         assert await here.host.read(base, "third.txt") == "3\n"
-        assert 0 < here.wire.came - whole < 5_000
-        came = here.wire.came
+        assert 0 < here.wire.received_bytes - full_size < 5_000
+        received_bytes = here.wire.received_bytes
         await here.app.resolve(RepositoryRef(id=here.id, ref=first))
         earlier = await here.host.resolve(RepositoryRef(id=here.id, ref=first))
         assert await here.host.read(earlier, "noise.txt", 6) == noise[:6]
-        assert here.wire.came == came
+        assert here.wire.received_bytes == received_bytes
 
 
 async def test_tags_and_a_shallow_history_come_along(tmp_path: Path) -> None:
@@ -164,12 +164,12 @@ async def test_tags_and_a_shallow_history_come_along(tmp_path: Path) -> None:
     async with world(tmp_path, Repo(tmp_path / "origin")) as here:
         here.repo.git("fetch", "--quiet", "--tags")
         base = await here.pin()
-        told = [
+        descriptions = [
             await side.clone(here.id).call("describe", "--tags", base.sha)
             for side in (here.app, here.host)
         ]
-        assert told[0] == told[1]
-        assert told[0].out.startswith(b"v1.2-1-g")
+        assert descriptions[0] == descriptions[1]
+        assert descriptions[0].out.startswith(b"v1.2-1-g")
         counted = [
             await side.clone(here.id).call("rev-list", "--count", base.sha)
             for side in (here.app, here.host)
@@ -184,8 +184,8 @@ async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_b
         base = await here.pin()
         with pytest.raises(NotFound):
             await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha), tenant="other")
-        for asked in ("base", "commit", "push"):
-            words = {
+        for kind in ("base", "commit", "push"):
+            fields = {
                 "repository": here.id,
                 "ref": base.sha,
                 "tenant": "other",
@@ -193,16 +193,18 @@ async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_b
                 "sha": base.sha,
                 "branch": "x",
             }
-            said, rest = await here.wire.ask(
-                REPOSITORY_SERVICE, {"ask": asked, **words, "haves": []}, 5
+            reply, rest = await here.wire.ask(
+                REPOSITORY_SERVICE, {"ask": kind, **fields, "haves": []}, 5
             )
-            assert (said["error"], rest) == ("NOT_FOUND", b"")
+            assert (reply["error"], rest) == ("NOT_FOUND", b"")
         here.app.registry.remove(here.id)
         theirs = make_repo(tmp_path / "theirs", {"README.md": "theirs\n"})
         await here.app.register(str(theirs.path), tenant="other", id=here.id)
         there = await here.app.resolve(RepositoryRef(id=here.id), tenant="other")
-        got = await here.host.resolve(RepositoryRef(id=here.id, ref=there.sha), tenant="other")
-        assert await here.host.read(got, "README.md") == "theirs\n"
+        other_base = await here.host.resolve(
+            RepositoryRef(id=here.id, ref=there.sha), tenant="other"
+        )
+        assert await here.host.read(other_base, "README.md") == "theirs\n"
         assert not await here.host.clone(here.id).has(base.sha)
 
 
@@ -220,16 +222,16 @@ async def test_what_came_is_what_was_asked_for(tmp_path: Path) -> None:
         ask = here.wire.bus.ask
 
         async def lying(
-            topic: Topic, asked: Mapping[str, Any], seconds: float
+            topic: Topic, request: Mapping[str, Any], seconds: float
         ) -> tuple[Mapping[str, Any], bytes]:
-            said, rest = await ask(topic, asked, seconds)
-            if asked["ask"] == "base" and how == "another base":
-                said = {**said, "base": {**said["base"], "sha": other}}
-            if asked["ask"] == "base" and how == "another commit":
-                said = {**said, "offer": {**said["offer"], "wants": [other]}}
-            if asked["ask"] == "part" and how == "damage":
+            reply, rest = await ask(topic, request, seconds)
+            if request["ask"] == "base" and how == "another base":
+                reply = {**reply, "base": {**reply["base"], "sha": other}}
+            if request["ask"] == "base" and how == "another commit":
+                reply = {**reply, "offer": {**reply["offer"], "wants": [other]}}
+            if request["ask"] == "part" and how == "damage":
                 rest = rest[:-40] + bytes(40)
-            return said, rest[:-1] if how == "cut" else rest
+            return reply, rest[:-1] if how == "cut" else rest
 
         here.host._bus = lying
         for how in ("another base", "another commit", "damage", "cut"):
@@ -299,32 +301,32 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
         base = await here.app.resolve(RepositoryRef(id=here.id))
         away = 3
 
-        async def ask_house(
-            topic: Topic, asked: Mapping[str, Any], seconds: float
+        async def ask_server(
+            topic: Topic, request: Mapping[str, Any], seconds: float
         ) -> tuple[Mapping[str, Any], bytes]:
             nonlocal away
             away -= 1
             if away >= 0:
                 raise BusUnavailable("nobody answers")
-            return await here.wire.ask(topic, asked, seconds)
+            return await here.wire.ask(topic, request, seconds)
 
-        here.host._bus = ask_house
+        here.host._bus = ask_server
         assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
-        asked = [one["ask"] for one in here.wire.asked]
-        assert asked.count("base") > 1  # it was told to wait
+        kinds = [sent["ask"] for sent in here.wire.requests]
+        assert kinds.count("base") > 1  # the server asked it to wait
         assert away < 0
         away = 9
         with pytest.raises(Temporary, match="out of reach"):
             await send_request(
-                ask_house, REPOSITORY_SERVICE, {"ask": "base"}, unreachable_seconds=0
+                ask_server, REPOSITORY_SERVICE, {"ask": "base"}, unreachable_seconds=0
             )
 
 
 async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         base = await here.app.resolve(RepositoryRef(id=here.id))
-        wanted = RepositoryRef(id=here.id, ref=base.sha)
-        assert await asyncio.gather(*(here.host.resolve(wanted) for _ in range(5))) == [base] * 5
+        reference = RepositoryRef(id=here.id, ref=base.sha)
+        assert await asyncio.gather(*(here.host.resolve(reference) for _ in range(5))) == [base] * 5
         assert here.wire.parts == 1
 
 
@@ -338,15 +340,15 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
         base = await here.pin()
         app, host = here.app.clone(here.id), here.host.clone(here.id)
 
-        async def told() -> list[bytes]:
-            asked = (
+        async def git_state() -> list[bytes]:
+            commands = (
                 ("for-each-ref", "refs/tags"),
                 ("rev-list", base.sha),
                 ("rev-parse", "--is-shallow-repository"),
             )
-            return [(await app.call(*one)).out for one in asked]
+            return [(await app.call(*command)).out for command in commands]
 
-        before = await told()
+        before = await git_state()
         for number, how in enumerate(("diff", "push")):
             patch = await host.commit_changes(
                 base.sha, [Change(UTILS, "100644", b"%d\n" % number)], "made here"
@@ -358,7 +360,7 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
                 assert await here.app.diff(base, patch.commit_sha) == patch.diff
             else:
                 assert await here.host.remote(here.id).push(base.sha, patch.commit_sha, "mine")
-            assert await told() == before
+            assert await git_state() == before
 
 
 async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) -> None:
@@ -369,18 +371,18 @@ async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) 
         max_repository_bytes=1_000_000,
     ) as here:
         base = await here.app.resolve(RepositoryRef(id=here.id))
-        asked = {"ask": "base", "repository": here.id, "ref": base.sha, "tenant": "local"}
+        request = {"ask": "base", "repository": here.id, "ref": base.sha, "tenant": "local"}
         offers = [
             (
                 await send_request(
-                    here.wire.ask, REPOSITORY_SERVICE, {**asked, "haves": [f"{n:040x}"]}
+                    here.wire.ask, REPOSITORY_SERVICE, {**request, "haves": [f"{n:040x}"]}
                 )
             )["offer"]
             for n in range(30)
         ]
         assert offers[0]["size"] * len(offers) > 8_000_000
-        kept = [path.stat().st_size for path in here.lending._folder.iterdir()]
-        assert sum(kept) <= 4_000_000
+        sizes = [path.stat().st_size for path in here.bundles._folder.iterdir()]
+        assert sum(sizes) <= 4_000_000
         _, last = await here.wire.ask(
             Channel.REPOSITORIES.of(offers[-1]["holder"]),
             {"ask": "part", "bundle": offers[-1]["bundle"], "offset": 0},

@@ -29,7 +29,7 @@ SETTINGS = WorkspaceSettings()
 
 
 class FileLister:
-    """Prepares by listing the files."""
+    """A preparer that lists the files."""
 
     async def prepare(
         self, base: Base, on_progress: Callable[[str], None] | None = None
@@ -97,9 +97,9 @@ async def test_a_path_is_pinned_with_its_profile(trusted: RepositoryService, sam
     assert await trusted.read(base, "src/utils.py", 5) == '"""Sm'
     with pytest.raises(NotFound):
         await trusted.read(base, "../outside")
-    said: list[str] = []
-    assert (await trusted.prepare(base, said.append)).files == ("a",)
-    assert said == ["ready"]
+    messages: list[str] = []
+    assert (await trusted.prepare(base, messages.append)).files == ("a",)
+    assert messages == ["ready"]
 
 
 async def test_a_folder_a_file_url_and_a_link_mean_the_whole_repository(
@@ -305,14 +305,14 @@ async def test_a_pinned_commit_needs_neither_root_nor_source(
 ) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     later = sample.commit({"x": "y"})
-    elsewhere = repositories(tmp_path)
+    relocated = repositories(tmp_path)
     pinned = RepositoryRef(id=base.repository, url=base.origin, ref=base.sha)
     with pytest.raises(Refused):
-        await elsewhere.resolve(replace(pinned, ref=later))
+        await relocated.resolve(replace(pinned, ref=later))
     with pytest.raises(NotFound):
-        await elsewhere.resolve(pinned, tenant="b")
+        await relocated.resolve(pinned, tenant="b")
     shutil.rmtree(sample.path)
-    assert await elsewhere.resolve(pinned) == base
+    assert await relocated.resolve(pinned) == base
 
 
 async def test_too_large_a_repository_is_said_at_once(

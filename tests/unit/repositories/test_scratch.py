@@ -1,4 +1,4 @@
-"""Temporary folders of killed processes go; those of living ones stay."""
+"""Temporary folders of killed processes are removed; those of living ones remain."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_it_is_there_and_gone_with_its_context() -> None:
 
 def test_what_a_killed_process_left_is_swept(holder: subprocess.Popen[str]) -> None:
     assert holder.stdout
-    left = Path(holder.stdout.readline().strip())
+    folder = Path(holder.stdout.readline().strip())
     sweep()
-    assert (left / "file").exists(), "its owner lives"
+    assert (folder / "file").exists(), "its owner is alive"
     holder.kill()
     holder.wait()
     sweep()
-    assert not left.exists()
+    assert not folder.exists()

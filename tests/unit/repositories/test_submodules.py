@@ -36,77 +36,81 @@ def with_submodule(tmp_path: Path) -> Repo:
     library = make_repo(tmp_path / "library", {"lib.py": "x = 1\n"})
     library.git("submodule", "add", "--quiet", str(inner.path), "nested")
     library.commit()
-    whole = make_repo(tmp_path / "whole", {"a.py": "import lib\n"})
-    whole.git("submodule", "add", "--quiet", str(library.path), "vendor/lib")
-    whole.git("submodule", "update", "--quiet", "--init", "--recursive")
-    whole.commit()
-    return whole
+    superproject = make_repo(tmp_path / "whole", {"a.py": "import lib\n"})
+    superproject.git("submodule", "add", "--quiet", str(library.path), "vendor/lib")
+    superproject.git("submodule", "update", "--quiet", "--init", "--recursive")
+    superproject.commit()
+    return superproject
 
 
 async def checked_out(
     trusted: RepositoryService, base: Base, tmp_path: Path
 ) -> tuple[Path, list[str]]:
-    told: list[str] = []
+    messages: list[str] = []
     dest = tmp_path / "out"
     settings = load_settings(data_dir=tmp_path / "data")
-    await check_out(trusted.clone(base.repository), base, dest, settings, told.append)
-    return dest, told
+    await check_out(trusted.clone(base.repository), base, dest, settings, messages.append)
+    return dest, messages
 
 
 async def test_submodules_are_there_at_the_commit_that_is_recorded(tmp_path: Path) -> None:
-    whole = with_submodule(tmp_path)
+    superproject = with_submodule(tmp_path)
     Repo(tmp_path / "library").commit({"lib.py": "x = 2\n"})
     trusted = repositories(tmp_path)
-    base = await trusted.resolve(RepositoryRef(url=str(whole.path)))
+    base = await trusted.resolve(RepositoryRef(url=str(superproject.path)))
     assert base.profile.notes == ()
-    dest, told = await checked_out(trusted, base, tmp_path)
+    dest, messages = await checked_out(trusted, base, tmp_path)
     assert (dest / "vendor/lib/lib.py").read_text() == "x = 1\n"
     assert (dest / "vendor/lib/nested/deep.txt").read_text() == "deep\n"
     assert "vendor/lib/lib.py" not in await trusted.clone(base.repository).files(base.sha)
-    assert "submodule vendor/lib" in told[0]
+    assert "submodule vendor/lib" in messages[0]
     assert not list(dest.rglob(".git"))
 
 
 async def test_one_that_cannot_be_had_is_said_and_left_out(tmp_path: Path) -> None:
-    whole = make_repo(tmp_path / "whole", {"a.py": "", "setup.py": ""})
+    superproject = make_repo(tmp_path / "whole", {"a.py": "", "setup.py": ""})
     for name, url in (
         ("git", "git://example.org/x.git"),
         ("file", "/etc"),
         ("up", "../library"),
         ("ext", "ext::sh -c true"),
     ):
-        whole.git("config", "-f", ".gitmodules", f"submodule.{name}.path", f"sub/{name}")
-        whole.git("config", "-f", ".gitmodules", f"submodule.{name}.url", url)
-        whole.git("update-index", "--add", "--cacheinfo", f"160000,{whole.head},sub/{name}")
-    whole.git("config", "-f", ".gitmodules", "submodule.../../../library/.git.path", "sub/climbs")
-    whole.git("update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},sub/climbs")
-    whole.git("add", ".gitmodules")
-    whole.git("commit", "--quiet", "-m", "modules")
+        superproject.git("config", "-f", ".gitmodules", f"submodule.{name}.path", f"sub/{name}")
+        superproject.git("config", "-f", ".gitmodules", f"submodule.{name}.url", url)
+        superproject.git(
+            "update-index", "--add", "--cacheinfo", f"160000,{superproject.head},sub/{name}"
+        )
+    superproject.git(
+        "config", "-f", ".gitmodules", "submodule.../../../library/.git.path", "sub/climbs"
+    )
+    superproject.git("update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},sub/climbs")
+    superproject.git("add", ".gitmodules")
+    superproject.git("commit", "--quiet", "-m", "modules")
     trusted = repositories(tmp_path)
     sha = "2" * 40
     for name in ("git", "file", "up", "ext"):
-        whole.git("update-index", "--add", "--cacheinfo", f"160000,{sha},sub/{name}")
-    whole.git("commit", "--quiet", "-m", "elsewhere")
-    base = await trusted.resolve(RepositoryRef(url=str(whole.path)))
+        superproject.git("update-index", "--add", "--cacheinfo", f"160000,{sha},sub/{name}")
+    superproject.git("commit", "--quiet", "-m", "elsewhere")
+    base = await trusted.resolve(RepositoryRef(url=str(superproject.path)))
     notes = "\n".join(base.profile.notes)
     assert len(base.profile.notes) == 5
     assert "sub/git is left out: repositories may not be fetched over 'git'" in notes
     assert "sub/file is left out" in notes
-    dest, told = await checked_out(trusted, base, tmp_path)
-    assert "the submodule sub/git is not here; going on without it" in told
+    dest, messages = await checked_out(trusted, base, tmp_path)
+    assert "the submodule sub/git is not here; going on without it" in messages
     assert (dest / "a.py").exists()
 
 
 async def test_their_number_is_bounded(tmp_path: Path) -> None:
-    whole = with_submodule(tmp_path)
+    superproject = with_submodule(tmp_path)
     base = await repositories(tmp_path, max_submodules=0).resolve(
-        RepositoryRef(url=str(whole.path))
+        RepositoryRef(url=str(superproject.path))
     )
     assert "workspace.max_submodules" in base.profile.notes[0]
 
 
 @pytest.mark.parametrize(
-    ("url", "origin", "whole"),
+    ("url", "origin", "expected"),
     [
         ("https://h/x.git", "https://g/a/b.git", "https://h/x.git"),
         ("../x.git", "https://g/a/b.git", "https://g/a/x.git"),
@@ -116,5 +120,5 @@ async def test_their_number_is_bounded(tmp_path: Path) -> None:
         ("../x", "/srv/b", "/srv/x"),
     ],
 )
-def test_urls_may_be_relative(url: str, origin: str, whole: str) -> None:
-    assert absolute_url(url, origin) == whole
+def test_urls_may_be_relative(url: str, origin: str, expected: str) -> None:
+    assert absolute_url(url, origin) == expected

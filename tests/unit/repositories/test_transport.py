@@ -42,7 +42,7 @@ def repositories(tmp_path: Path, *allowed: str, **settings: object) -> Repositor
 async def listening(
     answer: bytes = b"", *, silent: bool = False
 ) -> AsyncIterator[tuple[int, list[str]]]:
-    """A server of this machine: its port, and who called."""
+    """Run a server on this machine; yield its port, and the received requests."""
     calls: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,12 +109,12 @@ async def test_open_closed_and_silent_ports_are_told_in_the_same_words(tmp_path:
             "closed": closed_port(),
         }
         allowed = repositories(tmp_path, "127.0.0.1", git_seconds=2)
-        said = set()
+        messages = set()
         for port in (banner, missing, silent, ports["closed"]):
             error = await refusal(allowed, f"http://127.0.0.1:{port}/x.git")
             assert isinstance(error, RepositoryError)
-            said.add(error.message.replace(str(port), "PORT"))
-        assert len(said) == 1, said
+            messages.add(error.message.replace(str(port), "PORT"))
+        assert len(messages) == 1, messages
         refused = {
             (
                 await refusal(repositories(tmp_path), f"http://127.0.0.1:{port}/x.git")
@@ -127,13 +127,13 @@ async def test_open_closed_and_silent_ports_are_told_in_the_same_words(tmp_path:
 async def test_a_name_that_is_known_inside_alone_is_told_as_one_that_nobody_knows(
     tmp_path: Path,
 ) -> None:
-    said = [
+    messages = [
         (await refusal(repositories(tmp_path), f"https://{host}/x.git")).message.replace(
             host, "HOST"
         )
         for host in ("localhost", "nobody-knows-this.invalid")
     ]
-    assert said[0] == said[1]
+    assert messages[0] == messages[1]
 
 
 async def test_a_redirect_leads_nowhere(tmp_path: Path) -> None:
@@ -142,12 +142,12 @@ async def test_a_redirect_leads_nowhere(tmp_path: Path) -> None:
             f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{inside}/x.git/info/refs\r\n"
             "Content-Length: 0\r\n\r\n"
         )
-        async with listening(answer.encode()) as (port, asked):
+        async with listening(answer.encode()) as (port, requests):
             error = await refusal(
                 repositories(tmp_path, f"127.0.0.1:{port}"), f"http://127.0.0.1:{port}/x.git"
             )
             assert isinstance(error, RepositoryError)
-            assert (len(asked), calls) == (1, [])
+            assert (len(requests), calls) == (1, [])
 
 
 async def test_a_strangers_git_has_nothing_of_the_operators(
@@ -163,10 +163,10 @@ async def test_a_strangers_git_has_nothing_of_the_operators(
         return f"{url}:443:203.0.113.7"
 
     env = await anonymous_transport(git, tmp_path, "https://host.example/x.git", pin)
-    told = (await git.run("config", "--list", cwd=tmp_path, env=env)).decode().lower()
-    assert "operator" not in told
-    assert "http.proxy=\n" in told
-    assert "http.curloptresolve=https://host.example/x.git:443:203.0.113.7" in told
+    config = (await git.run("config", "--list", cwd=tmp_path, env=env)).decode().lower()
+    assert "operator" not in config
+    assert "http.proxy=\n" in config
+    assert "http.curloptresolve=https://host.example/x.git:443:203.0.113.7" in config
     shown = (await git.run("-c", "alias.env=!env", "env", cwd=tmp_path, env=env)).decode()
     assert "SSH_AUTH_SOCK=\n" in shown
     assert "HOME=/dev/null\n" in shown

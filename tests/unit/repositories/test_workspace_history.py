@@ -1,4 +1,4 @@
-"""The git directory that shells read: what it holds, and what it does not."""
+"""The git directory that shells read: its contents and its omissions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.repos import Repo, make_repo
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Repo:
-    """Four commits on main with a merge and a tag, and a branch with a word of its own."""
+    """Four commits on main with a merge and a tag, and a branch with a distinct word."""
     repo = make_repo(tmp_path / "repo", {"a.txt": "1\n"})
     repo.git("checkout", "--quiet", "-b", "side")
     repo.commit({"b.txt": "side\n"}, "side")
@@ -38,7 +38,7 @@ async def exported(
     tmp_path: Path, source: Path, *, commits: int = 100, instead: Mapping[str, str] = NOTHING
 ) -> tuple[Repo, bool]:
     """Return a work tree with the history of main of `source`, and whether some was left out.
-    `instead`: what its files hold.
+    `instead`: the contents of its files.
     """
     clone = TrustedClone(tmp_path / "clones" / "x.git", WorkspaceSettings())
     if source == tmp_path / "repo":
@@ -74,8 +74,8 @@ async def test_it_holds_the_history_with_its_tags_and_nothing_else(
     assert shown.git("describe") == f"v1-2-g{repo.head[:7]}"
     assert shown.git("status", "--porcelain", "--branch") == "## work"
     everything = shown.git("cat-file", "--batch-all-objects", "--batch-check=%(objectname)").split()
-    held = repo.git("rev-list", "--objects", "--no-object-names", "main", "v1").split()
-    assert sorted(everything) == sorted(held)
+    expected = repo.git("rev-list", "--objects", "--no-object-names", "main", "v1").split()
+    assert sorted(everything) == sorted(expected)
     assert not (shown.path / ".git" / "hooks").exists()
 
 

@@ -26,7 +26,7 @@ from moothall.orchestrator.service import DeliberationService
 from moothall.telemetry.recording import recording
 from moothall.testing.bus import MemoryBus
 from moothall.workers.host import Host
-from support.council import CouncilHouse, finish, open_council, scripted
+from support.council import CouncilEnvironment, finish, open_council, scripted
 from support.story import Remembering
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -54,7 +54,7 @@ def has(kind: EventType) -> Callable[[list[Event]], bool]:
     return lambda events: any(event.type is kind for event in events)
 
 
-async def work(app: CouncilHouse, requested: Event, deliveries: int) -> None:
+async def work(app: CouncilEnvironment, requested: Event, deliveries: int) -> None:
     host = Host(f"host-{deliveries}", app.bus, Remembering(), app.parts, 4)
     await host._work(Recorded(1, requested, {"deliveries": str(deliveries)}))
 
@@ -75,9 +75,9 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
             )
         requested = (await logged(app.bus))[0]
         await work(app, requested, 1)
-        asked = len(app.server.requests)
-        await work(app, requested, 2)  # its ack was lost, and another host takes it up
-        assert len(app.server.requests) == asked
+        calls = len(app.server.requests)
+        await work(app, requested, 2)  # its ack was lost, and another host resumes it
+        assert len(app.server.requests) == calls
         collecting = asyncio.ensure_future(Collector(app.bus, Remembering(), LimitSettings()).run())
         events = await until(has(EventType.DELIBERATION_DECIDED), app.bus)
         collecting.cancel()
@@ -88,7 +88,7 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
     }
     assert {event.traceparent.split("-")[1] for event in events} == {CALLER.split("-")[1]}
     named = Counter(span.name for span in spans)
-    assert (named["deliberation"], named["chat"], named["decide"]) == (2, asked, 1)
+    assert (named["deliberation"], named["chat"], named["decide"]) == (2, calls, 1)
     (submit,) = [span for span in spans if span.name == "submit"]
     for span in spans:
         if span.name in {"deliberation", "decide"}:

@@ -1,4 +1,4 @@
-"""The documents say what there is: figures, spans, the dashboard."""
+"""The documentation matches the metrics, the spans and the dashboard."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def queried() -> set[str]:
 
 
 def samples() -> dict[str, str]:
-    """What Prometheus stores, by the figure it is of."""
-    found = {}
+    """Return the samples that Prometheus stores, by their metric."""
+    figure_names = {}
     for figure in REGISTRY.figures.values():
         for end in ("_bucket", "_sum", "_count") if isinstance(figure, Histogram) else ("",):
-            found[f"{figure.name}{end}"] = figure.name
-    return found
+            figure_names[f"{figure.name}{end}"] = figure.name
+    return figure_names
 
 
 def test_every_figure_is_documented_as_it_is() -> None:

@@ -37,10 +37,10 @@ asyncio.run(main())
 
 @pytest.mark.e2e  # a process each
 def test_lines_carry_task_seat_and_trace() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
     )
-    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    lines = [json.loads(line) for line in completed.stderr.splitlines()]
     assert [(line["event"], line.get("task_id"), line.get("seat")) for line in lines] == [
         ("begun", "task-a", "one"),
         ("begun", "task-a", "two"),
@@ -69,11 +69,11 @@ def test_no_line_holds_a_secret() -> None:
         "try:\n    raise ValueError('own-value-1')\nexcept ValueError:\n    "
         "log.exception('failed')\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert [done.stderr.count(word) for word in ("ghp_", "own-value-1", "s3cret")] == [0, 0, 0]
-    assert done.stderr.count("[redacted]") == 3, done.stderr
+    assert [completed.stderr.count(word) for word in ("ghp_", "own-value-1", "s3cret")] == [0, 0, 0]
+    assert completed.stderr.count("[redacted]") == 3, completed.stderr
 
 
 @pytest.mark.e2e  # a process each
@@ -103,10 +103,10 @@ async def main():
 
 asyncio.run(main())
 """
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
-    assert [word in done.stderr for word in ("before", "after", "apart", "not told")] == [
+    assert [word in completed.stderr for word in ("before", "after", "apart", "not told")] == [
         True,
         True,
         False,

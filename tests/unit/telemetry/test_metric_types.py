@@ -85,17 +85,18 @@ class Clock:
 
 def test_a_report_replaces_the_last_one_and_a_silent_process_is_forgotten() -> None:
     clock = Clock()
-    known = Reports(5.0, clock)
-    for value in (3, 1):  # it began again
-        known.add({"process": "host-1", "figures": {"moothall_model_retries_total": [[[], value]]}})
-    known.add({"process": "serve", "figures": {"moothall_model_retries_total": [[[], 99]]}})
-    shown = known.snapshots("serve")
+    reports = Reports(5.0, clock)
+    for value in (3, 1):  # it restarted
+        reports.add(
+            {"process": "host-1", "figures": {"moothall_model_retries_total": [[[], value]]}}
+        )
+    reports.add({"process": "serve", "figures": {"moothall_model_retries_total": [[[], 99]]}})
+    shown = reports.snapshots("serve")
     assert shown["host-1"] == {"moothall_model_retries_total": [[[], 1]]}
-    assert shown["serve"] != {
-        "moothall_model_retries_total": [[[], 99]]
-    }  # nobody speaks for this process
+    # This process reports nothing.
+    assert shown["serve"] != {"moothall_model_retries_total": [[[], 99]]}
     clock.now = 31
-    assert set(known.snapshots("serve")) == {"serve"}
+    assert set(reports.snapshots("serve")) == {"serve"}
 
 
 ROW = [["files.read", "success"], 1.0]
@@ -116,14 +117,14 @@ ROW = [["files.read", "success"], 1.0]
     ],
 )
 def test_what_is_wrong_in_a_report_is_left_out(row: object) -> None:
-    known = Reports(5.0)
-    known.add(
+    reports = Reports(5.0)
+    reports.add(
         {
             "process": "host-1",
             "figures": {"moothall_tool_calls_total": [row, ROW], "invented": [ROW]},
         }
     )
-    assert known.snapshots("serve")["host-1"] == {
+    assert reports.snapshots("serve")["host-1"] == {
         "moothall_tool_calls_total": [ROW],
         "invented": [],
     }
@@ -143,36 +144,38 @@ json = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["process", "figures"]), json), json)
 def test_no_report_breaks_anything(data: dict[str, Any], rows: Any) -> None:
-    known = Reports(5.0)
-    known.add(data)
-    known.add({"process": "host-1", "figures": {"moothall_tool_call_seconds": rows}})
-    assert "serve" in known.snapshots("serve")
+    reports = Reports(5.0)
+    reports.add(data)
+    reports.add({"process": "host-1", "figures": {"moothall_tool_call_seconds": rows}})
+    assert "serve" in reports.snapshots("serve")
 
 
 def test_processes_without_end_fill_no_memory() -> None:
-    known = Reports(5.0)
+    reports = Reports(5.0)
     for number in range(3000):
-        known.add({"process": f"host-{number}", "figures": {}})
-    assert len(known.snapshots("serve")) == 1001
+        reports.add({"process": f"host-{number}", "figures": {}})
+    assert len(reports.snapshots("serve")) == 1001
 
 
 async def test_a_report_that_cannot_be_sent_is_made_up_by_the_next() -> None:
-    sent: list[Mapping[str, Any]] = []
+    payloads: list[Mapping[str, Any]] = []
 
     async def signal(topic: Topic, data: Mapping[str, Any]) -> None:
-        sent.append({"topic": topic, **data})
-        if len(sent) == 1:
+        payloads.append({"topic": topic, **data})
+        if len(payloads) == 1:
             raise BusUnavailable("away")
 
     with aggregation.watch():
         task = asyncio.ensure_future(aggregation.report(signal, "host-7", 0.001))
-        while len(sent) < 3:
+        while len(payloads) < 3:
             await asyncio.sleep(0.001)
         task.cancel()
-    assert {item["topic"] for item in sent} == {Channel.FIGURES.of("host-7")}
-    known = Reports(5.0)
-    known.add(sent[-1])
-    assert known.snapshots("serve")["host-7"]["moothall_process_resident_memory_bytes"][0][1] > 1e6
+    assert {item["topic"] for item in payloads} == {Channel.FIGURES.of("host-7")}
+    reports = Reports(5.0)
+    reports.add(payloads[-1])
+    assert (
+        reports.snapshots("serve")["host-7"]["moothall_process_resident_memory_bytes"][0][1] > 1e6
+    )
 
 
 async def nothing() -> None:
@@ -181,10 +184,10 @@ async def nothing() -> None:
 
 @asynccontextmanager
 async def page(
-    settings: MetricsSettings, known: Reports, **headers: str
+    settings: MetricsSettings, reports: Reports, **headers: str
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     async with (
-        serve_metrics(settings, lambda: known.snapshots("serve"), nothing) as port,
+        serve_metrics(settings, lambda: reports.snapshots("serve"), nothing) as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/metrics", headers=headers) as response,
     ):
@@ -192,8 +195,8 @@ async def page(
 
 
 async def test_the_page_shows_every_figure_of_every_process() -> None:
-    known = Reports(5.0)
-    known.add(
+    reports = Reports(5.0)
+    reports.add(
         {
             "process": "host-1",
             "figures": {
@@ -202,7 +205,7 @@ async def test_the_page_shows_every_figure_of_every_process() -> None:
             },
         }
     )
-    async with page(MetricsSettings(port=0), known) as response:
+    async with page(MetricsSettings(port=0), reports) as response:
         read = text_string_to_metric_families(await response.text())
         families = {family.name: family for family in read}
     assert {name.removesuffix("_total") for name in metrics.REGISTRY.figures} == set(families)

@@ -22,11 +22,11 @@ CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Spans(InMemorySpanExporter):
-    """Keeps what was sent."""
+    """An exporter that records spans."""
 
     def named(self, name: str) -> ReadableSpan:
-        (found,) = [span for span in self.get_finished_spans() if span.name == name]
-        return found
+        (span_named,) = [span for span in self.get_finished_spans() if span.name == name]
+        return span_named
 
 
 @pytest_asyncio.fixture
@@ -43,7 +43,7 @@ def context_of(span: ReadableSpan) -> tuple[int, int]:
     return span.context.trace_id, span.context.span_id
 
 
-@pytest.mark.e2e  # a process of its own
+@pytest.mark.e2e  # a separate process
 def test_with_the_exporter_off_nothing_is_imported_and_spans_are_nothing() -> None:
     program = (
         "import sys; from moothall import telemetry\n"
@@ -53,10 +53,10 @@ def test_with_the_exporter_off_nothing_is_imported_and_spans_are_nothing() -> No
         "print([name for name in sys.modules if name.split('.')[0] in {'opentelemetry', "
         "'prometheus_client', 'structlog', 'psutil'}])"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
-    assert done.stdout.split("\n")[:2] == ["''", "[]"]
+    assert completed.stdout.split("\n")[:2] == ["''", "[]"]
 
 
 def test_with_the_exporter_off_a_callers_trace_is_passed_on_unchanged() -> None:
@@ -93,8 +93,8 @@ async def test_what_is_no_traceparent_is_ignored(text: str, exporter: Spans) -> 
 
 @given(st.text(max_size=140))
 def test_whatever_comes_in_a_traceparent_is_one_or_nothing(text: str) -> None:
-    found = telemetry.read_traceparent(text)
-    assert found == "" or telemetry.read_traceparent(found) == found
+    parsed = telemetry.read_traceparent(text)
+    assert parsed == "" or telemetry.read_traceparent(parsed) == parsed
 
 
 async def test_a_later_version_is_read_as_far_as_it_is_known(exporter: Spans) -> None:
@@ -167,11 +167,11 @@ async def test_no_secret_leaves_in_a_span(exporter: Spans) -> None:
         with telemetry.span("call", {"a": f"x {own} y"}) as span:
             span.set({"b": f"x {shaped} y", "cut": "z" * 90 + own})
             span.fail("NO", f"said {own}")
-    said = exporter.named("call").to_json()
-    assert own not in said
-    assert own[:9] not in said
-    assert shaped not in said
-    assert said.count("[redacted]") >= 3
+    exported = exporter.named("call").to_json()
+    assert own not in exported
+    assert own[:9] not in exported
+    assert shaped not in exported
+    assert exported.count("[redacted]") >= 3
 
 
 async def test_a_share_of_traces_is_recorded_and_all_of_a_trace_or_none(exporter: Spans) -> None:

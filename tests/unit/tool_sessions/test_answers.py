@@ -20,28 +20,28 @@ def kept_in(most_bytes: int, most: int = 100) -> Answers[str, ToolResult]:
     return Answers(
         most_bytes,
         most,
-        size=lambda found: len(str(found.output.get("content", ""))),
-        slim=lambda found: replace(found, output={}, error=GONE),
+        size=lambda answer: len(str(answer.output.get("content", ""))),
+        slim=lambda answer: replace(answer, output={}, error=GONE),
     )
 
 
 @given(st.lists(st.integers(min_value=0, max_value=400), min_size=1, max_size=30))
 def test_what_is_kept_is_bounded_and_nothing_is_run_again(sizes: list[int]) -> None:
     async def scenario() -> None:
-        answers, kept = kept_in(1000), 0
+        answers, total = kept_in(1000), 0
         for number, size in enumerate(sizes):
             name = f"r{number}"
             answers.settle(name, answers.begin(name, f"digest {number}"), result(name, size))
         for number, size in enumerate(sizes):
-            told = await answers.find(f"r{number}", f"digest {number}")
-            assert told is not None
-            assert told.status is ToolStatus.SUCCESS
-            assert told.output == {"content": "x" * size} or told.error == GONE
-            assert told.output or number < len(sizes) - 1, "the newest is kept whole"
-            kept += len(str(told.output.get("content", "")))
+            answer = await answers.find(f"r{number}", f"digest {number}")
+            assert answer is not None
+            assert answer.status is ToolStatus.SUCCESS
+            assert answer.output == {"content": "x" * size} or answer.error == GONE
+            assert answer.output or number < len(sizes) - 1, "the newest one is complete"
+            total += len(str(answer.output.get("content", "")))
             with pytest.raises(AlreadyExists):
                 await answers.find(f"r{number}", "another")
-        assert kept <= 1000
+        assert total <= 1000
 
     asyncio.run(scenario())
 

@@ -1,4 +1,4 @@
-"""What a killed owner leaves of its Ray: nothing."""
+"""A killed owner leaves nothing of its Ray behind."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ asyncio.run(main())
 """  # noqa: E501 - a line of embedded text
 
 
-@pytest.mark.parametrize(
-    "known_by", ["named", "open"]
-)  # an agent of Ray writes a title over what it names
+# An agent of Ray overwrites its command line with a title.
+@pytest.mark.parametrize("known_by", ["named", "open"])
 async def test_a_killed_owner_takes_its_processes_and_its_directory_along(known_by: str) -> None:
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", OWNER, known_by, stdout=asyncio.subprocess.PIPE
@@ -64,13 +63,13 @@ def _lives(pid: int) -> bool:
 async def test_at_a_quiet_end_the_directory_goes_and_strangers_stay() -> None:
     async with ray_folder() as folder:
         assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
-        folder.chmod(0o777)  # as Ray does
+        folder.chmod(0o777)  # like Ray
         sleeping = ("-c", "import time; time.sleep(600)")
         stranger = await asyncio.create_subprocess_exec(
             sys.executable, *sleeping, f"{folder.parent}"[:-3]
         )
         (folder / "driver.log").touch()
-        with (folder / "driver.log").open("rb") as log:  # as a person does who reads it
+        with (folder / "driver.log").open("rb") as log:  # like a person who reads it
             reader = await asyncio.create_subprocess_exec(sys.executable, *sleeping, stdin=log)
     assert not folder.parent.exists()
     for other in (stranger, reader):

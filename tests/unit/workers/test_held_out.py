@@ -1,4 +1,4 @@
-"""Which failing tests are held back from seats."""
+"""The failing tests that are held back from seats."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ async def test_hidden_tests_that_no_check_runs_are_named(tmp_path: Path) -> None
         tests = {"python/tests/test_a.py": "", "web/tests/a.test.js": ""}
         key = await store_hidden(app.bus.bucket(HIDDEN), tests, "local")
         ready = await prepare(app.bus, Ready(), app.deliberation(hidden=key))
-        told = [recorded.event.data.get("current_task") async for recorded in app.bus.replay()]
+        tasks = [recorded.event.data.get("current_task") async for recorded in app.bus.replay()]
     assert ready is not None
     assert ready.hidden == tests
     assert (
         "No check runs these hidden tests: web/tests/a.test.js. Add one for their folder to "
-        ".moothall.toml." in told
+        ".moothall.toml." in tasks
     )

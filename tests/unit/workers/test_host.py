@@ -1,4 +1,4 @@
-"""A host with a council of text: what is taken from it, cancelled or delivered twice."""
+"""A host with a council about text: its work is lost, cancelled or delivered twice."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from moothall.stories.coach import StoryDraft
 from moothall.telemetry import metrics
 from moothall.testing.bus import MemoryBus
 from moothall.workers.host import Host
-from support.council import CouncilHouse, finish, forever, open_council, scripted
+from support.council import CouncilEnvironment, finish, forever, open_council, scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
 class Answering:
-    """A model that hangs until it is told to go on."""
+    """A model that hangs until a signal."""
 
     def __init__(self) -> None:
         self.hangs = True
@@ -46,7 +46,7 @@ class Answering:
 
 
 @asynccontextmanager
-async def council(folder: Path, model: Answering) -> AsyncIterator[CouncilHouse]:
+async def council(folder: Path, model: Answering) -> AsyncIterator[CouncilEnvironment]:
     async with open_council(folder, scripted(model)) as app:
         yield app
 
@@ -55,7 +55,7 @@ def request(d: Deliberation) -> Event:
     return new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d))
 
 
-def host_of(app: CouncilHouse, parts: Dependencies | None = None) -> Host:
+def host_of(app: CouncilEnvironment, parts: Dependencies | None = None) -> Host:
     return Host("host", app.bus, Unsteady(app, 0), parts or app.parts, 4)
 
 
@@ -78,7 +78,7 @@ async def test_a_host_that_lost_its_work_stops_without_a_word_and_the_other_ends
         d = app.deliberation(repository=None, base_sha=None)
         listening = group.create_task(slow._listen_for_takers())
         first = group.create_task(gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))))
-        await until(lambda: len(app.server.requests) >= 3)  # the seats have asked
+        await until(lambda: len(app.server.requests) >= 3)  # the seats have called the model
         model.hangs = False
         await quick._work(Recorded(1, request(d), {"deliveries": "2"}))
         assert await first == "SUPERSEDED"
@@ -110,7 +110,7 @@ async def test_work_that_comes_again_while_the_first_run_is_lost_is_done_and_not
         again = group.create_task(host._work(Recorded(1, request(d), {"deliveries": "2"})))
         await asyncio.sleep(0)
         model.hangs = False
-        first.cancel()  # as the bus does with what it holds no more
+        first.cancel()  # like the bus after a host has lost its hold
         await again
         assert finished(await app.events()) == 3
 
@@ -139,7 +139,7 @@ async def test_a_cancel_whose_signal_was_lost_is_heard_from_the_log(tmp_path: Pa
 
 
 async def test_a_cancel_ends_calls_under_way_by_its_signal_alone(tmp_path: Path) -> None:
-    """Nobody looks at the log here."""
+    """Nobody reads the log here."""
     async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
         host = host_of(app)
         d = app.deliberation(repository=None, base_sha=None)
@@ -161,11 +161,11 @@ async def test_fresh_work_is_not_looked_up_and_once_begun_it_is(tmp_path: Path) 
         d = app.deliberation(repository=None, base_sha=None)
         await host._work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
         assert looked.replays == 0
-        asked = len(app.server.requests)
-        # A bus that was killed may give it out anew as if nobody had had it.
+        calls = len(app.server.requests)
+        # A bus that was killed may deliver it again as if it were new.
         await host._work(Recorded(2, request(d), {"deliveries": "1", "fresh": "1"}))
         assert looked.replays > 0
-        assert len(app.server.requests) == asked
+        assert len(app.server.requests) == calls
 
 
 async def test_a_cancel_before_fresh_work_was_taken_up_is_seen_within_a_second(
@@ -192,7 +192,7 @@ async def test_a_cancel_before_fresh_work_was_taken_up_is_seen_within_a_second(
 
 
 class Looked:
-    """A bus that counts how often its log is read."""
+    """A bus that counts reads of its log."""
 
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus
@@ -204,9 +204,9 @@ class Looked:
 
 
 class Unsteady:
-    """Repositories whose executor dies under the first preparations."""
+    """Repositories whose executor dies during the first preparations."""
 
-    def __init__(self, app: CouncilHouse, deaths: int) -> None:
+    def __init__(self, app: CouncilEnvironment, deaths: int) -> None:
         self._app = app
         self.deaths = deaths
 
@@ -250,17 +250,17 @@ async def test_a_host_tells_where_it_is_and_what_it_holds(tmp_path: Path) -> Non
         running = group.create_task(host.run())
         d = app.deliberation(repository=None, base_sha=None)
         await until(lambda: any(topic == FLEET for topic, _ in app.bus._answerers))
-        said, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
-        idle = load(HostState, said)
+        reply, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
+        idle = load(HostState, reply)
         assert (idle.name, idle.pid, idle.holds) == ("host", os.getpid(), ())
         assert metrics.HOST_OLDEST.values["host",] == 0
         work = group.create_task(gone(host._work(Recorded(1, request(d)))))
         await until(lambda: bool(app.server.requests))
-        said, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
-        [held] = load(HostState, said).holds
-        assert held.task_id == d.task_id
-        assert held.since >= began - 1
-        assert metrics.HOST_OLDEST.values["host",] == held.since
+        reply, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
+        [held_work] = load(HostState, reply).holds
+        assert held_work.task_id == d.task_id
+        assert held_work.since >= began - 1
+        assert metrics.HOST_OLDEST.values["host",] == held_work.since
         running.cancel()
         work.cancel()
     assert metrics.HOST_OLDEST.values["host",] == 0
@@ -326,8 +326,10 @@ async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
         ]
 
 
-async def _with_story(app: CouncilHouse, budget: Budget) -> tuple[Host, Deliberation, StoryBudgets]:
-    """A host, a deliberation of a story with a budget, and the books."""
+async def _with_story(
+    app: CouncilEnvironment, budget: Budget
+) -> tuple[Host, Deliberation, StoryBudgets]:
+    """Open a host, a deliberation of a story with a budget, and the budget."""
     card = await Board(app.bus).create(StoryDraft("Write a haiku"), LOCAL, key="one", budget=budget)
     accounts = StoryBudgets(app.bus.bucket(BUCKET), app.parts.limits)
     host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4, accounts)
@@ -379,7 +381,7 @@ async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_th
         await other._work(Recorded(1, request(d), {"deliveries": "2"}))
         book = await accounts.of(d.story_id, d.tenant, Budget(calls=100))
         assert book.reserved == Amount()
-        assert book.spent.calls < 3, "what was not answered is not on record, and not counted"
+        assert book.spent.calls < 3, "unanswered calls are not recorded and not counted"
 
 
 async def test_a_merge_and_what_has_no_story_draw_on_nothing(tmp_path: Path) -> None:

@@ -9,22 +9,22 @@ from moothall.workers.in_process import hosting
 
 
 async def test_hosts_are_there_once_all_are_ready_and_gone_at_the_end() -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     async def main(name: str, ready: Callable[[], None]) -> None:
-        said.append(f"{name} begins")
+        messages.append(f"{name} begins")
         await asyncio.sleep(0)
         ready()
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)  # its workspaces are closed
-            said.append(f"{name} has let go")
+            messages.append(f"{name} has let go")
 
     async with hosting(2, main) as alive:
-        assert said == ["host-1 begins", "host-2 begins"]
+        assert messages == ["host-1 begins", "host-2 begins"]
         assert await alive() == (2, 2)
-    assert said[2:] == ["host-1 has let go", "host-2 has let go"]
+    assert messages[2:] == ["host-1 has let go", "host-2 has let go"]
     assert await alive() == (0, 2)
 
 

@@ -1,4 +1,4 @@
-"""A host ends with its server, and the next house ends what is left of it, and nobody else."""
+"""A host ends with its server; the next server ends its leftovers, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A deliberation that is paused: it stops between turns, stays so over a restart, and goes on
-without repeating a call.
+"""A paused deliberation: it stops between turns, stays paused over a restart, and continues without
+repeating a call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from moothall.orchestrator.service import DeliberationService
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
 from moothall.workers.host import Host
-from support.council import CouncilHouse, Thinking, open_council, scripted, until
+from support.council import CouncilEnvironment, Thinking, open_council, scripted, until
 from support.story import DEADLINE, START, Remembering, deliberation
 
 ASKED = DeliberationRequest(
@@ -40,9 +40,9 @@ ASKED = DeliberationRequest(
 
 @asynccontextmanager
 async def working(
-    app: CouncilHouse, request: Event
+    app: CouncilEnvironment, request: Event
 ) -> AsyncIterator[tuple[Host, asyncio.Task[None]]]:
-    """A host with this in hand, which listens; at the end it is killed."""
+    """Run a host with this work in hand that listens for pauses; kill it at the end."""
     host = Host("host", app.bus, Remembering(), app.parts, 4)
     listening = asyncio.create_task(host._listen_for_words())
     work = asyncio.create_task(host._work(Recorded(1, request, {"deliveries": "1"})))
@@ -63,26 +63,26 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
         d = await deliberations.submit(ASKED, LOCAL)
         (request,) = await app.events()
         async with working(app, request) as (host, work):
-            await until(lambda: model.asked == 1)
+            await until(lambda: model.calls == 1)
             assert await deliberations.pause(d.task_id, LOCAL)
             assert not await deliberations.pause(d.task_id, LOCAL), "it is paused already"
             await until(lambda: host._running[d.task_id].pauses.is_paused)
-            assert not host._running[d.task_id].down, "the turn under way ends first"
+            assert not host._running[d.task_id].down, "the running turn ends first"
             model.go_on.set()
             await until(lambda: host._running[d.task_id].down)
-            assert (model.asked, host.busy, work.done()) == (1, 1, False)
+            assert (model.calls, host.busy, work.done()) == (1, 1, False)
         kinds = [event.type for event in await app.events()]
-        assert kinds.count(EventType.SEAT_TURN) == 1, "the turn is on record"
+        assert kinds.count(EventType.SEAT_TURN) == 1, "the turn is recorded"
         assert EventType.SEAT_FINISHED not in kinds
         async with working(app, request) as (host, work):
             await until(lambda: host.busy == 1 and host._running[d.task_id].held.is_set())
             for _ in range(20):
                 await asyncio.sleep(0.01)
-            assert model.asked == 1, "the host that was started again lets it wait"
+            assert model.calls == 1, "the restarted host keeps it waiting"
             assert await deliberations.pause(d.task_id, LOCAL, paused=False)
             async with asyncio.timeout(30):
                 await work
-        assert model.asked == 2
+        assert model.calls == 2
         events = await app.events()
         calls = [event.data["call_id"] for event in events if event.type is EventType.MODEL_CALLED]
         assert calls == [f"{d.task_id}/{d.seats[0]}/propose/0.{turn}" for turn in (1, 2)]
@@ -107,7 +107,7 @@ async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
             host._stop(d.task_id)
             async with asyncio.timeout(30):
                 await work
-        assert model.asked == 0
+        assert model.calls == 0
 
 
 async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
         d = await deliberations.submit(replace(ASKED, story_id=card.story.id), LOCAL)
         async with working(app, (await app.events())[-1]) as (host, work):
             host.accounts = accounts
-            await until(lambda: model.asked == 1)
+            await until(lambda: model.calls == 1)
             assert (await accounts.of(card.story.id, LOCAL.tenant, budget)).reserved.calls > 0
             await deliberations.pause(d.task_id, LOCAL)
             await until(lambda: host._running[d.task_id].pauses.is_paused)
@@ -157,15 +157,15 @@ def turned(number: int, seconds: float) -> Event:
 
 
 def test_the_time_that_it_waits_is_not_counted_against_its_deadline() -> None:
-    asked = new_event(
+    request = new_event(
         EventType.DELIBERATION_REQUESTED, "task-a", dump(deliberation()), time=START.isoformat()
     )
     turns = [turned(0, 10), turned(1, 110), turned(2, 200), turned(3, 250)]
     after = DEADLINE + timedelta(hours=1)
-    state = fold(fold(None, asked), turns[0])
-    assert not is_ready(state, after), "while it waits nothing is late"
+    state = fold(fold(None, request), turns[0])
+    assert not is_ready(state, after), "no deadline passes while it waits"
     for order in permutations(turns):
-        state = fold(None, asked)
+        state = fold(None, request)
         for event in (*order, *order):
             state = fold(state, event)
         assert decision_deadline(state, timedelta()) == DEADLINE + timedelta(seconds=150)
@@ -185,8 +185,8 @@ def test_what_is_malformed_pauses_nothing(data: dict[str, object]) -> None:
     assert not Pauses.of([event]).is_paused
 
 
-@pytest.mark.parametrize("known", [(0,), (0, 1), (0, 1, 2)])
-def test_what_was_read_before_undoes_nothing_that_came_after(known: tuple[int, ...]) -> None:
-    whole = Pauses.of(turned(number, 10.0 * number) for number in (0, 1, 2))
-    before = Pauses.of(turned(number, 10.0 * number) for number in known)
-    assert whole.with_all(before) == before.with_all(whole) == whole
+@pytest.mark.parametrize("numbers", [(0,), (0, 1), (0, 1, 2)])
+def test_what_was_read_before_undoes_nothing_that_came_after(numbers: tuple[int, ...]) -> None:
+    all_pauses = Pauses.of(turned(number, 10.0 * number) for number in (0, 1, 2))
+    before = Pauses.of(turned(number, 10.0 * number) for number in numbers)
+    assert all_pauses.with_all(before) == before.with_all(all_pauses) == all_pauses

@@ -1,4 +1,4 @@
-"""Who may start a driver on a Ray cluster, asked of servers that answer as Ray's does."""
+"""Permission to start a driver on a Ray cluster, checked with servers that answer like Ray's."""
 
 from __future__ import annotations
 

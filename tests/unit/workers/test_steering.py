@@ -1,5 +1,5 @@
-"""What is said to a council while it is under way: heard at the next turn, and the same again after
-a restart.
+"""Steering messages to a running council: read at the next turn, and the same again after a
+restart.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
             Host("host", app.bus, Remembering(), app.parts, 4),
             DeliberationService(app.bus, Remembering(), Defaults(LimitSettings())),
         )
-        asked = DeliberationRequest(
+        request = DeliberationRequest(
             "Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True
         )
-        d = await deliberations.submit(asked, LOCAL)
+        d = await deliberations.submit(request, LOCAL)
         listening = group.create_task(host._listen_for_words())
         events = [recorded.event async for recorded in app.bus.replay()]
         work = group.create_task(host._work(Recorded(1, events[0])))
-        await until(lambda: model.asked == 1)
+        await until(lambda: model.calls == 1)
         await deliberations.steer(d.task_id, FRENCH, LOCAL, key="k")
         await until(lambda: bool(host._running[d.task_id].words))
         model.go_on.set()
@@ -50,8 +50,8 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
         assert "the task, added to by local meanwhile" in prompts[1]
         log = [recorded.event async for recorded in app.bus.replay()]
         called = [event for event in log if event.type is EventType.MODEL_CALLED]
-        (said,) = [event.id for event in log if event.type is EventType.DELIBERATION_STEERED]
-        assert [event.data.get("told") for event in called] == [None, [said]]
+        (steering_id,) = [event.id for event in log if event.type is EventType.DELIBERATION_STEERED]
+        assert [event.data.get("told") for event in called] == [None, [steering_id]]
         again = RecordedModel(
             app.parts.model,
             ledger=Ledger(d.budget),
@@ -60,8 +60,8 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
             settings=app.parts.llm,
             steering={"later": "and later"},
         )
-        heard = [len(again.steering_for(str(event.data["call_id"]))) for event in called]
-        assert heard == [0, 1]
+        message_counts = [len(again.steering_for(str(event.data["call_id"]))) for event in called]
+        assert message_counts == [0, 1]
         assert len(again.steering_for(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, (
-            "a call that was never made hears all"
+            "a call that was never made gets all messages"
         )

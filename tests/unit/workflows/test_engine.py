@@ -1,5 +1,5 @@
-"""The engine round hands that are a list: what is appended is the workspace, what is posted has
-left it.
+"""The workflow engine around a simulated workspace: appended lines are the workspace, posted ones
+have left it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Killed(Exception):
 
 @dataclass
 class World:
-    """A workspace, what lies beyond it, and the log; `kill` is how many more facts or calls the
-    process lives for.
+    """A workspace, the outside world, and the log; `kill` is the number of further events or calls
+    before the process is killed.
     """
 
     plan: Workflow
@@ -69,8 +69,8 @@ class World:
         self.most = max(self.most, self.in_hand)
         await asyncio.sleep(0)
         self.in_hand -= 1
-        said = self.answers.get(f"{step}/undo" if "/undo/" in call.request_id else step)
-        status = said.pop(0) if said else S.SUCCESS
+        statuses = self.answers.get(f"{step}/undo" if "/undo/" in call.request_id else step)
+        status = statuses.pop(0) if statuses else S.SUCCESS
         if CATALOGUE[call.tool].outside:
             self.begun_outside.add(call.request_id)
             self.live()
@@ -105,9 +105,8 @@ class World:
 
     async def run(self) -> tuple[End, str]:
         record = self.record()
-        self.lines = list(
-            self.commits[int(record.commit or 0)]
-        )  # as a workspace that was opened again
+        # Like a workspace that was reopened.
+        self.lines = list(self.commits[int(record.commit or 0)])
         self.in_hand = 0
 
         async def tell(step: str, state: StepState, attempt: int, **more: Any) -> None:
@@ -132,7 +131,7 @@ class World:
         return await Engine(self.plan, record, cast("Any", self), tell, CATALOGUE).run()
 
     async def run_to_the_end(self, lives: list[int]) -> tuple[End, str]:
-        """Run, be killed and run again; the last life is long."""
+        """Run, be killed and run again; the last run is long."""
         for life in lives:
             self.kill = life
             try:
@@ -142,7 +141,7 @@ class World:
         self.kill = 10**9
         return await self.run()
 
-    def said(self) -> list[str]:
+    def state_lines(self) -> list[str]:
         return [
             f"{fact['step']}{' undo' if fact['compensation'] else ''} {fact['state']}"
             for fact in self.facts
@@ -186,7 +185,7 @@ async def test_outputs_are_passed_on_and_a_failed_step_is_tried_again() -> None:
     assert await flow.run() == (End.SUCCEEDED, "")
     assert flow.began == ["wf/a/1", "wf/a/2", "wf/a/3", "wf/b/1"]
     assert flow.lines[-1] == "after log: success"
-    assert flow.said() == [
+    assert flow.state_lines() == [
         "a started",
         "a retrying",
         "a started",
@@ -202,7 +201,7 @@ async def test_stop_leaves_out_what_comes_after() -> None:
     flow = world(append("a"), append("b"), append("c"), b=[S.ERROR])
     end, why = await flow.run()
     assert (end, why) == (End.FAILED, "step b: it failed")
-    assert flow.said()[-2:] == ["b failed", "c skipped"]
+    assert flow.state_lines()[-2:] == ["b failed", "c skipped"]
 
 
 async def test_continue_goes_on_but_for_those_who_need_its_output() -> None:
@@ -214,7 +213,7 @@ async def test_continue_goes_on_but_for_those_who_need_its_output() -> None:
         a=[S.ERROR],
     )
     assert (await flow.run())[0] is End.PARTIAL
-    assert "b skipped" in flow.said()
+    assert "b skipped" in flow.state_lines()
     assert flow.lines[-2:] == ["it was error", "d"]
 
 
@@ -237,7 +236,7 @@ async def test_compensations_run_the_last_first_and_the_rest_though_one_fails() 
     flow.answers["c/undo"] = [S.ERROR]
     end, why = await flow.run()
     assert (end, why.endswith("could not be undone for c")) == (End.FAILED, True)
-    assert flow.said()[-4:] == [
+    assert flow.state_lines()[-4:] == [
         "c undo started",
         "c undo failed",
         "a undo started",
@@ -274,7 +273,7 @@ async def test_a_step_whose_executor_died_runs_again_on_the_files_as_they_were()
 async def test_a_parked_step_waits_for_the_word_and_takes_its_result() -> None:
     flow = world(post("a"), a=[S.PARKED])
     assert (await flow.run())[0] is End.SUCCEEDED
-    assert flow.said() == ["a started", "a parked", "a succeeded"]
+    assert flow.state_lines() == ["a started", "a parked", "a succeeded"]
     assert set(flow.began) == {"wf/a/1"}
 
 
@@ -323,18 +322,18 @@ STEPS = (
 def test_killed_anywhere_and_any_number_of_times_every_step_is_done_once(lives: list[int]) -> None:
     flow = world(*STEPS)
     end, _ = asyncio.run(flow.run_to_the_end(lives))
-    assert flow.sent.count("b") <= 1, flow.said()
-    unknown = "b unknown" in flow.said()
-    assert end is (End.FAILED if unknown else End.SUCCEEDED), flow.said()
+    assert flow.sent.count("b") <= 1, flow.state_lines()
+    unknown = "b unknown" in flow.state_lines()
+    assert end is (End.FAILED if unknown else End.SUCCEEDED), flow.state_lines()
     if not unknown:
         assert flow.sent == ["b"]
-        assert sorted(flow.lines) == ["a", "e", "log success"], flow.said()
+        assert sorted(flow.lines) == ["a", "e", "log success"], flow.state_lines()
     else:
         assert len(flow.lines) == len(set(flow.lines))
     ended = [
-        said
-        for said in flow.said()
-        if said.split()[1] in {"succeeded", "failed", "unknown", "skipped"}
+        line
+        for line in flow.state_lines()
+        if line.split()[1] in {"succeeded", "failed", "unknown", "skipped"}
     ]
     assert len(ended) == len(set(ended)) == len(STEPS)
 

@@ -84,7 +84,7 @@ def test_the_same_document_has_the_same_digest_whatever_its_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "words"),
+    ("steps", "message"),
     [
         ([], "steps: List should have at least 1"),
         ([{"tool": "files.read"}], "step number 1: id: Field required"),
@@ -161,9 +161,9 @@ def test_the_same_document_has_the_same_digest_whatever_its_id() -> None:
     ],
 )
 def test_what_is_wrong_is_named_before_anything_runs(
-    steps: list[dict[str, Any]], words: str
+    steps: list[dict[str, Any]], message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=words):
+    with pytest.raises(InvalidRequest, match=message):
         plan_of(*steps)
 
 

@@ -21,7 +21,7 @@ def fill(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("value", "expected"),
     [
         ("${steps.read.output.content}", "hello"),
         ("${steps.read.output.lines}", 3),
@@ -44,12 +44,12 @@ def fill(value: Any) -> Any:
         (7, 7),
     ],
 )
-def test_values_keep_their_type_and_texts_stay_texts(told: Any, expected: Any) -> None:
-    assert fill(told) == expected
+def test_values_keep_their_type_and_texts_stay_texts(value: Any, expected: Any) -> None:
+    assert fill(value) == expected
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("text", "message"),
     [
         ("${steps.read}", "right is"),
         ("${steps.read.outputs.content}", "right is"),
@@ -60,19 +60,19 @@ def test_values_keep_their_type_and_texts_stay_texts(told: Any, expected: Any) -
         ("${steps.read.output.${steps.a.output}}", "does not end"),
     ],
 )
-def test_what_is_no_reference_is_said_to_be_none(told: str, words: str) -> None:
-    with pytest.raises(InvalidRequest, match=words):
-        list(references({"deep": [told]}))
+def test_what_is_no_reference_is_said_to_be_none(text: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        list(references({"deep": [text]}))
 
 
 def test_what_is_not_there_is_named_with_what_is() -> None:
-    for path, words in (
+    for path, message in (
         (("contents",), "steps.read.output has content, lines, items, none"),
         (("items", "2"), "is a list of 2"),
         (("items", "x"), "is a list of 2"),
         (("content", "x"), "is no object"),
     ):
-        with pytest.raises(InvalidRequest, match=words):
+        with pytest.raises(InvalidRequest, match=message):
             find_in(RESULT, Reference("read", "output", path))
 
 
@@ -102,9 +102,9 @@ def test_what_holds_no_reference_is_left_as_it_is(value: Any) -> None:
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), JSON, min_size=1, max_size=4))
 def test_a_whole_reference_gives_back_just_what_was_there(output: dict[str, Any]) -> None:
     for name, value in output.items():
-        told = f"${{steps.s.output.{name}}}"
-        assert list(references([told])) == [Reference("s", "output", (name,))]
-        assert fill_in(told, lambda reference: find_in({"output": output}, reference)) == value
+        text = f"${{steps.s.output.{name}}}"
+        assert list(references([text])) == [Reference("s", "output", (name,))]
+        assert fill_in(text, lambda reference: find_in({"output": output}, reference)) == value
 
 
 @pytest.mark.parametrize(

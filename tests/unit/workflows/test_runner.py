@@ -12,16 +12,16 @@ async def test_a_bug_in_one_workflow_ends_no_other() -> None:
         await asyncio.sleep(0)
         raise OverflowError("no calendar holds this")
 
-    done: list[str] = []
+    finished: list[str] = []
 
     async def fine() -> None:
         await asyncio.sleep(0.05)
-        done.append("fine")
+        finished.append("fine")
 
     async with asyncio.TaskGroup() as group:
         group.create_task(contain(broken(), "one"))
         group.create_task(contain(fine(), "other"))
-    assert done == ["fine"]
+    assert finished == ["fine"]
 
 
 async def test_a_workflow_that_is_stopped_is_stopped() -> None:

@@ -1,6 +1,5 @@
 """The deployment by role, installed once in a throw-away cluster by its chart, with a scripted
-model
-that counts.
+model that counts calls.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from k8s.roles.standing import Seen, Standing
+from k8s.roles.role_deployment import RoleDeployment, Seen
 from k8s.test_deploy import SAMPLE
 from kubernetes import client
 
@@ -28,13 +27,16 @@ from support.kube.node import nodes
 from support.kube.programs import Home, Missing
 from support.kube.stood import stood
 
-_SECONDS_A_TURN = 2.0  # so that there is a middle in which something is killed
+_SECONDS_A_TURN = 2.0  # leaves time to kill something during a turn
 
 
 @dataclass(slots=True)
 class Counted:
-    """A model server that the pods reach. `arrived`: call id and time of each call; while `answers`
-    is not set, who asks for a turn waits.
+    """A model server that pods can reach.
+
+    Attributes:
+        arrived: call id and time of each call.
+        answers: calls for a turn wait until this event is set.
     """
 
     url: str
@@ -44,44 +46,43 @@ class Counted:
 
 @pytest.fixture(scope="session")
 def home() -> Home:
-    found = Home.of_user()
-    if not nodes(found):
+    user_home = Home.of_user()
+    if not nodes(user_home):
         pytest.skip(
-            "processes in pods are killed from outside, in scripts/cluster; this cluster has nodes "
-            "of its own"
+            "the tests kill processes in pods from outside, which requires the nodes of "
+            "scripts/cluster"
         )
-    return found
+    return user_home
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def counted() -> AsyncIterator[Counted]:
-    """The model of the deployment."""
-    made = Counted("", [])
-    made.answers.set()
+    """The model server of the deployment."""
+    counter = Counted("", [])
+    counter.answers.set()
     council = scripted(by_task)
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-        made.arrived.append((call_id_of(headers), time.time()))
+        counter.arrived.append((call_id_of(headers), time.time()))
         if phase_of(headers) == "propose" and "HAIKU" not in str(body):
             await asyncio.sleep(_SECONDS_A_TURN)
-            await made.answers.wait()
-            if not seat_of(headers).endswith(
-                "3"
-            ):  # one is right: who wins is no matter of evidence that a busy machine leaves out
+            await counter.answers.wait()
+            # One is right, so the winner does not depend on evidence that a busy machine skips.
+            if not seat_of(headers).endswith("3"):
                 return turn("files.append", path="src/utils.py", content=WRONG)
-        said: Any = council(body, headers)
-        return await said  # type: ignore[no-any-return]
+        reply: Any = council(body, headers)
+        return await reply  # type: ignore[no-any-return]
 
     async with scripted_model(answer, host=os.environ["CLUSTER_ADDRESS"]) as server:
-        made.url = server.base_url
-        yield made
+        counter.url = server.base_url
+        yield counter
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def keys(
     home: Home, counted: Counted, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Path, deployment.Folders]]:
-    """The deployment, installed and ready: the folder of its keys, and its volumes."""
+    """The installed and ready deployment: the folder of its keys, and its volumes."""
     folder = tmp_path_factory.mktemp("deployment")
     try:
         async with stood(home, folder, deployment.values(counted.url)) as folders:
@@ -93,26 +94,26 @@ async def keys(
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def standing(
     home: Home, api: client.ApiClient, counted: Counted, keys: tuple[Path, deployment.Folders]
-) -> AsyncIterator[Standing]:
+) -> AsyncIterator[RoleDeployment]:
     """All roles on three bus servers and a Neo4j, and a repository that they share."""
     folder, folders = keys
     inside = ("-n", deployment.SPACE, "exec", "deploy/moothall-api", "--")
     await ask(*inside, "python", "-c", SAMPLE, "/data/sample")
     await ask(*inside, "moothall", "repo", "add", "/data/sample", "--id", "sample")
     authority = (home.keys / "ca.crt").read_bytes()
-    found = Standing(
+    role_deployment = RoleDeployment(
         api, folders, folder / "bus/services.creds", authority, counted.arrived, "sample"
     )
-    await found.reach()
-    yield found
-    await found.leave()
+    await role_deployment.connect()
+    yield role_deployment
+    await role_deployment.disconnect()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def undisturbed(standing: Standing) -> Seen:
-    """What a council comes to where nothing is killed."""
+async def undisturbed(standing: RoleDeployment) -> Seen:
+    """The outcome of a council in which nothing is killed."""
     seen = await standing.council("undisturbed")
     assert seen.end.proven
     assert "def hello_world():" in seen.end.delivered
-    assert await standing.left() == []
+    assert await standing.leftovers() == []
     return seen

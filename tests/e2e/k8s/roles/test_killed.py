@@ -1,6 +1,5 @@
-"""A server by role in a cluster, in which each part is killed with -9 in the middle of a council:
-it
-ends as it does without.
+"""Each part of a deployment by role is killed with SIGKILL during a council: the outcome is the
+same as without.
 """
 
 from __future__ import annotations
@@ -8,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from k8s.roles.standing import Seen, Standing
+from k8s.roles.role_deployment import RoleDeployment, Seen
 
 from moothall.domain.event import EventType
 from support.kube.ctl import ask
@@ -40,38 +39,40 @@ KILLED: dict[str, tuple[dict[str, Any], EventType]] = {
 
 @pytest.mark.parametrize("what", KILLED)
 async def test_what_is_killed_in_the_middle_changes_nothing(
-    what: str, standing: Standing, undisturbed: Seen
+    what: str, standing: RoleDeployment, undisturbed: Seen
 ) -> None:
-    who, at = KILLED[what]
-    seen = await standing.council(f"without-{what.replace(' ', '-')}", standing.killing(**who), at)
-    assert seen.hit, "somebody was there to be killed"
+    victim, at = KILLED[what]
+    seen = await standing.council(
+        f"without-{what.replace(' ', '-')}", standing.killing(**victim), at
+    )
+    assert seen.hit, "no process was killed"
     assert undisturbed.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
-    assert await standing.left() == []
-    await standing.written()
+    assert await standing.leftovers() == []
+    await standing.wait_for_graph()
     await rolled_out("statefulset/nats", "statefulset/neo4j")
 
 
 @pytest.mark.alone
 async def test_a_node_that_is_lost_in_the_middle_and_comes_back_changes_nothing(
-    standing: Standing, undisturbed: Seen, home: Home
+    standing: RoleDeployment, undisturbed: Seen, home: Home
 ) -> None:
-    lost = Node(home, 2)  # the first has what governs the cluster
+    lost = Node(home, 2)  # the first node runs the control plane
 
     async def blow() -> int:
-        there = [pod for pod in await standing.pods("") if pod.spec.node_name == lost.name]
+        pods = [pod for pod in await standing.pods("") if pod.spec.node_name == lost.name]
         lost.kill()
         await ask("wait", "--for=condition=Ready=Unknown", f"node/{lost.name}", "--timeout=90s")
         await bring_back()
-        return len(there)
+        return len(pods)
 
     try:
         seen = await standing.council("without-a-node", blow, EventType.SEAT_PROPOSED)
     finally:
         await bring_back()
-    assert seen.hit, "something of the server was on it"
+    assert seen.hit, "no pod of the server ran on the node"
     assert undisturbed.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
     await all_rolled_out()
-    assert await standing.left() == []
-    await standing.written()
+    assert await standing.leftovers() == []
+    await standing.wait_for_graph()

@@ -1,5 +1,5 @@
-"""deploy/k8s/examples/deliberation.yaml, as a pipeline makes it: the Job ends as its deliberation
-did, and its pod exits by it.
+"""deploy/k8s/examples/deliberation.yaml in a pipeline: the Job and the exit code of its pod follow
+the deliberation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from k8s.roles.standing import TASK, Standing
+from k8s.roles.role_deployment import TASK, RoleDeployment
 
 from support.kube.ctl import ask
 from support.kube.deployment import OURS, SPACE, TOKEN
@@ -26,25 +26,23 @@ QUOTED = f'--{TASK}: it\'s "quoted", $(REPOSITORY)\nand $HOME `id`'
 
 
 def manifest() -> dict[str, Any]:
-    """The example with this server's names in the place of those that whoever copies it
-    replaces.
-    """
+    """Return the example with this deployment's names in place of its placeholders."""
     text = EXAMPLE.read_text(encoding="utf-8").replace("moothall.moothall:", f"moothall.{SPACE}:")
-    made: dict[str, Any] = yaml.safe_load(text)
-    made["metadata"]["namespace"] = SPACE
-    (container,) = made["spec"]["template"]["spec"]["containers"]
+    job: dict[str, Any] = yaml.safe_load(text)
+    job["metadata"]["namespace"] = SPACE
+    (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "moothall"
     container["image"] = OURS
-    return made
+    return job
 
 
 @asynccontextmanager
 async def secrets(values: Mapping[str, str], authority: bytes) -> AsyncIterator[None]:
-    """Keep what the example asks for: the Secret of the pipeline, and the authority beside the
-    house's certificate.
+    """Create what the example expects: the pipeline's Secret, and the CA beside the server's
+    certificate.
     """
-    given = [f"--from-literal={name}={value}" for name, value in values.items()]
-    await ask("-n", SPACE, "create", "secret", "generic", "pipeline", *given)
+    literals = [f"--from-literal={name}={value}" for name, value in values.items()]
+    await ask("-n", SPACE, "create", "secret", "generic", "pipeline", *literals)
     patch = json.dumps({"data": {"ca.crt": base64.b64encode(authority).decode()}})
     await ask("-n", SPACE, "patch", "secret", "moothall-tls", "--patch", patch)
     try:
@@ -53,14 +51,14 @@ async def secrets(values: Mapping[str, str], authority: bytes) -> AsyncIterator[
         await ask("-n", SPACE, "delete", "secret", "pipeline")
 
 
-async def ended(name: str) -> str:
-    """Wait for a Job's end; return how it ended."""
+async def wait_for_end(name: str) -> str:
+    """Wait for a Job to end and return its final state."""
     async with asyncio.timeout(300):
         while True:
             job = json.loads(await ask("-n", SPACE, "get", name, "-o", "json"))
-            for one in job.get("status", {}).get("conditions", ()):
-                if one["type"] in {"Complete", "Failed"} and one["status"] == "True":
-                    return str(one["type"])
+            for condition in job.get("status", {}).get("conditions", ()):
+                if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":
+                    return str(condition["type"])
             await asyncio.sleep(1)
 
 
@@ -72,7 +70,9 @@ ENDS = {
 
 
 @pytest.mark.parametrize("what", ENDS)
-async def test_a_job_of_a_pipeline_ends_as_its_deliberation(what: str, standing: Standing) -> None:
+async def test_a_job_of_a_pipeline_ends_as_its_deliberation(
+    what: str, standing: RoleDeployment
+) -> None:
     values, end, code = ENDS[what]
     async with secrets(
         {"token": TOKEN, "repository": standing.repository, "task": TASK} | values,
@@ -80,23 +80,27 @@ async def test_a_job_of_a_pipeline_ends_as_its_deliberation(what: str, standing:
     ):
         name = (await ask("create", "-f", "-", "-o", "name", given=json.dumps(manifest()))).strip()
         try:
-            said = await ended(name)
+            state = await wait_for_end(name)
             (pod,) = await standing.pods(f"job-name={name.rpartition('/')[2]}")
             text = await ask("-n", SPACE, "logs", name)
         finally:
             await ask("-n", SPACE, "delete", name)
     (container,) = pod.status.container_statuses
-    assert (said, container.state.terminated.exit_code) == (end, code), text
+    assert (state, container.state.terminated.exit_code) == (end, code), text
     if code < 2:
         result = json.loads(text[text.index("{") : text.rindex("}") + 1])
         assert result["proven"] is (code == 0)
         shown = await ask(
             "-n", SPACE, "exec", "deploy/moothall-api", "--", "moothall", "list", "--json"
         )
-        (task,) = [one for one in json.loads(shown)["tasks"] if one["task_id"] == result["task_id"]]
+        (task,) = [
+            listed_task
+            for listed_task in json.loads(shown)["tasks"]
+            if listed_task["task_id"] == result["task_id"]
+        ]
         assert task["description"] == values["task"], (
-            "it is asked for what the Secret says, to the letter"
+            "the request has the exact values of the Secret"
         )
     else:
-        assert "token" in text, "it says what is wrong"
-    assert await standing.left() == []
+        assert "token" in text, "the error is reported"
+    assert await standing.leftovers() == []

@@ -1,5 +1,5 @@
-"""Every role is replaced while callers call and a council is at work in its Jobs: no call is lost,
-each deliberation is decided once, and the council comes to what it comes to undisturbed.
+"""Every role is replaced while callers call and a council works in its Jobs: no call is lost, each
+deliberation is decided once, and the council has the same outcome as undisturbed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import grpc.aio
 import pytest
 from k8s.roles.conftest import Counted
-from k8s.roles.standing import WHO, Seen, Standing
+from k8s.roles.role_deployment import WHO, RoleDeployment, Seen
 
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from support.kube import before, deployment
+from support.kube import deployment, older_images
 from support.kube.ctl import ask
 from support.kube.programs import Home, Missing
 from support.kube.stood import DEPLOYMENTS, rolled_out
@@ -26,13 +26,11 @@ from support.kube.stood import DEPLOYMENTS, rolled_out
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
 SEATS = 3
-_PAUSE = 0.25  # of a caller: some deliberations a second, all in all
+_PAUSE = 0.25  # per caller; in total a few deliberations per second
 
 
-async def deliberate(standing: Standing, task_id: str) -> pb.DeliberateResponse:
-    """Ask for an answer in words; by the wire's rules what is UNAVAILABLE may be asked again
-    once.
-    """
+async def deliberate(standing: RoleDeployment, task_id: str) -> pb.DeliberateResponse:
+    """Request an answer in text; retry once on UNAVAILABLE, as the API allows."""
     request = pb.DeliberateRequest(
         task_description="HAIKU about a hall", role="DEV", num_agents=1, task_id=task_id
     )
@@ -49,13 +47,15 @@ async def deliberate(standing: Standing, task_id: str) -> pb.DeliberateResponse:
 
 
 @asynccontextmanager
-async def called(standing: Standing, name: str) -> AsyncIterator[None]:
-    """Have two callers call until the block ends; then each call was answered and decided once."""
-    going, asked = True, list[str]()
+async def concurrent_callers(standing: RoleDeployment, name: str) -> AsyncIterator[None]:
+    """Let two callers call until the block ends, then assert that each call was answered and
+    decided once.
+    """
+    going, task_ids = True, list[str]()
 
-    async def caller(who: str) -> None:
+    async def caller(caller_name: str) -> None:
         while going:
-            asked.append(task_id := f"{name}-{who}-{len(asked)}")
+            task_ids.append(task_id := f"{name}-{caller_name}-{len(task_ids)}")
             answer = await deliberate(standing, task_id)
             assert (answer.task_id, answer.status) == (task_id, pb.DELIBERATION_STATUS_COMPLETED), (
                 answer
@@ -67,98 +67,96 @@ async def called(standing: Standing, name: str) -> AsyncIterator[None]:
             group.create_task(caller(who))
         yield
         going = False
-    assert len(asked) > len(DEPLOYMENTS)
-    for task_id in asked:
+    assert len(task_ids) > len(DEPLOYMENTS)
+    for task_id in task_ids:
         topic = (Channel.RESPONSES.of(task_id),)
         ends = [
-            one
-            async for one in standing.bus.replay(topic)
-            if one.event.type is EventType.DELIBERATION_DECIDED
+            recorded
+            async for recorded in standing.bus.replay(topic)
+            if recorded.event.type is EventType.DELIBERATION_DECIDED
         ]
         assert len(ends) == 1, task_id
 
 
 async def test_an_upgrade_of_all_roles_at_once_loses_no_call(
-    standing: Standing, home: Home, counted: Counted
+    standing: RoleDeployment, home: Home, counted: Counted
 ) -> None:
-    async with called(standing, "upgrade"):
-        said = deployment.values(counted.url, MOOTHALL_LOG__LEVEL="warning")
-        await asyncio.to_thread(deployment.install, home, said)
+    async with concurrent_callers(standing, "upgrade"):
+        values = deployment.values(counted.url, MOOTHALL_LOG__LEVEL="warning")
+        await asyncio.to_thread(deployment.install, home, values)
         await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
 
-async def at_work(standing: Standing, pods: int) -> set[str]:
-    """Wait until so many workspaces' pods run; return who they are."""
+async def wait_for_pods(standing: RoleDeployment, pods: int) -> set[str]:
+    """Wait until this many workspace pods run; return their ids."""
     async with asyncio.timeout(180):
         while True:
-            found = {
+            pod_names = {
                 pod.metadata.uid
                 for pod in await standing.pods("", deployment.WORKSPACES)
                 if pod.status.phase == "Running"
             }
-            if len(found) >= pods:
-                return found
+            if len(pod_names) >= pods:
+                return pod_names
             await asyncio.sleep(0.5)
 
 
-async def serving(standing: Standing) -> set[str]:
+async def serving(standing: RoleDeployment) -> set[str]:
     return {pod.metadata.uid for pod in await standing.pods("app.kubernetes.io/name=moothall")}
 
 
-async def replaced_under(
+async def replace_during_council(
     name: str,
-    standing: Standing,
+    standing: RoleDeployment,
     counted: Counted,
     replace: Callable[[], Coroutine[Any, Any, None]],
 ) -> Seen:
-    """Hold a council whose seats wait for their model, each in its Job, until all of the deployment
-    was
-    replaced; return what is seen of it.
+    """Hold a council whose seats wait for their model in their Jobs until the whole deployment was
+    replaced; return its outcome.
     """
 
-    async def all_of_it() -> int:
+    async def replace_all() -> int:
         try:
-            await at_work(standing, SEATS)
+            await wait_for_pods(standing, SEATS)
             old = await serving(standing)
             await replace()
             async with asyncio.timeout(120):
-                while not old.isdisjoint(
-                    await serving(standing)
-                ):  # every pod of every role is another one
+                # Every pod of every role was replaced.
+                while not old.isdisjoint(await serving(standing)):
                     await asyncio.sleep(0.5)
-            await at_work(standing, SEATS)
+            await wait_for_pods(standing, SEATS)
         finally:
             counted.answers.set()
         return len(old)
 
     counted.answers.clear()
-    return await standing.council(name, all_of_it, EventType.DELIBERATION_STARTED)
+    return await standing.council(name, replace_all, EventType.DELIBERATION_STARTED)
 
 
 async def test_each_role_is_replaced_under_load_and_a_council_in_its_jobs_comes_to_the_same(
-    standing: Standing, counted: Counted, undisturbed: Seen
+    standing: RoleDeployment, counted: Counted, undisturbed: Seen
 ) -> None:
     async def restart() -> None:
         for name in DEPLOYMENTS:
             await ask("-n", deployment.SPACE, "rollout", "restart", f"deployment/moothall-{name}")
             await rolled_out(f"deployment/moothall-{name}")
 
-    async with called(standing, "restart"):
-        seen = await replaced_under("rolled", standing, counted, restart)
+    async with concurrent_callers(standing, "restart"):
+        seen = await replace_during_council("rolled", standing, counted, restart)
     assert undisturbed.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
-    assert await standing.left() == []
+    assert await standing.leftovers() == []
 
 
 async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgraded_from_before(
-    standing: Standing, home: Home, counted: Counted, undisturbed: Seen
+    standing: RoleDeployment, home: Home, counted: Counted, undisturbed: Seen
 ) -> None:
     try:
-        await asyncio.to_thread(before.give, home, print)
+        await asyncio.to_thread(older_images.give, home, print)
     except Missing as missing:
         pytest.fail(str(missing))
 
-    own = json.loads(
+    new_credentials = json.loads(
         await ask("-n", deployment.SPACE, "get", "secret", "moothall-bus", "-o", "json")
     )["data"]
 
@@ -169,21 +167,25 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
         )
 
     async def upgrade() -> None:
-        await give(own)
+        await give(new_credentials)
         await asyncio.to_thread(deployment.install, home, deployment.values(counted.url))
         await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
     older = deployment.values(counted.url)
     older["images"] |= {
-        "moothall": f"registry.local/moothall:{before.TAG}",
-        "workspace": f"registry.local/moothall-workspace:{before.TAG}",
+        "moothall": f"registry.local/moothall:{older_images.TAG}",
+        "workspace": f"registry.local/moothall-workspace:{older_images.TAG}",
     }
     await give(
-        {name: own["services.creds"] for name in own if name.endswith(".creds")}
-    )  # before, all roles had the same
+        {
+            name: new_credentials["services.creds"]
+            for name in new_credentials
+            if name.endswith(".creds")
+        }
+    )  # initially, all roles had the same
     await asyncio.to_thread(deployment.install, home, older)
     await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
-    seen = await replaced_under("upgraded-from-before", standing, counted, upgrade)
+    seen = await replace_during_council("upgraded-from-before", standing, counted, upgrade)
     assert undisturbed.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
-    assert await standing.left() == []
+    assert await standing.leftovers() == []

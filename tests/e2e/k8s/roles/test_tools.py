@@ -1,4 +1,4 @@
-"""A caller of tools while their role is replaced: refused as UNAVAILABLE, and answered once the new
+"""Tool calls while the role `tools` is replaced: refused as UNAVAILABLE, and answered once the new
 process has the lease.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from k8s.roles.standing import WHO, Standing
+from k8s.roles.role_deployment import WHO, RoleDeployment
 
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
@@ -21,13 +21,13 @@ from support.kube.stood import rolled_out
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def rpc(standing: Standing, method: str, request: object) -> Any:
+async def rpc(standing: RoleDeployment, method: str, request: object) -> Any:
     async with standing.channel("moothall-tools", 50059) as channel:
         return await getattr(ToolServiceStub(channel), method)(request, metadata=WHO, timeout=60)
 
 
-async def visit(standing: Standing, request_id: str) -> None:
-    """A whole visit: open, call, close."""
+async def use_workspace(standing: RoleDeployment, request_id: str) -> None:
+    """Open a workspace, call a tool and close the workspace."""
     where = common_pb2.Repository(id=standing.repository)
     opened = await rpc(
         standing, "OpenWorkspace", pb.OpenWorkspaceRequest(repository=where, role="DEV")
@@ -49,22 +49,22 @@ async def visit(standing: Standing, request_id: str) -> None:
 
 
 async def test_a_caller_of_tools_is_told_to_ask_again_while_they_restart_and_is_answered_then(
-    standing: Standing,
+    standing: RoleDeployment,
 ) -> None:
-    await visit(standing, "before")
+    await use_workspace(standing, "before")
     refused: list[grpc.StatusCode] = []
     await ask("-n", SPACE, "rollout", "restart", "deployment/moothall-tools")
     rolling = asyncio.create_task(rolled_out("deployment/moothall-tools"))
-    asked = 0
-    while not rolling.done() or not asked:
-        asked += 1
+    attempts = 0
+    while not rolling.done() or not attempts:
+        attempts += 1
         try:
-            await visit(standing, f"during-{asked}")
+            await use_workspace(standing, f"during-{attempts}")
         except grpc.aio.AioRpcError as error:
             refused.append(error.code())
         await asyncio.sleep(0.2)
     await rolling
-    assert refused, "the old process's workspaces and doors went; somebody was refused"
+    assert refused, "no call was refused while the process was replaced"
     assert set(refused) == {grpc.StatusCode.UNAVAILABLE}, refused
-    await visit(standing, "after")
-    assert await standing.left() == []
+    await use_workspace(standing, "after")
+    assert await standing.leftovers() == []

@@ -1,8 +1,8 @@
-"""What docs/operating.md says of scaling, keeping, rotating and bringing back, line by line out of
-the page, in a deployment by role.
+"""The commands of docs/operating.md for scaling, backup, key rotation and restore, run in a
+deployment by role.
 
-Copies of the volumes' folders stand in for snapshots, which this cluster's storage cannot take; no
-cypher-shell is here, so its statement is sent by a driver.
+Copies of the volumes' folders stand in for snapshots, which this cluster's storage does not
+support. cypher-shell is not available, so a driver sends its statement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 from k8s.roles.conftest import Counted
-from k8s.roles.standing import WHO, Seen, Standing
+from k8s.roles.role_deployment import WHO, RoleDeployment, Seen
 
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.kube import deployment, page
@@ -32,7 +32,7 @@ from support.kube.stood import all_rolled_out, cleared, old_pods_gone
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
 SECRETS = ("nats-accounts", "moothall-bus", "moothall", "moothall-tls", "neo4j")
-KEPT = [name for name in CLAIMS if name != "data-neo4j-0"]  # the graph is made anew from the log
+KEPT = [name for name in CLAIMS if name != "data-neo4j-0"]  # the graph is rebuilt from the log
 LOOKS = (
     ("show", "undisturbed", "--json"),
     ("log", "tail", "--task", "undisturbed", "--json"),
@@ -55,46 +55,46 @@ except AuthError:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """What was kept of the deployment, and what it told of itself then."""
+    """A backup of the deployment, and the output of its commands at that time."""
 
     folder: Path
     secrets: str
-    told: list[str]
+    command_outputs: list[str]
 
 
-async def inside(*command: str, check: bool = True) -> str:
+async def run_in_api_pod(*command: str, check: bool = True) -> str:
     return await ask(
         "-n", SPACE, "exec", "deploy/moothall-api", "-c", "moothall", "--", *command, check=check
     )
 
 
-async def told() -> list[str]:
-    return [await inside("moothall", *words) for words in LOOKS]
+async def command_outputs() -> list[str]:
+    return [await run_in_api_pod("moothall", *arguments) for arguments in LOOKS]
 
 
-async def none_serves(standing: Standing) -> None:
+async def wait_until_stopped(standing: RoleDeployment) -> None:
     async with asyncio.timeout(120):
         while await standing.pods("app.kubernetes.io/name=moothall"):
             await asyncio.sleep(0.5)
 
 
-async def secrets_of_then() -> str:
-    """The Secrets as they are, for `kubectl apply` elsewhere."""
-    found = json.loads(await ask("-n", SPACE, "get", "secrets", *SECRETS, "-o", "json"))
-    for one in found["items"]:
+async def current_secrets() -> str:
+    """Return the current Secrets, for `kubectl apply` elsewhere."""
+    document = json.loads(await ask("-n", SPACE, "get", "secrets", *SECRETS, "-o", "json"))
+    for one in document["items"]:
         one["metadata"] = {name: one["metadata"][name] for name in ("name", "namespace")}
-    return json.dumps(found)
+    return json.dumps(document)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def copies(
-    standing: Standing, undisturbed: Seen, tmp_path_factory: pytest.TempPathFactory
+    standing: RoleDeployment, undisturbed: Seen, tmp_path_factory: pytest.TempPathFactory
 ) -> Copies:
-    """Scaled to none, copied, and scaled up again as the page says it."""
-    before, folder = await told(), tmp_path_factory.mktemp("copies")
+    """A deployment that was scaled to zero, copied, and scaled up again, as the page describes."""
+    before, folder = await command_outputs(), tmp_path_factory.mktemp("copies")
     down, *up = page.lines("kubectl -n moothall scale deployment/moothall-")
     await page.run(by_role(down, SPACE))
-    await none_serves(standing)
+    await wait_until_stopped(standing)
     for name in KEPT:
         subprocess.run(
             ("cp", "--archive", str(standing.folders.root / name), str(folder)), check=True
@@ -102,23 +102,23 @@ async def copies(
     for line in up:
         await page.run(by_role(line, SPACE))
     await all_rolled_out()
-    return Copies(folder, await secrets_of_then(), before)
+    return Copies(folder, await current_secrets(), before)
 
 
 async def test_a_house_that_was_scaled_to_none_and_back_is_the_same(
-    standing: Standing, undisturbed: Seen, copies: Copies
+    standing: RoleDeployment, undisturbed: Seen, copies: Copies
 ) -> None:
-    assert await told() == copies.told
+    assert await command_outputs() == copies.command_outputs
     assert undisturbed.difference(await standing.council("scaled")) == ""
 
 
-async def status(standing: Standing, token: str) -> grpc.StatusCode:
-    """Ask with a token how the deployment is; return how that was answered."""
+async def status(standing: RoleDeployment, token: str) -> grpc.StatusCode:
+    """Query the deployment's status with a token; return the gRPC status."""
     async with standing.stub() as stub:
         try:
-            who = (("authorization", f"Bearer {token}"),)
+            metadata = (("authorization", f"Bearer {token}"),)
             await stub.GetStatus(
-                pb.GetStatusRequest(), metadata=who, timeout=30, wait_for_ready=True
+                pb.GetStatusRequest(), metadata=metadata, timeout=30, wait_for_ready=True
             )
         except grpc.aio.AioRpcError as error:
             return error.code()
@@ -126,18 +126,18 @@ async def status(standing: Standing, token: str) -> grpc.StatusCode:
 
 
 async def at_neo4j(password: str, statement: str, database: str) -> str:
-    return (await inside("python", "-c", ASK_NEO4J, password, statement, database)).strip()
+    return (await run_in_api_pod("python", "-c", ASK_NEO4J, password, statement, database)).strip()
 
 
-async def shown(standing: Standing) -> str:
-    """The certificate that the doors show."""
+async def presented_certificate(standing: RoleDeployment) -> str:
+    """Return the certificate that the endpoints present."""
     return await asyncio.to_thread(
         ssl.get_server_certificate, (standing.dependencies["moothall"], 8080)
     )
 
 
 async def test_credentials_are_replaced_as_the_page_says(
-    standing: Standing, home: Home, copies: Copies, tmp_path: Path
+    standing: RoleDeployment, home: Home, copies: Copies, tmp_path: Path
 ) -> None:
     deployment.certificate(home, f"{SPACE}-new")
     for end in ("crt", "key"):
@@ -150,7 +150,7 @@ async def test_credentials_are_replaced_as_the_page_says(
     old = WHO[0][1].removeprefix("Bearer ")
     assert await status(standing, NEW_TOKEN) is grpc.StatusCode.UNAUTHENTICATED
     assert await at_neo4j(NEW_PASSWORD, "RETURN 1", "neo4j") == "refused"
-    before = await shown(standing)
+    before = await presented_certificate(standing)
 
     alter = page.line("ALTER CURRENT USER SET PASSWORD FROM").removesuffix(";")
     statement = alter.replace("'old'", f"'{PASSWORD}'").replace("'new'", f"'{NEW_PASSWORD}'")
@@ -167,7 +167,7 @@ async def test_credentials_are_replaced_as_the_page_says(
     assert await status(standing, NEW_TOKEN) is grpc.StatusCode.OK
     assert await at_neo4j(PASSWORD, "RETURN 1", "neo4j") == "refused"
     assert (
-        (await shown(standing)).strip()
+        (await presented_certificate(standing)).strip()
         == (tmp_path / "tls.crt").read_text().strip()
         != before.strip()
     )
@@ -179,18 +179,18 @@ async def test_credentials_are_replaced_as_the_page_says(
             request, metadata=(("authorization", f"Bearer {NEW_TOKEN}"),), timeout=120
         )
     assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
-    await standing.written()
+    await standing.wait_for_graph()
 
 
 async def test_a_house_that_is_brought_back_is_the_one_that_was_kept(
-    standing: Standing, home: Home, counted: Counted, undisturbed: Seen, copies: Copies
+    standing: RoleDeployment, home: Home, counted: Counted, undisturbed: Seen, copies: Copies
 ) -> None:
-    assert "later" in await inside("moothall", "list", "--json"), (
-        "what came after the copies is there"
+    assert "later" in await run_in_api_pod("moothall", "list", "--json"), (
+        "data written after the copies is missing"
     )
     await page.run(by_role(page.lines("scale deployment/moothall --replicas=0")[0], SPACE))
-    await none_serves(standing)
-    await standing.leave()
+    await wait_until_stopped(standing)
+    await standing.disconnect()
     await cleared(home)
     await asyncio.to_thread(standing.folders.make)
     assert not any(any((standing.folders.root / name).iterdir()) for name in CLAIMS)
@@ -200,14 +200,16 @@ async def test_a_house_that_is_brought_back_is_the_one_that_was_kept(
             ("cp", "--archive", f"{copies.folder / name}/.", str(standing.folders.root / name)),
             check=True,
         )
-    for given in (deployment.places(standing.folders), copies.secrets):
-        await ask("apply", "-f", "-", given=given)
+    for manifest in (deployment.places(standing.folders), copies.secrets):
+        await ask("apply", "-f", "-", given=manifest)
     await asyncio.to_thread(deployment.install, home, deployment.values(counted.url))
     await all_rolled_out()
-    await standing.reach()
+    await standing.connect()
 
-    assert await told() == copies.told, "no less than was kept, and nothing of what came after"
-    await standing.written()  # into an empty graph
+    assert await command_outputs() == copies.command_outputs, (
+        "the restored state differs from the copies"
+    )
+    await standing.wait_for_graph()  # into an empty graph
     seen: Any = await standing.council("brought-back")
     assert undisturbed.difference(seen) == ""
-    assert await standing.left() == []
+    assert await standing.leftovers() == []

@@ -1,4 +1,4 @@
-"""What counts as passing the tests of another seat."""
+"""The definition of passing another seat's tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.workspace import TempWorkspaces
 
 _BASE = "def discount(price, percent):\n    return price\n"
 _RIGHT = "def discount(price, percent):\n    return price - price * percent // 100\n"
-# and large ones are free
+# large ones are not limited
 _BREAKING = (
     "def discount(price, percent):\n    return price - price * percent // 100 if percent or price "
     "< 100 else 0\n"
@@ -35,8 +35,8 @@ _NEW = (
 async def test_an_answer_that_breaks_what_another_seat_s_tests_keep_is_not_reproduced(
     tmp_path: Path,
 ) -> None:
-    """It passes the case that fails on the base, and fails a new one that holds there: it was right
-    before.
+    """It passes the case that fails on the base, and fails a new one that passes there: it was
+    right before.
     """
     repo = make_repo(
         tmp_path / "repo", {"price.py": _BASE, "tests/test_price.py": _OLD, "conftest.py": ""}
@@ -76,9 +76,8 @@ async def test_an_answer_that_breaks_what_another_seat_s_tests_keep_is_not_repro
     first, second = rank([item.candidate for item in await evaluator.run_cross_tests(judged)])
     assert (first.seat, first.level) == ("agent-dev-002", EvidenceLevel.SELF_TESTED), first.reasons
     assert (second.passed_gates, second.level) == (True, EvidenceLevel.UNPROVEN), second.reasons
-    assert not any(
-        "test_large" in reason for reason in first.reasons
-    )  # it holds on the base and proves nothing
+    # It passes on the base and proves nothing.
+    assert not any("test_large" in reason for reason in first.reasons)
 
 
 def _diff(repo: Repo, files: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The text of the test that must fail, in the words of each runner."""
+"""The source of the test that must fail, in the language of each runner."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _NODE = "const { test } = require('node:test');\ntest('b', () => {});\n"
 _NODE_MODULE = "import test from 'node:test';\ntest('b', () => {});\n"
 
 
-def _made(argv: tuple[str, ...], path: str, source: str, case: str = "") -> Canary:
-    made = make_canary(argv, case or f"{path}::b", path, source)
-    assert made is not None
-    return made
+def _canary_for(argv: tuple[str, ...], path: str, source: str, case: str = "") -> Canary:
+    canary = make_canary(argv, case or f"{path}::b", path, source)
+    assert canary is not None
+    return canary
 
 
 @pytest.mark.parametrize(
-    ("argv", "path", "source", "wanted"),
+    ("argv", "path", "source", "text"),
     [
         (("npx", "vitest", "run"), "a.test.ts", _VITEST, "from 'vitest'"),
         (("npm", "test"), "a.test.js", _JEST, ";test('"),
@@ -43,18 +43,18 @@ def _made(argv: tuple[str, ...], path: str, source: str, case: str = "") -> Cana
     ],
 )
 def test_each_runner_has_a_template(
-    argv: tuple[str, ...], path: str, source: str, wanted: str
+    argv: tuple[str, ...], path: str, source: str, text: str
 ) -> None:
-    made = _made(argv, path, source)
-    assert wanted in made.text
-    assert made.name in made.text
-    assert made.name in made.case
+    canary = _canary_for(argv, path, source)
+    assert text in canary.text
+    assert canary.name in canary.text
+    assert canary.name in canary.case
 
 
 def test_no_name_comes_twice_and_an_unknown_runner_has_no_canary() -> None:
     assert (
-        _made(("pytest",), "tests/test_a.py", "").name
-        != _made(("pytest",), "tests/test_a.py", "").name
+        _canary_for(("pytest",), "tests/test_a.py", "").name
+        != _canary_for(("pytest",), "tests/test_a.py", "").name
     )
     assert make_canary(("make", "test"), "tests/test_a.py::b", "tests/test_a.py", "") is None
     assert make_canary(("./check.sh",), "a.test.js::b", "a.test.js", _JEST) is None
@@ -72,17 +72,17 @@ def test_a_case_of_a_go_package_lies_in_its_folder() -> None:
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
 def test_the_python_canary_fails_in_its_runner(tmp_path: Path, runner: str) -> None:
     argv = (sys.executable, "-m", runner)
-    made = _made(
+    canary = _canary_for(
         argv, "test_a.py", "", "test_a.py::test_b" if runner == "pytest" else "test_a.A.test_b"
     )
-    (tmp_path / "test_a.py").write_text("def test_b():\n    pass\n" + made.text, encoding="utf-8")
-    narrowed = (made.case,) if runner == "pytest" else ("-v", "-k", made.case)
-    done = subprocess.run(
+    (tmp_path / "test_a.py").write_text("def test_b():\n    pass\n" + canary.text, encoding="utf-8")
+    narrowed = (canary.case,) if runner == "pytest" else ("-v", "-k", canary.case)
+    completed = subprocess.run(
         [*argv, *narrowed], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
-    assert "1 != 2" in done.stdout + done.stderr
-    assert made.name in done.stdout + done.stderr
+    assert completed.returncode == 1
+    assert "1 != 2" in completed.stdout + completed.stderr
+    assert canary.name in completed.stdout + completed.stderr
 
 
 @pytest.mark.parametrize(("path", "source"), [("a.test.cjs", _NODE), ("a.test.mjs", _NODE_MODULE)])
@@ -91,24 +91,24 @@ def test_the_canary_of_node_fails_and_the_other_tests_pass(
 ) -> None:
     if shutil.which("node") is None:
         pytest.skip("node is not installed; apt-get install nodejs brings it")
-    made = _made(("node", "--test"), path, source)
-    (tmp_path / path).write_text(source + made.text, encoding="utf-8")
-    said = subprocess.run(
+    canary = _canary_for(("node", "--test"), path, source)
+    (tmp_path / path).write_text(source + canary.text, encoding="utf-8")
+    completed = subprocess.run(
         ["node", "--test", "--test-reporter=tap", path],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert f"not ok 2 - {made.name}" in said.stdout
-    assert "ok 1 - b" in said.stdout
+    assert f"not ok 2 - {canary.name}" in completed.stdout
+    assert "ok 1 - b" in completed.stdout
 
 
 def test_only_a_failed_case_of_its_name_counts() -> None:
-    made = _made(("pytest",), "tests/test_a.py", "")
-    assert made.failed_in(CheckRun("tests", Verdict.FAILED, {made.case: "failed"}))
-    assert not made.failed_in(CheckRun("tests", Verdict.PASSED, {made.case: "passed"}))
-    assert not made.failed_in(
+    canary = _canary_for(("pytest",), "tests/test_a.py", "")
+    assert canary.failed_in(CheckRun("tests", Verdict.FAILED, {canary.case: "failed"}))
+    assert not canary.failed_in(CheckRun("tests", Verdict.PASSED, {canary.case: "passed"}))
+    assert not canary.failed_in(
         CheckRun("tests", Verdict.FAILED, {"tests/test_a.py::test_b": "failed"})
     )
-    assert not made.failed_in(None)
+    assert not canary.failed_in(None)

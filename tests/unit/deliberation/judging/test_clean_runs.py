@@ -28,8 +28,8 @@ STOPPED = CheckRun(
 
 @dataclass
 class _Workspaces:
-    """Workspaces whose checks return `runs` in order; `checked` has the workspace and `alone` of
-    each.
+    """Workspaces whose checks return `runs` in order; `checked` records the workspace and `alone`
+    of each.
     """
 
     runs: list[CheckRun]
@@ -69,7 +69,7 @@ async def judge(
         repository=RepositoryRef(id="r"),
         base_sha="c" * 40,
     )
-    fresh = CleanCheckoutRunner(d, prepared, workspaces, read, asyncio.Semaphore(1))  # type: ignore[arg-type]  # a part of them
+    fresh = CleanCheckoutRunner(d, prepared, workspaces, read, asyncio.Semaphore(1))  # type: ignore[arg-type]  # only some fields
     return (await fresh.run_checks({"tests": ()}, "check")).runs["tests"], workspaces.checked
 
 

@@ -1,4 +1,4 @@
-"""What seats and reviewers may know of an answer: nothing of hidden tests."""
+"""What seats and reviewers may learn about an answer: nothing of hidden tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moothall.ranking import passes_acceptance_checks
 
 
 def test_the_level_the_lines_to_look_at_and_the_facts_name_no_hidden_test() -> None:
-    found = Assessment(
+    assessment = Assessment(
         applies=True,
         required=("tests", "hidden"),
         regressions=(),
@@ -25,7 +25,7 @@ def test_the_level_the_lines_to_look_at_and_the_facts_name_no_hidden_test() -> N
             "src/a.py:3: ends the process",
         ),
     )
-    judged = EvaluatedProposal(Proposal("agent-dev-001", "dev", "", "diff"), found)
+    judged = EvaluatedProposal(Proposal("agent-dev-001", "dev", "", "diff"), assessment)
     assert (judged.candidate.level, judged.visible_candidate.level) == (
         EvidenceLevel.PROVEN,
         EvidenceLevel.UNPROVEN,
@@ -36,7 +36,7 @@ def test_the_level_the_lines_to_look_at_and_the_facts_name_no_hidden_test() -> N
 
 def test_an_answer_that_only_a_hidden_test_refuses_looks_like_one_that_passes() -> None:
     broken = ("hidden:tests/test_secret.py::test_secret",)
-    found = Assessment(
+    assessment = Assessment(
         applies=True,
         required=("tests", "hidden"),
         regressions=broken,
@@ -47,7 +47,7 @@ def test_an_answer_that_only_a_hidden_test_refuses_looks_like_one_that_passes() 
             Evidence("hidden", Verdict.FAILED, failed=1, red=broken),
         ),
     )
-    judged = EvaluatedProposal(Proposal("agent-dev-001", "dev", "", "diff"), found)
+    judged = EvaluatedProposal(Proposal("agent-dev-001", "dev", "", "diff"), assessment)
     assert (judged.passes, passes_acceptance_checks(judged.visible_candidate), judged.solves) == (
         False,
         True,

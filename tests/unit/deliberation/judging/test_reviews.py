@@ -47,9 +47,9 @@ def test_nobody_reviews_its_own_answer_and_nobody_more_than_its_share(
     assert all(reviewer not in answer.seats for reviewer, answer in pairs)
     assert max(Counter(reviewer for reviewer, _ in pairs).values(), default=0) <= each
     assert len(pairs) == len({(reviewer, answer.text) for reviewer, answer in pairs})
-    asked = Counter(answer.text for _, answer in pairs)
+    reviews = Counter(answer.text for _, answer in pairs)
     if len(set(diffs)) == len(diffs):
-        assert all(asked[diff] == min(each, len(diffs) - 1) for diff in diffs)
+        assert all(reviews[diff] == min(each, len(diffs) - 1) for diff in diffs)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What of an agent's change is taken over as tests."""
+"""The part of an agent's change that is adopted as tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BINARY = (
 
 
 def test_parts_of_a_diff_are_kept_by_their_file() -> None:
-    whole = NEW + CHANGED + GONE + MOVED + BINARY
-    assert filter_files(whole, lambda part: part.path.startswith("tests/")) == NEW
-    assert filter_files(whole, lambda part: not part.new) == CHANGED
+    diff = NEW + CHANGED + GONE + MOVED + BINARY
+    assert filter_files(diff, lambda part: part.path.startswith("tests/")) == NEW
+    assert filter_files(diff, lambda part: not part.new) == CHANGED
     assert filter_files("", lambda _: True) == ""

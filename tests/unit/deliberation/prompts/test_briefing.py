@@ -90,23 +90,28 @@ def known() -> MemoryGraph:
 
 
 async def test_what_the_graph_knows_is_told_and_fenced() -> None:
-    made = await Briefings(known().ask, LimitSettings()).brief(
+    briefing = await Briefings(known().ask, LimitSettings()).brief(
         replace(ASKED, scopes=tuple(scopes().worth)), LOCAL
     )
-    assert made.system.startswith("You are a developer")
-    assert "phase: propose" in made.system
-    assert [scope for scope, mark in MARKS.items() if mark not in made.context + made.history] == []
-    assert made.context.startswith("--- what is known [")
-    assert "files.read" in made.tools
-    assert made.text == f"{made.system}\n\n{made.tools}\n\n{made.context}\n\n{made.history}"
-    assert made.tokens == most_tokens(made.text)
+    assert briefing.system.startswith("You are a developer")
+    assert "phase: propose" in briefing.system
+    assert [
+        scope for scope, mark in MARKS.items() if mark not in briefing.context + briefing.history
+    ] == []
+    assert briefing.context.startswith("--- what is known [")
+    assert "files.read" in briefing.tools
+    assert (
+        briefing.text
+        == f"{briefing.system}\n\n{briefing.tools}\n\n{briefing.context}\n\n{briefing.history}"
+    )
+    assert briefing.tokens == most_tokens(briefing.text)
 
 
 async def test_what_a_seat_and_a_caller_are_told_is_the_same() -> None:
     briefings = Briefings(known().ask, LimitSettings())
-    made = await briefings.brief(ASKED, LOCAL)
-    assert await briefings.brief_seats(ASKED, LOCAL, 1000) == made.told
-    assert made.told in made.context
+    briefing = await briefings.brief(ASKED, LOCAL)
+    assert await briefings.brief_seats(ASKED, LOCAL, 1000) == briefing.told
+    assert briefing.told in briefing.context
 
 
 async def test_the_same_content_has_the_same_version() -> None:
@@ -123,37 +128,41 @@ async def test_the_graph_is_asked_for_no_more_than_is_wanted(scope: str) -> None
     await Briefings(graph.ask, LimitSettings()).brief(
         replace(ASKED, scopes=(scope.upper(),)), LOCAL
     )
-    wanted: list[tuple[str, str | None]] = (
+    expected: list[tuple[str, str | None]] = (
         [("timeline", None)] if scope == "timeline" else [("context", scope)]
     )
-    wanted += [("similar", None)] if scope == "similar" else []
-    assert [(question, given.get("only")) for question, given in graph.asked] == wanted
-    assert {given["phase"] for _, given in graph.asked} == {"propose"}
+    expected += [("similar", None)] if scope == "similar" else []
+    assert [(question, parameters.get("only")) for question, parameters in graph.asked] == expected
+    assert {parameters["phase"] for _, parameters in graph.asked} == {"propose"}
 
 
 @pytest.mark.parametrize(("role", "phase"), [("data", "coach"), ("po", "build"), ("", "verify")])
 async def test_a_caller_gets_no_more_than_the_table_allows(role: str, phase: str) -> None:
     graph, allowed = known(), scopes().allowed_scopes(role, phase)
-    asked = replace(ASKED, role=role, phase=phase, scopes=tuple(scopes().worth))
-    made = await Briefings(graph.ask, LimitSettings()).brief(asked, LOCAL)
-    assert made.scopes == allowed
+    request = replace(ASKED, role=role, phase=phase, scopes=tuple(scopes().worth))
+    briefing = await Briefings(graph.ask, LimitSettings()).brief(request, LOCAL)
+    assert briefing.scopes == allowed
     assert len(allowed) < len(scopes().worth)
-    only = next(given["only"] for question, given in graph.asked if question == "context")
+    only = next(parameters["only"] for question, parameters in graph.asked if question == "context")
     assert only.split(",") == [scope for scope in allowed if scope != "timeline"]
 
 
 async def test_parts_that_are_named_are_told_with_the_story() -> None:
     graph = known()
-    made = await Briefings(graph.ask, LimitSettings()).brief(replace(ASKED, summaries=True), LOCAL)
-    assert made.scopes == ("story", "brief", "summaries")
+    briefing = await Briefings(graph.ask, LimitSettings()).brief(
+        replace(ASKED, summaries=True), LOCAL
+    )
+    assert briefing.scopes == ("story", "brief", "summaries")
     assert (await Briefings(graph.ask, LimitSettings()).brief(ASKED, LOCAL)).history == ""
 
 
 async def test_what_is_not_known_is_left_out_and_tenants_are_apart() -> None:
-    for graph, who in ((MemoryGraph(), LOCAL), (known(), Principal("eve", "elsewhere"))):
-        made = await Briefings(graph.ask, LimitSettings()).brief(replace(ASKED, timeline=True), who)
-        assert made.context == made.history == ""
-        assert {parameters["tenant"] for _, parameters in graph.asked} == {who.tenant}
+    for graph, principal in ((MemoryGraph(), LOCAL), (known(), Principal("eve", "elsewhere"))):
+        briefing = await Briefings(graph.ask, LimitSettings()).brief(
+            replace(ASKED, timeline=True), principal
+        )
+        assert briefing.context == briefing.history == ""
+        assert {parameters["tenant"] for _, parameters in graph.asked} == {principal.tenant}
 
 
 async def test_no_secret_is_told() -> None:
@@ -161,11 +170,11 @@ async def test_no_secret_is_told() -> None:
     graph.tell(
         "context", {**KNOWN, "comments": [{"actor": "bob", "comment": "the password is swordfish"}]}
     )
-    made = await Briefings(
+    briefing = await Briefings(
         graph.ask, LimitSettings(), clean=partial(scrub, known=("swordfish",))
     ).brief(ASKED, LOCAL)
-    assert "bob: the password is [redacted]" in made.text
-    assert "swordfish" not in made.text
+    assert "bob: the password is [redacted]" in briefing.text
+    assert "swordfish" not in briefing.text
 
 
 @given(
@@ -177,10 +186,10 @@ async def test_no_secret_is_told() -> None:
 async def test_it_stays_within_its_budget_by_whatever_count(
     budget: int, texts: list[str], lines: list[str], role: str
 ) -> None:
-    asked_of: list[str] = []
+    counted_texts: list[str] = []
 
-    async def words(text: str) -> int:
-        asked_of.append(text)
+    async def count_words(text: str) -> int:
+        counted_texts.append(text)
         return len(text.split())
 
     graph = MemoryGraph()
@@ -189,21 +198,21 @@ async def test_it_stays_within_its_budget_by_whatever_count(
         "context", {"brief": {"brief": "".join(texts), "criteria": lines}, "summaries": summaries}
     )
     graph.tell("timeline", *({**HAPPENED, "text": line} for line in lines))
-    asked = replace(ASKED, role=role, budget=budget, scopes=("brief", "summaries", "timeline"))
-    made = await Briefings(graph.ask, LimitSettings(), count=words).brief(asked, LOCAL)
-    assert made.tokens == len(made.text.split()) <= budget
-    assert made.text in asked_of  # what is said of it was counted, and not guessed
+    request = replace(ASKED, role=role, budget=budget, scopes=("brief", "summaries", "timeline"))
+    briefing = await Briefings(graph.ask, LimitSettings(), count=count_words).brief(request, LOCAL)
+    assert briefing.tokens == len(briefing.text.split()) <= budget
+    assert briefing.text in counted_texts  # the size was counted, not estimated
 
 
 async def test_what_is_worth_most_is_told_where_there_is_no_room_for_all() -> None:
     briefings = Briefings(known().ask, LimitSettings())
-    told = [await briefings.brief_seats(ASKED, LOCAL, room) for room in range(0, 300, 10)]
-    assert told[0] == ""
-    assert [len(text) for text in told] == sorted(len(text) for text in told)
+    texts = [await briefings.brief_seats(ASKED, LOCAL, budget) for budget in range(0, 300, 10)]
+    assert texts[0] == ""
+    assert [len(text) for text in texts] == sorted(len(text) for text in texts)
     first = {
-        mark: next(place for place, text in enumerate(told) if mark in text)
+        mark: next(place for place, text in enumerate(texts) if mark in text)
         for mark in MARKS.values()
-        if mark in told[-1]
+        if mark in texts[-1]
     }
     order = [first[MARKS[scope]] for scope in scopes().worth if scope != "timeline"]
     assert order == sorted(order)
@@ -220,8 +229,8 @@ async def test_no_line_passes_for_a_heading_or_an_end() -> None:
             ],
         },
     )
-    made = await Briefings(graph.ask, LimitSettings()).brief(ASKED, LOCAL)
-    assert "- eve: x decisions, the last first: - approved by ann" in made.told.splitlines()
+    briefing = await Briefings(graph.ask, LimitSettings()).brief(ASKED, LOCAL)
+    assert "- eve: x decisions, the last first: - approved by ann" in briefing.told.splitlines()
 
 
 def test_alike_is_what_shares_telling_words() -> None:
@@ -240,7 +249,7 @@ def test_alike_is_what_shares_telling_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "wanted"),
+    ("request_", "message"),
     [
         (BriefingRequest(), "give task_id, story_id or case_id"),
         (replace(ASKED, task_id="A b"), "task_id 'A b' is not an id"),
@@ -255,9 +264,9 @@ def test_alike_is_what_shares_telling_words() -> None:
         ),
     ],
 )
-async def test_what_cannot_be_told_is_named(asked: BriefingRequest, wanted: str) -> None:
-    with pytest.raises(InvalidRequest, match=wanted):
-        await Briefings(known().ask, LimitSettings()).brief(asked, LOCAL)
+async def test_what_cannot_be_told_is_named(request_: BriefingRequest, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        await Briefings(known().ask, LimitSettings()).brief(request_, LOCAL)
 
 
 @pytest.mark.parametrize(

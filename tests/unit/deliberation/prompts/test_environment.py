@@ -1,4 +1,4 @@
-"""What the first prompt says of the sandbox."""
+"""The first prompt's description of the sandbox."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from moothall.deliberation.prompts.tool_prompt import Overview, environment_text
 from moothall.domain.repository import Base, Prepared, Profile
 
 
-def said(needs: dict[str, str], *notes: str) -> list[str]:
+def environment_lines(needs: dict[str, str], *notes: str) -> list[str]:
     prepared = Prepared(Base("r", "0" * 40, Profile(needs=needs)), "k", (), notes=notes)
     return environment_text(prepared, Overview()).splitlines()[1:-1]
 
 
 def test_a_language_without_a_version_is_not_told() -> None:
-    assert said({"rust": ""}) == []
-    assert said({"rust": "", "node": ">=20", "python-pin": "3.11"}) == [
+    assert environment_lines({"rust": ""}) == []
+    assert environment_lines({"rust": "", "node": ">=20", "python-pin": "3.11"}) == [
         "The project asks for node >=20, python (pinned) 3.11."
     ]
 
 
 def test_the_version_of_the_sandbox_is_told_where_it_is_another() -> None:
     note = "the repository asks for Node >=22; going on with 20.20.2, which is here"
-    assert said({"node": ">=22"}, note) == [
+    assert environment_lines({"node": ">=22"}, note) == [
         "The repository asks for Node >=22; going on with 20.20.2, which is here."
     ]
     assert (
-        said({"node": ">=22", "python": ">=3.9"}, note)[0] == "The project asks for python >=3.9."
+        environment_lines({"node": ">=22", "python": ">=3.9"}, note)[0]
+        == "The project asks for python >=3.9."
     )

@@ -58,12 +58,12 @@ def test_red_cases_have_their_own_text_and_those_with_text_come_first() -> None:
     run = CheckRun(
         "tests", Verdict.FAILED, cases, details={"tests/test_x.py::test_b": "src/x.py:1: E"}
     )
-    found = red_cases({"tests": run}, FILES, {}, ("flaky",))
-    assert [(item.case, item.frames) for item in found] == [
+    failed_cases = red_cases({"tests": run}, FILES, {}, ("flaky",))
+    assert [(item.case, item.frames) for item in failed_cases] == [
         ("tests/test_x.py::test_b", (("src/x.py", 1),)),
         ("tests/test_x.py::test_a", ()),
     ]
-    assert found[0].names[0] == "test_b"
+    assert failed_cases[0].names[0] == "test_b"
 
 
 def test_of_cases_that_fail_in_one_way_one_comes_first() -> None:
@@ -78,9 +78,9 @@ def test_of_cases_that_fail_in_one_way_one_comes_first() -> None:
         "d": "src/x.py:2: in g\nE   TypeError: no",
     }
     run = CheckRun("tests", Verdict.FAILED, dict.fromkeys(details, "failed"), details=details)
-    found = red_cases({"tests": run}, FILES, {})
-    assert [item.case for item in found] == ["a", "c", "d", "b"]
-    assert found[0].way == found[-1].way != found[1].way
+    cases = red_cases({"tests": run}, FILES, {})
+    assert [item.case for item in cases] == ["a", "c", "d", "b"]
+    assert cases[0].way == cases[-1].way != cases[1].way
     panics = [
         f"thread '{name}' (44{at}) panicked at src/lib.rs:1:5:\nno {{}}\nnote: run"
         for at, name in enumerate("ab")
@@ -95,8 +95,8 @@ def test_of_cases_that_fail_in_one_way_one_comes_first() -> None:
 
 def test_a_check_without_cases_is_one_case() -> None:
     run = CheckRun("build", Verdict.FAILED, {}, "src/lib.rs:3:1: error")
-    (found,) = red_cases({"build": run}, FILES, {})
-    assert (found.case, found.frames) == ("build", (("src/lib.rs", 3),))
+    (case,) = red_cases({"build": run}, FILES, {})
+    assert (case.case, case.frames) == ("build", (("src/lib.rs", 3),))
     assert red_cases({"build": CheckRun("build", Verdict.PASSED)}, FILES, {}) == []
 
 

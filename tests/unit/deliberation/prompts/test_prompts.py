@@ -80,12 +80,12 @@ def test_what_is_shown_of_an_answer_is_of_the_repository_and_two_turns(
     mode: Any, span: CodePassage | None, file: str
 ) -> None:
     example = prompts.example_of(RepositoryContext((), (), "", example=span))
-    asked = prompts.seat_prompt(
+    prompt = prompts.seat_prompt(
         "S", "shared", "dev", "", about_text=False, answer_mode=mode, example=example
     )[-1].content
-    assert file in asked
-    assert ("maths" in asked) == (span is None)
-    look, end = asked.split("these two:\n")[1].split("\nNow do the task.")[0].rsplit("\n", 1)
+    assert file in prompt
+    assert ("maths" in prompt) == (span is None)
+    look, end = prompt.split("these two:\n")[1].split("\nNow do the task.")[0].rsplit("\n", 1)
     assert [
         action.tool for action in read_turn(ChatReply(look, "stop", Usage()), mode).actions
     ] in (
@@ -151,10 +151,10 @@ async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
             )
         },
     )
-    asked: list[RepoMapRequest] = []
+    requests: list[RepoMapRequest] = []
 
     async def look(order: RepoMapRequest) -> RepoMap:
-        asked.append(order)
+        requests.append(order)
         spans = (
             CodePassage("src/pkg/money.py", "pay", 1, "def pay(): ..."),
             CodePassage("tests/test_money.py", "test_pay", 5, "def test_pay(): ..."),
@@ -164,7 +164,7 @@ async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
         )
 
     shown = await show(ready, "Mend pay", read, 2000, look)
-    (order,) = asked
+    (order,) = requests
     assert order.frames == (("src/pkg/money.py", 1),)
     assert order.tests == (("tests/test_money.py", "test_pay"),)
     assert order.paths == ("tests/test_money.py", "src/pkg/money.py", "src/pkg/other.py")
@@ -176,7 +176,7 @@ async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
         "src/pkg/other.py",
         "lib/cart.js",
     ]
-    assert shown.map == "lib/x.py:\n  def far()"  # without what is shown whole
+    assert shown.map == "lib/x.py:\n  def far()"  # without the files shown in full
     assert shown.example == OWN
     text = prompts.shared_text(deliberation(), shown)
     order_of = [
@@ -210,12 +210,12 @@ async def test_many_red_cases_are_named_and_counted() -> None:
 async def test_what_fails_as_another_case_does_is_named_and_not_shown_again() -> None:
     ready = prepared(**{f"tests/test_money.py::test_{name}": "failed" for name in "abc"})
     run = ready.runs["tests"]
-    said = {
+    details = {
         case: f"src/pkg/money.py:1: in pay\nE   {'KeyError' if case.endswith('c') else 'TypeError'}"
         for case in run.cases
     }
     shown = await show(
-        replace(ready, runs={"tests": replace(run, details=said)}), "Mend", read, 4000
+        replace(ready, runs={"tests": replace(run, details=details)}), "Mend", read, 4000
     )
     assert [(case[-1], bool(text)) for case, text in shown.cases] == [
         ("a", True),

@@ -69,16 +69,16 @@ def test_each_criterion_has_a_score_with_its_own_probabilities(
 
 
 def test_one_score_is_enough_if_there_are_several_criteria() -> None:
-    assert reply.read_review(said('{"comment": "c", "score": 4}'), 2).score == 4
+    assert reply.read_review(chat_reply('{"comment": "c", "score": 4}'), 2).score == 4
 
 
 @pytest.mark.parametrize("scores", ["[8]", "[8, 11]", "[8, true]", '["8", 3]', "8"])
 def test_scores_that_do_not_match_the_criteria_are_refused(scores: str) -> None:
     with pytest.raises(MalformedReplyError, match="score"):
-        reply.read_review(said(f'{{"comment": "c", "scores": {scores}}}'), 2)
+        reply.read_review(chat_reply(f'{{"comment": "c", "scores": {scores}}}'), 2)
 
 
-def said(text: str, finish_reason: str = "stop") -> ChatReply:
+def chat_reply(text: str, finish_reason: str = "stop") -> ChatReply:
     return ChatReply(text, finish_reason, Usage())
 
 
@@ -98,33 +98,33 @@ def said(text: str, finish_reason: str = "stop") -> ChatReply:
     ],
 )
 def test_json_turns(text: str) -> None:
-    assert reply.read_turn(said(text), "json") == Turn(
+    assert reply.read_turn(chat_reply(text), "json") == Turn(
         "t", (Action("files.read", {"path": "a.py"}),)
     )
 
 
 def test_both_spellings_say_the_same() -> None:
     as_json = '{"thought": "look", "actions": [{"tool": "files.read", "args": {"path": "a.py"}}]}'
-    assert reply.read_turn(said(as_json), "json") == reply.read_turn(
-        said(f"look\n{BLOCK}"), "blocks"
+    assert reply.read_turn(chat_reply(as_json), "json") == reply.read_turn(
+        chat_reply(f"look\n{BLOCK}"), "blocks"
     )
     as_json = '{"thought": "", "finish": "Added it."}'
-    assert reply.read_turn(said(as_json), "json") == reply.read_turn(
-        said("<finish>Added it.</finish>"), "blocks"
+    assert reply.read_turn(chat_reply(as_json), "json") == reply.read_turn(
+        chat_reply("<finish>Added it.</finish>"), "blocks"
     )
 
 
 def test_a_block_may_hold_a_closing_tag_in_its_text() -> None:
     args = {"path": "a.html", "content": "<tool>x</tool>\n<finish>"}
     text = f"one\n<tool>{json.dumps({'name': 'files.write', 'args': args})}</tool>\ntwo {BLOCK}"
-    turn = reply.read_turn(said(text), "blocks")
+    turn = reply.read_turn(chat_reply(text), "blocks")
     assert [action.arguments for action in turn.actions] == [args, {"path": "a.py"}]
     assert turn.thought == "one two"
 
 
 def test_a_block_in_a_markdown_fence_is_read() -> None:
     text = '<tool>\n```json\n{"name": "files.read", "args": {"path": "a.py"}}\n```\n</tool>'
-    assert reply.read_turn(said(text), "blocks").actions == (
+    assert reply.read_turn(chat_reply(text), "blocks").actions == (
         Action("files.read", {"path": "a.py"}),
     )
 
@@ -134,11 +134,16 @@ def test_raw_line_breaks_in_a_string_are_read() -> None:
         '<tool>{"name": "files.write", "args": {"path": "a.py", "content": "x = 1\ny = 2\n'
         '"}}</tool>'
     )
-    assert reply.read_turn(said(text), "blocks").actions[0].arguments["content"] == "x = 1\ny = 2\n"
+    assert (
+        reply.read_turn(chat_reply(text), "blocks").actions[0].arguments["content"]
+        == "x = 1\ny = 2\n"
+    )
 
 
 def test_python_is_read() -> None:
-    assert reply.read_turn(said("<python>print(1)</python>"), "blocks") == Turn(python="print(1)")
+    assert reply.read_turn(chat_reply("<python>print(1)</python>"), "blocks") == Turn(
+        python="print(1)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,20 +176,20 @@ def test_what_is_no_turn_is_named_and_the_right_form_shown(
     mode: Any, text: str, wrong: str
 ) -> None:
     with pytest.raises(MalformedReplyError) as caught:
-        reply.read_turn(said(text), mode)
+        reply.read_turn(chat_reply(text), mode)
     assert wrong in str(caught.value)
     assert "Right is, for example" in str(caught.value)
 
 
 def test_a_cut_reply_has_its_own_message() -> None:
     with pytest.raises(MalformedReplyError, match="cut off because it was too long"):
-        reply.read_turn(said('{"finish": "all fine"}', "length"), "json")
+        reply.read_turn(chat_reply('{"finish": "all fine"}', "length"), "json")
 
 
 @given(st.text(), st.sampled_from(["json", "blocks"]))
 def test_any_text_is_a_turn_or_malformed(text: str, mode: Any) -> None:
     try:
-        turn = reply.read_turn(said(text), mode)
+        turn = reply.read_turn(chat_reply(text), mode)
     except MalformedReplyError:
         return
     assert sum([bool(turn.actions), turn.python is not None, turn.finish is not None]) == 1
@@ -211,7 +216,7 @@ def test_any_json_is_a_turn_or_malformed(value: Any) -> None:
             lambda r: reply.read_review(r, 2),
         ):
             try:
-                read(said(text))
+                read(chat_reply(text))
             except MalformedReplyError:
                 continue
 
@@ -267,17 +272,17 @@ def test_without_tools_only_finish_is_left() -> None:
 
 
 def test_approaches_are_distinct_and_more_than_a_tools_name() -> None:
-    said_four = (
+    four_approaches = (
         '{"approaches": ["use  a loop", "files.read", "a set instead", "Use a loop", "a lookup '
         'table"]}'
     )
-    assert reply.read_approaches(said(said_four), 3) == (
+    assert reply.read_approaches(chat_reply(four_approaches), 3) == (
         "Use a loop",
         "a set instead",
         "a lookup table",
     )
     with pytest.raises(MalformedReplyError, match="1 distinct approaches, and 2 are needed"):
-        reply.read_approaches(said('{"approaches": ["use a loop", "files.read"]}'), 2)
+        reply.read_approaches(chat_reply('{"approaches": ["use a loop", "files.read"]}'), 2)
 
 
 def test_a_review_is_read_and_what_is_not_in_it_left_out() -> None:
@@ -285,20 +290,20 @@ def test_a_review_is_read_and_what_is_not_in_it_left_out() -> None:
         '{"comment": "c", "met": [{"criterion": 1, "quote": "q"}, {"criterion": 9, "quote": "q"}, '
         '3], "unmet": [2, true], "score": 8}'
     )
-    assert reply.read_review(said(text), 2) == reply.ReadReview(8, ((1, "q"),), (2,), "c")
+    assert reply.read_review(chat_reply(text), 2) == reply.ReadReview(8, ((1, "q"),), (2,), "c")
     for score in ("11", "-1", "8.5", '"8"', "true", "null"):
         with pytest.raises(MalformedReplyError, match="score"):
-            reply.read_review(said(f'{{"score": {score}}}'), 2)
+            reply.read_review(chat_reply(f'{{"score": {score}}}'), 2)
 
 
 def test_what_a_server_told_of_a_score_is_on_record() -> None:
-    """Else a review would count otherwise when its deliberation is taken up again."""
+    """Otherwise a review would count differently when its deliberation is resumed."""
     answer = ChatReply('{"score": 7}', "stop", Usage(), digits=((("7", 0.6), ("8", 0.4)),))
     data = json.loads(
         json.dumps({"call_id": "t/a/verify/1.1", "answer": answer.text, **dump(answer)})
     )
-    found = Recording.of([Event("1", EventType.MODEL_CALLED, "t", data)])
-    assert found.answers["t/a/verify/1.1"] == answer
+    recording = Recording.of([Event("1", EventType.MODEL_CALLED, "t", data)])
+    assert recording.answers["t/a/verify/1.1"] == answer
 
 
 @given(st.text(), st.text(), st.integers(min_value=0))
@@ -318,9 +323,9 @@ def test_what_there_is_of_an_answer_between_tags_is_how_the_whole_begins(
     answer: str, cut: int
 ) -> None:
     text = f"so <finish>{answer}</finish>"
-    whole = answer_so_far(text)
-    assert whole == answer.partition("</finish>")[0].strip()
-    assert whole.startswith(answer_so_far(text[: cut % (len(text) + 1)]))
+    full_answer = answer_so_far(text)
+    assert full_answer == answer.partition("</finish>")[0].strip()
+    assert full_answer.startswith(answer_so_far(text[: cut % (len(text) + 1)]))
 
 
 @pytest.mark.parametrize(

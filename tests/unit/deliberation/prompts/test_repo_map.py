@@ -22,23 +22,23 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["spans", "homes", "map", "example"]), JSON))
 def test_whatever_a_sandbox_answers_is_a_survey(output: dict[str, Any]) -> None:
-    found = read_survey(output, {"a.py"}, 10)
-    assert len(found.map) <= 10
-    assert {span.path for span in found.spans} | set(found.homes) <= {"a.py"}
+    survey = read_survey(output, {"a.py"}, 10)
+    assert len(survey.map) <= 10
+    assert {span.path for span in survey.spans} | set(survey.homes) <= {"a.py"}
 
 
 def test_a_survey_is_bounded() -> None:
     span = {"path": "a.py", "name": "n" * 1000, "line": 1, "text": "t" * 100_000}
-    found = read_survey(
+    survey = read_survey(
         {"spans": [span] * 1000, "map": "m" * 1000, "homes": ["a.py"] * 1000}, {"a.py"}, 50
     )
     assert (
-        len(found.spans),
-        len(found.spans[0].text),
-        len(found.spans[0].name),
-        len(found.homes),
+        len(survey.spans),
+        len(survey.spans[0].text),
+        len(survey.spans[0].name),
+        len(survey.homes),
     ) == (60, 8000, 300, 10)
-    assert len(found.map) == 50
+    assert len(survey.map) == 50
 
 
 async def test_the_same_is_asked_once_and_a_failure_is_an_empty_survey(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ async def test_the_same_is_asked_once_and_a_failure_is_an_empty_survey(tmp_path:
     prepared = await workspaces.prepare()
     surveyor = RepoMapper(workspaces)
     order = RepoMapRequest(words=("greet",), map_chars=1000)
-    found = await surveyor.survey(prepared, order)
-    assert "def " in found.map
-    assert await surveyor.survey(prepared, order) is found
+    survey = await surveyor.survey(prepared, order)
+    assert "def " in survey.map
+    assert await surveyor.survey(prepared, order) is survey
     assert [name for name in workspaces.opened if name.startswith("survey")] == [
         workspaces.opened[-1]
     ]

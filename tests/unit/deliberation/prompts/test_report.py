@@ -1,4 +1,4 @@
-"""What a seat is told of a tool call."""
+"""The text about a tool call that a seat receives."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def test_a_call_that_was_stopped_tells_why_and_what_it_printed() -> None:
     stopped = ToolResult(
         "r", "code.shell", ToolStatus.TIMEOUT, output, error="the command was stopped after 120 s"
     )
-    told = result_text(1, stopped, 1000)
-    assert told.startswith("1. code.shell: timeout\n")
-    assert [told.count(part) for part in ("stopped after 120 s", "begun\nTraceback\n")] == [1, 1]
+    text = result_text(1, stopped, 1000)
+    assert text.startswith("1. code.shell: timeout\n")
+    assert [text.count(part) for part in ("stopped after 120 s", "begun\nTraceback\n")] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -28,5 +28,5 @@ def test_a_call_that_was_stopped_tells_why_and_what_it_printed() -> None:
 def test_a_call_tells_its_error_or_its_output(
     status: ToolStatus, error: str, output: dict[str, str]
 ) -> None:
-    told = result_text(2, ToolResult("r", "t", status, output, error=error), 1000)
-    assert (error or output["output"]) in told
+    text = result_text(2, ToolResult("r", "t", status, output, error=error), 1000)
+    assert (error or output["output"]) in text

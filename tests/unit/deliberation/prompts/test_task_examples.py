@@ -1,4 +1,6 @@
-"""Examples are found in a task's text, literally, and what code does at present is none."""
+"""Examples in a task's text are found literally; the current behaviour of code is not an
+example.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ It gives [[1, 2]] today.
 
 
 @pytest.mark.parametrize(
-    ("task", "wanted"),
+    ("task", "expected"),
     [
         (
             "discount(200, 10) should be 180, and `discount(5, 0)` must return `5`.",
@@ -55,10 +57,10 @@ It gives [[1, 2]] today.
         ),
     ],
 )
-def test_examples_of_four_languages_are_found(task: str, wanted: list[str]) -> None:
-    found = find_examples(task)
-    assert [str(example) for example in found] == wanted
-    assert all(example.call in task and example.result in task for example in found)
+def test_examples_of_four_languages_are_found(task: str, expected: list[str]) -> None:
+    examples = find_examples(task)
+    assert [str(example) for example in examples] == expected
+    assert all(example.call in task and example.result in task for example in examples)
 
 
 @pytest.mark.parametrize(

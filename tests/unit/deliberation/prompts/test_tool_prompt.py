@@ -1,5 +1,5 @@
-"""What a seat with native tools reads: the words it is shown an outline for, folders, and results
-as they are.
+"""Prompts of a seat with native tools: words that cause an outline, folders, and unaltered
+results.
 """
 
 from __future__ import annotations
@@ -57,5 +57,5 @@ def test_one_seat_is_told_of_no_others(alone: bool) -> None:  # noqa: FBT001 - t
 @pytest.mark.parametrize("status", [ToolStatus.SUCCESS, ToolStatus.ERROR])
 def test_the_output_of_a_command_keeps_its_white_space(status: ToolStatus) -> None:
     output = {"output": "    indented\n  less  \n\n", "exit_code": 0}
-    told = result_text(ToolResult("r", "code.shell", status, output, error="why"), 1000)
-    assert told.removeprefix("error: why\n") == "    indented\n  less  \n[exit code 0]"
+    text = result_text(ToolResult("r", "code.shell", status, output, error="why"), 1000)
+    assert text.removeprefix("error: why\n") == "    indented\n  less  \n[exit code 0]"

@@ -1,4 +1,4 @@
-"""What a seat with native tools reads at submit."""
+"""The text that a seat with native tools receives at submit."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_a_narrowed_run_says_how_many_of_the_existing_tests_it_had() -> None:
         some, prepared(), {}, 2000
     )
     assert is_clean(some, prepared(), {})
-    whole = standing(*BASE, partial_checks=False)
-    assert "existing tests ran" not in submission_text(whole, prepared(), {}, 2000)
+    full_run = standing(*BASE, partial_checks=False)
+    assert "existing tests ran" not in submission_text(full_run, prepared(), {}, 2000)
 
 
 def test_where_no_existing_test_ran_the_seat_is_told_and_asked_to_confirm() -> None:
@@ -61,7 +61,7 @@ def shell(status: ToolStatus = ToolStatus.SUCCESS, error: str = "", **output: An
 
 
 @pytest.mark.parametrize(
-    ("output", "told"),
+    ("output", "expected"),
     [
         ({"output": "one\n", "exit_code": 0}, "one\n[exit code 0]"),
         ({"output": "", "exit_code": 1}, "(no output)\n[exit code 1]"),
@@ -86,8 +86,8 @@ def shell(status: ToolStatus = ToolStatus.SUCCESS, error: str = "", **output: An
         ),
     ],
 )
-def test_how_a_command_ended_is_told_in_words(output: dict[str, Any], told: str) -> None:
-    assert shell(**output) == told
+def test_how_a_command_ended_is_told_in_words(output: dict[str, Any], expected: str) -> None:
+    assert shell(**output) == expected
 
 
 def test_a_command_that_was_stopped_has_no_exit_code() -> None:

@@ -1,4 +1,4 @@
-"""Replies as models write them, one row for each spelling."""
+"""Replies as models write them, one row per spelling."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ BLOCK = '<tool>{"name": "files.read", "args": {"path": "a.py"}}</tool>'
 BAR = "\uff5c"
 
 
-def said(text: str, finish_reason: str = "stop") -> ChatReply:
+def chat_reply(text: str, finish_reason: str = "stop") -> ChatReply:
     return ChatReply(text, finish_reason, Usage())
 
 
 def actions_of(text: str, mode: ReplyMode) -> tuple[Action, ...]:
-    return reply.read_turn(said(text), mode, SPECS).actions
+    return reply.read_turn(chat_reply(text), mode, SPECS).actions
 
 
 CALLS: dict[str, tuple[str, tuple[Action, ...]]] = {
@@ -380,7 +380,7 @@ def test_calls_are_read(name: str, mode: ReplyMode) -> None:
     ],
 )
 def test_the_end_is_read(text: str, mode: ReplyMode) -> None:
-    assert reply.read_turn(said(text), mode, SPECS).finish == "Added it."
+    assert reply.read_turn(chat_reply(text), mode, SPECS).finish == "Added it."
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -396,31 +396,33 @@ def test_the_end_is_read(text: str, mode: ReplyMode) -> None:
     ],
 )
 def test_a_finish_beside_actions_waits_unless_no_turn_follows(text: str, mode: ReplyMode) -> None:
-    assert reply.read_turn(said(text), mode, SPECS) == Turn("look Read it.", (READ,))
-    assert reply.read_turn(said(text), mode, SPECS, last=True) == Turn("look", finish="Read it.")
+    assert reply.read_turn(chat_reply(text), mode, SPECS) == Turn("look Read it.", (READ,))
+    assert reply.read_turn(chat_reply(text), mode, SPECS, last=True) == Turn(
+        "look", finish="Read it."
+    )
 
 
 def test_a_long_thought_is_kept_and_bounded() -> None:
     thought = "word " * 500
     assert (
-        reply.read_turn(said(json.dumps({"thought": thought, "finish": "x"})), "json").thought
+        reply.read_turn(chat_reply(json.dumps({"thought": thought, "finish": "x"})), "json").thought
         == thought
     )
     assert (
         len(
             reply.read_turn(
-                said(json.dumps({"thought": thought * 10, "finish": "x"})), "json"
+                chat_reply(json.dumps({"thought": thought * 10, "finish": "x"})), "json"
             ).thought
         )
         == 4000
     )
-    assert len(reply.read_turn(said(f"{thought * 10}{BLOCK}"), "blocks").thought) == 4000
+    assert len(reply.read_turn(chat_reply(f"{thought * 10}{BLOCK}"), "blocks").thought) == 4000
 
 
 def test_prose_around_is_the_thought_without_marks() -> None:
     text = f"I look.\n<tool_call>\n{CALL}\n</tool_call>\nThen I edit."
-    assert reply.read_turn(said(text), "json", SPECS).thought == "I look. Then I edit."
-    assert reply.read_turn(said(f"[TOOL_CALLS] [{CALL}]"), "json", SPECS).thought == ""
+    assert reply.read_turn(chat_reply(text), "json", SPECS).thought == "I look. Then I edit."
+    assert reply.read_turn(chat_reply(f"[TOOL_CALLS] [{CALL}]"), "json", SPECS).thought == ""
 
 
 def test_shell_blocks_are_read_only_without_other_calls() -> None:
@@ -489,7 +491,7 @@ def test_shell_blocks_are_read_only_without_other_calls() -> None:
 )
 def test_what_is_wrong_with_a_reply_is_named(mode: ReplyMode, text: str, wrong: str) -> None:
     with pytest.raises(MalformedReplyError) as caught:
-        reply.read_turn(said(text), mode, NO_SHELL)
+        reply.read_turn(chat_reply(text), mode, NO_SHELL)
     assert wrong in str(caught.value)
     assert "Right is, for example" in str(caught.value)
 
@@ -498,9 +500,9 @@ def test_half_characters_are_replaced_everywhere() -> None:
     text = (
         r'{"thought": "\ud83d", "actions": [{"tool": "a\ud83d", "args": {"\ud83d": ["\ud83d"]}}]}'
     )
-    turn = reply.read_turn(said(text), "json")
+    turn = reply.read_turn(chat_reply(text), "json")
     assert turn == Turn("?", (Action("a?", {"?": ["?"]}),))
-    assert reply.read_turn(said("<finish>\ud83d</finish>"), "blocks").finish == "?"
+    assert reply.read_turn(chat_reply("<finish>\ud83d</finish>"), "blocks").finish == "?"
 
 
 THOUGHTS = [
@@ -516,7 +518,7 @@ THOUGHTS = [
 )
 def test_other_replies_are_read_with_thoughts_and_prose(thought: str, around: str) -> None:
     def written(data: Any) -> ChatReply:
-        return said(thought + around.format(json.dumps(data)))
+        return chat_reply(thought + around.format(json.dumps(data)))
 
     review = {"comment": "c", "met": [{"criterion": 1, "quote": "q"}], "unmet": [2], "score": 8}
     assert reply.read_review(written(review), 2) == reply.ReadReview(8, ((1, "q"),), (2,), "c")
@@ -532,15 +534,15 @@ def test_a_bare_list_is_read() -> None:
         '<think>["no idea at all"]</think>\n```json\n["use a plain loop", "use a lookup table"]\n'
         "```"
     )
-    assert reply.read_approaches(said(text), 2) == ("use a plain loop", "use a lookup table")
+    assert reply.read_approaches(chat_reply(text), 2) == ("use a plain loop", "use a lookup table")
 
 
 def test_the_code_of_a_function_is_read_without_thoughts() -> None:
-    assert whole_text(said("so <think>or</think> x = 1")) == "so  x = 1"
-    assert whole_text(said("is it x = 2?\n</think>\nx = 1")) == "\nx = 1"
+    assert whole_text(chat_reply("so <think>or</think> x = 1")) == "so  x = 1"
+    assert whole_text(chat_reply("is it x = 2?\n</think>\nx = 1")) == "\nx = 1"
     code = '```python\ndef f(text):\n    return text.partition("</think>")[2] or "<think>"\n```'
-    assert whole_text(said(code)) == code
-    assert whole_text(said(f"<think>```</think>{code}")) == code
+    assert whole_text(chat_reply(code)) == code
+    assert whole_text(chat_reply(f"<think>```</think>{code}")) == code
 
 
 @pytest.mark.parametrize(
@@ -631,11 +633,11 @@ MARKS = [
 
 
 def read_anything(text: str) -> None:
-    """Read a text in every way. Raises nothing but what says that it is malformed."""
+    """Parse a text in every mode. Raises only errors that report it as malformed."""
     for mode in MODES:
         for specs in (SPECS, ()):
             try:
-                turn = reply.read_turn(said(text), mode, specs)
+                turn = reply.read_turn(chat_reply(text), mode, specs)
             except MalformedReplyError:
                 continue
             assert sum([bool(turn.actions), turn.python is not None, turn.finish is not None]) == 1
@@ -656,7 +658,7 @@ def read_anything(text: str) -> None:
         reply.read_document,
     ):
         try:
-            read(said(text))
+            read(chat_reply(text))
         except MalformedReplyError:
             continue
     answer_so_far(text)
@@ -721,8 +723,8 @@ def test_a_huge_text_is_read_in_time_linear_in_its_size(piece: str) -> None:
     huge = piece * (300_000 // len(piece))
     for text in (huge, '{"a":[' * 900 + huge, "<function=a><parameter=b>" + huge):
         with suppress(MalformedReplyError):
-            reply.read_turn(said(text), "json", SPECS)
+            reply.read_turn(chat_reply(text), "json", SPECS)
     for read in (lambda r: reply.read_approaches(r, 2), reply.read_document):
         with suppress(MalformedReplyError):
-            read(said(huge))
+            read(chat_reply(huge))
     answer_so_far(huge)

@@ -1,6 +1,5 @@
-"""The same deployment beside the metrics server: HorizontalPodAutoscalers have figures, and bring
-more
-pods by them.
+"""The same deployment beside the metrics server: HorizontalPodAutoscalers read metrics and add
+pods.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from k8s.roles.conftest import Counted
-from k8s.roles.standing import Standing
-from k8s.roles.test_rolling import called
+from k8s.roles.role_deployment import RoleDeployment
+from k8s.roles.test_rolling import concurrent_callers
 
 from support import gobuilt
 from support.kube import deployment
-from support.kube.added import METRICS
+from support.kube.addons import METRICS
 from support.kube.ctl import ask
 from support.kube.programs import Home, Missing
 from support.kube.stood import applied, give_images, rolled_out
@@ -28,8 +27,8 @@ SECONDS = 240.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def measured(standing: Standing, home: Home) -> None:
-    """The metrics server, from which the cluster hears what pods use."""
+async def metrics_server(standing: RoleDeployment, home: Home) -> None:
+    """The metrics server, which reports the resource usage of pods."""
     try:
         await asyncio.to_thread(METRICS.make, home, print)
         await give_images(home)
@@ -45,35 +44,37 @@ async def measured(standing: Standing, home: Home) -> None:
 
 
 async def scaler(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
+    document: dict[str, Any] = json.loads(
         await ask("-n", deployment.SPACE, "get", "hpa", f"moothall-{name}", "-o", "json")
     )
-    return found
+    return document
 
 
-def figure(found: dict[str, Any]) -> str:
-    """What it says that a pod uses, in the mean; '' where it does not know."""
-    known = found["status"].get("currentMetrics") or [{}]
-    return str(((known[0].get("resource") or {}).get("current") or {}).get("averageValue", ""))
+def reported_usage(scaler_document: dict[str, Any]) -> str:
+    """Return the reported mean usage of a pod; '' if it is unknown."""
+    metrics = scaler_document["status"].get("currentMetrics") or [{}]
+    return str(((metrics[0].get("resource") or {}).get("current") or {}).get("averageValue", ""))
 
 
 @pytest.mark.parametrize("name", ["api", "collector"])
-async def test_a_scaler_knows_what_its_pods_use(name: str, measured: None) -> None:
+async def test_a_scaler_knows_what_its_pods_use(name: str, metrics_server: None) -> None:
     async with asyncio.timeout(SECONDS):
-        while not figure(found := await scaler(name)):
+        while not reported_usage(document := await scaler(name)):
             await asyncio.sleep(2)
-    said = {one["type"]: one["status"] for one in found["status"]["conditions"]}
-    assert said["ScalingActive"] == "True", found["status"]
-    assert found["status"]["currentReplicas"] == 2
+    conditions = {
+        condition["type"]: condition["status"] for condition in document["status"]["conditions"]
+    }
+    assert conditions["ScalingActive"] == "True", document["status"]
+    assert document["status"]["currentReplicas"] == 2
 
 
 async def test_doors_that_compute_more_than_they_should_become_more_and_no_call_is_lost(
-    standing: Standing, home: Home, counted: Counted, measured: None
+    standing: RoleDeployment, home: Home, counted: Counted, metrics_server: None
 ) -> None:
-    said = deployment.values(counted.url)
-    said["roles"]["cpu"] = "5m"
-    async with called(standing, "scaled"):
-        await asyncio.to_thread(deployment.install, home, said)
+    values = deployment.values(counted.url)
+    values["roles"]["cpu"] = "5m"
+    async with concurrent_callers(standing, "scaled"):
+        await asyncio.to_thread(deployment.install, home, values)
         async with asyncio.timeout(SECONDS):
             while (await scaler("api"))["status"].get("currentReplicas", 0) < 3:
                 await asyncio.sleep(2)

@@ -1,6 +1,5 @@
-"""The same deployment with its hosts on a RayCluster of the KubeRay operator, one on each node: a
-host
-is killed with -9, then their head; then all are replaced.
+"""The same deployment with its hosts on a RayCluster of the KubeRay operator, one on each node. A
+host is killed with SIGKILL, then the head; then all are replaced.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ import json
 import pytest
 import pytest_asyncio
 from k8s.roles.conftest import Counted
-from k8s.roles.standing import Seen, Standing
+from k8s.roles.role_deployment import RoleDeployment, Seen
 
 from moothall.domain.event import EventType
 from support import gobuilt
 from support.kube import deployment, page
-from support.kube.added import RAY
+from support.kube.addons import RAY
 from support.kube.ctl import ask
 from support.kube.node import nodes
 from support.kube.programs import Home, Missing
@@ -30,28 +29,30 @@ HOSTS, HEAD = (
 )
 
 
-async def ready() -> None:
-    """Wait until Ray's nodes are there, and the role that starts hosts on them."""
-    await waited("raycluster/hosts", "--for=jsonpath={.status.readyWorkerReplicas}=2")
-    await waited("pod", "-l", "ray.io/cluster=hosts", "--for=condition=Ready")
+async def wait_until_ready() -> None:
+    """Wait for Ray's nodes and for the role that starts hosts on them."""
+    await wait_for_kuberay("raycluster/hosts", "--for=jsonpath={.status.readyWorkerReplicas}=2")
+    await wait_for_kuberay("pod", "-l", "ray.io/cluster=hosts", "--for=condition=Ready")
     await rolled_out("deployment/moothall-hosts")
 
 
-async def waited(*what: str) -> None:
-    """Wait for what KubeRay makes. Raises `AssertionError` with what its pods say."""
+async def wait_for_kuberay(*arguments: str) -> None:
+    """Wait for objects that KubeRay creates. Raises `AssertionError` with the logs of its pods."""
     try:
-        await ask("-n", deployment.SPACE, "wait", *what, "--timeout=240s")
+        await ask("-n", deployment.SPACE, "wait", *arguments, "--timeout=240s")
     except AssertionError as error:
         seen = await ask("-n", deployment.SPACE, "describe", "pods", "-l", "ray.io/cluster=hosts")
-        said = await ask(
+        logs = await ask(
             "-n", RAY.space, "logs", "deployment/kuberay-operator", "--tail=20", check=False
         )
-        raise AssertionError(f"{error}\n{seen[-6000:]}\n{said[-4000:]}") from error
+        raise AssertionError(f"{error}\n{seen[-6000:]}\n{logs[-4000:]}") from error
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def on_ray(standing: Standing, home: Home, counted: Counted) -> Seen:
-    """The operator and the RayCluster in place of the one host; what a council comes to there."""
+async def ray_deployment(standing: RoleDeployment, home: Home, counted: Counted) -> Seen:
+    """The operator and the RayCluster in place of the single host, and the outcome of a council
+    there.
+    """
     try:
         await asyncio.to_thread(RAY.make, home, print)
         await give_images(home)
@@ -62,18 +63,20 @@ async def on_ray(standing: Standing, home: Home, counted: Counted) -> Seen:
         await asyncio.to_thread(deployment.install, home, deployment.values(counted.url, ray=True))
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))
-    await waited("raycluster/hosts", "--for=jsonpath={.status.desiredWorkerReplicas}=2")
-    await ready()
+    await wait_for_kuberay("raycluster/hosts", "--for=jsonpath={.status.desiredWorkerReplicas}=2")
+    await wait_until_ready()
     seen = await standing.council("on-ray")
     assert seen.end.proven
     assert (seen.repeated, seen.decisions) == ([], 1)
     return seen
 
 
-async def test_there_is_a_host_on_each_node(standing: Standing, on_ray: Seen, home: Home) -> None:
+async def test_there_is_a_host_on_each_node(
+    standing: RoleDeployment, ray_deployment: Seen, home: Home
+) -> None:
     pods = await standing.pods(HOSTS)
     assert {pod.spec.node_name for pod in pods} == {node.name for node in nodes(home)}
-    said = json.loads(
+    fleet = json.loads(
         await ask(
             "-n",
             deployment.SPACE,
@@ -85,9 +88,9 @@ async def test_there_is_a_host_on_each_node(standing: Standing, on_ray: Seen, ho
             "--json",
         )
     )
-    assert {host["node"] for host in said["hosts"]} == {pod.status.pod_ip for pod in pods}
-    assert on_ray.end.winner.endswith("3")
-    assert await standing.left() == []
+    assert {host["node"] for host in fleet["hosts"]} == {pod.status.pod_ip for pod in pods}
+    assert ray_deployment.end.winner.endswith("3")
+    assert await standing.leftovers() == []
 
 
 KILLED = {"a host": (HOSTS, 1), "the head": (HEAD, 1)}
@@ -95,7 +98,7 @@ KILLED = {"a host": (HOSTS, 1), "the head": (HEAD, 1)}
 
 @pytest.mark.parametrize("what", KILLED)
 async def test_rays_nodes_that_are_killed_change_nothing(
-    what: str, standing: Standing, on_ray: Seen
+    what: str, standing: RoleDeployment, ray_deployment: Seen
 ) -> None:
     selector, most = KILLED[what]
     seen = await standing.council(
@@ -103,15 +106,15 @@ async def test_rays_nodes_that_are_killed_change_nothing(
         standing.killing(selector, most=most),
         EventType.SEAT_PROPOSED,
     )
-    assert seen.hit, "somebody was there to be killed"
-    assert on_ray.difference(seen) == ""
+    assert seen.hit, "no process was killed"
+    assert ray_deployment.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
-    assert await standing.left() == []
-    await ready()
+    assert await standing.leftovers() == []
+    await wait_until_ready()
 
 
 async def test_hosts_that_are_replaced_by_the_line_of_the_page_change_nothing(
-    standing: Standing, on_ray: Seen
+    standing: RoleDeployment, ray_deployment: Seen
 ) -> None:
     old = {pod.metadata.uid for pod in await standing.pods("ray.io/cluster=hosts")}
 
@@ -122,8 +125,8 @@ async def test_hosts_that_are_replaced_by_the_line_of_the_page_change_nothing(
         return len(old)
 
     seen = await standing.council("hosts-replaced", blow, EventType.SEAT_PROPOSED)
-    assert on_ray.difference(seen) == ""
+    assert ray_deployment.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
-    await ready()
+    await wait_until_ready()
     assert old.isdisjoint(pod.metadata.uid for pod in await standing.pods("ray.io/cluster=hosts"))
-    assert await standing.left() == []
+    assert await standing.leftovers() == []

@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from k8s.roles.standing import WHO, Standing
+from k8s.roles.role_deployment import WHO, RoleDeployment
 
 from moothall.config import LlmSettings
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.llm.weights import fetch_weights
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from support.kube import deployment, small
+from support.kube import deployment, small_model
 from support.kube.ctl import ask
 from support.kube.programs import Home
 from support.kube.stood import DEPLOYMENTS, old_pods_gone, rolled_out
@@ -28,26 +28,35 @@ TASK = "In one sentence: what does a queue between two services do when it is fu
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def on_small(standing: Standing, home: Home) -> AsyncIterator[None]:
-    """The model's pod, and the deployment asking it."""
+async def small_model_deployment(standing: RoleDeployment, home: Home) -> AsyncIterator[None]:
+    """The model's pod, and a deployment that uses it."""
     weights = await fetch_weights(LlmSettings(), home.root, lambda done, total: None)
-    await ask("delete", "pv", small.VOLUME, "--ignore-not-found", "--timeout=60s")
-    await ask("apply", "-f", "-", given=small.objects(weights))
-    await rolled_out(f"deployment/{small.NAME}")
-    said = deployment.values(
-        small.URL, MOOTHALL_LLM__API_KEY=small.KEY, MOOTHALL_LLM__CONTEXT_TOKENS=str(small.TOKENS)
+    await ask("delete", "pv", small_model.VOLUME, "--ignore-not-found", "--timeout=60s")
+    await ask("apply", "-f", "-", given=small_model.objects(weights))
+    await rolled_out(f"deployment/{small_model.NAME}")
+    values = deployment.values(
+        small_model.URL,
+        MOOTHALL_LLM__API_KEY=small_model.KEY,
+        MOOTHALL_LLM__CONTEXT_TOKENS=str(small_model.TOKENS),
     )
-    await asyncio.to_thread(deployment.install, home, said)
+    await asyncio.to_thread(deployment.install, home, values)
     await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
     await old_pods_gone()
     yield
     await ask(
-        "-n", deployment.SPACE, "delete", f"deployment/{small.NAME}", "pvc/weights", "--timeout=60s"
+        "-n",
+        deployment.SPACE,
+        "delete",
+        f"deployment/{small_model.NAME}",
+        "pvc/weights",
+        "--timeout=60s",
     )
-    await ask("delete", "pv", small.VOLUME, "--timeout=60s")
+    await ask("delete", "pv", small_model.VOLUME, "--timeout=60s")
 
 
-async def test_a_council_is_answered_by_the_small_model(standing: Standing, on_small: None) -> None:
+async def test_a_council_is_answered_by_the_small_model(
+    standing: RoleDeployment, small_model_deployment: None
+) -> None:
     request = pb.DeliberateRequest(
         task_description=TASK, role="DEV", num_agents=2, task_id="on-the-small-model"
     )
@@ -57,10 +66,10 @@ async def test_a_council_is_answered_by_the_small_model(standing: Standing, on_s
     assert all(len(result.proposal.content.split()) > 1 for result in answer.results), answer
     topic = (Channel.RESULTS.of("on-the-small-model"),)
     calls = [
-        one.event.data
-        async for one in standing.bus.replay(topic)
-        if one.event.type is EventType.MODEL_CALLED
+        recorded.event.data
+        async for recorded in standing.bus.replay(topic)
+        if recorded.event.type is EventType.MODEL_CALLED
     ]
-    assert {call["model"] for call in calls} == {small.NAME}
+    assert {call["model"] for call in calls} == {small_model.NAME}
     assert all(call["answer"] for call in calls)
     sys.stdout.write(f"{len(calls)} calls; the winner said: {answer.results[0].proposal.content}\n")

@@ -1,8 +1,7 @@
-"""Machines for a test: each a network and mount namespace, with a folder that is its own, joined by
-a bridge.
+"""Simulated machines: each a network and mount namespace with a private folder, joined by a bridge.
 
-Needs root, and a network namespace of the test's own: the bridge and what listens on it are then
-nobody else's to reach.
+Requires root, and a separate network namespace for the test: then nobody else can reach the bridge
+and its listeners.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ray_nodes import TOKEN
 from support.processes import all_gone, descendants
 from support.servers import relayed
 
-HOUSE = "10.77.0.1"
+SERVER = "10.77.0.1"
 _RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_worker_prestart": "0",
@@ -34,7 +33,7 @@ _RAY = {
 
 
 def missing() -> str:
-    """Return what is missing for such machines, '' where nothing is."""
+    """Return what such machines would need and lack, '' if nothing."""
     if lacking := [
         name for name in ("ip", "unshare", "nsenter", "mount") if shutil.which(name) is None
     ]:
@@ -53,27 +52,27 @@ def missing() -> str:
 async def run(*command: str) -> None:
     """Run a command that must succeed."""
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    _, said = await process.communicate()
-    assert process.returncode == 0, f"{' '.join(command)}: {said.decode()}"
+    _, stderr = await process.communicate()
+    assert process.returncode == 0, f"{' '.join(command)}: {stderr.decode()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One; `holder` is the process that keeps its namespaces."""
+    """A simulated machine; `holder` is the process that keeps its namespaces."""
 
     ip: str
     holder: psutil.Process
 
     def entering(self, *command: str) -> tuple[str, ...]:
-        """Return the command that runs another one there."""
+        """Return a command that runs another command on the machine."""
         return ("nsenter", f"--target={self.holder.pid}", "--net", "--mount", "--", *command)
 
     def sees(self, path: Path) -> Path:
-        """Return where this process sees what that machine has at `path`."""
+        """Return the path under which this process sees the machine's `path`."""
         return Path(f"/proc/{self.holder.pid}/root{path}")
 
     async def reaches(self, host: str, port: int) -> bool:
-        """Whether a connection can be made from there."""
+        """True if the machine can connect there."""
         code = f"import socket; socket.create_connection(({host!r}, {port}), 5)"
         process = await asyncio.create_subprocess_exec(
             *self.entering(sys.executable, "-c", code), stderr=asyncio.subprocess.DEVNULL
@@ -83,10 +82,10 @@ class Machine:
 
 @asynccontextmanager
 async def bridge() -> AsyncIterator[None]:
-    """Join machines; the server is at `HOUSE`."""
+    """Join machines; the server is at `SERVER`."""
     await run("ip", "link", "add", "mh", "type", "bridge")
     try:
-        await run("ip", "addr", "add", f"{HOUSE}/24", "dev", "mh")
+        await run("ip", "addr", "add", f"{SERVER}/24", "dev", "mh")
         for device in ("mh", "lo"):
             await run("ip", "link", "set", device, "up")
         yield
@@ -96,9 +95,7 @@ async def bridge() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
-    """Yield a machine that has an empty `folder` of its own in the place of ours. Needs
-    `bridge`.
-    """
+    """Yield a machine that has an empty `folder` of its own in place of ours. Requires `bridge`."""
     ready = (
         f"mount -t tmpfs -o mode=0755 tmpfs {folder} && mkdir {folder}/ray && echo ready && exec "
         "cat"
@@ -146,11 +143,11 @@ async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
 
 @asynccontextmanager
 async def relay(url: str) -> AsyncIterator[str]:
-    """Yield `url`, which is one of our loopback, as machines reach it."""
+    """Yield the URL under which machines reach `url`, which is on our loopback."""
     parts = urlsplit(url)
-    async with relayed(("127.0.0.1", parts.port or 0), HOUSE) as port:
+    async with relayed(("127.0.0.1", parts.port or 0), SERVER) as port:
         user = f"{parts.username}@" if parts.username else ""
-        yield parts._replace(netloc=f"{user}{HOUSE}:{port}").geturl()
+        yield parts._replace(netloc=f"{user}{SERVER}:{port}").geturl()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +158,14 @@ class Node:
 
     def kill(self) -> None:
         """Kill all that runs on it."""
-        for one in (*descendants(self.process.pid), psutil.Process(self.process.pid)):
+        for process in (*descendants(self.process.pid), psutil.Process(self.process.pid)):
             with suppress(psutil.NoSuchProcess):
-                one.send_signal(signal.SIGKILL)
+                process.send_signal(signal.SIGKILL)
 
 
 @asynccontextmanager
 async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> AsyncIterator[Node]:
-    """Run a Ray node until the context ends; yields once it has joined."""
+    """Run a Ray node until the context ends; yield once it has joined."""
     process = await asyncio.create_subprocess_exec(
         *command,
         env=dict(environment),
@@ -176,13 +173,13 @@ async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> Asyn
         stderr=asyncio.subprocess.STDOUT,
     )
     assert process.stdout is not None
-    said = b""
+    output = b""
     try:
         async with asyncio.timeout(180):
-            while b"Ray runtime started" not in said:
+            while b"Ray runtime started" not in output:
                 line = await process.stdout.readline()
-                assert line, f"the node did not start: {said.decode()}"
-                said += line
+                assert line, f"the node did not start: {output.decode()}"
+                output += line
         drain = asyncio.ensure_future(process.stdout.read())
         yield Node(process)
     finally:
@@ -192,23 +189,22 @@ async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> Asyn
         with suppress(TimeoutError):
             async with asyncio.timeout(20):
                 await process.wait()
-        for one in below:
+        for child in below:
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                child.kill()
         assert await all_gone(below) == []
         await drain
 
 
 @asynccontextmanager
 async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[str, list[Node]]]:
-    """Yield the address of a Ray whose head, beside the server, offers no processor, and a node on
-    each machine.
+    """Yield the address of a Ray cluster with a head beside the server, which offers no processor,
+    and a node on each machine.
     """
-    address = f"{HOUSE}:6379"
+    address = f"{SERVER}:6379"
     environment = {**os.environ, **_RAY, **TOKEN, "RAY_TMPDIR": str(folder)}
-    (
-        folder / "ray"
-    ).mkdir()  # where it says to others on this machine that it is there, and expects a folder
+    # Ray writes its address there for other processes, and expects a folder.
+    (folder / "ray").mkdir()
     start = (
         sys.executable,
         "-m",
@@ -218,7 +214,7 @@ async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[st
         "--disable-usage-stats",
     )
     memory = "--object-store-memory=80000000"
-    head = (*start, memory, "--head", "--port=6379", f"--node-ip-address={HOUSE}", "--num-cpus=0")
+    head = (*start, memory, "--head", "--port=6379", f"--node-ip-address={SERVER}", "--num-cpus=0")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(
             node((*head, "--include-dashboard=false", f"--temp-dir={folder}"), environment)
@@ -226,16 +222,16 @@ async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[st
         joined = [
             await stack.enter_async_context(
                 node(
-                    one.entering(
+                    host.entering(
                         *start,
                         memory,
                         f"--address={address}",
-                        f"--node-ip-address={one.ip}",
+                        f"--node-ip-address={host.ip}",
                         "--num-cpus=1",
                     ),
                     environment,
                 )
             )
-            for one in machines
+            for host in machines
         ]
         yield address, joined

@@ -1,5 +1,5 @@
-"""Images of an older commit, as `registry.local/NAME:before`: what a server is upgraded from. Built
-once by that commit's own script.
+"""Images of an older commit, as `registry.local/NAME:before`: the starting point of an upgrade.
+Built once by that commit's own script.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from support.kube.node import nodes
 from support.kube.programs import Home, Missing, Say
 
 COMMIT = "981759e58358"
-"""The release before; as long as there is none, a commit of about eighty before this was written.
+"""The previous release; while there is none, a commit from about eighty commits before this
+file.
 """
 TAG = "before"
 _ROOT = Path(__file__).parents[3]
@@ -24,10 +25,10 @@ NAMES = ("moothall", "moothall-workspace")
 
 
 def give(home: Home, say: Say) -> None:
-    """Give every node both images. Raises `Missing`."""
+    """Import both images on every node. Raises `Missing`."""
     folder = home.root / "before" / COMMIT
     if not all((folder / f"{name}-{TAG}.tar").exists() for name in NAMES):
-        say(f"building the images of {COMMIT} (once; they are kept in {folder})")
+        say(f"building the images of {COMMIT} (once; they are cached in {folder})")
         folder.mkdir(parents=True, exist_ok=True)
         _build(home, folder)
     for node in nodes(home):
@@ -56,8 +57,10 @@ def _build(home: Home, folder: Path) -> None:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False
     )
-    if done.returncode:
-        raise Missing(f"{' '.join(command)}: {(done.stdout + done.stderr).strip()[-1500:]}")
+    if completed.returncode:
+        raise Missing(
+            f"{' '.join(command)}: {(completed.stdout + completed.stderr).strip()[-1500:]}"
+        )

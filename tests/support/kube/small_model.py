@@ -1,5 +1,5 @@
-"""The small local model as a model server in the cluster: a pod of our image beside the server, on
-the weights that lie on this machine.
+"""The small local model as a model server in the cluster: a pod of our image beside the server,
+with the weights of this machine.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ asyncio.run(main())
 
 
 def objects(weights: Path) -> str:
-    """Return the pod, its Service and the volume that holds its weights, for `kubectl apply` in the
-    house's namespace.
+    """Return the pod, its Service and the volume of its weights, for `kubectl apply` in the
+    server's namespace.
     """
     parameters = ServerParameters(
         model=f"/models/{weights.name}",
@@ -104,7 +104,7 @@ def objects(weights: Path) -> str:
             {"name": "tmp", "emptyDir": {}},
         ],
     }
-    made = [
+    items = [
         _object("v1", "PersistentVolume", VOLUME, spec=volume),
         _object("v1", "PersistentVolumeClaim", "weights", SPACE, spec=claim),
         _object("v1", "Service", NAME, SPACE, spec={"selector": _ON, "ports": [{"port": 8000}]}),
@@ -119,9 +119,9 @@ def objects(weights: Path) -> str:
             },
         ),
     ]
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": made})
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
 
 
-def _object(version: str, kind: str, name: str, space: str = "", **said: Any) -> dict[str, Any]:
+def _object(version: str, kind: str, name: str, space: str = "", **fields: Any) -> dict[str, Any]:
     where = {"namespace": space} if space else {}
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **where}, **said}
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **where}, **fields}

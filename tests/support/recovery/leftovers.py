@@ -1,4 +1,4 @@
-"""What a lane left behind when its processes had ended: nothing, or sentences that say what."""
+"""Leftovers of a lane after its processes have ended, as sentences."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from support.repos import Repo
 _HALF_MADE = ("*.lock", "tmp_*", ".*-????????")
 
 
-def left_behind(app: App, repo: Repo) -> list[str]:
-    """Return what is left of a lane whose context has ended."""
+def find_leftovers(app: App, repo: Repo) -> list[str]:
+    """Return the leftovers of a lane whose context has ended."""
     return [
         *(f"process {process}" for process in _processes(str(app.folder))),
         *(f"mount {line}" for line in _lines("/proc/self/mounts") if str(app.folder) in line),
@@ -26,13 +26,13 @@ def left_behind(app: App, repo: Repo) -> list[str]:
         *(
             f"{name} had to be killed"
             for name, part in app.parts.items()
-            if "KILLED" in part.said.read_text(errors="replace")
+            if "KILLED" in part.log_file.read_text(errors="replace")
         ),
     ]
 
 
 def _processes(folder: str) -> Iterator[str]:
-    """Processes that work in the lane's folder, or that see it from inside a sandbox."""
+    """Return processes that work in the lane's folder, or see it from inside a sandbox."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.pid != psutil.Process().pid and process.status() != psutil.STATUS_ZOMBIE:
@@ -57,7 +57,7 @@ def _cgroups(instances: set[str]) -> Iterator[Path]:
 
 
 def _files(app: App) -> Iterator[Path]:
-    """Workspaces, temporary files and what was left half made. Caches stay, as they should."""
+    """Return workspaces, temporary files and unfinished files. Caches remain on purpose."""
     for folder in (app.data / "run", app.folder / "tmp"):
         if folder.is_dir():
             yield from folder.iterdir()

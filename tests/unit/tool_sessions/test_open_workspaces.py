@@ -1,4 +1,4 @@
-"""How many workspaces callers may have open: one tenant never has them all."""
+"""The limit of open workspaces: one tenant never has them all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A gate before a workspace, with the tools of MCP servers of ours behind it: honest ones and
-others.
-"""
+"""A gateway in front of a workspace with tools of our own MCP servers, honest ones and others."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ FAMILY = McpFamily()
 
 
 def put_servers(folder: Path) -> Path:
-    """Put the servers into a folder that sandboxes are shown, and return it."""
+    """Put the servers into a folder that sandboxes can see, and return the folder."""
     for name in ("mcp_server.py", "mcp_hostile.py"):
         shutil.copy(SUPPORT / name, folder)
     folder.chmod(0o755)
@@ -51,13 +49,13 @@ def honest(folder: Path, **more: Any) -> dict[str, Any]:
     return {"command": ["python", f"{folder}/mcp_server.py"], **more}
 
 
-def hostile(folder: Path, *way: str, **more: Any) -> dict[str, Any]:
-    return {"command": ["python", "-S", f"{folder}/mcp_hostile.py", *way], **more}
+def hostile(folder: Path, *arguments: str, **more: Any) -> dict[str, Any]:
+    return {"command": ["python", "-S", f"{folder}/mcp_hostile.py", *arguments], **more}
 
 
 @dataclass
-class Hall:
-    """A gate before a workspace, with what was taken of the servers."""
+class McpWorkspace:
+    """A gateway in front of a workspace, with the tools accepted from the servers."""
 
     gate: ToolGateway
     workspace: LocalWorkspace
@@ -86,13 +84,15 @@ class Hall:
 
 
 @asynccontextmanager
-async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[Hall]:
-    """Take what the servers offer, and open a workspace."""
-    own = FAMILY.own(settings)
-    for name in own.servers:
-        found = read_offers(name, own, await FAMILY.tools(settings).offers(name))
-        assert not found.refused
-        keep(settings, own, name, found.tools)
+async def open_mcp_workspace(
+    settings: Settings, folder: Path, **guard: Any
+) -> AsyncIterator[McpWorkspace]:
+    """Accept the tools that the servers offer, and open a workspace."""
+    mcp_settings = FAMILY.own(settings)
+    for name in mcp_settings.servers:
+        offers = read_offers(name, mcp_settings, await FAMILY.tools(settings).offers(name))
+        assert not offers.refused
+        keep(settings, mcp_settings, name, offers.tools)
     catalogue = {spec.name: replace(spec, own_rate=Rate(0, 0)) for spec in FAMILY.specs(settings)}
     async with (
         local(folder, toolchains=settings.sandbox.toolchains) as app,
@@ -105,7 +105,7 @@ async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[
             gate = ToolGateway(
                 GuardSettings(**{"breaker_failures": 1000, **guard}), audit, facts.publish, rules
             )
-            yield Hall(
+            yield McpWorkspace(
                 gate,
                 workspace,
                 facts,

@@ -1,5 +1,5 @@
-"""Open workspaces behind a real gate that grants everything, and all that must not be touched from
-inside.
+"""Open workspaces behind a real gateway that grants everything, and canaries outside that nothing
+in them may touch.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ log = get_logger(__name__)
 
 @dataclass
 class Canaries:
-    """What lies, listens and lives outside."""
+    """Files, listeners and processes outside the sandbox."""
 
     folder: Path
     file: Path
@@ -94,12 +94,12 @@ class Canaries:
 
     @property
     def port(self) -> int:
-        """Where somebody on this machine listens."""
+        """The port of a listener on this machine."""
         port: int = self.listener.getsockname()[1]
         return port
 
     def reached(self) -> bool:
-        """Whether anybody connected."""
+        """True if anybody connected."""
         try:
             self.listener.accept()[0].close()
         except BlockingIOError:
@@ -107,7 +107,7 @@ class Canaries:
         return True
 
 
-def picture(*folders: Path) -> dict[str, str]:
+def snapshot(*folders: Path) -> dict[str, str]:
     """Return what lies beneath the folders: path → kind, owner, mode and content."""
     seen = {}
     for folder in folders:
@@ -120,14 +120,14 @@ def picture(*folders: Path) -> dict[str, str]:
 
 @contextmanager
 def canaries(folder: Path) -> Iterator[Canaries]:
-    """Put them out."""
+    """Create the canaries."""
     folder.mkdir()
     file = folder / "canary.txt"
     file.write_text(f"{SECRET}\n", encoding="utf-8")
     os.environ["CANARY_OF_THE_OPERATOR"] = SECRET
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        # Of the very user that a sandbox runs as: no difference of users protects it.
+        # Owned by the same user as the sandbox: user permissions do not protect it.
         uid = drop_uid(SandboxSettings())
         environment = {"PATH": "/usr/bin:/bin", "CANARY_OF_THE_OPERATOR": SECRET}
         neighbour = subprocess.Popen(
@@ -146,8 +146,8 @@ def canaries(folder: Path) -> Iterator[Canaries]:
 
 
 @dataclass
-class Castle:
-    """One workspace, and the gate before it."""
+class CanaryWorkspace:
+    """One workspace behind a gateway."""
 
     app: Local
     gate: ToolGateway
@@ -159,7 +159,7 @@ class Castle:
     _numbers: Any = field(default_factory=count)
 
     def seat(self) -> CallContext:
-        """A seat that may do everything, with nothing used up."""
+        """Return the context of a seat with all permissions and an unused budget."""
         deadline = in_seconds(600)
         name = self.standing.id
         seat = CallContext(
@@ -177,7 +177,7 @@ class Castle:
         return self.gate.with_token(seat)
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call a tool through the gate."""
+        """Call a tool through the gateway."""
         return await self.gate.call(
             self.seat(), ToolCall(f"r-{next(self._numbers)}", tool, arguments, in_seconds(30))
         )
@@ -187,38 +187,42 @@ class Castle:
         await self.standing.ready()
         return self.standing._opened.result()
 
-    async def face(self, attempt: Attempt) -> ToolResult:
-        """Make an attempt, and assert that nothing came of it."""
+    async def make_attempt(self, attempt: Attempt) -> ToolResult:
+        """Make an attempt, and assert that it had no effect."""
         try:
-            result = await self._face(attempt)
+            result = await self._make_attempt(attempt)
         except AssertionError:
-            await self.standing.rewind("")  # what it left must not fail the attempts after it
+            await self.standing.rewind("")  # its leftovers must not fail the following attempts
             raise
         await self.clean()
         return result
 
-    async def _face(self, attempt: Attempt) -> ToolResult:
+    async def _make_attempt(self, attempt: Attempt) -> ToolResult:
         mark = f"escaped-{attempt.name}"
-        words = {
+        placeholders = {
             OUTSIDE: str(self.canaries.file),
             PORT: str(self.canaries.port),
             PID: str(self.canaries.neighbour.pid),
         }
-        words |= {MARK: mark, SITE: self.site}
+        placeholders |= {MARK: mark, SITE: self.site}
         for path, content in attempt.plants.items():
             planted = await self.call(
-                "files.write", {"path": path, "content": filled(content, words)}
+                "files.write", {"path": path, "content": filled(content, placeholders)}
             )
             assert planted.status is ToolStatus.SUCCESS, planted.error
         if attempt.first:
-            done = await self.call("code.shell", {"command": filled(attempt.first, words)})
-            assert (done.status, done.output["exit_code"]) == (ToolStatus.SUCCESS, 0), done
+            completed = await self.call(
+                "code.shell", {"command": filled(attempt.first, placeholders)}
+            )
+            assert (completed.status, completed.output["exit_code"]) == (ToolStatus.SUCCESS, 0), (
+                completed
+            )
         before, published = await self.inside(), len(self.facts.events)
-        result = await self.call(attempt.tool, filled(attempt.arguments, words))
-        said = f"{json.dumps(dict(result.output), ensure_ascii=False, default=str)}\n{result.error}"
-        assert result.status in attempt.statuses, f"{result.status}: {said[:3000]}"
-        assert re.search(attempt.shows, said, re.DOTALL), said[:3000]
-        assert SECRET not in said
+        result = await self.call(attempt.tool, filled(attempt.arguments, placeholders))
+        text = f"{json.dumps(dict(result.output), ensure_ascii=False, default=str)}\n{result.error}"
+        assert result.status in attempt.statuses, f"{result.status}: {text[:3000]}"
+        assert re.search(attempt.shows, text, re.DOTALL), text[:3000]
+        assert SECRET not in text
         assert SECRET not in json.dumps(
             [event.data for event in self.facts.events[published:]], default=str
         )
@@ -232,16 +236,18 @@ class Castle:
         return result
 
     def unharmed(self, mark: str) -> None:
-        """Assert that everything outside is as it was."""
-        assert not self.canaries.reached(), "somebody inside reached a port of this machine"
+        """Assert that everything outside is unchanged."""
+        assert not self.canaries.reached(), (
+            "a process in the sandbox reached a port of this machine"
+        )
         assert self.canaries.neighbour.poll() is None, "a process outside was ended"
-        assert picture(*self._kept) == self.canaries.kept
-        found = [
+        assert snapshot(*self._kept) == self.canaries.kept
+        differences = [
             place
             for place in (*_HOST_PLACES, str(Path.home()))
             if os.path.lexists(f"{place}/{mark}")
         ]
-        assert found == []
+        assert differences == []
 
     @property
     def _kept(self) -> tuple[Path, ...]:
@@ -264,13 +270,13 @@ class Castle:
         )
 
     def remember(self) -> None:
-        """Take the picture that everything is compared with."""
+        """Take the snapshot that later states are compared with."""
         for folder in ("hooks", "info"):
             (self.app.clone.path / folder).mkdir(exist_ok=True)
-        self.canaries.kept = picture(*self._kept)
+        self.canaries.kept = snapshot(*self._kept)
 
     async def clean(self) -> None:
-        """Make the workspace as it was: by its own means, else by a new one."""
+        """Restore the workspace by its own means, or open a new one."""
         everything = (
             "chmod -R u+rwX . ; rm -rf /workspace/* /workspace/.[!.]* /tmp/* /tmp/.[!.]* "
             "/dev/shm/*; ls -A /workspace"
@@ -287,8 +293,8 @@ class Castle:
 
 
 @asynccontextmanager
-async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
-    """Build one. `limits` are the sandbox's."""
+async def open_canary_workspace(folder: Path, **limits: Any) -> AsyncIterator[CanaryWorkspace]:
+    """Open a workspace with canaries outside. `limits` are the sandbox's."""
     rules_catalogue = {name: replace(spec, own_rate=Rate(0, 0)) for name, spec in CATALOGUE.items()}
     folder.mkdir(exist_ok=True)
     async with (
@@ -307,7 +313,7 @@ async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
             async with asyncio.TaskGroup() as group:
                 group.create_task(standing.keep(closing))
                 try:
-                    built = Castle(app, gate, prepared, out, facts, name, standing)
+                    built = CanaryWorkspace(app, gate, prepared, out, facts, name, standing)
                     await standing.ready()
                     built.remember()
                     yield built
@@ -316,14 +322,19 @@ async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def walled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Castle]:
-    """An open castle. It is entered and left by one task, which task groups ask for."""
-    opened: asyncio.Future[Castle] = asyncio.get_running_loop().create_future()
+async def guarded_workspace(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[CanaryWorkspace]:
+    """An open workspace with canaries outside.
+
+    One task enters and leaves it, as task groups require.
+    """
+    opened: asyncio.Future[CanaryWorkspace] = asyncio.get_running_loop().create_future()
     done = asyncio.Event()
 
     async def hold() -> None:
         try:
-            async with castle(tmp_path_factory.mktemp("castle")) as built:
+            async with open_canary_workspace(tmp_path_factory.mktemp("castle")) as built:
                 opened.set_result(built)
                 await done.wait()
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""A browser, a repository and a command whose model is scripted."""
+"""Fixtures of the page's tests: a browser, a repository, and a command whose model is scripted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is brought once, for all runs of the tests: in the user's cache."""
+"""Downloads and builds in the user's cache, shared by all test runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 import platformdirs
 
 
-def kept(name: str, make: Callable[[Path], Path]) -> Path:
-    """Return the file or folder that is kept under a name. Where it is not there yet, `make` makes
-    it in a folder that goes away, and returns what to keep. One process makes it, others wait for
-    it.
+def cached(name: str, make: Callable[[Path], Path]) -> Path:
+    """Return the file or folder that is cached under a name.
+
+    If it does not exist yet, `make` creates it in a temporary folder and returns what to cache. One
+    process creates it, others wait.
     """
     at = Path(platformdirs.user_cache_dir("moothall")) / name
     if at.exists():

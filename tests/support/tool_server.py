@@ -1,6 +1,4 @@
-"""A tool service without Ray: a real bus, real sandboxes, a real gRPC server, and somebody who
-calls it.
-"""
+"""A tool service without Ray: a real bus, real sandboxes, a real gRPC server, and a client."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ from support.repos import make_repo
 
 
 @dataclass
-class ToolHouse:
-    """What a test looks at."""
+class ToolServer:
+    """A running tool service with its client."""
 
     bus: JetStreamBus
     visits: ToolSessions
@@ -55,7 +53,7 @@ class ToolHouse:
         token: str = TOKEN,
         **more: Any,
     ) -> runner_pb2.ExecuteResponse:
-        """Run code in an open workspace; `more` are fields of the request, `inputs` as a
+        """Run code in an open workspace. `more` are fields of the request; `inputs` is a
         mapping.
         """
         request = runner_pb2.ExecuteRequest(
@@ -105,7 +103,7 @@ class ToolHouse:
         return answered
 
     async def send(self, workspace: str, data: Mapping[str, Any], ordinal: str = "") -> None:
-        """As another program would: our own publishers scrub what looks like a token."""
+        """Send as another program would: our own publishers scrub what looks like a token."""
         event = new_event(
             EventType.TOOL_REQUESTED,
             workspace,
@@ -120,7 +118,7 @@ class ToolHouse:
     def request(
         self, opened: pb.OpenWorkspaceResponse, tool: str, request_id: str, **arguments: Any
     ) -> dict[str, Any]:
-        """Return the data of a request on the bus, with a token that is bound to it."""
+        """Return the payload of a request on the bus, with a token bound to it."""
         digest = request_digest(ToolCall(request_id, tool, arguments, in_seconds(60)))
         token = narrow(opened.capability_token, seconds=120, request=digest)
         return {
@@ -129,16 +127,16 @@ class ToolHouse:
             "tool": tool,
             "arguments": arguments,
             "capability_token": token,
-            "requirements": {"network_access": True},  # a claim that nobody reads
+            "requirements": {"network_access": True},  # an ignored claim
         }
 
     async def results(self, workspace: str, count: int) -> list[Mapping[str, Any]]:
-        """Wait for so many results, and a moment longer for one too many."""
-        found: list[Mapping[str, Any]] = []
+        """Wait for this many results, and a moment longer for an excess one."""
+        payloads: list[Mapping[str, Any]] = []
         async with asyncio.timeout(240):
-            while len(found) < count:
+            while len(payloads) < count:
                 await asyncio.sleep(0.1)
-                found = [
+                payloads = [
                     item.event.data
                     async for item in self.bus.replay((Channel.TOOLS.of(workspace),))
                 ]
@@ -148,7 +146,7 @@ class ToolHouse:
     async def flow(
         self, opened: pb.OpenWorkspaceResponse, document: Mapping[str, Any], after_seq: int = 0
     ) -> list[pb.WorkflowEvent]:
-        """Run a workflow to its end and return what was told of it."""
+        """Run a workflow to its end and return its events."""
         return [event async for event in self.flowing(opened, document, after_seq)]
 
     def flowing(
@@ -170,23 +168,22 @@ class ToolHouse:
         )
 
     def file(self, workspace: str, path: str) -> str:
-        """Return a file that a tool session has changed, as it is just now on our side; empty where
-        there
-        is none.
+        """Return the current content of a file that a tool session has changed, seen from the host;
+        empty if it does not exist.
         """
         standing: Any = self.visits._sessions[workspace].seat.workspace
-        found: Path = standing._opened.result()._executor.upper / path
-        return found.read_text(encoding="utf-8") if found.exists() else ""
+        host_path: Path = standing._opened.result()._executor.upper / path
+        return host_path.read_text(encoding="utf-8") if host_path.exists() else ""
 
     def pid(self, workspace: str) -> int:
-        """The sandbox in which a tool session's executor is now."""
+        """Return the process id of the sandbox of a tool session's executor."""
         standing: Any = self.visits._sessions[workspace].seat.workspace
         pid: int = standing._opened.result().pid
         return pid
 
 
 @asynccontextmanager
-async def tool_house(
+async def open_tool_server(
     folder: Path,
     files: Mapping[str, str],
     *,
@@ -194,9 +191,9 @@ async def tool_house(
     roles: str = "",
     at: BusSettings | None = None,
     **settings: Any,
-) -> AsyncIterator[ToolHouse]:
-    """Serve a repository of these files. `rego` and `roles` stand in for the policies that come
-    with Moothall, `at` for a bus of its own.
+) -> AsyncIterator[ToolServer]:
+    """Serve a repository of these files. `rego` and `roles` replace the shipped policies; `at` is
+    the URL of another bus.
     """
     if not (folder / "repo").exists():
         make_repo(folder / "repo", files)
@@ -231,4 +228,4 @@ async def tool_house(
         served = await stack.enter_async_context(serving(deliberations, dependencies))
         stub: Any = pb_grpc.ToolServiceStub(served.channel)
         runner: Any = runner_pb2_grpc.SecureRunnerStub(served.channel)
-        yield ToolHouse(bus, visits, workflows, stub, folder / "repo", loaded.data_dir, runner)
+        yield ToolServer(bus, visits, workflows, stub, folder / "repo", loaded.data_dir, runner)

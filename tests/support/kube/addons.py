@@ -1,5 +1,5 @@
-"""What others bring into a cluster, for the throw-away one: built from its Go module, installed
-with the manifests that lie in it.
+"""Third-party components for the throw-away cluster, built from their Go modules and installed with
+the manifests in them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ from support.kube.programs import Home, Say, build_go
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """A Go program with its manifests. `name` is its folder in go/, `program` its path in the
-    image; `image` is how its manifests call that; `parts` are folders of its module with a
-    kustomization each; `patches` go over them.
+class Addon:
+    """A Go program with its manifests.
+
+    Attributes:
+        name: its folder in go/.
+        program: its path in the image.
+        image: its name in its manifests.
+        parts: folders of its module with a kustomization each.
+        patches: patches of these.
     """
 
     name: str
@@ -35,7 +40,7 @@ class Added:
     patches: tuple[Mapping[str, Any], ...] = ()
 
     def make(self, home: Home, say: Say) -> None:
-        """Build the program (minutes, once) and its image's archive, unless they are there. Raises
+        """Build the program (minutes, once) and its image archive if they are missing. Raises
         `programs.Missing`.
         """
         built = home.bin / f"{self.name}-v{self.version}"
@@ -60,11 +65,11 @@ class Added:
         names = [Path(part).name for part in self.parts]
         for name, part in zip(names, self.parts, strict=True):
             shutil.copytree(source / part, folder / name, copy_function=shutil.copyfile)
-        for path in (folder, *folder.rglob("*")):  # what lies in Go's cache is read-only
+        for path in (folder, *folder.rglob("*")):  # files in Go's cache are read-only
             path.chmod(0o755 if path.is_dir() else 0o644)
         space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.space}}
         (folder / "space.yaml").write_text(json.dumps(space), encoding="utf-8")
-        whole = {
+        kustomization = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
             "namespace": self.space,
@@ -80,12 +85,12 @@ class Added:
             if self.patches
             else [],
         }
-        (folder / "kustomization.yaml").write_text(json.dumps(whole), encoding="utf-8")
+        (folder / "kustomization.yaml").write_text(json.dumps(kustomization), encoding="utf-8")
         return str(folder)
 
 
 _RAY_MODULE, _RAY_VERSION = KUBERAY
-RAY = Added(
+RAY = Addon(
     name="kuberay",
     module=_RAY_MODULE,
     version=_RAY_VERSION,
@@ -96,7 +101,7 @@ RAY = Added(
     space="ray-system",
 )
 _METRICS_MODULE = "sigs.k8s.io/metrics-server"
-METRICS = Added(
+METRICS = Addon(
     name="metrics-server",
     module=_METRICS_MODULE,
     version="0.8.0",
@@ -105,7 +110,7 @@ METRICS = Added(
     image="gcr.io/k8s-staging-metrics-server/metrics-server",
     parts=("manifests/base",),
     space="kube-system",
-    # The kubelets' certificates are the cluster's own, whose authority every namespace has in a
+    # The kubelets' certificates are signed by the cluster's CA, which every namespace has in a
     # ConfigMap.
     patches=(
         {

@@ -1,6 +1,4 @@
-"""What the tests of a server by role ask of it: councils with something killed in the middle, and
-what is seen of them afterwards.
-"""
+"""Operations on a deployment by role: councils in which something is killed, and their outcomes."""
 
 from __future__ import annotations
 
@@ -45,19 +43,19 @@ _RUN_SECONDS, _CALL_SECONDS, _GONE_SECONDS = 300.0, 10.0, 120.0
 _TRIES = 50
 
 Blow = Callable[[], Coroutine[Any, Any, int]]
-"""Kills something; returns how many processes that were."""
+"""A function that kills processes and returns their number."""
 
 
 SAME = ("status", "final_state", "winner", "proven", "delivered")
-"""What of an end is the same; how much evidence there is beside, and which seats were still needed,
-depends on how busy a machine is.
+"""The fields of an outcome that must be the same. The amount of other evidence, and the seats
+still needed, depend on the load of the machine.
 """
 
 
 @dataclass(slots=True)
 class Seen:
-    """What became of a council. `hit`: processes that the blow killed; `repeated`: calls that were
-    asked again though recorded.
+    """The outcome of a council. `hit` counts the killed processes; `repeated` holds calls that were
+    made again though they were recorded.
     """
 
     end: End
@@ -66,7 +64,7 @@ class Seen:
     decisions: int = 0
 
     def difference(self, other: Seen) -> str:
-        """Say in what another one ended otherwise, '' where it did not."""
+        """Describe the difference to another outcome; '' if there is none."""
         ends = [(name, getattr(self.end, name), getattr(other.end, name)) for name in SAME]
         return "; ".join(
             f"{name}: {mine!r} became {theirs!r}" for name, mine, theirs in ends if mine != theirs
@@ -74,9 +72,9 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Standing:
-    """The server that stands in the cluster. `arrived`: call id and time of each model call, as its
-    server got them.
+class RoleDeployment:
+    """The deployment in the cluster. `arrived` holds call id and time of each model call, as the
+    model server received it.
     """
 
     api: client.ApiClient
@@ -89,8 +87,8 @@ class Standing:
     _open: AsyncExitStack = field(default_factory=AsyncExitStack)
     _bus: JetStreamBus | None = None
 
-    async def reach(self) -> None:
-        """Find its doors and its bus, which are elsewhere once it was installed anew."""
+    async def connect(self) -> None:
+        """Look up its endpoints and its bus; a new installation has new ones."""
         for name in ("moothall", "moothall-tools"):
             self.dependencies[name] = (
                 await ask("-n", SPACE, "get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
@@ -103,49 +101,49 @@ class Standing:
             open_bus(BusSettings(replicas=3, credentials_file=self.credentials), servers)
         )
 
-    async def leave(self) -> None:
-        """Let go of its bus."""
+    async def disconnect(self) -> None:
+        """Close the connection to its bus."""
         await self._open.aclose()
         self._bus = None
 
     @property
     def bus(self) -> JetStreamBus:
         """Its bus."""
-        assert self._bus is not None, "reach() comes first"
+        assert self._bus is not None, "call connect() first"
         return self._bus
 
     @asynccontextmanager
     async def channel(
         self, service: str = "moothall", port: int = 50055
     ) -> AsyncIterator[grpc.aio.Channel]:
-        """Yield a connection of its own to some pod behind a Service, with TLS."""
-        known = [("grpc.ssl_target_name_override", f"{service}.{SPACE}")]
-        door = f"{self.dependencies[service]}:{port}"
+        """Yield a new TLS connection to some pod behind a Service."""
+        options = [("grpc.ssl_target_name_override", f"{service}.{SPACE}")]
+        address = f"{self.dependencies[service]}:{port}"
         async with grpc.aio.secure_channel(
-            door, grpc.ssl_channel_credentials(self.authority), options=known
+            address, grpc.ssl_channel_credentials(self.authority), options=options
         ) as channel:
             yield channel
 
     @asynccontextmanager
     async def stub(self) -> AsyncIterator[Any]:
-        """Yield a stub on a connection of its own to some pod that serves calls."""
+        """Yield a stub on a new connection to some pod that serves calls."""
         async with self.channel() as channel:
             yield OrchestratorServiceStub(channel)
 
     async def pods(self, selector: str, space: str = SPACE) -> list[Any]:
-        """Return the pods that a selector of labels chooses."""
-        found: Any = await asyncio.to_thread(
+        """Return the pods that match a label selector."""
+        pod_list: Any = await asyncio.to_thread(
             client.CoreV1Api(self.api).list_namespaced_pod, space, label_selector=selector
         )
-        return list(found.items)
+        return list(pod_list.items)
 
     def killing(
         self, selector: str, container: str = "", space: str = SPACE, most: int | None = None
     ) -> Blow:
-        """Return what kills with -9 all that runs in the pods that a selector chooses, or in one
-        container of each, once there are any.
+        """Return a function that waits for pods that match a selector and kills all their
+        processes, or those of one container, with SIGKILL.
 
-        `most`: of so many of them, the others are left alone.
+        `most` limits how many of the pods are hit.
         """
 
         async def blow() -> int:
@@ -165,8 +163,8 @@ class Standing:
     async def council(
         self, task_id: str, blow: Blow | None = None, at: EventType = EventType.MODEL_CALLED
     ) -> Seen:
-        """Deliberate, with a blow at the first event of a type, asking again as a caller does;
-        return what is seen afterwards.
+        """Deliberate, with a blow at the first event of a type, and retry as a caller does; return
+        the outcome.
         """
         recorded: dict[str, float] = {}
         counts = Counter[EventType]()
@@ -202,9 +200,13 @@ class Standing:
                 ),
             )
             outcome = await following
-            told = await self._told(task_id)
-        assert told.winner_id == outcome.winner_id, "a caller is told what is recorded"
-        repeated = [name for name, came in self.arrived[began:] if came > recorded.get(name, came)]
+            answered = await self._reported_result(task_id)
+        assert answered.winner_id == outcome.winner_id, "the API reports what is recorded"
+        repeated = [
+            name
+            for name, received in self.arrived[began:]
+            if received > recorded.get(name, received)
+        ]
         end = End.of(outcome, self._delivered(task_id))
         return Seen(
             end,
@@ -213,16 +215,16 @@ class Standing:
             counts[EventType.DELIBERATION_DECIDED],
         )
 
-    async def _told(self, task_id: str) -> Any:
+    async def _reported_result(self, task_id: str) -> Any:
         running = {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
-        asked = pb.GetDeliberationResultRequest(task_id=task_id)
-        while (answer := await self._insist("GetDeliberationResult", asked)).status in running:
+        request = pb.GetDeliberationResultRequest(task_id=task_id)
+        while (answer := await self._insist("GetDeliberationResult", request)).status in running:
             await asyncio.sleep(0.2)
         return answer
 
     async def _insist(self, name: str, request: object) -> Any:
-        """Ask until somebody answers, each time anew: the same id with the same request is the same
-        deliberation.
+        """Retry until a server answers, on a new connection each time. The same id with the same
+        request is the same deliberation.
         """
         while True:
             try:
@@ -247,26 +249,26 @@ class Standing:
             (*command, f"moothall/{task_id}"), capture_output=True, text=True, check=True
         ).stdout
 
-    async def left(self, seconds: float = _GONE_SECONDS) -> list[str]:
-        """Return the Jobs, pods and work items that are still there after a while."""
+    async def leftovers(self, seconds: float = _GONE_SECONDS) -> list[str]:
+        """Return the Jobs, pods and work items that remain after a while."""
         until = asyncio.get_running_loop().time() + seconds
         while True:
             jobs: Any = await asyncio.to_thread(
                 client.BatchV1Api(self.api).list_namespaced_job, WORKSPACES
             )
-            found = [
-                str(one.metadata.name) for one in (*jobs.items, *await self.pods("", WORKSPACES))
+            remaining = [
+                str(item.metadata.name) for item in (*jobs.items, *await self.pods("", WORKSPACES))
             ]
-            found += ["a work item"] * (await self.bus.state(WORK.name)).messages
-            if not found or asyncio.get_running_loop().time() > until:
-                return found
+            remaining += ["a work item"] * (await self.bus.state(WORK.name)).messages
+            if not remaining or asyncio.get_running_loop().time() > until:
+                return remaining
             await asyncio.sleep(0.5)
 
-    async def written(self, seconds: float = _GONE_SECONDS) -> None:
-        """Wait until the graph has all that is recorded now. Raises `TimeoutError`."""
-        asked, last = BusGraphClient(self.bus, 10), (await self.bus.state(EVENTS.name)).last_seq
+    async def wait_for_graph(self, seconds: float = _GONE_SECONDS) -> None:
+        """Wait until the graph holds everything recorded so far. Raises `TimeoutError`."""
+        graph, last = BusGraphClient(self.bus, 10), (await self.bus.state(EVENTS.name)).last_seq
         async with asyncio.timeout(seconds):
-            while await _position(asked) < last:
+            while await _position(graph) < last:
                 await asyncio.sleep(0.5)
 
 
