@@ -226,21 +226,31 @@ def _new_tests(path: str, before: str, after: str) -> str:
 
 def _new_python_tests(before: str, after: str) -> str:
     """Return the newer Python file without the tests of the older one."""
-    older = {ast.get_source_segment(before, node) for node in ast.walk(ast.parse(before))}
-    tree = ast.parse(after)
-    lines = after.splitlines(keepends=True)
-    for node in ast.walk(tree):
+    older_lines, newer_lines = (text.splitlines(keepends=True) for text in (before, after))
+    older = {
+        _definition(older_lines, node)
+        for node in ast.walk(ast.parse(before))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    kept_lines = list(newer_lines)
+    for node in ast.walk(ast.parse(after)):
         for item in (
             getattr(node, "body", []) if isinstance(node, ast.Module | ast.ClassDef) else []
         ):
-            is_test = isinstance(
-                item, ast.FunctionDef | ast.ClassDef
-            ) and item.name.lower().startswith("test")
+            if not isinstance(item, ast.FunctionDef | ast.ClassDef):
+                continue
+            is_test = item.name.lower().startswith("test")
             is_test |= isinstance(item, ast.ClassDef) and item.name.endswith(("Test", "Tests"))
-            if is_test and ast.get_source_segment(after, item) in older:
+            if is_test and _definition(newer_lines, item) in older:
                 first = min([item.lineno, *(mark.lineno for mark in item.decorator_list)])
-                lines[first - 1 : item.end_lineno] = [""] * (item.end_lineno - first + 1)
-    return "".join(lines)
+                end = item.end_lineno or item.lineno
+                kept_lines[first - 1 : end] = [""] * (end - first + 1)
+    return "".join(kept_lines)
+
+
+def _definition(lines: Sequence[str], node: ast.FunctionDef | ast.ClassDef) -> str:
+    # ast.get_source_segment splits the whole file for each node, which takes minutes.
+    return "".join(lines[node.lineno - 1 : node.end_lineno])
 
 
 _GO_DECLARED = re.compile(
