@@ -29,7 +29,7 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
     assert done.code == 0, done.err
     assert (await command("rm", "gone")).code == 0
     whole = await command("log", "check")  # what was removed on purpose is not lost
-    assert (whole.code, "the log is whole" in whole.out) == (0, True), whole.out
+    assert (whole.code, "the log is complete" in whole.out) == (0, True), whole.out
     block = next((tmp_path / "data").rglob("streams/EVENTS/msgs/1.blk"))
     stored = bytearray(block.read_bytes())
     for word in (b"moothall.seat.started", b"moothall.seat.finished"):
@@ -40,7 +40,7 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
     assert server.stderr is not None
     said = ""
     async with asyncio.timeout(120):
-        while "the log is NOT whole" not in said:
+        while "the log is NOT complete" not in said:
             line = (await server.stderr.readline()).decode()
             assert line, f"serve ended: {said}"
             said += line

@@ -36,7 +36,7 @@ class Queues:
         for queue in self._heard[name]:
             queue.put_nowait(data)
 
-    async def hear(self, name: str) -> AsyncGenerator[bytes, None]:
+    async def listen(self, name: str) -> AsyncGenerator[bytes, None]:
         """Yield what is sent."""
         queue = asyncio.Queue[bytes]()
         self._heard[name].append(queue)
@@ -185,7 +185,7 @@ class NearbyPods(Cluster):
 def nearby(folder: Path, settings: Settings) -> tuple[MakeExecutor, NearbyPods]:
     """Return what makes boxes of pods nearby, and the pods."""
     queues = Queues()
-    carrier = Transport(queues.send, queues.hear)
+    carrier = Transport(queues.send, queues.listen)
     cluster = NearbyPods(folder, settings, carrier)
     pods = Pods(cluster, carrier, lambda _: {})
 

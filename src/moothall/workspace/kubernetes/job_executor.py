@@ -40,10 +40,10 @@ from moothall.workspace.executor_connection import ExecutorConnection
 from moothall.workspace.kubernetes import archive, manifest
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.multiplexer import (
-    CODE,
+    CODE_EXECUTOR,
     CONTROL,
-    FILES,
-    HANDS,
+    EXECUTOR,
+    TREES,
     Multiplexer,
     Streams,
     Transport,
@@ -144,9 +144,9 @@ class JobExecutor(ExecutorClient):
         await self._wait_connected()
         self._control = await ExecutorConnection.over(await self._trunk.open(CONTROL))
         await self._control.ready
-        self._files = self._proxies.enter_context(await self._trunk.open(FILES))
+        self._files = self._proxies.enter_context(await self._trunk.open(TREES))
         self._files.setblocking(False)
-        tools_link = await ExecutorConnection.over(await self._trunk.open(HANDS))
+        tools_link = await ExecutorConnection.over(await self._trunk.open(EXECUTOR))
         for layer in reversed(self.setup.tree):
             await self._upload(layer, "tree")
         if self.setup.env:
@@ -339,7 +339,7 @@ class JobExecutor(ExecutorClient):
     async def code(self) -> ExecutorConnection:
         """Return the connection to the container for blocks of Python."""
         if self._code is None:
-            self._code = await ExecutorConnection.over(await self._trunk.open(CODE))
+            self._code = await ExecutorConnection.over(await self._trunk.open(CODE_EXECUTOR))
             await self._code.ready
         return self._code
 
@@ -367,7 +367,9 @@ class JobExecutor(ExecutorClient):
                 timeout=_FAILURE_SECONDS,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-        return self._failure or (f"pod of {self.job}: {self._trunk.why}" if self._trunk.why else "")
+        return self._failure or (
+            f"pod of {self.job}: {self._trunk.end_reason}" if self._trunk.end_reason else ""
+        )
 
     def _write_log(self, text: str) -> None:
         with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:

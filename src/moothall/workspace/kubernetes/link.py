@@ -32,10 +32,10 @@ from moothall.sandbox_runtime.protocol import (
 from moothall.workspace.kubernetes import archive
 from moothall.workspace.kubernetes.multiplexer import (
     CONTROL,
-    FILES,
-    FIRST,
-    HANDS,
+    EXECUTOR,
+    FIRST_OF_POD,
     SILENT_SECONDS,
+    TREES,
     Multiplexer,
     Transport,
 )
@@ -81,7 +81,7 @@ class PodLink:
     _initial_size: int = 0
     _port: int = 0
     _packing: archive.Pipe | None = None
-    _next_stream: int = FIRST
+    _next_stream: int = FIRST_OF_POD
     _scan: ChangeScan | None = None
 
     async def run(self, carrier: Transport, name: str, first: float = SILENT_SECONDS) -> None:
@@ -104,7 +104,7 @@ class PodLink:
         await trunk.connected.wait()
         try:
             control = await trunk.open(CONTROL)
-            files, held = await asyncio.open_connection(sock=await trunk.open(FILES))
+            files, held = await asyncio.open_connection(sock=await trunk.open(TREES))
             try:
                 async with asyncio.TaskGroup() as group:
                     for stream, where in listening.items():
@@ -126,7 +126,7 @@ class PodLink:
         await asyncio.to_thread(os.unlink, listening.getsockname())
         listening.close()
         servers = []
-        if self.proxied and stream == HANDS:
+        if self.proxied and stream == EXECUTOR:
             opened = await listener(taken)
             self._port = opened.getsockname()[1]
             servers.append(

@@ -13,7 +13,7 @@ from moothall.sandbox.bubblewrap import ENVIRONMENT, UID, WORKSPACE
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.workspace.executor_client import ExecutorSetup
 from moothall.workspace.kubernetes.link import LINK
-from moothall.workspace.kubernetes.multiplexer import CODE, HANDS
+from moothall.workspace.kubernetes.multiplexer import CODE_EXECUTOR, EXECUTOR
 
 LABEL = "app.kubernetes.io/name"
 NAME = "moothall-workspace"
@@ -55,7 +55,7 @@ def containers(setup: ExecutorSetup, runner: RunnerSettings) -> dict[int, str]:
     CPython on the same files.
     """
     blocks = bool(setup.tree) and runner.enabled and runner.full
-    return {HANDS: "hands", **({CODE: "code"} if blocks else {})}
+    return {EXECUTOR: "hands", **({CODE_EXECUTOR: "code"} if blocks else {})}
 
 
 def visible_folders(setup: ExecutorSetup) -> dict[str, str]:

@@ -70,7 +70,7 @@ class Reconciler:
     async def _receive_beats(self) -> None:
         while True:
             try:
-                async with aclosing(self._carrier.hear(PRESENCE)) as messages:
+                async with aclosing(self._carrier.listen(PRESENCE)) as messages:
                     async for message in messages:
                         self.record_beat(message.decode(errors="replace"))
             except MoothallError as error:

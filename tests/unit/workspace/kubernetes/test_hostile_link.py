@@ -24,7 +24,7 @@ from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.job_executor import JobExecutor, Pods
 from moothall.workspace.kubernetes.multiplexer import (
     CONTROL,
-    HANDS,
+    EXECUTOR,
     Multiplexer,
     Streams,
     Transport,
@@ -69,7 +69,7 @@ class LyingPods(Cluster):
         async with asyncio.TaskGroup() as group:
             group.create_task(trunk.run())
             await trunk.connected.wait()
-            for stream, hear in ((CONTROL, self._control), (HANDS, self._hands)):
+            for stream, hear in ((CONTROL, self._control), (EXECUTOR, self._hands)):
                 streams = await asyncio.open_connection(sock=await trunk.open(stream))
                 streams[1].write(pack({"id": 0, "status": "ready"}))
                 group.create_task(self._read(streams, hear))
@@ -96,7 +96,7 @@ class LyingPods(Cluster):
 @pytest.fixture
 def pods(tmp_path: Path) -> LyingPods:
     queues = Queues()
-    return LyingPods(Settings(data_dir=tmp_path / "data"), Transport(queues.send, queues.hear))
+    return LyingPods(Settings(data_dir=tmp_path / "data"), Transport(queues.send, queues.listen))
 
 
 def box_of(pods: LyingPods, tmp_path: Path, **place: Any) -> JobExecutor:
