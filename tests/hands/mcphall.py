@@ -22,7 +22,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.tool import Grant, ToolCall, ToolResult
 from moothall.settings import load_settings
 from moothall.toolkits.mcp.family import McpFamily
-from moothall.toolkits.mcp.spec import keep, read_offers
+from moothall.toolkits.mcp.spec import read_offers, write_accepted_tools
 from moothall.tools.spec import Rate
 from moothall.workspace.local import LocalWorkspace
 from support.gate import Facts, in_seconds
@@ -88,11 +88,11 @@ class Hall:
 @asynccontextmanager
 async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[Hall]:
     """Take what the servers offer, and open a workspace."""
-    own = FAMILY.own(settings)
+    own = FAMILY.own_settings(settings)
     for name in own.servers:
         found = read_offers(name, own, await FAMILY.tools(settings).offers(name))
         assert not found.refused
-        keep(settings, own, name, found.tools)
+        write_accepted_tools(settings, own, name, found.tools)
     catalogue = {spec.name: replace(spec, own_rate=Rate(0, 0)) for spec in FAMILY.specs(settings)}
     async with (
         local(folder, toolchains=settings.sandbox.toolchains) as app,

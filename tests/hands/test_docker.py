@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.toolkits.docker.engine import engine_at
+from moothall.toolkits.docker.engine import open_engine
 from moothall.toolkits.docker.family import DockerSettings
 from moothall.toolkits.docker.spec import SPECS
 from moothall.toolkits.docker.toolkit import DockerTools
@@ -105,7 +105,7 @@ async def deliberations(host: str, root: Path) -> AsyncIterator[Desk]:
     assert built.output["image"].startswith("sha256:")
     yield deliberations
     await deliberations.tools.close_workspace(deliberations.id)
-    async with engine_at(host) as session:
+    async with open_engine(host) as session:
         assert await session.call("GET", "/containers/json", query={"all": "1"}) == []
         assert await session.call("GET", "/images/json") == []
 
@@ -166,7 +166,7 @@ async def test_every_container_is_bounded(deliberations: Desk) -> None:
     assert "wrote" in said
     assert "mount: permission denied" in said
     assert "docker.sock" not in said
-    async with engine_at(deliberations.settings.host or "") as session:
+    async with open_engine(deliberations.settings.host or "") as session:
         started = await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)
         told = await session.call("GET", f"/containers/{started.output['container']}/json")
     host = told["HostConfig"]
@@ -273,7 +273,7 @@ async def test_what_expired_is_removed_whoever_made_it(
         while (await short.ask("ps")).output["containers"]:
             await asyncio.sleep(0.5)
             await deliberations.tools.sweep()
-    async with engine_at(host) as session:
+    async with open_engine(host) as session:
         assert [
             tag
             for image in await session.call("GET", "/images/json")
@@ -334,7 +334,7 @@ async def test_a_build_fetches_nothing_and_runs_nothing(host: str, root: Path, t
         result = await deliberations.ask("build", tag="app")
         assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
         assert _Count.count == 0
-        async with engine_at(host) as session:
+        async with open_engine(host) as session:
             assert await session.call("GET", "/images/json") == []
     finally:
         server.shutdown()

@@ -78,7 +78,7 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
         )  # a process lets go of its memory, by which it is found, before its connection
         gone = await words("notes", "e")
         assert "the MCP server notes has ended since its last call: it ended" in gone
-        assert "what it remembered is gone, and the next call starts it anew" in gone
+        assert "its state is lost, and the next call starts it anew" in gone
         assert await words("notes", "f") == ["f"]
         died = await there.call("mcp.notes.dies")
         assert "the disk of notes is gone" in died.error
@@ -115,7 +115,7 @@ async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(
         for name in servers:
             assert (await there.call(f"mcp.{name}.counts", word=name)).status is ToolStatus.SUCCESS
         assert (
-            "another one needed its place (mcp.kept)"
+            "it was replaced by another one (mcp.kept)"
             in (await there.call("mcp.first.counts", word="x")).error
         )
         kept = await there.call("mcp.second.counts", word="y")

@@ -145,7 +145,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
             raise InvalidRequest(
                 f"max_results is {request.max_results}; give how many at most, or 0 for all"
             )
-        filters = protobuf.from_message(Filters, request, most=request.max_results)
+        filters = protobuf.from_message(Filters, request, limit=request.max_results)
         return pb.DiscoverToolsResponse(
             tools=[
                 _capability(spec) for spec in discover(self._tasks.list_tools(caller()), filters)

@@ -32,7 +32,7 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
-from moothall.ports import NOTHING, Hear
+from moothall.ports import NOTHING, HandleLines
 from moothall.ranking.contention import hit_limit_under_load
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import ChangeCaps, WorkspaceChanges
@@ -558,22 +558,22 @@ class LocalWorkspace:
     async def converse(
         self,
         argv: Sequence[str],
-        hear: Hear,
+        handle_lines: HandleLines,
         *,
         seconds: float,
-        most: int,
-        keeps: bool,
+        max_bytes: int,
+        keep_changes: bool,
     ) -> str:
         """Run a program that talks to its caller. See `ports.Workspace`."""
-        if keeps:
-            return await converse(self._executor, argv, hear, seconds, most)
+        if keep_changes:
+            return await converse(self._executor, argv, handle_lines, seconds, max_bytes)
         # In a pod, an executor beside another one works on the very same files.
         is_copy = isinstance(self._executor, LocalExecutor)
         before = [] if is_copy else await self.changes()
         async with self._pool.start(
             self._setup_beside("program", self._settings.sandbox), beside=self._executor
         ) as executor:
-            reason = await converse(executor, argv, hear, seconds, most)
+            reason = await converse(executor, argv, handle_lines, seconds, max_bytes)
         if not is_copy and await self.changes() != before:
             await self.restore(before)
         return reason

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moothall.config import WorkspaceSections
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
-from moothall.network.proxy import listener, proxying
+from moothall.network.proxy import receive_listener, run_proxy
 from moothall.repositories.changes import (
     AskIgnored,
     ChangeCaps,
@@ -120,10 +120,10 @@ class LocalExecutor(ExecutorClient):
 
     async def _open_proxy(self, reach: NetworkAccess, our_socket: socket.socket) -> None:
         """Serve the proxy on the port that was opened inside, the only way to the network."""
-        proxy_socket = await listener(our_socket)
+        proxy_socket = await receive_listener(our_socket)
         self._port = proxy_socket.getsockname()[1]
         self._proxy = await self._proxies.enter_async_context(
-            proxying(reach.destinations, proxy_socket, reach.most, reach.credentials)
+            run_proxy(reach.destinations, proxy_socket, reach.most, reach.credentials)
         )
 
     def _spec(self, descriptor: int) -> SandboxSpec:

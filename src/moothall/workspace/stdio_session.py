@@ -12,7 +12,7 @@ from moothall.domain.code import Ask, BlockRun
 from moothall.domain.text import encodable
 from moothall.domain.tool import ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
-from moothall.ports import Hear
+from moothall.ports import HandleLines
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox_runtime.stdio_process import COMMAND
 from moothall.sandbox_runtime.tool_proxy import plain
@@ -157,9 +157,13 @@ _MAX_MESSAGES = 10_000
 
 
 async def converse(
-    executor: ExecutorClient, argv: Sequence[str], hear: Hear, seconds: float, max_bytes: int
+    executor: ExecutorClient,
+    argv: Sequence[str],
+    handle_lines: HandleLines,
+    seconds: float,
+    max_bytes: int,
 ) -> str:
-    """Run a program in an executor and pass lines between it and `hear`. See
+    """Run a program in an executor and pass lines between it and `handle_lines`. See
     `ports.Workspace.converse`.
     """
     remaining = _MAX_MESSAGES
@@ -169,7 +173,7 @@ async def converse(
         remaining -= 1
         arguments = message.get("args")
         lines = arguments.get("lines") if isinstance(arguments, Mapping) else None
-        reply = await hear(
+        reply = await handle_lines(
             [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
         )
         return {"lines": list(reply or ()), "end": reply is None or remaining < 0}

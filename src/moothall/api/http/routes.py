@@ -232,7 +232,7 @@ def _filters(query: QueryParams) -> Filters:
         tuple(query.getlist("tag")),
         tuple(query.getlist("profile")),
         exclude_dangerous=query.get("safe") == "true",
-        most=int(limit),
+        limit=int(limit),
     )
 
 

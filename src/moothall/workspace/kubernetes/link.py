@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from moothall.errors import MoothallError, PatchRefused, WorkspaceFailed
-from moothall.network.proxy import listener
+from moothall.network.proxy import receive_listener
 from moothall.repositories.changes import ChangeCaps, ChangeScan, Stamp, measure, stamp, stamps
 from moothall.sandbox_runtime.protocol import (
     FrameReader,
@@ -127,7 +127,7 @@ class PodLink:
         listening.close()
         servers = []
         if self.proxied and stream == EXECUTOR:
-            opened = await listener(taken)
+            opened = await receive_listener(taken)
             self._port = opened.getsockname()[1]
             servers.append(
                 await asyncio.start_server(
