@@ -22,7 +22,7 @@ from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.job_executor import CodeExecutor, JobExecutor, Pods
 from moothall.workspace.kubernetes.link import LINK, Folders, PodLink
 from moothall.workspace.kubernetes.multiplexer import Transport
-from moothall.workspace.pool import MakeExecutor
+from moothall.workspace.pool import CreateExecutor
 
 
 class Queues:
@@ -182,7 +182,7 @@ class NearbyPods(Cluster):
         return tuple(self._running)
 
 
-def nearby(folder: Path, settings: Settings) -> tuple[MakeExecutor, NearbyPods]:
+def nearby(folder: Path, settings: Settings) -> tuple[CreateExecutor, NearbyPods]:
     """Return what makes boxes of pods nearby, and the pods."""
     queues = Queues()
     carrier = Transport(queues.send, queues.listen)

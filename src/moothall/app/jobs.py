@@ -18,7 +18,7 @@ from moothall.domain.status import Finding
 from moothall.errors import ConfigurationError
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
 from moothall.workspace.kubernetes.multiplexer import Transport
-from moothall.workspace.pool import MakeExecutor
+from moothall.workspace.pool import CreateExecutor
 
 _MISSING = "workspace.kind is kubernetes: pip install 'moothall[kubernetes]'"
 
@@ -60,7 +60,7 @@ def deployment_id(settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def open_jobs(settings: Settings) -> AsyncIterator[MakeExecutor]:
+async def open_jobs(settings: Settings) -> AsyncIterator[CreateExecutor]:
     """Yield a function that creates workspaces in a cluster. Raises `ConfigurationError` if Jobs
     cannot be created there.
     """

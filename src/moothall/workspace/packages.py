@@ -49,14 +49,14 @@ _CERTIFICATE_VARIABLES = (
 class NetworkAccess:
     """The network access of an executor.
 
-    destinations, credentials: where it may connect through the proxy, and as whom.
-    most: the bytes that it may transfer.
-    ro, variables: the files and variables that configure its programs for that.
+    destinations, credentials: the hosts that it may reach through the proxy, and the credentials.
+    max_bytes: the bytes that it may transfer.
+    ro, variables: the files and variables that configure its programs for the proxy.
     """
 
     destinations: Destinations
     credentials: Credentials
-    most: int
+    max_bytes: int
     ro: tuple[tuple[Path, str], ...]
     variables: dict[str, str]
 

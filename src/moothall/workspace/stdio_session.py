@@ -32,19 +32,19 @@ class RequestAnswerer:
 
     def __init__(self, ask: Ask, limit: int) -> None:
         self._ask = ask
-        self._left = limit
+        self._remaining = limit
         self.failed: MoothallError | None = None
 
     @property
     def endless(self) -> bool:
         """Whether there were too many questions."""
-        return self._left < 0
+        return self._remaining < 0
 
     async def __call__(self, message: Answer) -> Answer:
         """Answer a question. Raises `WorkspaceFailed` if there were too many."""
-        self._left -= 1
+        self._remaining -= 1
         if self.endless:
-            raise WorkspaceFailed("it asked for more than it may, again and again")
+            raise WorkspaceFailed("it kept asking after the limit of questions")
         arguments = message.get("args")
         try:
             result = await self._ask(
@@ -126,7 +126,7 @@ def endless_run() -> BlockRun:
     """Return the result of an `endless` block."""
     return BlockRun(
         ToolStatus.BUDGET_EXCEEDED,
-        error="it went on asking for more than tools may be called, and was ended",
+        error="it kept calling tools after their limit, and was ended",
     )
 
 
@@ -148,7 +148,7 @@ def _size(value: Any) -> int:
 
 
 def cut(text: str) -> str:
-    """Return the end of a text, since errors say what they are at their end."""
+    """Return the end of a text, since the cause of an error is at its end."""
     text = encodable(text)
     return text if len(text) <= _ERROR_CHARS else f"…{text[-_ERROR_CHARS:]}"
 
@@ -201,4 +201,4 @@ async def converse(
     elif not (reason := str(end.get("ended") or "")):
         return ""
     output = str(answer.get("output") or "").strip()
-    return cut(f"{reason}; it said: {output}" if output else reason)
+    return cut(f"{reason}; its output: {output}" if output else reason)

@@ -1,10 +1,8 @@
-"""One connection of many streams between a host and the link of a pod, over two plain topics of the
-bus.
+"""A connection of many streams between a host and the link of a pod, over two plain bus topics.
 
-The bus may lose plain messages where it is left and comes back, so they are numbered: a number that
-is missing ends the trunk, and with it the workspace, whose work is done again elsewhere. What is
-not acknowledged yet is bounded, so that nobody is flooded; an end that sends more all the same is
-hostile, and heard no further.
+The bus may lose plain messages during a reconnect, so they are numbered. A missing number ends the
+connection and with it the workspace, whose work is repeated elsewhere. Unacknowledged messages are
+limited, so that neither end is flooded. An end that sends more is hostile, and the connection ends.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ async def test_a_link_that_no_host_speaks_to_ends(tmp_path: Path) -> None:
     queues = Queues()
     link = PodLink(Folders(links=tmp_path), {EXECUTOR: "hands"})
     async with asyncio.timeout(20):
-        await link.run(Transport(queues.send, queues.listen), "pod", first=0.05)
+        await link.run(Transport(queues.send, queues.listen), "pod", connect_seconds=0.05)
     assert (tmp_path / "hands").is_dir(), "it had begun to listen for its containers"
 
 
