@@ -86,7 +86,7 @@ async def test_what_the_body_raises_comes_out_unchanged(tmp_path: Path) -> None:
 async def test_a_directory_in_use_is_refused_by_name(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path):
         with pytest.raises(
-            ConfigurationError, match=rf"in use by another Moothall \(process {os.getpid()}\)"
+            ConfigurationError, match=rf"in use by another Moothall process \({os.getpid()}\)"
         ):
             async with embedded_server(SETTINGS, tmp_path):
                 raise AssertionError

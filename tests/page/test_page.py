@@ -41,18 +41,16 @@ async def test_a_story_from_sign_in_to_the_commit(
         await stands(who, "test", "Accept test")
         await who.page.get_by_role("link", name="ranking, checks and diff").click()
         shown = await who.text()
-        assert "Passed the gates" in shown
+        assert "Passed the acceptance checks" in shown
         assert "hello_world" in shown
         was = who.page.locator(".line.was").first
         await expect(was).to_be_visible()  # what was stands beside what is
         await who.page.set_viewport_size({"width": 390, "height": 844})
         await expect(was).to_be_hidden()
         await who.page.set_viewport_size({"width": 1440, "height": 900})
-        await who.page.get_by_role("link", name="Say something of line 4 of src/utils.py").click()
-        await who.page.get_by_label("What is to be different in this line").fill(
-            "Say it in French."
-        )
-        await who.press("Say it")
+        await who.page.get_by_role("link", name="Comment on line 4 of src/utils.py").click()
+        await who.page.get_by_label("Requested change to this line").fill("Say it in French.")
+        await who.press("Comment")
         assert "Say it in French." in await who.text()
         await who.page.goto(story)
         await who.press("Reject")
@@ -65,15 +63,15 @@ async def test_a_story_from_sign_in_to_the_commit(
         assert branch in git(repo, "branch", "--format=%(refname:short)").splitlines()
         assert "def bonjour" in commits(repo, branch)
         assert "def hello_world" in commits(repo, branch)
-        await who.page.get_by_role("link", name="Where do its lines come from?").click()
+        await who.page.get_by_role("link", name="Origin of its lines").click()
         await who.page.get_by_role("link", name="src/utils.py").click()
         for line, said in ((4, "Add hello_world"), (9, "sent back")):
-            await who.page.get_by_role("link", name=f"Where line {line} comes from").click()
+            await who.page.get_by_role("link", name=f"Origin of line {line}").click()
             origin = who.page.get_by_role("region", name=f"Line {line} of src/utils.py")
             await expect(origin).to_contain_text("Greet the world")
             await expect(origin).to_contain_text(said)
             await expect(origin).to_contain_text("local approved")
-        await who.page.get_by_role("link", name="Walk the graph from this commit").click()
+        await who.page.get_by_role("link", name="Show this commit in the graph").click()
         await who.page.get_by_role("link", name="Proposal").first.click()
         await expect(who.page.get_by_role("heading", name="Proposal")).to_be_visible()
         assert who.wrong == []
@@ -131,10 +129,12 @@ async def test_two_browsers_see_each_others_changes_by_themselves_and_what_one_w
                 other.page.locator("section", has_text="Draft").get_by_text("Greet the world")
             ).to_be_visible()
             await other.page.goto(story)
-            await other.page.get_by_label("Say something").fill("not sent yet")
+            await other.page.get_by_label("Comment", exact=True).fill("not sent yet")
             await who.press("Submit")
             await expect(other.page.locator("strong.state")).to_have_text("Design")
-            assert await other.page.get_by_label("Say something").input_value() == "not sent yet"
+            assert (
+                await other.page.get_by_label("Comment", exact=True).input_value() == "not sent yet"
+            )
             assert await other.page.locator("#offline").is_hidden()
         await expect(other.page.locator("#offline")).to_be_visible()
         async with served(command) as again:
@@ -162,7 +162,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         await who.press("Submit")
         story = who.page.url
         await stands(who, "design", "Accept design")
-        await who.page.get_by_role("link", name="Change these tasks").click()
+        await who.page.get_by_role("link", name="Edit tasks").click()
         await look(who, "plan")
         await who.page.get_by_label("What is to be done").nth(1).fill("Test it twice")
         await who.page.get_by_label("Builds on tasks").nth(1).fill("1, 7")
@@ -184,17 +184,17 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         await other.page.goto(who.page.url)
         for page in (who.page, other.page):
             await expect(page.get_by_text("waits for the model")).to_have_count(3, timeout=60_000)
-            await expect(page.get_by_text("What it is writing")).to_have_count(3)
+            await expect(page.get_by_text("Partial reply")).to_have_count(3)
             await expect(page.get_by_text("I would write <script>").first).to_be_visible(
                 timeout=20_000
             )
             assert BIDI not in await page.inner_text("main")
-        await other.page.get_by_label("Tell the seats something").fill("Say it in French.")
-        await other.press("Tell them")
-        await expect(who.page.get_by_text("nobody has heard it yet")).to_be_visible()
+        await other.page.get_by_label("Message to the seats").fill("Say it in French.")
+        await other.press("Send")
+        await expect(who.page.get_by_text("not received yet")).to_be_visible()
         await look(who, "council-running")
         await other.page.get_by_text("Cancel this deliberation").click()
-        await other.press("Cancel it for good")
+        await other.press("Cancel permanently")
         for page in (who.page, other.page):
             await expect(page.locator("strong.state")).to_have_text("Cancelled", timeout=30_000)
         await who.page.goto(story)
@@ -217,9 +217,7 @@ async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(
             await who.page.get_by_label("Name").fill("alice")
             await who.page.get_by_label("Password").fill("no horse battery")
             await who.page.keyboard.press("Enter")
-            await expect(who.page.get_by_role("alert")).to_have_text(
-                "Nobody has this name and this password."
-            )
+            await expect(who.page.get_by_role("alert")).to_have_text("Wrong name or password.")
             await look(who, "sign-in-refused")
             await who.page.get_by_label("Name").fill("alice")
             await who.page.get_by_label("Password").fill("correct horse battery")
@@ -238,7 +236,7 @@ async def ask(who: Reader, question: str) -> None:
     await who.page.get_by_label("Question or task").fill(question)
     await who.page.get_by_label("Repository").fill("project")
     await who.press("Ask")
-    await who.page.get_by_role("button", name="Ask on").wait_for(timeout=120_000)
+    await who.page.get_by_role("button", name="Ask", exact=True).wait_for(timeout=120_000)
 
 
 async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(
@@ -249,14 +247,14 @@ async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(
         await ask(who, f"Add hello_world {HOSTILE}")
         first = who.page.url
         assert "+def hello_world" in await who.text()
-        await who.page.get_by_label("The next question").focus()
+        await who.page.get_by_label("Next question").focus()
         await who.page.keyboard.type("Say it in French too: bonjour")
         await who.page.keyboard.press("Tab")
         await who.page.keyboard.press("Enter")
         await who.page.wait_for_url(lambda url: url != first)
-        await who.page.get_by_role("button", name="Ask on").wait_for(timeout=120_000)
+        await who.page.get_by_role("button", name="Ask", exact=True).wait_for(timeout=120_000)
         shown = await who.text()
-        assert "Asked before" in shown
+        assert "Earlier questions" in shown
         assert "Say it in French too" in shown
         assert await who.page.title() != "owned"
         assert await who.violations() == []
@@ -278,12 +276,8 @@ async def _views(app: Served, who: Reader) -> dict[str, str]:
     council = await who.page.get_by_role("link", name="ranking, checks and diff").get_attribute(
         "href"
     )
-    lines = await who.page.get_by_role("link", name="Where do its lines come from?").get_attribute(
-        "href"
-    )
-    origins = await who.page.get_by_role("link", name="What the graph knows of it").get_attribute(
-        "href"
-    )
+    lines = await who.page.get_by_role("link", name="Origin of its lines").get_attribute("href")
+    origins = await who.page.get_by_role("link", name="Show in the graph").get_attribute("href")
     task = await who.page.get_by_role("link", name="evidence of").first.get_attribute("href")
     await ask(who, "Add hello_world")
     answer = who.page.url.removeprefix(who.web)

@@ -34,9 +34,7 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
         reader(chromium, "narrow") as other,
     ):
         await who.sign_in(app.link)
-        await expect(
-            who.page.get_by_role("heading", name="Nothing is on the board yet")
-        ).to_be_visible()
+        await expect(who.page.get_by_role("heading", name="The board is empty")).to_be_visible()
         await look(who, "board-blank")
         await who.page.get_by_role("link", name="Write the first story").click()
         await write(who, "Greet the world", "Greet.", ())
@@ -128,7 +126,7 @@ async def test_the_coach_reads_along_and_nothing_is_lost_to_a_server_that_is_awa
             assert who.wrong == []
             await look(who, "new-story-scored")
         await expect(who.page.locator("#offline")).to_contain_text(
-            "The server does not answer since"
+            "The server has not answered since"
         )
         await look(who, "offline")
         await who.page.get_by_role("button", name="Create").click()
@@ -181,7 +179,7 @@ async def test_a_provider_on_another_site_signs_a_browser_in(
             await expect(who.page.get_by_role("button", name="Sign out ann")).to_be_visible()
             await who.press("Sign out")
             await look(who, "signed-out")
-            await who.page.get_by_role("link", name="Sign out at localhost, too").click()
+            await who.page.get_by_role("link", name="Also sign out at localhost").click()
             await expect(who.page.get_by_text("You are signed out.")).to_be_visible()
             await who.open("/")
             await expect(

@@ -115,7 +115,7 @@ class App:
         """Wait until the story is in a state, with facts."""
 
         async def there() -> bool:
-            stand = (await self.card()).stand
+            stand = (await self.card()).position
             return stand.state == state and stand.facts >= set(facts)
 
         await self.until(there)

@@ -264,7 +264,7 @@ async def _serve_http(
     users = UserAccounts(settings.data_dir)
     provider = Provider(settings.oidc) if settings.oidc.issuer else None
     async with http_server(
-        settings.web, dependencies, tokens, configured=configured, people=users, provider=provider
+        settings.web, dependencies, tokens, configured=configured, accounts=users, provider=provider
     ) as served:
         yield served
 

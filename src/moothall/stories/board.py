@@ -254,18 +254,18 @@ class Board:
         """
         _check_comment(comment)
         card = await self.settle(await self.card(story_id, who))
-        before = card.stand.state
+        before = card.position.state
         roles = {SYSTEM} if system else who.roles
         while True:
             if seen is not None and card.seq != seen:
                 raise ConcurrentUpdate(
-                    f"story {story_id} is in {card.stand.state} now, at {card.seq}: you saw it at "
-                    f"{seen}"
+                    f"story {story_id} is in {card.position.state} now, at seq {card.seq}; you saw "
+                    f"it at {seen}"
                 )
-            after = decide(card.stand, event, roles)
+            after = decide(card.position, event, roles)
             data = {
                 "story_id": story_id,
-                "from_state": card.stand.state,
+                "from_state": card.position.state,
                 "to_state": after.state,
                 "event": event,
                 "actor": who.name,
@@ -285,9 +285,9 @@ class Board:
                 card = await self.card(story_id, who)
                 if card.moved == transition.id:  # ours: the ack was lost
                     return card
-                if card.stand.state != before:
+                if card.position.state != before:
                     raise ConcurrentUpdate(
-                        f"story {story_id} is in {card.stand.state} now: another move came first"
+                        f"story {story_id} is in {card.position.state} now: another move came first"
                     ) from None
             else:
                 return await self.settle(enter(replace(card, seq=seq), after, transition))
@@ -307,7 +307,7 @@ class Board:
         if card.created:
             roles = event.data.get("roles")
             decide(
-                card.stand,
+                card.position,
                 str(event.data.get("event")),
                 [str(role) for role in roles] if isinstance(roles, list) else (),
             )

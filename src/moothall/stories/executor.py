@@ -162,7 +162,11 @@ class StoryExecutor:
     async def _advance(self, card: StoryState, group: asyncio.TaskGroup) -> None:
         """Start what is due for a story in its current state."""
         await self._board.settle(card)
-        state, facts, who = card.stand.state, card.stand.facts, Principal(_PLANNER, _tenant(card))
+        state, facts, who = (
+            card.position.state,
+            card.position.facts,
+            Principal(_PLANNER, _tenant(card)),
+        )
         if step := _due_step(card):
             self._start_once(card.moved, lambda: self._execute_step(step, card, who), group)
         elif state == "build" and "built" in facts:
@@ -210,13 +214,13 @@ class StoryExecutor:
             plan = replace(
                 plan,
                 tasks=self._planner.tasks(
-                    card.story, plan_id, lifecycle().roles[card.stand.rigor], who.tenant
+                    card.story, plan_id, lifecycle().roles[card.position.rigor], who.tenant
                 ),
             )
         entered_id = card.moved
         while (
             card.moved == entered_id
-            and "planned" not in card.stand.facts
+            and "planned" not in card.position.facts
             and not await self._planner.record_plan(card, plan, who)
         ):
             card = await self._board.card(card.story.id, who)
@@ -430,7 +434,7 @@ def _due_step(card: StoryState) -> str:
     """Return the long-running step that is due for a story in its current state, or an empty
     string.
     """
-    state, facts = card.stand.state, card.stand.facts
+    state, facts = card.position.state, card.position.facts
     if state == "design" and "planned" not in facts:
         return "design"
     if (

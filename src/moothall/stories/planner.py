@@ -92,14 +92,14 @@ class Planner:
         event = self._event_for(planning_event, who)
         card = await self._board.find(planning_event.case_id, who)
         if card is not None and (
-            event.type is EventType.STORY_CHANGED or card.stand.state != _DESIGN
+            event.type is EventType.STORY_CHANGED or card.position.state != _DESIGN
         ):
             message = (
                 "not recorded: a story on the board moves by "
                 f"planning.v1.PlanningService/Transition, and its tasks are derived in {_DESIGN}"
             )
             return Processed(
-                processed=False, message=f"{message}; this one is in {card.stand.state}"
+                processed=False, message=f"{message}; this one is in {card.position.state}"
             )
         if card is not None:
             _check_may_plan(card, who)
@@ -437,9 +437,9 @@ def _check_may_plan(card: StoryState, who: Principal) -> None:
 
 
 def _check_designing(card: StoryState) -> None:
-    if card.stand.state != _DESIGN:
+    if card.position.state != _DESIGN:
         raise InvalidRequest(
-            f"story {card.story.id} is in {card.stand.state}: its tasks are derived in {_DESIGN}"
+            f"story {card.story.id} is in {card.position.state}: its tasks are derived in {_DESIGN}"
         )
 
 
@@ -447,11 +447,11 @@ def changeable(card: StoryState) -> Plan:
     """Return the plan of a story whose tasks can be changed now. Raises `InvalidRequest` for other
     stories.
     """
-    if card.stand.state != _DESIGN or "planned" not in card.stand.facts or card.plan is None:
+    if card.position.state != _DESIGN or "planned" not in card.position.facts or card.plan is None:
         when = (
             f"tasks can be changed once they are derived in {_DESIGN}, until the design is accepted"
         )
-        raise InvalidRequest(f"story {card.story.id} is in {card.stand.state}: {when}")
+        raise InvalidRequest(f"story {card.story.id} is in {card.position.state}: {when}")
     return plan_of(card.plan)
 
 
@@ -463,8 +463,8 @@ def plan_of(derived: Event) -> Plan:
 def may_change(card: StoryState, who: Principal) -> bool:
     """Return True if the caller may change a story's tasks now."""
     return (
-        card.stand.state == _DESIGN
-        and "planned" in card.stand.facts
+        card.position.state == _DESIGN
+        and "planned" in card.position.facts
         and bool(_EDITOR_ROLES & who.roles)
     )
 

@@ -33,7 +33,7 @@ class StoryState:
     """
 
     story: Story
-    stand: StoryPosition = field(default_factory=lambda: StoryPosition(lifecycle().start))
+    position: StoryPosition = field(default_factory=lambda: StoryPosition(lifecycle().start))
     seq: int = 0
     created: bool = False
     entered: Event | None = None
@@ -69,13 +69,13 @@ def fold(card: StoryState, recorded: Recorded, tenant: str) -> StoryState:
         return card
     card = replace(card, story=stories.fold(card.story, event))
     position = _position_after(card, event)
-    if position.state != card.stand.state:
+    if position.state != card.position.state:
         return enter(card, position, event)
     created = (
         event.type is EventType.STORY_CREATED
         and str(event.data.get("rigor_level")) in lifecycle().ready
     )
-    card = replace(card, stand=position, created=card.created or created)
+    card = replace(card, position=position, created=card.created or created)
     if event.type is EventType.PLAN_DERIVED:
         return replace(card, plan=event, plans=card.plans + 1, ended=None, worn=False, remarks=())
     if event.type is EventType.STORY_COMMENTED and (comment := remark(event)) is not None:
@@ -116,10 +116,10 @@ def enter(card: StoryState, position: StoryPosition, event: Event) -> StoryState
     """Return a card in another state. Its commits are dropped when a design begins, and when the
     story is reopened after delivery.
     """
-    starts_over = position.state == "design" or card.stand.state in lifecycle().end
+    starts_over = position.state == "design" or card.position.state in lifecycle().end
     return replace(
         card,
-        stand=position,
+        position=position,
         entered=event,
         ended=None,
         worn=card.worn or card.ended is not None,
@@ -132,7 +132,7 @@ def _of_plan(card: StoryState, event: Event) -> bool:
 
 
 def _position_after(card: StoryState, event: Event) -> StoryPosition:
-    position, data = card.stand, event.data
+    position, data = card.position, event.data
     if event.type in {EventType.STORY_CREATED, EventType.STORY_CHANGED}:
         rigor = str(data.get("rigor_level"))
         return replace(
@@ -187,5 +187,5 @@ def by_state(cards: Iterable[StoryState]) -> Mapping[str, list[StoryState]]:
     """Return the columns of the board, empty ones included."""
     columns: dict[str, list[StoryState]] = {state: [] for state in lifecycle().states}
     for card in cards:
-        columns[card.stand.state].append(card)
+        columns[card.position.state].append(card)
     return columns

@@ -47,7 +47,7 @@ async def test_what_is_built_is_what_the_product_owner_left(app: App) -> None:
     before = changeable(await app.card())
     card = await change(app, before, FIRST, SECOND)
     after = changeable(card)
-    assert (after.by, after.actor, after.publish, card.stand.state) == (
+    assert (after.by, after.actor, after.publish, card.position.state) == (
         "people",
         LOCAL.name,
         True,

@@ -308,7 +308,7 @@ async def test_nobody_goes_around_the_board(
     answer = await planner.process(replace(told, case_id=story_id), LOCAL)
     assert (answer.processed, "this one is in draft" in answer.message) == (False, True)
     assert len(await events(bus, EventType.STORY_TRANSITIONED)) == 1
-    assert (await board.card(story_id, LOCAL)).stand.state == "draft"
+    assert (await board.card(story_id, LOCAL)).position.state == "draft"
 
 
 async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_accepted(
@@ -329,7 +329,7 @@ async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_a
             Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-001")
         )
         async with asyncio.timeout(5):
-            while (await board.card(story_id, LOCAL)).stand.state != "test":
+            while (await board.card(story_id, LOCAL)).position.state != "test":
                 await asyncio.sleep(0.01)
 
 
@@ -586,4 +586,4 @@ async def test_a_move_that_the_life_cycle_does_not_allow_is_a_dead_letter(
         await board.move(story_id, "submit", LOCAL)
     assert "'finish' does not happen to a story in draft" in first.reason
     assert "its tasks are derived in design" in second.reason
-    assert (await board.card(story_id, LOCAL)).stand.state == "design"
+    assert (await board.card(story_id, LOCAL)).position.state == "design"
