@@ -405,7 +405,7 @@ class Repositories(Protocol):
         ...
 
 
-Land = Callable[[RepositoryRef, str, str, str, str], Awaitable[MergeResult]]
+DeliverCommit = Callable[[RepositoryRef, str, str, str, str], Awaitable[MergeResult]]
 """Delivers an approved commit according to the repository's policy. Arguments: repository, commit,
 branch, message, tenant.
 """

@@ -168,7 +168,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         await who.page.get_by_label("Builds on tasks").nth(1).fill("1, 7")
         await who.press("Save")
         await expect(who.page.get_by_role("alert")).to_contain_text(
-            "builds on '7', which there is not"
+            "builds on '7', which does not exist"
         )
         assert "400" in who.wrong.pop()  # as the browser tells of the refusal
         await who.page.get_by_label("Builds on tasks").nth(1).fill("1")

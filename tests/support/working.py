@@ -93,7 +93,7 @@ class App:
                     planner,
                     self.lands,
                     architects=self.architects,
-                    alone=self.alone,
+                    lock_step=self.alone,
                 ).run()
             )
             try:

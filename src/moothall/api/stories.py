@@ -18,7 +18,7 @@ from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
 from moothall.stories.coach import StoryDraft
 from moothall.stories.comments import Spot, remark
 from moothall.stories.lifecycle import Blocked
-from moothall.stories.plan_document import outline_of, outlines_of
+from moothall.stories.plan_document import read_outline, to_outlines
 from moothall.stories.planner import plan_of
 from moothall.stories.story_state import PASSED, StoryState
 
@@ -94,7 +94,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
             )
         try:
             card = await self._board.move(
-                request.story_id, request.event, who, comment=request.comment, seen=seen_seq
+                request.story_id, request.event, who, comment=request.comment, seen_seq=seen_seq
             )
         except Blocked as blocked:
             card = await self._board.card(request.story_id, who)
@@ -138,7 +138,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
             return pb.GetPlanResponse()
         plan = plan_of(card.plan)
         tasks = [
-            pb.PlanTask(**outline.model_dump()) for outline in outlines_of(plan.tasks, card.story)
+            pb.PlanTask(**outline.model_dump()) for outline in to_outlines(plan.tasks, card.story)
         ]
         return pb.GetPlanResponse(json=_plan(card), plan_id=plan.plan_id, tasks=tasks)
 
@@ -147,7 +147,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
     ) -> pb.ChangePlanResponse:
         """Replace the tasks of a story."""
         outlines = [
-            outline_of(
+            read_outline(
                 {
                     "id": task.id,
                     "role": task.role,

@@ -191,7 +191,7 @@ async def open_apis(
                 planner,
                 land,
                 architects=architects,
-                alone=run_alone,
+                lock_step=run_alone,
             )
             await enter_beside(stack, beside(executor.run(), "planner"))
         rules = await enter_beside(stack, open_rules(settings, bus))

@@ -126,14 +126,14 @@ story.add_command(add)
 async def list_(settings: Settings, *, as_json: bool) -> None:
     """List the board, state by state."""
     from moothall.app.tasks import open_stories
-    from moothall.stories.story_state import by_state
+    from moothall.stories.story_state import group_by_state
 
     async with open_stories(settings, say) as stories:
         cards = await stories.board.cards(LOCAL)
     if as_json:
         print_json([_row(card) for card in cards])
         return
-    for state, column in by_state(cards).items():
+    for state, column in group_by_state(cards).items():
         for card in column:
             click.echo(
                 f"{card.story.id}  {state:<8}  {card.position.points:>3}  "
@@ -364,7 +364,7 @@ async def plan(settings: Settings, *, story_id: str, change: TextIO | None) -> i
     the story's that it fulfils) and `after` (ids of the tasks that it builds on).
     """
     from moothall.app.tasks import open_stories
-    from moothall.stories.plan_document import outlines_of, read_outlines
+    from moothall.stories.plan_document import read_outlines, to_outlines
     from moothall.stories.planner import plan_of
 
     async with open_stories(settings, say) as stories:
@@ -376,7 +376,7 @@ async def plan(settings: Settings, *, story_id: str, change: TextIO | None) -> i
         say(f"no tasks are derived for {story_id} yet: it is in {card.position.state}")
         return 2
     current_plan = plan_of(card.plan)
-    tasks = [outline.model_dump() for outline in outlines_of(current_plan.tasks, card.story)]
+    tasks = [outline.model_dump() for outline in to_outlines(current_plan.tasks, card.story)]
     print_json(
         {"version": 1, "story_id": story_id, "plan_id": current_plan.plan_id, "tasks": tasks}
     )

@@ -13,7 +13,7 @@ from moothall.domain.repository import MergeResult
 from moothall.domain.task import Constraints, RepositoryRef
 from moothall.domain.text import one_line
 from moothall.errors import MoothallError, Temporary
-from moothall.ports import Deliberations, Land
+from moothall.ports import Deliberations, DeliverCommit
 from moothall.stories.integration import (
     IntegrationTarget,
     failure_reason,
@@ -36,7 +36,7 @@ _DIFF_TEXT = (
 
 async def land(
     deliberations: Deliberations,
-    land_: Land,
+    land_: DeliverCommit,
     card: StoryState,
     history: Sequence[Event],
     chars: int,

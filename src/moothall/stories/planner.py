@@ -40,7 +40,7 @@ from moothall.stories import story as stories
 from moothall.stories.architect_prompts import design_task
 from moothall.stories.board import Board
 from moothall.stories.derive import derive
-from moothall.stories.plan_document import Outline, tasks_of
+from moothall.stories.plan_document import Outline, create_tasks
 from moothall.stories.requests import task_request
 from moothall.stories.story_state import StoryState
 from moothall.telemetry import get_logger
@@ -223,7 +223,7 @@ class Planner:
             roles,
             strategy or Strategy(),
             tenant=tenant,
-            most=limits.plan_tasks,
+            max_tasks=limits.plan_tasks,
             chars=limits.task_chars,
         )
 
@@ -268,12 +268,12 @@ class Planner:
                     f"the tasks of {story_id} were changed by {current.actor} since you saw them; "
                     "look at them again"
                 )
-            tasks = tasks_of(
+            tasks = create_tasks(
                 outlines,
                 card.story,
                 new_plan_id,
                 tenant=who.tenant,
-                most=self._limits.plan_tasks,
+                max_tasks=self._limits.plan_tasks,
                 chars=self._limits.task_chars,
             )
             design = current.design or (design_task(plan_id) if current.by == "architects" else "")
@@ -330,7 +330,7 @@ class Planner:
         metadata = data.get("metadata")
         metadata = metadata if isinstance(metadata, Mapping) else {}
         tasks = self.tasks(
-            story, plan_id, stories.roles_of(metadata), tenant, stories.strategy_of(metadata)
+            story, plan_id, stories.read_roles(metadata), tenant, stories.read_strategy(metadata)
         )
         return _Draft(story, plan_id, Derivation(identity, tasks))
 
@@ -377,7 +377,7 @@ class Planner:
                 f"the event's texts have more than {self._limits.task_chars} characters "
                 "(limits.task_chars)"
             )
-        stories.strategy_of(planning_event.metadata)
+        stories.read_strategy(planning_event.metadata)
         when = (
             datetime.fromtimestamp(planning_event.timestamp_ms / 1000, UTC)
             if planning_event.timestamp_ms
@@ -395,7 +395,7 @@ class Planner:
             ),
             "actor": who.name,
             "metadata": dict(planning_event.metadata),
-            **stories.fields_of(planning_event.metadata),
+            **stories.story_fields(planning_event.metadata),
         }
         ordinal = digest(
             who.tenant,

@@ -26,10 +26,10 @@ class StoryState:
     `seq` is that of its last event, 0 if the story is unknown. `created` is false if there are
     events about it but nobody put it on the board. `entered` is the event that moved it last.
     `plan` is the event with its tasks, `plans` the number of plans so far, `ended` how those tasks
-    ended since then; `worn` is true if they ended before. `commits` are the results since the story
-    was designed, newest first. `check` is the last check of them as a whole, `checks` the number of
-    checks. `delivery` is the last attempt at delivery. `decided` is the last move recorded as a
-    decision. `remarks` are the comments on lines since the tasks were derived.
+    ended since then; `ended_before` is true if they ended before. `commits` are the results since
+    the story was designed, newest first. `check` is the last check of them as a whole, `checks` the
+    number of checks. `delivery` is the last attempt at delivery. `decided` is the last move
+    recorded as a decision. `remarks` are the comments on lines since the tasks were derived.
     """
 
     story: Story
@@ -40,7 +40,7 @@ class StoryState:
     plan: Event | None = None
     plans: int = 0
     ended: Event | None = None
-    worn: bool = False
+    ended_before: bool = False
     commits: tuple[str, ...] = ()
     check: Event | None = None
     checks: int = 0
@@ -77,10 +77,12 @@ def fold(card: StoryState, recorded: Recorded, tenant: str) -> StoryState:
     )
     card = replace(card, position=position, created=card.created or created)
     if event.type is EventType.PLAN_DERIVED:
-        return replace(card, plan=event, plans=card.plans + 1, ended=None, worn=False, remarks=())
+        return replace(
+            card, plan=event, plans=card.plans + 1, ended=None, ended_before=False, remarks=()
+        )
     if event.type is EventType.STORY_COMMENTED and (comment := remark(event)) is not None:
         return replace(card, remarks=(*card.remarks, comment)[-_MAX_REMARKS:])
-    if event.type is EventType.PLAN_FINISHED and _of_plan(card, event):
+    if event.type is EventType.PLAN_FINISHED and _belongs_to_plan(card, event):
         commits = event.data.get("commits")
         commits = [str(sha) for sha in commits] if isinstance(commits, list | tuple) else []
         return replace(card, ended=event, commits=tuple(dict.fromkeys((*commits, *card.commits))))
@@ -116,18 +118,18 @@ def enter(card: StoryState, position: StoryPosition, event: Event) -> StoryState
     """Return a card in another state. Its commits are dropped when a design begins, and when the
     story is reopened after delivery.
     """
-    starts_over = position.state == "design" or card.position.state in lifecycle().end
+    drops_commits = position.state == "design" or card.position.state in lifecycle().end
     return replace(
         card,
         position=position,
         entered=event,
         ended=None,
-        worn=card.worn or card.ended is not None,
-        commits=() if starts_over else card.commits,
+        ended_before=card.ended_before or card.ended is not None,
+        commits=() if drops_commits else card.commits,
     )
 
 
-def _of_plan(card: StoryState, event: Event) -> bool:
+def _belongs_to_plan(card: StoryState, event: Event) -> bool:
     return card.plan is not None and event.data.get("derivation_id") == card.plan.id
 
 
@@ -159,7 +161,11 @@ def _fact(card: StoryState, event: Event) -> Need | None:
     status = event.data.get("status")
     if event.type is EventType.PLAN_DERIVED:
         return "planned"
-    if event.type is EventType.PLAN_FINISHED and status == COMPLETED and _of_plan(card, event):
+    if (
+        event.type is EventType.PLAN_FINISHED
+        and status == COMPLETED
+        and _belongs_to_plan(card, event)
+    ):
         return "built"
     if (
         event.type is EventType.STORY_CHECKED
@@ -183,7 +189,7 @@ def _points(card: StoryState) -> int:
         return 0
 
 
-def by_state(cards: Iterable[StoryState]) -> Mapping[str, list[StoryState]]:
+def group_by_state(cards: Iterable[StoryState]) -> Mapping[str, list[StoryState]]:
     """Return the columns of the board, empty ones included."""
     columns: dict[str, list[StoryState]] = {state: [] for state in lifecycle().states}
     for card in cards:

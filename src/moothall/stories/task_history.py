@@ -1,5 +1,5 @@
-"""The history of a story's tasks, in rounds: the status of each task, the reason, and what somebody
-may do about it.
+"""The history of a story's tasks, in rounds: the status of each task, the reason, and the possible
+next action.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PEOPLE = "people"
 _LOST = frozenset({"no winner", "failed", "out of time", "cancelled", "skipped"})
 _NEXT_BY_STATE = {
     "build": (
-        "read its evidence, then reject the build and say what is to be different: the story goes "
-        "back to design, and its tasks are derived anew"
+        "read its evidence, then reject the build and describe the needed changes: the story goes "
+        "back to design, and its tasks are derived again"
     ),
 }
 
@@ -154,7 +154,7 @@ def _with_status(step: RoundTask, end_status: str, error: str, view: TaskView | 
         return replace(
             step,
             status=_STATUS_LABELS[SKIPPED],
-            why="what it builds on has no winner, or does not go together",
+            why="the tasks that it builds on have no winner, or cannot be merged",
         )
     if view is None:
         return (
@@ -181,7 +181,7 @@ def _with_status(step: RoundTask, end_status: str, error: str, view: TaskView | 
 
 
 def _with_next_actions(last: Round, state: str) -> Round:
-    """Return the current round with what somebody may do now about each task."""
+    """Return the current round with the possible next action of each task."""
     steps = []
     for step in last.steps:
         next_action = ""

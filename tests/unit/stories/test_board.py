@@ -15,7 +15,7 @@ from moothall.events.nats.pruning import prune
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
 from moothall.stories.lifecycle import Blocked
-from moothall.stories.story_state import by_state
+from moothall.stories.story_state import group_by_state
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 
@@ -83,12 +83,12 @@ async def test_a_story_is_put_on_the_board_once(board: Board) -> None:
     with pytest.raises(AlreadyExists):
         await board.create(StoryDraft("Another title"), LOCAL, key="1")
     assert await board.cards(LOCAL) == [card]
-    assert by_state([card])["backlog"] == [card]
+    assert group_by_state([card])["backlog"] == [card]
 
 
 @pytest.mark.parametrize(
     ("draft", "rigor", "said"),
-    [(StoryDraft(), "", "has no title"), (DRAFT, "L9", "it is one of L0, L1, L2, L3")],
+    [(StoryDraft(), "", "has no title"), (DRAFT, "L9", "allowed are L0, L1, L2, L3")],
 )
 async def test_what_is_wrong_is_said(
     board: Board, draft: StoryDraft, rigor: str, said: str
@@ -152,7 +152,7 @@ async def test_what_was_read_of_the_board_is_kept_and_what_comes_is_read_once_fo
     shown = await asyncio.gather(*(board.cards(LOCAL) for _ in range(20)))
     assert bus.given - read == 3  # the first event twice, and the move
     assert shown == [await Board(bus).cards(LOCAL)] * 20
-    assert by_state(shown[0])["draft"][0].story.id == made[0].story.id
+    assert group_by_state(shown[0])["draft"][0].story.id == made[0].story.id
 
 
 async def test_who_asks_while_the_board_is_read_sees_what_was_recorded_before_they_asked() -> None:

@@ -60,7 +60,7 @@ async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other
         await app.deliberations.decide(won(app.story_id, B))
         await app.stands("test", "checked")
         on = LineComment(task_id, 'src/"a.py', 7, "+ignore the task", "")
-        await app.board.comment(app.story_id, "Rename it.", LOCAL, key="1", on=on)
+        await app.board.comment(app.story_id, "Rename it.", LOCAL, key="1", line_comment=on)
         await app.board.comment(app.story_id, "Soon, please.", LOCAL, key="2")
         await app.move("reject_test")
         repair = await app.asked(3)
@@ -370,7 +370,7 @@ async def test_a_story_without_a_repository_has_nothing_to_run() -> None:
         (
             "no idea",
             "roles",
-            "the architects' answer cannot be taken: the answer has no JSON document",
+            "the architects' answer is invalid: the answer has no JSON document",
         ),
         ("", "roles", "the architects have no answer"),
     ],

@@ -584,6 +584,6 @@ async def test_a_move_that_the_life_cycle_does_not_allow_is_a_dead_letter(
         await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, planned, ordinal=1))
         first, second = await letters(bus, 2)
         await board.move(story_id, "submit", LOCAL)
-    assert "'finish' does not happen to a story in draft" in first.reason
+    assert "'finish' is not possible for a story in draft" in first.reason
     assert "its tasks are derived in design" in second.reason
     assert (await board.card(story_id, LOCAL)).position.state == "design"

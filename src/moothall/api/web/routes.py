@@ -44,9 +44,9 @@ from moothall.errors import (
 )
 from moothall.stories.coach import StoryDraft, check, score
 from moothall.stories.lifecycle import DEFAULT_RIGOR, Blocked, decide, lifecycle
-from moothall.stories.plan_document import Outline, outline_of, outlines_of
+from moothall.stories.plan_document import Outline, read_outline, to_outlines
 from moothall.stories.planner import changeable, may_change
-from moothall.stories.story_state import StoryState, by_state
+from moothall.stories.story_state import StoryState, group_by_state
 from moothall.stories.task_history import rounds, task_ids
 
 _MAX_FORM_FIELDS = 1_000
@@ -72,7 +72,7 @@ def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
                 session,
                 card,
                 editable_plan.plan_id,
-                [_section(outline) for outline in outlines_of(editable_plan.tasks, card.story)],
+                [_section(outline) for outline in to_outlines(editable_plan.tasks, card.story)],
             )
         fields = await read_session_form(request, session, _MAX_FORM_FIELDS)
         sections, plan_id = _read_sections(fields), fields.get("plan_id", "")
@@ -148,7 +148,7 @@ def _read_sections(fields: Mapping[str, str]) -> Sections:
 
 def _outlines(sections: Sections) -> list[Outline]:
     return [
-        outline_of(
+        read_outline(
             {
                 **section,
                 "criteria": _numbers(section, "criteria"),
@@ -202,7 +202,7 @@ def _board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         if (
             rendered := rendered_boards.get(key)
         ) is None:  # rendered once, however many reload after a change
-            columns = by_state(sorted(cards, key=lambda card: -card.seq))
+            columns = group_by_state(sorted(cards, key=lambda card: -card.seq))
             columns_in_order = [(state, columns[state]) for state in lifecycle().order]
             rendered = rendered_boards[key] = part(
                 "cards.html",
