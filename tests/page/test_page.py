@@ -178,7 +178,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         await who.press("Accept design")
         await stands(who, "build")
         await expect(who.page.get_by_text("At work", exact=True)).to_be_visible(timeout=60_000)
-        await expect(who.page.get_by_role("img", name="Which task builds on which")).to_be_visible()
+        await expect(who.page.get_by_role("img", name="Dependencies of the tasks")).to_be_visible()
         await look(who, "story-building")
         await who.page.get_by_role("link", name="evidence of").first.click()
         await other.page.goto(who.page.url)
@@ -198,7 +198,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         for page in (who.page, other.page):
             await expect(page.locator("strong.state")).to_have_text("Cancelled", timeout=30_000)
         await who.page.goto(story)
-        await expect(who.page.get_by_text("What next: read its evidence")).to_have_count(
+        await expect(who.page.get_by_text("Next: read its evidence")).to_have_count(
             2, timeout=30_000
         )
         await look(who, "story-failed")

@@ -51,7 +51,7 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
         ).to_be_visible()  # no line of the table leads there
         await expect(who.page.locator("#told")).to_be_hidden()
         await card.drag_to(column(who, "design"))
-        await expect(who.page.locator("#told")).to_contain_text("It stays where it is:")
+        await expect(who.page.locator("#told")).to_contain_text("The story cannot be moved:")
         await look(who, "board-blocked")
         await other.page.keyboard.press("Tab")
         for _ in range(20):

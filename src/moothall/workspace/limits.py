@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from moothall.config import SandboxSettings, WorkspaceSettings
 from moothall.domain.repository import Prepared
 from moothall.ranking.assess import HIT_LIMIT
-from moothall.sandbox_runtime.checks import may_tell_cases
+from moothall.sandbox_runtime.checks import may_report_cases
 
 _BASE_CASE_FACTOR = 3
 _SETTINGS = {
@@ -36,7 +36,7 @@ def limit(settings: WorkspaceSettings, prepared: Prepared, name: str) -> CheckLi
     if base is None:
         reason, profile = "workspace.check_seconds", prepared.base.profile
         names_no_cases = (
-            not may_tell_cases(profile.checks.get(name, ())) and name not in profile.reports
+            not may_report_cases(profile.checks.get(name, ())) and name not in profile.reports
         )
         if names_no_cases and settings.base_seconds < max_seconds:
             max_seconds, reason = settings.base_seconds, "workspace.base_seconds"
