@@ -15,7 +15,7 @@ from typing import Any
 
 from moothall.config import Settings
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
-from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
+from moothall.sandbox.spawn import Sandboxed, sandbox_uid, spawn
 from moothall.workspace.bundle import INSIDE, bundle
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
 from moothall.workspace.kubernetes.cluster import Cluster
@@ -62,7 +62,7 @@ class _OwnedLink(PodLink):
 
 
 def _owner() -> tuple[int, int]:
-    uid = drop_uid(Settings().sandbox)
+    uid = sandbox_uid(Settings().sandbox)
     return (uid, uid) if uid is not None else (-1, -1)
 
 

@@ -352,8 +352,8 @@ def sources(topics: Sequence[Topic]) -> tuple[str, tuple[str, ...]]:
     """Return the stream that stores topics, and their subjects; without topics, the whole log.
     Raises `InvalidRequest` if there is no single stream.
     """
-    found = subjects(topics) or EVENTS.subjects
-    return common_stream(found), found
+    stored_subjects = subjects(topics) or EVENTS.subjects
+    return common_stream(stored_subjects), stored_subjects
 
 
 def literal(topic: Topic) -> str:

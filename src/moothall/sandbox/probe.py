@@ -24,7 +24,7 @@ from moothall.sandbox.bubblewrap import (
     package_bind,
 )
 from moothall.sandbox.seccomp import MEND as MEND_SECCOMP
-from moothall.sandbox.spawn import drop_uid, run_sandbox
+from moothall.sandbox.spawn import run_sandbox, sandbox_uid
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.telemetry import get_logger, metrics
 
@@ -155,7 +155,7 @@ async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float)
         prefix="moothall-probe-", dir=folder, ignore_cleanup_errors=True
     ) as name:
         root = Path(name)
-        overlay = await asyncio.to_thread(_make_folders, root, drop_uid(limits))
+        overlay = await asyncio.to_thread(_make_folders, root, sandbox_uid(limits))
         local, remote = socket.socketpair()
         callers: list[object] = []
 

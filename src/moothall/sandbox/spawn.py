@@ -156,12 +156,12 @@ class SandboxLog:
             self._read_fd = -1
 
 
-def drop_uid(limits: SandboxSettings) -> int | None:
+def sandbox_uid(limits: SandboxSettings) -> int | None:
     """Return the uid that owns what a sandbox writes: None means this process's own."""
     return limits.uid if os.getuid() == 0 else None
 
 
-def own(path: Path, uid: int | None) -> None:
+def set_owner(path: Path, uid: int | None) -> None:
     """Give `path` to the uid under which sandboxes run."""
     if uid is not None:
         os.chown(path, uid, uid, follow_symlinks=False)
@@ -276,7 +276,7 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
         overlay = spec.overlay
         request = {
             "parent": os.getpid(),
-            "uid": drop_uid(spec.limits),
+            "uid": sandbox_uid(spec.limits),
             "cgroups": cgroup.entrances if cgroup else (),
             "stage": stage,
             "overlay": {

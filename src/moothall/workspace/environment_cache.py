@@ -27,7 +27,7 @@ from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.processes import start_process
 from moothall.repositories.checkout import Progress
 from moothall.sandbox.bubblewrap import ENVIRONMENT
-from moothall.sandbox.spawn import drop_uid, own
+from moothall.sandbox.spawn import sandbox_uid, set_owner
 from moothall.sandbox_runtime.checks import PLUGINS
 from moothall.telemetry import get_logger
 from moothall.workspace.executor_client import ExecutorSetup, remove_tree
@@ -111,10 +111,10 @@ class BaseEnvironments:
             if final.is_dir():
                 return final / "env"
             temporary = final.with_name(f".{name}-{secrets.token_hex(4)}")
-            uid = drop_uid(self._settings.sandbox)
+            uid = sandbox_uid(self._settings.sandbox)
             for folder in (temporary, temporary / "env", temporary / "empty"):
                 folder.mkdir(parents=True)
-                own(folder, uid)
+                set_owner(folder, uid)
             try:
                 report_progress(
                     f"creating an environment of Python {python.version} with {kind}, once for all "
@@ -187,7 +187,7 @@ class Archives:
         self._folder = top / digest(*host_properties)[:32] if top else None
         self._max_bytes = settings.workspace.environments_bytes
         self._keep_seconds = settings.workspace.keep_days * _DAY
-        self._owner = drop_uid(settings.sandbox)
+        self._owner = sandbox_uid(settings.sandbox)
 
     @asynccontextmanager
     async def lock(self, name: str) -> AsyncIterator[None]:

@@ -24,7 +24,7 @@ from moothall.repositories.detect.python import LINE_BY_LINE, LOCKED, PIP
 from moothall.repositories.git_snapshot import write_history
 from moothall.repositories.gitcmd import GitRunner
 from moothall.sandbox.bubblewrap import ENVIRONMENT
-from moothall.sandbox.spawn import drop_uid, own
+from moothall.sandbox.spawn import sandbox_uid, set_owner
 from moothall.workspace.environment_cache import Archives, BaseEnvironments
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
@@ -179,7 +179,7 @@ class Environments:
             )
         else:
             (temporary / "env").mkdir()
-            own(temporary / "env", drop_uid(self._settings.sandbox))
+            set_owner(temporary / "env", sandbox_uid(self._settings.sandbox))
         history = (
             await self._history(base, key, temporary, clone, report_progress)
             if base.profile.history
@@ -240,7 +240,7 @@ class Environments:
         git = GitRunner(self._settings.data_dir / "repos", self._settings.workspace.setup_seconds)
         if version := await write_history(git, clone, base.sha, folder, self._layout.tree(key)):
             report_progress(f"no tag names the version; set-up uses {version}")
-        await asyncio.to_thread(change_owner, folder, drop_uid(self._settings.sandbox))
+        await asyncio.to_thread(change_owner, folder, sandbox_uid(self._settings.sandbox))
         return (folder,)
 
 

@@ -28,7 +28,7 @@ from moothall.sandbox.bubblewrap import (
     interpreter,
     interpreter_binds,
 )
-from moothall.sandbox.spawn import Sandboxed, drop_uid, own, spawn
+from moothall.sandbox.spawn import Sandboxed, sandbox_uid, set_owner, spawn
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.workspace.bundle import INSIDE
 from moothall.workspace.executor_client import START_SECONDS, ExecutorClient, ExecutorSetup
@@ -85,10 +85,10 @@ class LocalExecutor(ExecutorClient):
             raise
 
     async def _start(self) -> None:
-        uid = drop_uid(self._limits)
+        uid = sandbox_uid(self._limits)
         for folder in (self.folder, self.upper, self.folder / "work"):
             folder.mkdir(mode=0o755)
-            own(folder, uid)
+            set_owner(folder, uid)
         our_socket, their_socket = socket.socketpair()
         with their_socket:
             try:

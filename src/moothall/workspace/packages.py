@@ -13,7 +13,7 @@ from yarl import URL
 
 from moothall.config import Indexes, WorkspaceSections, read_indexes
 from moothall.network.destinations import Destinations
-from moothall.sandbox.spawn import drop_uid, own
+from moothall.sandbox.spawn import sandbox_uid, set_owner
 
 if TYPE_CHECKING:
     from moothall.network.credentials import Credentials
@@ -87,7 +87,7 @@ def setup_network_access(folder: Path, settings: WorkspaceSections) -> NetworkAc
         (Credential(URL(url), credential) for url, credential in indexes.credentials),
         indexes.certificates,
     )
-    ro, variables = _show(folder, indexes, credentials, drop_uid(settings.sandbox))
+    ro, variables = _show(folder, indexes, credentials, sandbox_uid(settings.sandbox))
     local = {parts.hostname for _, parts in urls}
     variables["NO_PROXY"] = variables["no_proxy"] = ",".join(
         sorted({"localhost", "127.0.0.1", "::1"} - local)
@@ -111,7 +111,7 @@ def _show(
             # A copy, because the sandbox's uid may not read the operator's own file.
             copies[text] = folder / f"{len(copies)}.conf"
             copies[text].write_text(text, encoding="utf-8")
-            own(copies[text], uid)
+            set_owner(copies[text], uid)
             binds.append((copies[text], f"{_CONFIG}/{copies[text].stem}"))
         variables[variable] = f"{_CONFIG}/{copies[text].stem}"
     return tuple(binds), variables

@@ -28,7 +28,7 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.repositories.workspace_history import export_history
-from moothall.sandbox.spawn import drop_uid
+from moothall.sandbox.spawn import sandbox_uid
 from moothall.workspace.environments import Environments, temporary_sibling
 from moothall.workspace.executor_client import remove_tree
 from moothall.workspace.layout import prepared_key
@@ -150,7 +150,7 @@ class Preparer:
                 seconds=settings.setup_seconds,
                 max_bytes=settings.max_repository_bytes,
             )
-            await asyncio.to_thread(change_owner, temporary, drop_uid(self._settings.sandbox))
+            await asyncio.to_thread(change_owner, temporary, sandbox_uid(self._settings.sandbox))
             await asyncio.to_thread(temporary.rename, final)
         except RepositoryError as error:
             report_progress(f"git shows no history in workspaces: {error.message}")

@@ -266,7 +266,7 @@ async def test_what_is_malformed_on_the_bus_leads_to_nothing(
             replace(MOVED, to_state="REVIEW"),
             "and no move; tasks are derived when a story moves to planning",
         ),
-        (replace(MOVED, metadata={}), "nothing is known of story 'story-1'"),
+        (replace(MOVED, metadata={}), "the story 'story-1'"),
     ],
 )
 async def test_other_events_are_recorded_and_said_to_be_no_plan(
@@ -398,7 +398,7 @@ async def test_a_plan_of_a_story_on_the_board_is_its_product_owners(
 async def test_deriving_with_publishing_is_done_once(
     bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
 ) -> None:
-    with pytest.raises(NotFound, match="nothing is known of story"):
+    with pytest.raises(NotFound, match="is unknown: send its title"):
         await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
     await planner.process(replace(MOVED, to_state="draft"), LOCAL)
     made = await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
@@ -437,7 +437,7 @@ async def test_an_event_whose_work_cannot_start_is_not_processed(
     assert (answer.processed, answer.task_ids) == (False, ())
     assert answer.message == f"not recorded: {reason.message}"
     assert await events(bus, EventType.STORY_TRANSITIONED) == []
-    with pytest.raises(NotFound, match="nothing is known of story"):
+    with pytest.raises(NotFound, match="is unknown: send its title"):
         await planner.derive("story-1", "plan-1", ["dev", "qa"], Strategy(), LOCAL, publish=True)
     await planner.process(replace(MOVED, to_state="draft"), LOCAL)
     with pytest.raises(type(reason)):
@@ -524,7 +524,7 @@ async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
         (
             EventType.STORY_TRANSITIONED,
             {"to_state": "planning"},
-            "nothing is known of story 'story-1'",
+            "the story 'story-1'",
         ),
         (
             EventType.STORY_TRANSITIONED,

@@ -28,7 +28,7 @@ from moothall.repositories.objects import Change
 from moothall.repositories.patch_rules import MODES
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.sandbox.bubblewrap import interpreter
-from moothall.sandbox.spawn import drop_uid
+from moothall.sandbox.spawn import sandbox_uid
 from moothall.sandbox_runtime.protocol import pack_path, unpack_path
 from moothall.workspace.executor_client import (
     Answer,
@@ -329,7 +329,7 @@ class JobExecutor(ExecutorClient):
             await self._fetch("tree", self.upper)
 
     async def _fetch(self, volume: str, target: Path) -> None:
-        owner, max_bytes = drop_uid(self._limits), self._settings.jobs.disk_bytes
+        owner, max_bytes = sandbox_uid(self._limits), self._settings.jobs.disk_bytes
         unpack = functools.partial(archive.unpack, root=target, owner=owner, max_bytes=max_bytes)
         async with archive.piped(unpack, reads=True) as pipe:
             while True:
